@@ -1,0 +1,51 @@
+# `make` prints what there is. Everything runs in .venv, made on first use, or in an environment of your own:
+# `make figures PYTHON=python`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= .venv/bin/python
+SCALE ?= paper
+export PYTHONPATH := $(CURDIR)
+
+NOTEBOOKS := $(filter-out notebooks/00_%,$(wildcard notebooks/[0-9]*.ipynb))
+LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py')) fa_lib/paper.mplstyle data/published.csv
+READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready)
+
+help: ## print this
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+figures: $(NOTEBOOKS:notebooks/%.ipynb=build/$(SCALE)/%.done) ## draw every figure: run the notebooks that changed, through papermill
+	@$(PYTHON) -m fa_lib.claims --readme > /dev/null
+
+build/$(SCALE)/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml $(LIBRARY) | $(READY)
+	@$(PYTHON) -m fa_lib.run $< --scale $(SCALE)
+	@mkdir -p $(@D) && touch $@
+
+test: $(READY) ## run every test, the notebooks among them (nbval)
+	$(PYTHON) -m pytest
+
+lab: $(READY) ## open JupyterLab on the notebooks
+	$(PYTHON) -m jupyterlab --notebook-dir notebooks
+
+claims: $(READY) ## print the ledger: published, ours, verdict; and renew the README's table
+	@$(PYTHON) -m fa_lib.claims --readme
+
+bench: $(READY) ## measure what is promised of speed, each as a ratio in one run
+	$(PYTHON) benchmarks/bench.py
+
+lint: $(READY) ## check and format the code, strip the notebooks
+	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
+	for f in notebooks/*.ipynb; do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
+		--extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info.version"; done
+
+clean: ## remove the environment and everything built; results and figures stay
+	rm -rf .venv build .pytest_cache .hypothesis .ruff_cache
+
+.venv/ready: pyproject.toml requirements.lock
+	python3 -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]}: 3.11, 3.12 or 3.13 is needed")'
+	python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
+	@touch $@
+
+.PHONY: help figures test lab claims bench lint clean

@@ -1,0 +1,115 @@
+"""The ledger: what was published, what we get with its spread over seeds, and the verdict.
+
+`data/published.csv` holds the statements with the interval [low, high] in which a value agrees with the words.
+The notebooks write `data/results/<notebook>.claims.csv`. `python -m fa_lib.claims` prints the two together.
+"""
+
+import argparse
+import re
+
+import numpy as np
+import pandas as pd
+
+from fa_lib.paths import PUBLISHED, RESULTS, ROOT, replacing
+
+BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
+
+
+def published():
+    """The published statements, indexed by id."""
+    return pd.read_csv(PUBLISHED, index_col="id", dtype={"published": str}).fillna({"published": "", "source": ""})
+
+
+def verdict(values, low, high):
+    """What values over seeds say of a statement that holds within [low, high].
+
+    Returns:
+        "reproduced": every seed is inside; "consistent": some are; "not reproduced": none is; "not stated": nothing
+        was published (low is NaN).
+    """
+    values = np.asarray(values, dtype=float)
+    if np.isnan(low):
+        return "not stated"
+    inside = (values >= low) & (values <= high)
+    if inside.all():
+        return "reproduced"
+    return "consistent" if inside.any() else "not reproduced"
+
+
+def claim(id, setting, values):
+    """One row of the ledger.
+
+    Args:
+        id: of a statement in data/published.csv.
+        setting: what the paper leaves out, in words.
+        values: ours, one a seed.
+
+    Raises:
+        ValueError: unknown id, no values, or values that are not finite.
+    """
+    table = published()
+    if id not in table.index:
+        raise ValueError(f"id: got {id!r}; accepted are {', '.join(table.index)}")
+    values = np.asarray(values, dtype=float)
+    if not values.size or not np.isfinite(values).all():
+        raise ValueError(f"values: got {values}; accepted are finite numbers, one a seed")
+    row = table.loc[id]
+    return {
+        "id": id,
+        "setting": setting,
+        "mean": values.mean(),
+        "min": values.min(),
+        "max": values.max(),
+        "seeds": values.size,
+        "verdict": verdict(values, row.low, row.high),
+    }
+
+
+def by_distribution(id, setting, values):
+    """A `claim` for each distribution of a Series indexed by (distribution, seed)."""
+    groups = values.groupby("distribution", sort=False)
+    return [claim(id, f"{distribution} inputs, {setting}", group) for distribution, group in groups]
+
+
+def ledger(results=RESULTS):
+    """Every statement with every result for it: a DataFrame, statements without a result included."""
+    parts = [pd.read_csv(p) for p in sorted(results.glob("*.claims.csv"))]
+    ours = (
+        pd.concat(parts) if parts else pd.DataFrame(columns=["id", "setting", "mean", "min", "max", "seeds", "verdict"])
+    )
+    return published().reset_index().merge(ours, on="id", how="left").fillna({"verdict": "not run", "setting": ""})
+
+
+def markdown(table):
+    """The ledger as a Markdown table."""
+    lines = ["| figure | statement | setting | published | ours (min to max over seeds) | verdict |", "|" + "---|" * 6]
+    for row in table.itertuples():
+        ours = f"{row.mean:.3g} ({row.min:.3g} to {row.max:.3g})" if row.verdict != "not run" else ""
+        statement = f"{row.statement}: {row.quantity}"
+        cells = (row.figure, statement, row.setting, row.published, ours, f"**{row.verdict}**")
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def in_readme(text, table):
+    """README text with the ledger between its two marks replaced."""
+    pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
+    if not re.search(pattern, text, flags=re.S):
+        raise ValueError(f"README: the marks {BEGIN!r} and {END!r} are missing")
+    return re.sub(pattern, lambda _: f"{BEGIN}\n{markdown(table)}\n{END}", text, flags=re.S)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="print the ledger")
+    parser.add_argument("--readme", action="store_true", help="also renew the README's table")
+    arguments = parser.parse_args()
+    table = ledger()
+    print(markdown(table))
+    if arguments.readme:
+        readme = ROOT / "README.md"
+        with replacing(readme) as path:
+            path.write_text(in_readme(readme.read_text(), table))
+
+
+if __name__ == "__main__":
+    main()

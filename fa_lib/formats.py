@@ -1,0 +1,234 @@
+"""Number formats, and correct rounding of float64 values to them.
+
+The table of formats is gfloat's (github.com/graphcore-research/gfloat). Values stay in float64: a tensor
+"in BF16" is a float64 tensor whose values lie on BF16's grid. For formats of up to 24 significant bits,
+rounding the float64 result of + - * / or sqrt gives the correctly rounded result in the format, because
+53 >= 2 * 24 + 2 (Figueroa 1995, "When is double rounding innocuous?").
+"""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import gfloat.formats
+import numba
+import numpy as np
+import torch
+
+MODES = ("nearest", "toward_zero", "stochastic")
+EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
+BIAS = 1023
+SLICE = 1 << 20  # elements a thread rounds at a time
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format with signed zeros and subnormals.
+
+    Attributes:
+        name: as printed, "BF16".
+        exponent_bits, precision: width of the exponent field; significant bits, the implicit one included.
+        emin, emax: exponents of the smallest and of the largest normal number.
+        max: the largest finite value.
+        has_inf: overflow gives infinity if True, and saturates to `max` if False.
+
+    A format is callable: `BF16(x)` is `round_to(x, BF16)`.
+    """
+
+    name: str
+    exponent_bits: int
+    precision: int
+    emin: int
+    emax: int
+    max: float
+    has_inf: bool
+
+    @classmethod
+    def of(cls, spec):
+        """The Format named by `spec`: a Format, a name ("bfloat16", "BF16", any signed gfloat name), a
+        torch.dtype, or a pair (exponent bits 2..10, precision 2..24) laid out as IEEE 754 does.
+
+        Raises:
+            ValueError: the name is not known, or the pair is out of range.
+        """
+        if isinstance(spec, Format):
+            return spec
+        if isinstance(spec, tuple) and len(spec) == 2:
+            return _ieee(*spec)
+        name = str(spec).removeprefix("torch.").lower()
+        if name in _BY_NAME:
+            return _BY_NAME[name]
+        info = getattr(gfloat.formats, f"format_info_{name}", None)
+        if isinstance(info, gfloat.FormatInfo) and info.is_signed and info.has_subnormals and info.has_nz:
+            return _from_gfloat(name, info)
+        raise ValueError(
+            f"format: got {spec!r}; accepted are a Format, one of {sorted(_BY_NAME)}, "
+            "the name of a signed floating-point format of gfloat, or (exponent_bits, precision)"
+        )
+
+    @property
+    def unit_roundoff(self):
+        """u = 2**-precision: the largest relative error of one rounding to nearest in the normal range."""
+        return 2.0**-self.precision
+
+    @property
+    def dtype(self):
+        """The torch dtype whose values are this format's, or None where torch has none."""
+        return _DTYPES.get(self.name)
+
+    @cached_property
+    def _quantum_limits(self):
+        # Exponent fields of a float64 between which the spacing of the grid follows the value's exponent.
+        return (self.emin + BIAS) << 52, (self.emax + 1 + BIAS) << 52
+
+    def ulp(self, x):
+        """Spacing of the format's grid at the values `x` (float64 tensor), subnormal range included."""
+        if self.precision == 53:
+            return torch.nextafter(x.abs(), torch.full_like(x, math.inf)) - x.abs()
+        field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(*self._quantum_limits)
+        return (field - ((self.precision - 1) << 52)).view(torch.float64)
+
+    def __call__(self, x):
+        return round_to(x, self)
+
+    def __repr__(self):
+        return self.name
+
+
+def _ieee(exponent_bits, precision, name=None):
+    if not (2 <= exponent_bits <= 10 and 2 <= precision <= 24):
+        raise ValueError(
+            f"format: got (exponent_bits={exponent_bits}, precision={precision}); accepted are 2..10 exponent "
+            "bits and 2..24 significant bits, for which emulation in float64 is exact"
+        )
+    emax = 2 ** (exponent_bits - 1) - 1
+    largest = (2 - 2.0 ** (1 - precision)) * 2.0**emax
+    return Format(name or f"E{exponent_bits}P{precision}", exponent_bits, precision, 1 - emax, emax, largest, True)
+
+
+def _from_gfloat(name, info):
+    emax = math.frexp(info.max)[1] - 1
+    return Format(name, info.expBits, info.precision, 1 - info.bias, emax, info.max, info.num_posinfs > 0)
+
+
+BF16 = _from_gfloat("BF16", gfloat.formats.format_info_bfloat16)
+FP16 = _from_gfloat("FP16", gfloat.formats.format_info_binary16)
+TF32 = _ieee(8, 11, "TF32")
+FP32 = _from_gfloat("FP32", gfloat.formats.format_info_binary32)
+FP64 = _from_gfloat("FP64", gfloat.formats.format_info_binary64)
+E4M3 = _from_gfloat("E4M3", gfloat.formats.format_info_ocp_e4m3)
+E5M2 = _from_gfloat("E5M2", gfloat.formats.format_info_ocp_e5m2)
+
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "FP16": torch.float16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+    "E4M3": torch.float8_e4m3fn,
+    "E5M2": torch.float8_e5m2,
+}
+_BY_NAME = {f.name.lower(): f for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2)}
+_BY_NAME |= {str(dtype).removeprefix("torch."): _BY_NAME[name.lower()] for name, dtype in _DTYPES.items()}
+
+
+def round_to(x, fmt, mode="nearest", generator=None):
+    """Round a float64 tensor to values of a format, correctly: straight from float64, never through float32.
+
+    Args:
+        x: float64 tensor of any shape, on any device.
+        fmt: a Format, or what `Format.of` takes.
+        mode: "nearest" (ties to even), "toward_zero", or "stochastic" (up in magnitude with a probability
+            equal to the fraction of the gap, resolved to 2**-53).
+        generator: torch.Generator on x's device for "stochastic".
+
+    Returns:
+        float64 tensor of x's shape: a new one, but x itself where fmt is FP64. Overflow gives infinity, or the
+        largest finite value where the format has no infinity or the mode is "toward_zero"; infinities go in and
+        out unchanged where the format has them; NaN and the sign of zero are kept.
+
+    Raises:
+        ValueError: x is not float64, or the format or mode is not known.
+    """
+    fmt = Format.of(fmt)
+    if x.dtype != torch.float64:
+        raise ValueError(f"x: got {x.dtype}; accepted is torch.float64, the type that carries every format exactly")
+    if mode not in MODES:
+        raise ValueError(f"mode: got {mode!r}; accepted are {', '.join(MODES)}")
+    if fmt.precision == 53:
+        return x
+    draw = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) if mode == "stochastic" else None
+    if x.device.type != "cpu" or x.requires_grad:
+        return _round_torch(x, draw, fmt, mode)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    arrays = x.view(-1).numpy(), out.view(-1).numpy()
+    low, high = fmt._quantum_limits
+    over = math.inf if fmt.has_inf else fmt.max
+    if mode == "nearest":
+        args = (((53 - fmt.precision) << 52) + (1 << 51), low, high, fmt.max, over)
+        _in_slices(_nearest, *arrays, args=args)
+    else:
+        draw = draw.view(-1).numpy() if mode == "stochastic" else np.ones_like(arrays[0][:1])
+        _directed(*arrays, draw, mode == "stochastic", fmt.precision - 1, low, high, fmt.max, over)
+    return out
+
+
+def _in_slices(kernel, x, out, args):
+    """Run an elementwise kernel, large arrays by as many threads as torch uses (numba lets go of the GIL)."""
+    threads = torch.get_num_threads()
+    if x.size < 2 * SLICE or threads == 1:
+        return kernel(x, out, *args)
+    with ThreadPoolExecutor(threads) as pool:
+        slices = (slice(i, i + SLICE) for i in range(0, x.size, SLICE))
+        list(pool.map(lambda s: kernel(x[s], out[s], *args), slices))
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _nearest(x, out, shift, low, high, largest, over):
+    # Adding and subtracting c = 1.5 * 2**(e + 53 - precision), e the exponent of x held to the normal range,
+    # leaves x rounded at its last kept bit by the adder's own round-to-nearest-even: normal and subnormal alike.
+    bits = x.view(np.int64)
+    c_bits = out.view(np.int64)
+    for i in range(x.size):
+        c_bits[i] = min(max(bits[i] & EXPONENT_FIELD, low), high) + shift
+        c = out[i]
+        r = abs((x[i] + c) - c)
+        if r > largest:
+            r = over
+        out[i] = np.copysign(r, x[i])
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _directed(x, out, draw, stochastic, bits_kept, low, high, largest, over):
+    bits = x.view(np.int64)
+    q_bits = out.view(np.int64)
+    for i in range(x.size):
+        q_bits[i] = min(max(bits[i] & EXPONENT_FIELD, low), high) - (bits_kept << 52)
+        quantum = out[i]  # spacing of the grid at x, a power of two: the division below is exact
+        steps = abs(x[i]) / quantum
+        whole = np.floor(steps)
+        if stochastic and draw[i] < steps - whole:
+            whole += 1.0
+        r = whole * quantum
+        if r > largest:
+            r = over if stochastic or np.isinf(x[i]) else largest
+        out[i] = np.copysign(r, x[i])
+
+
+def _round_torch(x, draw, fmt, mode):
+    """The same on any device, in torch's operations; held to the CPU kernels bit for bit by a test."""
+    quantum = fmt.ulp(x.detach())
+    steps = x.detach().abs() / quantum
+    if mode == "nearest":
+        whole = steps.round()  # half to even
+    else:
+        whole = steps.floor()
+        if mode == "stochastic":
+            whole = whole + (draw < steps - whole)
+    r = whole * quantum
+    over = math.inf if fmt.has_inf else fmt.max
+    if mode == "toward_zero":
+        r = torch.where((r > fmt.max) & ~x.isinf(), fmt.max, r)
+    r = torch.where(r > fmt.max, over, r)
+    return torch.copysign(r, x)

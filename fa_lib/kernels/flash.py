@@ -1,0 +1,52 @@
+"""Real flash-attention kernels, named explicitly: what cannot run says so, and nothing falls back."""
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fa_lib.kernels.rows import check
+
+BACKENDS = ("torch",)
+
+
+def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None):
+    """A compiled flash-attention kernel.
+
+    Args:
+        backend: "torch" is scaled_dot_product_attention held to its FLASH_ATTENTION backend: on CPU a compiled
+            kernel for BF16, FP16, FP32 and FP64 (ATen, FlashAttentionKernel.cpp), on CUDA FlashAttention-2 for
+            BF16 and FP16.
+        q: (..., heads, n_q, head_dim). k, v: (..., kv_heads, n_kv, head_dim).
+        causal: aligned bottom-right, as in every kernel here (torch's own `is_causal` aligns top-left).
+        scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
+        mask: boolean, True visible, or added to S; the CPU kernel only.
+
+    Returns:
+        o: q's shape and dtype.
+
+    Raises:
+        ValueError: an argument does not fit, or the backend's name is unknown.
+        RuntimeError: the kernel cannot run on these inputs; torch's reasons are in the message.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}; accepted are {', '.join(BACKENDS)}")
+    check(q, k, v, mask, scale)
+    lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
+    if causal and (n_q != n_kv or mask is not None):
+        visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).tril(n_kv - n_q)
+        if mask is None or mask.dtype == torch.bool:
+            mask = visible if mask is None else mask & visible
+        else:
+            mask = mask.masked_fill(~visible, -torch.inf)
+    if mask is not None:
+        mask = (mask if mask.dtype == torch.bool else mask.to(q.dtype)).expand(*lead, n_q, n_kv)
+        mask = mask.reshape(-1, *mask.shape[-3:]) if mask.ndim > 3 else mask.reshape(1, -1, n_q, n_kv)
+    four = [x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v)]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        o = torch.nn.functional.scaled_dot_product_attention(
+            *four,
+            attn_mask=mask,
+            is_causal=causal and mask is None,
+            scale=scale,
+            enable_gqa=four[0].shape[1] != four[1].shape[1],
+        )
+    return o.reshape(*lead, n_q, v.shape[-1])

@@ -1,0 +1,89 @@
+"""Baseline Attention: softmax(scale * Q Kᵀ) V with S and P written out, each step rounded; and the golden value."""
+
+import torch
+
+from fa_lib.formats import FP64, Format, round_to
+from fa_lib.kernels.rows import by_rows
+from fa_lib.precision import Precision
+
+
+def reference(q, k, v, *, precision, causal=False, scale=None, mask=None):
+    """Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says.
+
+    With `Precision.materialized(fmt)` it is PyTorch's unfused attention in fmt, the paper's Baseline. It is not
+    torch's MATH backend, which upcasts 16-bit inputs to FP32.
+
+    Args:
+        q: (batch, heads, n_q, head_dim), any number of leading dimensions.
+        k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads.
+        precision: a Precision.
+        causal: query i sees the keys up to i + n_kv - n_q (bottom-right, as flash-attn).
+        scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
+        mask: what broadcasts to (batch, heads, n_q, n_kv): boolean, True visible, or added to S.
+
+    Returns:
+        o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
+        sees no key is zero.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
+    kernel = _Rows(precision)
+    o = by_rows(kernel, q, k, v, precision, causal=causal, scale=scale, mask=mask, width=k.shape[-2])
+    return stored(o, q.dtype)
+
+
+def golden(q, k, v, *, inputs, causal=False, scale=None, mask=None, allow_nonfinite=False):
+    """The golden value: Baseline Attention in FP64.
+
+    Args:
+        inputs: the Format Q, K and V are rounded to first. FP64 takes them as they are. A kernel in BF16 never saw
+            more than BF16 inputs; with inputs=BF16 it is not charged for their rounding, with FP64 it is.
+        allow_nonfinite: let NaN and infinities through instead of refusing them.
+        q, k, v, causal, scale, mask: as `reference`.
+
+    Returns:
+        o: float64, whatever q's dtype.
+
+    Raises:
+        ValueError: an argument does not fit, or an input is not finite.
+    """
+    inputs = Format.of(inputs)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not allow_nonfinite and isinstance(x, torch.Tensor) and not x.isfinite().all():
+            count = int((~x.isfinite()).sum())
+            raise ValueError(
+                f"{name}: {count} values are NaN or infinite, so no golden value exists; accepted are finite inputs, "
+                "or allow_nonfinite=True, and then they are counted in the deviation"
+            )
+    q, k, v = (inputs(x.double()) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
+    return reference(q, k, v, precision=Precision.uniform(FP64), causal=causal, scale=scale, mask=mask)
+
+
+class _Rows:
+    def __init__(self, precision):
+        self.p = precision
+
+    def __call__(self, q, k, v, scale, mask):
+        p = self.p
+        S = p.scores(mask((q @ k.mT).mul_(scale), 0))  # (rows, n_kv)
+        m = p.stats(S.amax(-1, keepdim=True))  # (rows, 1)
+        P = p.exponent(torch.exp_(p.exponent(S - finite(m))))  # (rows, n_kv)
+        l = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
+        P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
+        return p.output(p.accumulator(P @ v))  # (rows, head_dim)
+
+
+def finite(m):
+    """The row maximum to subtract: 0 where no key is visible, so that exp(-inf - 0) = 0 and not NaN."""
+    return torch.where(m == -torch.inf, 0.0, m)
+
+
+def nonzero(l):
+    """The row sum to divide by: 1 where no key is visible, so that the row is 0 / 1 = 0."""
+    return torch.where(l == 0, 1.0, l)
+
+
+def stored(o, dtype):
+    """Float64 values in the dtype a kernel returns, rounded straight to it."""
+    return o if dtype == torch.float64 else round_to(o, str(dtype)).to(dtype)

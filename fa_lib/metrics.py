@@ -1,0 +1,107 @@
+"""How far a result is from the golden value, and two sets of weights from each other."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fa_lib.formats import Format
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Differences out - golden over all elements.
+
+    Attributes:
+        max, mean, std, rmse, p99: of the absolute difference (std: its standard deviation).
+        bias: mean of the signed difference.
+        bias_se: standard error of `bias`, from the spread of row means: the elements of one row share a softmax,
+            and so are not independent draws.
+        max_ulp, mean_ulp: the absolute difference in units in the last place of the format, at the golden value.
+        nonfinite: NaN or infinite differences. If there are any, the numbers above are NaN or infinite too.
+        count: elements compared.
+    """
+
+    max: float
+    mean: float
+    std: float
+    rmse: float
+    p99: float
+    bias: float
+    bias_se: float
+    max_ulp: float
+    mean_ulp: float
+    nonfinite: int
+    count: int
+
+
+def deviation(out, golden, fmt=None):
+    """The Deviation of `out` from `golden`, tensors of one shape (..., head_dim), computed in float64.
+
+    Args:
+        fmt: the Format that ulp are counted in; None is that of out's dtype.
+
+    Raises:
+        ValueError: the shapes differ or are empty.
+    """
+    if out.shape != golden.shape or not out.numel():
+        raise ValueError(f"out: got shape {tuple(out.shape)}; accepted is golden's, {tuple(golden.shape)}, not empty")
+    fmt = Format.of(fmt or out.dtype)
+    golden = golden.detach().double().cpu()
+    signed = out.detach().double().cpu() - golden
+    size = signed.abs()
+    ulps = size / fmt.ulp(golden)
+    rows = signed.reshape(-1, signed.shape[-1] if signed.ndim else 1).mean(-1)
+    return Deviation(
+        max=size.max().item(),
+        mean=size.mean().item(),
+        std=size.std(correction=0).item(),
+        rmse=size.square().mean().sqrt().item(),
+        p99=float(np.quantile(size.numpy(), 0.99)),
+        bias=signed.mean().item(),
+        bias_se=(rows.std() / len(rows) ** 0.5).item() if len(rows) > 1 else float("nan"),
+        max_ulp=ulps.max().item(),
+        mean_ulp=ulps.mean().item(),
+        nonfinite=int((~signed.isfinite()).sum()),
+        count=size.numel(),
+    )
+
+
+def wasserstein(a, b):
+    """The 1-D Wasserstein distance between the values of two tensors: the area between their distribution functions.
+
+    For equal sizes it is the mean of |sort(a) - sort(b)|. It does not see which value moved where.
+
+    Args:
+        a, b: tensors or arrays of any shape, not empty.
+
+    Returns:
+        float; NaN where an input holds NaN.
+
+    Raises:
+        ValueError: one is empty.
+    """
+    a, b = (_values(x) for x in (a, b))
+    if not a.size or not b.size:
+        raise ValueError(f"a, b: got {a.size} and {b.size} values; accepted is at least one each")
+    with ThreadPoolExecutor(2) as pool:  # numpy sorts without the GIL, and faster than torch
+        a, b = pool.map(np.sort, (a, b))
+    if a.size == b.size:
+        return float(_mean_distance(a, b))
+    both = np.sort(np.concatenate((a, b)))
+    share_a, share_b = (np.searchsorted(x, both[:-1], side="right") / x.size for x in (a, b))
+    return float(np.abs(share_a - share_b) @ np.diff(both).astype(np.float64))
+
+
+def _values(x):
+    x = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
+    x = x if x.dtype in (torch.float32, torch.float64) else x.double()
+    return x.reshape(-1).numpy()
+
+
+def _mean_distance(a, b, block=1 << 16):
+    total = 0.0
+    for i in range(0, a.size, block):
+        total += np.abs(a[i : i + block].astype(np.float64) - b[i : i + block]).sum()
+    return total / a.size

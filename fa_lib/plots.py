@@ -1,0 +1,199 @@
+"""The figures: one function each, from a tidy table to a matplotlib Figure. The spread over seeds is always drawn."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from fa_lib.formats import Format
+
+plt.style.use(Path(__file__).with_name("paper.mplstyle"))
+
+_COLORS = seaborn.color_palette("colorblind").as_hex()
+FLASH, BASELINE, SOFTMAX = _COLORS[3], _COLORS[0], _COLORS[9]  # told apart by marker where colour is not seen
+FORMATS = {"BF16": (_COLORS[3], "o"), "FP16": (_COLORS[1], "s"), "FP32": (_COLORS[0], "^"), "FP64": ("#333333", "D")}
+INPUTS = {
+    "uniform": "uniform inputs on [0, 1)",
+    "normal": "normal inputs, N(0, 1)",
+    "outliers": "normal inputs with outliers",
+}
+FLASH_LABEL = "Flash, every step in the format"
+BASELINE_LABEL = "Baseline, softmax inside in FP32"
+SOFTMAX_LABEL = "Baseline, softmax in the format too"
+
+
+def precision(table, caption):
+    """Figure 3: max difference Flash - Baseline in one format, against the format."""
+    distributions, figure, axes = _panels(table, height=3.4)
+    flash = table[table.kernel == "flash"]
+    for ax, distribution in zip(axes, distributions):
+        rows = flash[flash.distribution == distribution]
+        formats = list(dict.fromkeys(rows.fmt))
+        values = _by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]
+        _dots(ax, range(len(formats)), values, FLASH, "o", f"against {BASELINE_LABEL}", lw=1.2, ls="-")
+        values = _by_seed(rows[rows.against == "baseline, softmax in format"], "fmt", "max").loc[formats]
+        _dots(ax, range(len(formats)), values, BASELINE, "s", f"against {SOFTMAX_LABEL}", mfc="none", ms=10)
+        for x, mean in enumerate(values.mean(axis=1)):
+            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
+        _format_axis(ax, formats, distribution)
+    axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
+    axes[0].legend(loc="lower left")
+    return _captioned(figure, "Figure 3. More mantissa bits, less difference between Flash and Baseline", caption)
+
+
+def golden_value(table, caption):
+    """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format."""
+    distributions, figure, axes = _panels(table, height=3.8)
+    series = (
+        ("flash", FLASH_LABEL, FLASH, "o", -0.16),
+        ("baseline", BASELINE_LABEL, BASELINE, "s", 0.0),
+        ("baseline, softmax in format", SOFTMAX_LABEL, SOFTMAX, "D", 0.16),
+    )
+    floor, measured = 0.15, None  # where 0 is drawn; what the title says
+    for ax, distribution in zip(axes, distributions):
+        rows = table[(table.distribution == distribution) & (table.against == "golden")]
+        formats = list(dict.fromkeys(rows.fmt))
+        values = {}
+        for kernel, label, color, marker, shift in series:
+            values[kernel] = _in_roundoff(rows[rows.kernel == kernel], "fmt", "max").loc[formats]
+            _dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=floor), color, marker, label)
+        for x, (fmt, ratios) in enumerate((values["flash"] / values["baseline"]).iterrows()):
+            flash, baseline = values["flash"].loc[fmt].mean(), values["baseline"].loc[fmt].mean()
+            words = f"{ratios.mean():.1f} ×\n({ratios.min():.1f} to {ratios.max():.1f})"
+            measured = measured or (baseline > 0 and (fmt, ratios.mean(), distribution))
+            if baseline == 0:
+                words = ""
+                ax.annotate(
+                    "0: the golden\nvalue itself", (x - 0.08, floor), (0, 8), textcoords="offset points", fontsize=7
+                )
+            ax.plot(
+                [x - 0.16] * 2,
+                [max(baseline, floor), flash],
+                color=FLASH,
+                lw=6,
+                alpha=0.25,
+                zorder=1,
+                solid_capstyle="butt",
+            )
+            at = dict(textcoords="offset points", color=FLASH, fontsize=8, fontweight="bold")
+            ax.annotate(words, (x - 0.16, flash), (-14, 7), **at)
+        _format_axis(ax, formats, distribution)
+    axes[0].set(yscale="log", ylim=(floor / 1.3, 90), ylabel="max |kernel − golden value|\n(units of roundoff u)")
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes[-1].legend(loc="upper left")
+    title = "Figure 4. How much further than Baseline is Flash from the golden value?"
+    if measured:
+        title = f"Figure 4. {measured[0]}: Flash is {measured[1]:.0f} × further than Baseline from the golden value, on {measured[2]} inputs"
+    return _captioned(figure, title, caption)
+
+
+def sequence_length(table, caption):
+    """Figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff."""
+    distributions, figure, axes = _panels(table, rows=2, height=5.8)
+    for row, columns in enumerate((("max",), ("mean", "std"))):
+        for ax, distribution in zip(axes[row], distributions):
+            rows = table[
+                (table.distribution == distribution) & (table.kernel == "flash") & (table.against == "baseline")
+            ]
+            for column in columns:
+                for fmt, group in rows.groupby("fmt", sort=False):
+                    values = _in_roundoff(group, "n", column)
+                    style = dict(ls=":", lw=1.2) if column == "std" else {}
+                    _band(ax, values, *FORMATS[fmt], fmt if column == columns[0] else None, **style)
+            lengths = sorted(table.n.unique())
+            tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
+            ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+            ax.set(
+                title=INPUTS[distribution] if row == 0 else "",
+                xlabel="sequence length N / number of K, V tiles" if row else "",
+            )
+    for row, words in enumerate(("(a)  max |Flash − Baseline|", "(b)  mean (solid), std (dotted)")):
+        axes[row][0].set_ylabel(f"{words}\n(units of roundoff u)")
+        limits = [ax.get_ylim() for ax in axes[row]]
+        for ax in axes[row]:
+            ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    axes[0][-1].legend(loc="upper left", ncols=2)
+    return _captioned(
+        figure, "Figure 5. Whether the difference grows with the sequence length turns on the inputs", caption
+    )
+
+
+def algorithm_changes(table, caption):
+    """Figure 6: max difference against block area: (a) dimensions swapped, (b) square, (c) as given."""
+    formats = list(dict.fromkeys(table.fmt))
+    figure, axes = plt.subplots(
+        3, len(formats), figsize=(2.5 * len(formats), 7.2), sharex=True, sharey=True, squeeze=False
+    )
+    for column, fmt in enumerate(formats):
+        for ax, variant in zip(axes[:, column], ("swapped", "square", None)):
+            for distribution, color in (("uniform", FLASH), ("normal", BASELINE)):
+                rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
+                if rows.empty:
+                    continue
+                given = _in_roundoff(rows[rows.variant == "as given"], "area", "max")
+                _band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
+                if variant:
+                    changed = _in_roundoff(rows[rows.variant == variant], "area", "max")
+                    _band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
+            ax.set(xscale="log", yscale="log")
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes[0, column].set_title(f"{fmt}, u = {_power(fmt)}")
+        axes[-1, column].set_xlabel("block area $B_r · B_c$")
+    for ax, words in zip(axes[:, 0], ("(a) swapped", "(b) square", "(c) as given")):
+        ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")
+    axes[0, -1].legend(loc="lower left", fontsize=7)
+    return _captioned(
+        figure, "Figure 6. What counts is the number of K, V tiles: $B_c$, not $B_r$ and not the shape", caption
+    )
+
+
+def _panels(table, height, rows=1):
+    distributions = list(dict.fromkeys(table.distribution))
+    figure, axes = plt.subplots(
+        rows, len(distributions), figsize=(4.6 * len(distributions), height), squeeze=False, sharey="row"
+    )
+    return distributions, figure, axes if rows > 1 else axes[0]
+
+
+def _by_seed(rows, index, value):
+    """index x seeds."""
+    return rows.pivot_table(index=index, columns="seed", values=value, sort=False)
+
+
+def _in_roundoff(rows, index, value):
+    """index x seeds, in units of each row's format's unit roundoff."""
+    scaled = rows[value] / rows.fmt.map(lambda fmt: Format.of(fmt).unit_roundoff)
+    return _by_seed(rows.assign(**{value: scaled}), index, value)
+
+
+def _dots(ax, x, values, color, marker, label, **style):
+    for seed in values:
+        ax.plot(x, values[seed], marker, color=color, ms=3.2, alpha=0.35, mew=0)
+    ax.plot(x, values.mean(axis=1), color=color, marker=marker, label=label, **{"ms": 6, "ls": ""} | style)
+
+
+def _format_axis(ax, formats, distribution):
+    labels = [f"{fmt}\n{_power(fmt)}" for fmt in formats]
+    ax.set(xticks=range(len(formats)), xticklabels=labels, xlim=(-0.5, len(formats) - 0.3))
+    ax.set(title=INPUTS[distribution], xlabel="number format (unit roundoff u)")
+
+
+def _band(ax, values, color, marker, label, **style):
+    values = values.sort_index()
+    ax.fill_between(values.index, values.min(axis=1), values.max(axis=1), color=color, alpha=0.15, lw=0)
+    ax.plot(values.index, values.mean(axis=1), color=color, marker=marker, ms=3.5, label=label, **{"lw": 1.3} | style)
+
+
+def _power(fmt):
+    return f"$2^{{-{Format.of(fmt).precision}}}$"
+
+
+def _captioned(figure, title, caption):
+    """The message above, every setting the paper leaves out below."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#555555")
+    return figure

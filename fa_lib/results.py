@@ -1,0 +1,80 @@
+"""What a notebook leaves behind: its table, its rows of the ledger, its figures, and where they came from."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from fa_lib.paths import ROOT, replacing
+
+STARTED = time.perf_counter()
+LIBRARIES = ("torch", "numpy", "numba", "gfloat", "scipy", "pandas", "matplotlib")
+
+
+def save(out, name, parameters, table, claims=(), figures=()):
+    """Write a notebook's results below `out`, or nothing where `out` is empty.
+
+    Args:
+        out: folder: data/results/ and figures/ are made in it. `make figures` sets it.
+        name: of the notebook, "02_precision".
+        parameters: what the table was made with, for the provenance.
+        table: tidy pandas.DataFrame.
+        claims: rows of `claims.claim`.
+        figures: name -> matplotlib Figure, written as PNG and SVG.
+    """
+    if not out:
+        return
+    results = Path(out) / "data" / "results"
+    _write(results / f"{name}.csv", lambda path: table.to_csv(path, index=False, float_format="%.10g"))
+    if claims:
+        rows = pd.DataFrame(claims)
+        _write(results / f"{name}.claims.csv", lambda path: rows.to_csv(path, index=False, float_format="%.6g"))
+    record = provenance(parameters)
+    _write(results / f"{name}.provenance.json", lambda path: path.write_text(json.dumps(record, indent=1) + "\n"))
+    for figure_name, figure in dict(figures).items():
+        for suffix in (".png", ".svg"):
+            stamp = {"Software": None} if suffix == ".png" else {"Date": None}  # the same bytes from the same data
+            _write(Path(out) / "figures" / (figure_name + suffix), lambda path: figure.savefig(path, metadata=stamp))
+
+
+def provenance(parameters):
+    """Versions, device, parameters, commit and seconds since fa_lib was loaded."""
+    return {
+        "parameters": {key: list(value) if isinstance(value, range) else value for key, value in parameters.items()},
+        "python": platform.python_version(),
+        "versions": {library: importlib.metadata.version(library) for library in LIBRARIES},
+        "device": device(),
+        "commit": _commit(),
+        "seconds": round(time.perf_counter() - STARTED, 1),
+    }
+
+
+def device():
+    """What the numbers were computed on."""
+    cpu = {"machine": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads()}
+    cpu["instructions"] = torch.backends.cpu.get_cpu_capability()
+    return cpu | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+
+
+def _commit():
+    def git(*words):
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}
+        )
+
+    head = git("rev-parse", "HEAD")
+    if head.returncode:
+        return "not a git checkout"
+    changed = git("status", "--porcelain", "--", "fa_lib", "notebooks").stdout.strip()
+    return head.stdout.strip() + (" with uncommitted changes" if changed else "")
+
+
+def _write(path, write):
+    with replacing(path) as temporary:
+        write(temporary)

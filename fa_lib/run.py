@@ -1,0 +1,102 @@
+"""Run a notebook through papermill: `python -m fa_lib.run notebooks/02_precision.ipynb --scale paper`.
+
+The executed copy goes to build/. What the notebook writes goes to a folder of its own first, and to data/results/
+and figures/ only when the notebook has ended well: nothing is half-written.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import papermill
+import yaml
+
+from fa_lib.paths import ROOT
+
+CELL_TIMEOUT = 1800  # seconds
+
+
+class Refused(ValueError):
+    """Asked for something no notebook has."""
+
+
+def parameters(notebook, scale, root=ROOT):
+    """The parameters of a notebook at a scale.
+
+    Raises:
+        Refused: the scale, the notebook it names or one of its parameters does not exist.
+    """
+    path = root / "notebooks" / "scales" / f"{scale}.yaml"
+    if not path.exists():
+        raise Refused(
+            f"scale: got {scale!r}; accepted are {', '.join(sorted(p.stem for p in path.parent.glob('*.yaml')))}"
+        )
+    scales = yaml.safe_load(path.read_text()) or {}
+    known = {p.stem for p in (root / "notebooks").glob("*.ipynb")}
+    for name in scales.keys() - known:
+        raise Refused(f"{path.name}: names the notebook {name!r}; accepted are {', '.join(sorted(known))}")
+    given = scales.get(notebook.stem) or {}
+    accepted = papermill.inspect_notebook(str(notebook))
+    for name in given.keys() - accepted.keys():
+        raise Refused(f"{path.name}: {notebook.stem} has no parameter {name!r}; accepted are {', '.join(accepted)}")
+    return given
+
+
+def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT):
+    """Execute a notebook at a scale; returns the executed copy's path.
+
+    Raises:
+        papermill.PapermillExecutionError: a cell failed or ran past `timeout` seconds; the executed copy with its
+            traceback is kept as build/<notebook>.failed.ipynb, and no result is touched.
+    """
+    notebook, build = Path(notebook), root / "build"
+    given = parameters(notebook, scale, root)
+    build.mkdir(exist_ok=True)
+    done, failed = build / notebook.name, build / f"{notebook.stem}.failed.ipynb"
+    failed.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
+        results = Path(staging) / "out"
+        executed = Path(staging) / notebook.name
+        paths = {"out": str(results), "cache": str(build / "cache")}
+        paths = {k: v for k, v in paths.items() if k in papermill.inspect_notebook(str(notebook))}
+        try:
+            papermill.execute_notebook(
+                str(notebook), str(executed), given | paths, cwd=str(notebook.parent), execution_timeout=timeout,
+                progress_bar={"desc": notebook.stem, "leave": True},
+            )  # fmt: skip
+        except BaseException:
+            if executed.exists():
+                os.replace(executed, failed)
+            raise
+        for path in sorted(p for p in results.rglob("*") if p.is_file()):
+            target = root / path.relative_to(results)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
+        os.replace(executed, done)
+    return done
+
+
+def main():
+    parser = argparse.ArgumentParser(description="run a notebook through papermill")
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("--scale", default="paper", help="a file of notebooks/scales")
+    arguments = parser.parse_args()
+    name = arguments.notebook.name
+    try:
+        run(arguments.notebook, arguments.scale)
+    except Refused as error:
+        sys.exit(f"{name}: {error}")
+    except papermill.PapermillExecutionError as error:
+        sys.exit(
+            f"{name}: cell {error.cell_index} failed: {error.ename}: {error.evalue}\n"
+            f"The notebook with its traceback: build/{arguments.notebook.stem}.failed.ipynb"
+        )
+    except Exception as error:
+        sys.exit(f"{name}: {type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A grid of cells to one tidy table, cached cell by cell, on any executor."""
+
+import hashlib
+import inspect
+import itertools
+import json
+from concurrent.futures import as_completed
+from pathlib import Path
+
+import numpy
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from fa_lib.paths import replacing
+
+
+def sweep(fn, grid, *, cache=None, executor=None):
+    """Call `fn(**cell)` for every cell of a grid and put the rows together.
+
+    Args:
+        fn: returns a dict, or a list of them: the rows of one cell. A function of a module where an executor
+            carries it to other processes.
+        grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are fixed).
+        cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
+            sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
+        executor: a concurrent.futures.Executor; None works here, one cell after the other.
+
+    Returns:
+        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows.
+
+    Raises:
+        ValueError: an axis without values, or a parameter that fn does not have.
+        Exception: what fn raised, with the cell in a note; finished cells stay in the cache.
+    """
+    cells = list(expand(grid))
+    try:
+        for cell in cells:
+            inspect.signature(fn).bind(**cell)
+    except TypeError as error:
+        raise ValueError(f"grid: {error}; accepted are the parameters {inspect.signature(fn)}") from None
+    store = _Store(cache, fn) if cache else None
+    rows = {i: store.get(cell) for i, cell in enumerate(cells)} if store else {}
+    todo = [i for i in range(len(cells)) if rows.get(i) is None]
+    with tqdm(total=len(cells), initial=len(cells) - len(todo), desc=fn.__name__, unit="cell") as bar:
+        for i, result in _results(fn, {i: cells[i] for i in todo}, executor):
+            rows[i] = result if isinstance(result, list) else [result]
+            if store:
+                store.put(cells[i], rows[i])
+            bar.update()
+    return pd.DataFrame([cell | row for i, cell in enumerate(cells) for row in rows[i]])
+
+
+def expand(grid):
+    """The cells of a grid: every combination of its axes, the last axis fastest."""
+    axes = {name: list(v) if isinstance(v, (list, tuple, range)) else [v] for name, v in grid.items()}
+    for name, values in axes.items():
+        if not values:
+            raise ValueError(f"grid: {name} has no values; accepted is a value or a list of at least one")
+    return (dict(zip(axes, values)) for values in itertools.product(*axes.values()))
+
+
+def _results(fn, cells, executor):
+    """(index, rows) of each cell as it is done."""
+    if executor is None:
+        pairs = ((i, lambda cell=cell: fn(**cell)) for i, cell in cells.items())
+    else:
+        futures = {executor.submit(fn, **cell): i for i, cell in cells.items()}
+        pairs = ((futures[future], future.result) for future in as_completed(futures))
+    try:
+        for i, result in pairs:
+            try:
+                yield i, result()
+            except Exception as error:
+                error.add_note(f"in the cell {cells[i]}")
+                raise
+    finally:
+        if executor is not None:
+            for future in futures:
+                future.cancel()
+
+
+class _Store:
+    """Finished cells, one JSON file each: what was computed, by which code, and a checksum over both."""
+
+    def __init__(self, folder, fn):
+        self.folder = Path(folder) / fn.__name__
+        self.code = code_version(fn)
+
+    def _path(self, cell):
+        return self.folder / f"{_digest([self.code, cell])[:24]}.json"
+
+    def get(self, cell):
+        try:
+            held = json.loads(self._path(cell).read_text())
+            return held["rows"] if held["checksum"] == _digest([held["code"], cell, held["rows"]]) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # absent, cut short or not ours: computed again, and replaced
+
+    def put(self, cell, rows):
+        held = {"code": self.code, "cell": cell, "rows": rows, "checksum": _digest([self.code, cell, rows])}
+        with replacing(self._path(cell)) as path:
+            path.write_text(json.dumps(held))
+
+
+def code_version(fn):
+    """A digest of what a cell's numbers depend on: fn, the core of fa_lib, and the libraries' versions."""
+    core = sorted(p for p in Path(__file__).parent.rglob("*.py") if p.stem not in ("claims", "plots", "run", "results"))
+    parts = [p.read_text() for p in core] + [inspect.getsource(fn), torch.__version__, numpy.__version__]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _digest(value):
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
