@@ -36,8 +36,12 @@ bench: $(READY) ## measure what is promised of speed, each as a ratio in one run
 
 lint: $(READY) ## check and format the code, strip the notebooks
 	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
-	for f in notebooks/*.ipynb; do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
+	for f in $(NOTEBOOKS); do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
 		--extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info.version"; done
+
+renew: $(READY) ## run the notebooks at their defaults and keep the text that nbval compares with
+	for f in $(NOTEBOOKS); do $(PYTHON) -m jupyter execute --inplace "$$f"; done
+	@$(MAKE) --no-print-directory lint
 
 clean: ## remove the environment and everything built; results and figures stay
 	rm -rf .venv build .pytest_cache .hypothesis .ruff_cache
@@ -48,4 +52,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	@touch $@
 
-.PHONY: help figures test lab claims bench lint clean
+.PHONY: help figures test lab claims bench lint renew clean

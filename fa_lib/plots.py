@@ -85,7 +85,8 @@ def golden_value(table, caption):
     axes[-1].legend(loc="upper left")
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
     if measured:
-        title = f"Figure 4. {measured[0]}: Flash is {measured[1]:.0f} × further than Baseline from the golden value, on {measured[2]} inputs"
+        fmt, times, distribution = measured
+        title = f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further from the golden value"
     return _captioned(figure, title, caption)
 
 

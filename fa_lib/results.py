@@ -31,16 +31,18 @@ def save(out, name, parameters, table, claims=(), figures=()):
     if not out:
         return
     results = Path(out) / "data" / "results"
-    _write(results / f"{name}.csv", lambda path: table.to_csv(path, index=False, float_format="%.10g"))
+    with replacing(results / f"{name}.csv") as path:
+        table.to_csv(path, index=False, float_format="%.10g")
     if claims:
-        rows = pd.DataFrame(claims)
-        _write(results / f"{name}.claims.csv", lambda path: rows.to_csv(path, index=False, float_format="%.6g"))
-    record = provenance(parameters)
-    _write(results / f"{name}.provenance.json", lambda path: path.write_text(json.dumps(record, indent=1) + "\n"))
+        with replacing(results / f"{name}.claims.csv") as path:
+            pd.DataFrame(claims).to_csv(path, index=False, float_format="%.6g")
+    with replacing(results / f"{name}.provenance.json") as path:
+        path.write_text(json.dumps(provenance(parameters), indent=1) + "\n")
     for figure_name, figure in dict(figures).items():
-        for suffix in (".png", ".svg"):
-            stamp = {"Software": None} if suffix == ".png" else {"Date": None}  # the same bytes from the same data
-            _write(Path(out) / "figures" / (figure_name + suffix), lambda path: figure.savefig(path, metadata=stamp))
+        # without dates and versions inside, the same data gives the same bytes
+        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
+            with replacing(Path(out) / "figures" / (figure_name + suffix)) as path:
+                figure.savefig(path, metadata=metadata)
 
 
 def provenance(parameters):
@@ -73,8 +75,3 @@ def _commit():
         return "not a git checkout"
     changed = git("status", "--porcelain", "--", "fa_lib", "notebooks").stdout.strip()
     return head.stdout.strip() + (" with uncommitted changes" if changed else "")
-
-
-def _write(path, write):
-    with replacing(path) as temporary:
-        write(temporary)

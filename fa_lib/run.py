@@ -6,7 +6,6 @@ and figures/ only when the notebook has ended well: nothing is half-written.
 
 import argparse
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path

@@ -24,7 +24,8 @@ def sweep(fn, grid, *, cache=None, executor=None):
         grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are fixed).
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
             sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
-        executor: a concurrent.futures.Executor; None works here, one cell after the other.
+        executor: a concurrent.futures.Executor; None works here, one cell after the other. Processes must be
+            spawned (`mp_context=multiprocessing.get_context("spawn")`): torch's threads do not survive a fork.
 
     Returns:
         pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows.

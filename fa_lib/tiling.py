@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Tiling:
     def __post_init__(self):
         for name in ("block_q", "block_kv"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name}: got {value!r}; accepted is a whole number of at least 1")
 
     @classmethod

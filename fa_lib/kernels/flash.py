@@ -1,5 +1,7 @@
 """Real flash-attention kernels, named explicitly: what cannot run says so, and nothing falls back."""
 
+import warnings
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -41,12 +43,17 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None):
         mask = (mask if mask.dtype == torch.bool else mask.to(q.dtype)).expand(*lead, n_q, n_kv)
         mask = mask.reshape(-1, *mask.shape[-3:]) if mask.ndim > 3 else mask.reshape(1, -1, n_q, n_kv)
     four = [x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v)]
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        o = torch.nn.functional.scaled_dot_product_attention(
-            *four,
-            attn_mask=mask,
-            is_causal=causal and mask is None,
-            scale=scale,
-            enable_gqa=four[0].shape[1] != four[1].shape[1],
-        )
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        try:
+            o = torch.nn.functional.scaled_dot_product_attention(
+                *four,
+                attn_mask=mask,
+                is_causal=causal and mask is None,
+                scale=scale,
+                enable_gqa=four[0].shape[1] != four[1].shape[1],
+            )
+        except RuntimeError as error:
+            why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons) or error
+            raise RuntimeError(f"torch's FLASH_ATTENTION cannot run {q.dtype} on {q.device}: {why}") from error
     return o.reshape(*lead, n_q, v.shape[-1])

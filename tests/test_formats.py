@@ -1,0 +1,190 @@
+"""round_to against gfloat, bit for bit."""
+
+import math
+
+import gfloat
+import gfloat.formats
+import numpy as np
+import pytest
+import torch
+from gfloat import RoundMode
+from scipy import stats
+
+from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, _round_torch, round_to
+
+NARROW = gfloat.FormatInfo(
+    "E5P3", k=8, precision=3, bias=15, is_signed=True, domain=gfloat.Domain.Extended, has_nz=True, num_high_nans=3,
+    has_subnormals=True, is_twos_complement=False,
+)  # fmt: skip
+TF32_INFO = gfloat.FormatInfo(
+    "TF32", k=19, precision=11, bias=127, is_signed=True, domain=gfloat.Domain.Extended, has_nz=True,
+    num_high_nans=2**10 - 1, has_subnormals=True, is_twos_complement=False,
+)  # fmt: skip
+ORACLE = {
+    BF16: gfloat.formats.format_info_bfloat16,
+    FP16: gfloat.formats.format_info_binary16,
+    FP32: gfloat.formats.format_info_binary32,
+    TF32: TF32_INFO,
+    E4M3: gfloat.formats.format_info_ocp_e4m3,
+    E5M2: gfloat.formats.format_info_ocp_e5m2,
+    Format.of((5, 3)): NARROW,
+}
+MODES = {"nearest": RoundMode.TiesToEven, "toward_zero": RoundMode.TowardZero}
+
+
+def bits(x):
+    """Float64 values as integers, all NaN alike."""
+    x = np.asarray(x, dtype=np.float64)
+    return np.where(np.isnan(x), -1, x.view(np.int64))
+
+
+def expected(x, fmt, mode="nearest", **draws):
+    """gfloat's rounding; for a format without infinity, with saturation."""
+    x = np.asarray(x)
+    with np.errstate(all="ignore"):
+        return gfloat.round_ndarray(ORACLE[fmt], x, MODES.get(mode, RoundMode.Stochastic), not fmt.has_inf, **draws)
+
+
+def all_values(fmt):
+    """Every finite value of a 16-bit format, ascending, -0 and +0 both."""
+    codes = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    x = codes.view(fmt.dtype).double()
+    return x[x.isfinite()].sort().values.numpy()
+
+
+def random_bits(count, seed):
+    """Float64 of random bit patterns: every exponent, subnormals, infinities and NaN."""
+    return np.random.default_rng(seed).integers(-(2**63), 2**63, count).view(np.float64)
+
+
+def near_the_range(fmt, count, seed):
+    """Random mantissas with exponents around the format's range."""
+    rng = np.random.default_rng(seed)
+    exponents = rng.integers(fmt.emin - fmt.precision - 3, fmt.emax + 3, count)
+    return np.ldexp(rng.choice([-1.0, 1.0], count) * (1 + rng.random(count)), exponents)
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_16_bit_formats_exhaustively(fmt, mode):
+    values = all_values(fmt)
+    middles = (values[:-1] + values[1:]) / 2
+    beyond = np.array([fmt.max * (1 + 2.0 ** -(fmt.precision + 1)), fmt.max * 1.5])
+    x = np.concatenate([values, middles, beyond, -beyond])
+    x = np.concatenate([x, np.nextafter(middles, np.inf), np.nextafter(middles, -np.inf)])
+    ours = round_to(torch.from_numpy(x), fmt, mode).numpy()
+    assert (bits(ours) == bits(expected(x, fmt, mode))).all()
+    assert (bits(round_to(torch.from_numpy(values), fmt, mode).numpy()) == bits(values)).all()
+
+
+@pytest.mark.parametrize("fmt", ORACLE, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_random_bit_patterns(fmt, mode):
+    x = np.concatenate([random_bits(200_000, 1), near_the_range(fmt, 200_000, 2)])
+    x = np.concatenate([x, [0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, -5e-324, 1.7e308]])
+    ours = round_to(torch.from_numpy(x), fmt, mode).numpy()
+    wrong = bits(ours) != bits(expected(x, fmt, mode))
+    assert not wrong.any(), (x[wrong][:5], ours[wrong][:5], expected(x, fmt, mode)[wrong][:5])
+
+
+@pytest.mark.parametrize("fmt", ORACLE, ids=str)
+def test_stochastic_is_gfloat_given_the_same_draw(fmt):
+    x = near_the_range(fmt, 50_000, 3)
+    ours = round_to(torch.from_numpy(x), fmt, "stochastic", torch.Generator().manual_seed(4)).numpy()
+    draw = torch.rand(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).numpy()
+    # gfloat rounds up where the fraction and its draw make 1, ours where the draw is below the fraction
+    theirs = expected(x, fmt, "stochastic", srbits=2**53 - 1 - (draw * 2**53).astype(np.int64), srnumbits=53)
+    assert (bits(ours) == bits(theirs)).all()
+
+
+def test_stochastic_rounding_is_unbiased():
+    """Up with a probability equal to the fraction of the gap: an exact binomial test at each of 20 fractions, which
+    a correct implementation fails once in 1e6 runs (1e-6 shared among 20)."""
+    trials = 100_000
+    for i, fraction in enumerate(np.linspace(0.02, 0.98, 20)):
+        x = torch.full((trials,), -(1 + fraction * 2.0**-7), dtype=torch.float64)
+        r = round_to(x, BF16, "stochastic", torch.Generator().manual_seed(i))
+        assert set(r.tolist()) == {-1.0, -(1 + 2.0**-7)}
+        up = int((r != -1.0).sum())
+        assert stats.binomtest(up, trials, fraction).pvalue > 1e-6 / 20
+
+
+def test_what_the_format_holds_stays_under_stochastic_rounding():
+    x = torch.from_numpy(all_values(BF16))
+    assert (bits(round_to(x, BF16, "stochastic").numpy()) == bits(x.numpy())).all()
+
+
+@pytest.mark.parametrize("fmt", ORACLE, ids=str)
+@pytest.mark.parametrize("mode", ["nearest", "toward_zero", "stochastic"])
+def test_the_torch_path_of_other_devices_is_the_same(fmt, mode):
+    x = torch.from_numpy(np.concatenate([random_bits(50_000, 5), near_the_range(fmt, 50_000, 6)]))
+    draw = torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(7))
+    other = _round_torch(x, draw, fmt, mode)
+    assert (bits(round_to(x, fmt, mode, torch.Generator().manual_seed(7)).numpy()) == bits(other.numpy())).all()
+
+
+def test_does_not_go_through_float32():
+    x = torch.tensor(1 + 2.0**-8 + 2.0**-40, dtype=torch.float64)
+    assert x.bfloat16().item() == 1.0  # torch's own cast
+    assert round_to(x, BF16).item() == 1.0078125
+
+
+def test_float32_is_numpys():
+    x = np.concatenate([random_bits(200_000, 8), near_the_range(FP32, 200_000, 9)])
+    with np.errstate(all="ignore"):
+        assert (
+            bits(round_to(torch.from_numpy(x), FP32).numpy()) == bits(x.astype(np.float32).astype(np.float64))
+        ).all()
+
+
+def test_large_and_strided_tensors():
+    x = torch.randn(3, 1 << 20, dtype=torch.float64)  # large enough for more than one thread
+    before = x.clone()
+    assert (bits(round_to(x, FP16).numpy()) == bits(expected(x.numpy(), FP16))).all()
+    assert torch.equal(round_to(x.T, BF16), round_to(x, BF16).T)
+    assert torch.equal(x, before)
+    assert round_to(x, FP64) is x
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E4M3], ids=str)
+def test_ulp_is_the_gap_to_the_next_value(fmt):
+    x = round_to(torch.from_numpy(np.abs(near_the_range(fmt, 10_000, 10))), fmt)
+    x = x[x < fmt.max]
+    gap = fmt.ulp(x)
+    assert torch.equal(round_to(x + gap, fmt), x + gap)
+    assert torch.equal(round_to(x + gap * 0.49, fmt), x)
+
+
+def test_ulp_of_fp64():
+    assert FP64.ulp(torch.tensor([1.0, 0.75, -2.0], dtype=torch.float64)).tolist() == [2**-52, 2**-53, 2**-51]
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
+def test_attributes_are_torchs(fmt):
+    info = torch.finfo(fmt.dtype)
+    assert fmt.max == info.max and 2.0**fmt.emin == info.smallest_normal and 2 * fmt.unit_roundoff == info.eps
+
+
+def test_names():
+    assert Format.of("bfloat16") is Format.of("BF16") is Format.of(torch.bfloat16) is BF16
+    assert Format.of((8, 24)).max == FP32.max
+    assert Format.of("ocp_e4m3").max == E4M3.max == 448
+    assert Format.of("ocp_e2m1").max == 6
+    assert BF16(torch.tensor(1.003, dtype=torch.float64)).item() == 1.0
+
+
+@pytest.mark.parametrize("spec", ["bf17", 16, (1, 8), (8, 25), (11, 20), "ocp_e8m0", "ocp_int8", None, "round_ndarray"])
+def test_unknown_formats_are_refused(spec):
+    with pytest.raises(ValueError, match="format: got.*accepted"):
+        Format.of(spec)
+
+
+def test_bad_calls_are_refused():
+    x = torch.ones(3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="x: got torch.float32"):
+        round_to(x.float(), BF16)
+    with pytest.raises(ValueError, match="mode: got 'up'"):
+        round_to(x, BF16, "up")
+    with pytest.raises(ValueError, match="format"):
+        round_to(x, "float17")
+    assert math.isnan(round_to(x * math.nan, E4M3)[0].item())

@@ -1,0 +1,294 @@
+"""Kernels against each other, against torch, and against their contract."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, round_to
+from fa_lib.kernels import flash, golden, reference, rescales, tiled
+
+EXACT = Precision.uniform(FP64)
+
+
+@st.composite
+def problems(draw_):
+    """q, k, v with the options of a call: rectangular, GQA, causal, masked, any leading dimensions."""
+    n_q, n_kv, d = (draw_(st.integers(1, top)) for top in (40, 70, 24))
+    heads_kv, group = draw_(st.integers(1, 3)), draw_(st.integers(1, 3))
+    lead = draw_(st.sampled_from([(), (2,), (2, 1)]))
+    seed = draw_(st.integers(0, 2**16))
+    q, k, v = draw(
+        draw_(st.sampled_from(["uniform", "normal", "outliers"])),
+        seed, (*lead, heads_kv * group, n_q, d), (*lead, heads_kv, n_kv, d),
+    )  # fmt: skip
+    noise = torch.Generator().manual_seed(seed)
+    mask = {
+        "none": None,
+        "boolean": torch.rand(heads_kv * group, n_q, n_kv, generator=noise) < 0.7,
+        "keys": torch.rand(1, n_kv, generator=noise) < 0.7,
+        "added": torch.randn(n_q, n_kv, generator=noise, dtype=torch.float64),
+    }[draw_(st.sampled_from(["none", "boolean", "keys", "added"]))]
+    call = {"causal": draw_(st.booleans()), "mask": mask, "scale": draw_(st.sampled_from([None, 0.3]))}
+    return q, k, v, call
+
+
+def seen_keys(q, k, call):
+    """Boolean (n_q, n_kv) or wider: what a row may see."""
+    n_q, n_kv = q.shape[-2], k.shape[-2]
+    seen = torch.ones(n_q, n_kv, dtype=torch.bool)
+    if call["causal"]:
+        seen = seen.tril(n_kv - n_q)
+    if call["mask"] is not None and call["mask"].dtype == torch.bool:
+        seen = seen & call["mask"]
+    return seen
+
+
+def bound(q, k, v, call, block_kv):
+    """How far two float64 evaluations of attention may be apart, from u = 2**-53.
+
+    An entry of S is off by (d + 3) u scale sum |q k| at most, from its dot product, the scaling and the mask. In
+    exp(S - m) that, the subtraction and exp itself make a relative error of twice that, plus |S - m| u + 2u. It
+    enters O through the numerator and the row sum; the sums over n keys add 2 n u, the rescales 6 u a tile.
+    """
+    scale = call["scale"] or 1 / math.sqrt(q.shape[-1])
+    group = q.shape[-3] // k.shape[-3]
+    largest = scale * (q.abs() @ k.abs().repeat_interleave(group, -3).mT).max()
+    if call["mask"] is not None and call["mask"].dtype != torch.bool:
+        largest = largest + call["mask"].abs().max()
+    tiles = math.ceil(k.shape[-2] / block_kv)
+    relative = 2 * (2 * (q.shape[-1] + 3) * largest + 2 * largest + 2) + 2 * k.shape[-2] + 6 * tiles
+    return 2 * relative.item() * FP64.unit_roundoff * v.abs().max().item()
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.integers(1, 80), st.sampled_from(["fa1", "fa2"]))
+def test_tiled_is_reference_in_fp64(problem, block_kv, algorithm):
+    q, k, v, call = problem
+    o = tiled(q, k, v, tiling=Tiling(16, block_kv), precision=EXACT, algorithm=algorithm, **call)
+    assert o.shape == (*q.shape[:-1], v.shape[-1])
+    assert (o - reference(q, k, v, precision=EXACT, **call)).abs().max() <= bound(q, k, v, call, block_kv)
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems())
+def test_golden_is_torchs_math_in_float64(problem):
+    q, k, v, call = problem
+    seen = seen_keys(q, k, call)
+    mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -math.inf)
+    if call["mask"] is not None and call["mask"].dtype != torch.bool:
+        mask = mask + call["mask"]
+    k4, v4 = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        q, k4, v4, attn_mask=mask.expand(*q.shape[:-1], k.shape[-2]), scale=call["scale"]
+    )
+    theirs = theirs.masked_fill(~seen.any(-1, keepdim=True), 0)  # a row that sees no key is zero here
+    assert (golden(q, k, v, inputs=FP64, **call) - theirs).abs().max() <= bound(q, k, v, call, k.shape[-2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.integers(1, 80), st.sampled_from(["fa1", "fa2"]), st.integers(1, 50), st.integers(1, 9))
+def test_b_r_is_inert_bit_for_bit(problem, block_kv, algorithm, block_q, rows):
+    """Neither the B_r that is asked for nor the rows really worked on at once can change a bit in 16-bit formats."""
+    q, k, v, call = problem
+    for p in (Precision.uniform(BF16), Precision.kernel(FP16)):
+        one = tiled(q, k, v, tiling=Tiling(1, block_kv), precision=p, algorithm=algorithm, rows=1, **call)
+        other = tiled(q, k, v, tiling=Tiling(block_q, block_kv), precision=p, algorithm=algorithm, rows=rows, **call)
+        assert torch.equal(one, other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.sampled_from([BF16, FP16, E4M3]))
+def test_one_tile_is_baseline_with_the_division_last(problem, fmt):
+    """With one tile both algorithms do Baseline's operations, each rounded, with O and not P divided by the row sum."""
+    q, k, v, call = problem
+    call = call | {"mask": None, "causal": False}
+    p = Precision.uniform(fmt)
+    fa1, fa2 = (
+        tiled(q, k, v, tiling=Tiling(64, 70), precision=p, algorithm=algorithm, **call) for algorithm in ("fa1", "fa2")
+    )
+    group = q.shape[-3] // k.shape[-3]
+    q, k, v = fmt(q), fmt(k).repeat_interleave(group, -3), fmt(v).repeat_interleave(group, -3)
+    S = fmt((q @ k.mT) * (call["scale"] or 1 / math.sqrt(q.shape[-1])))
+    P = fmt(torch.exp(fmt(S - S.amax(-1, keepdim=True))))
+    O = fmt(fmt(P @ v) / fmt(P.sum(-1, keepdim=True)))
+    assert torch.equal(fa1, fa2) and torch.equal(fa2, O)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.integers(1, 80))
+def test_causal_is_its_boolean_mask(problem, block_kv):
+    q, k, v, _ = problem
+    seen = seen_keys(q, k, {"causal": True, "mask": None})
+    for algorithm in ("fa1", "fa2"):
+        call = dict(tiling=Tiling(8, block_kv), precision=Precision.uniform(BF16), algorithm=algorithm)
+        assert torch.equal(tiled(q, k, v, causal=True, **call), tiled(q, k, v, mask=seen, **call))
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.integers(1, 80))
+def test_output_lies_on_the_output_formats_grid(problem, block_kv):
+    q, k, v, call = problem
+    p = replace(Precision.kernel(BF16), output=E4M3)
+    for o in (tiled(q, k, v, tiling=Tiling(8, block_kv), precision=p, **call), reference(q, k, v, precision=p, **call)):
+        assert torch.equal(o, round_to(o, E4M3)) and o.isfinite().all()
+
+
+def test_a_row_that_sees_no_key_is_zero():
+    q, k, v = draw("normal", 0, (1, 2, 9, 8), (1, 2, 5, 8))
+    for o in (
+        reference(q, k, v, precision=EXACT, causal=True),
+        tiled(q, k, v, tiling=Tiling(4, 2), precision=Precision.uniform(BF16), algorithm="fa1", causal=True),
+        tiled(q, k, v, tiling=Tiling(4, 2), precision=Precision.uniform(BF16), algorithm="fa2", causal=True),
+    ):
+        assert (o[:, :, :4] == 0).all() and (o[:, :, 4:] != 0).any()
+
+
+def test_dtype_of_q_is_kept_and_stored_straight():
+    q, k, v = (x.to(torch.bfloat16) for x in draw("normal", 1, (1, 1, 16, 8)))
+    wide = tiled(*(x.double() for x in (q, k, v)), tiling=Tiling(8, 8), precision=Precision.kernel(FP32))
+    o = tiled(q, k, v, tiling=Tiling(8, 8), precision=Precision.kernel(FP32))
+    assert o.dtype == torch.bfloat16 and torch.equal(o.double(), round_to(wide, BF16))
+    assert golden(q, k, v, inputs=BF16).dtype == torch.float64
+
+
+def test_golden_inputs_before_or_after_rounding():
+    q, k, v = draw("normal", 2, (1, 1, 32, 16))
+    after = golden(*(round_to(x, BF16) for x in (q, k, v)), inputs=FP64)
+    assert torch.equal(golden(q, k, v, inputs=BF16), after)
+    assert not torch.equal(golden(q, k, v, inputs=FP64), after)
+
+
+def test_rescales_counts_what_raises_the_maximum():
+    keys = torch.tensor([[1.0], [3.0], [2.0], [2.5], [4.0], [0.0], [5.0]], dtype=torch.float64)
+    q = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    count = rescales(q, keys, tiling=Tiling(1, 2), precision=EXACT, scale=1.0)
+    assert count.tolist() == [2, 1]  # maxima of the tiles: 3, 2.5, 4, 5 and -1, -2, 0, -5
+    assert rescales(q, keys, tiling=Tiling(1, 7), precision=EXACT).tolist() == [0, 0]
+
+
+def test_presets():
+    assert Precision.materialized(FP64) == Precision.kernel(FP64) == EXACT
+    assert Precision.kernel(BF16) == replace(Precision.materialized(BF16), scores=FP32)
+    assert Precision.uniform("bfloat16").probs is BF16
+    with pytest.raises(ValueError, match="format"):
+        replace(EXACT, stats="half-ish")
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_flash_kernel_is_no_further_from_golden_than_twice_baseline(fmt, causal):
+    q, k, v = (round_to(x, fmt) for x in draw("normal", 3, (2, 4, 97, 32), (2, 2, 130, 32)))
+    exact = golden(q, k, v, inputs=FP64, causal=causal)
+    o = flash(*(x.to(fmt.dtype) for x in (q, k, v)), backend="torch", causal=causal)
+    baseline = reference(q, k, v, precision=Precision.materialized(fmt), causal=causal)
+    assert o.dtype == fmt.dtype
+    assert deviation(o, exact).max <= 2 * deviation(baseline, exact, fmt).max
+
+
+@pytest.mark.parametrize("fmt", [FP32, FP64], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_flash_kernel_in_wide_formats(fmt, causal):
+    """Its sums round at each addition and ours once, so what it is held to is the bound for the former."""
+    q, k, v = (round_to(x, fmt) for x in draw("normal", 3, (2, 4, 97, 32), (2, 2, 130, 32)))
+    o = flash(*(x.to(fmt.dtype) for x in (q, k, v)), causal=causal)
+    limit = bound(q, k, v, {"scale": None, "mask": None}, 512) * fmt.unit_roundoff / FP64.unit_roundoff
+    assert (o - golden(q, k, v, inputs=FP64, causal=causal)).abs().max() <= limit
+
+
+def test_torchs_flash_kernel_with_masks_and_two_dimensions():
+    q, k, v = draw("normal", 4, (33, 16), (40, 16))
+    mask = torch.rand(33, 40, generator=torch.Generator().manual_seed(0)) < 0.6
+    for options in ({"mask": mask}, {"mask": mask, "causal": True}, {"mask": mask.double(), "causal": True}, {}):
+        o = flash(q, k, v, **options)
+        assert (o - golden(q, k, v, inputs=FP64, **options)).abs().max() < 1e-13
+
+
+def test_what_flash_cannot_run_it_refuses():
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in draw("normal", 5, (1, 1, 8, 16)))
+    with pytest.raises(RuntimeError, match="FLASH_ATTENTION cannot run.*dtype"):
+        flash(q, k, v)
+    with pytest.raises(ValueError, match="backend: got 'cudnn'; accepted are torch"):
+        flash(q, k, v, backend="cudnn")
+
+
+def test_registry():
+    kernels.register("halves", lambda q, k, v, *, causal=False, scale=None, mask=None: q / 2)
+    assert "halves" in kernels.available() and not kernels.emulates(kernels.get("halves"))
+    assert kernels.emulates(kernels.get("tiled"))
+    for name, fn, message in (("tiled", print, "name"), ("", print, "name"), ("x", 3, "fn")):
+        with pytest.raises(ValueError, match=f"{message}: got"):
+            kernels.register(name, fn)
+    with pytest.raises(ValueError, match="kernel: got 'nope'; accepted are reference"):
+        kernels.get("nope")
+
+
+BAD = [
+    ("q", dict(q=(1, 2, 0, 8)), "q: got shape"),
+    ("k", dict(k=(1, 2, 5, 9)), "v: got shape|k: got head_dim 9"),
+    ("head_dim", dict(k=(1, 2, 5, 9), v=(1, 2, 5, 9)), "k: got head_dim 9; accepted is q's, 8"),
+    ("heads", dict(q=(1, 3, 4, 8)), "k: got 2 heads; accepted is a divisor of q's 3 heads"),
+    ("batch", dict(q=(2, 2, 4, 8)), "k: got shape"),
+    ("v", dict(v=(1, 2, 6, 8)), "v: got shape"),
+    ("empty keys", dict(k=(1, 2, 0, 8), v=(1, 2, 0, 8)), "k: got shape"),
+    ("one dimension", dict(q=(8,)), "q: got torch.float64 of shape"),
+]
+
+
+@pytest.mark.parametrize("name, shapes, message", BAD, ids=[b[0] for b in BAD])
+def test_shapes_that_do_not_fit_are_refused(name, shapes, message):
+    shapes = dict(q=(1, 2, 4, 8), k=(1, 2, 5, 8), v=(1, 2, 5, 8)) | shapes
+    tensors = [torch.zeros(shapes[x], dtype=torch.float64) for x in "qkv"]
+    for call in (
+        lambda: reference(*tensors, precision=EXACT),
+        lambda: tiled(*tensors, tiling=Tiling(2, 2), precision=EXACT),
+        lambda: flash(*tensors),
+        lambda: golden(*tensors, inputs=FP64),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_other_bad_arguments_are_refused():
+    q, k, v = draw("normal", 6, (1, 1, 4, 8))
+    call = dict(tiling=Tiling(2, 2), precision=EXACT)
+    for options, message in (
+        (dict(mask=torch.ones(4, 5, dtype=torch.bool)), "mask: got shape"),
+        (dict(mask=torch.ones(2, 1, 4, 4, dtype=torch.bool)), "mask: got shape"),
+        (dict(mask=torch.ones(4, 4, dtype=torch.int64)), "mask: got torch.int64"),
+        (dict(scale=0.0), "scale: got 0.0"),
+        (dict(scale=math.inf), "scale: got inf"),
+        (dict(algorithm="fa9"), "algorithm: got 'fa9'; accepted are fa1, fa2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tiled(q, k, v, **call | options)
+    with pytest.raises(ValueError, match="k: got torch.float32"):
+        tiled(q, k.float(), v, **call)
+    with pytest.raises(ValueError, match="q: got torch.int64"):
+        tiled(q.long(), k, v, **call)
+    with pytest.raises(ValueError, match="q: got list"):
+        golden([1.0], k, v, inputs=FP64)
+    for sizes in ((0, 2), (2, 0), (2, 1.5), (True, 2)):
+        with pytest.raises(ValueError, match="block_(q|kv): got"):
+            Tiling(*sizes)
+
+
+def test_golden_refuses_what_is_not_finite_unless_asked():
+    q, k, v = draw("normal", 7, (1, 1, 4, 8))
+    v[0, 0, 2, 3] = math.nan
+    with pytest.raises(ValueError, match="v: 1 values are NaN or infinite"):
+        golden(q, k, v, inputs=FP64)
+    found = deviation(golden(q, k, v, inputs=FP64, allow_nonfinite=True), torch.zeros(1, 1, 4, 8))
+    assert found.nonfinite == 4 and math.isnan(found.max)
+
+
+def test_tiles_of_the_paper():
+    assert Tiling.from_sram(64 * 1024, 64) == Tiling(64, 256)
+    assert Tiling.from_sram(4 * 64 * 20, 64) == Tiling(20, 20)
+    assert Tiling(64, 256).swapped() == Tiling(256, 64) and Tiling(64, 256).square() == Tiling(128, 128)
+    assert Tiling(64, 256).area == 64 * 256
+    with pytest.raises(ValueError, match="elements"):
+        Tiling.from_sram(0, 64)

@@ -1,0 +1,137 @@
+"""The repository agrees with itself: environments, lock, ledger, published statements, provenance."""
+
+import json
+import re
+import tomllib
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from fa_lib import claims, plots
+from fa_lib.microbenchmark import settings, shapes
+from fa_lib.paths import PUBLISHED, RESULTS, ROOT, replacing
+from fa_lib.results import save
+
+CONDA = {
+    "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},
+    "matplotlib": "matplotlib-base",
+}
+
+
+def requirements(specs):
+    return {re.match(r"[\w.-]+", s)[0]: re.sub(r"^[\w.-]+ *", "", s) for s in specs}
+
+
+@pytest.fixture
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("name", ["environment.yml", "environment-cuda.yml"])
+def test_conda_environments_ask_for_what_pyproject_asks(name, project):
+    wanted = requirements(project["dependencies"] + project["optional-dependencies"]["test"])
+    wanted["python"] = project["requires-python"]
+    if "cuda" in name:
+        wanted |= requirements(project["optional-dependencies"]["cuda"]) | {"cuda-version": ">=12.9"}
+    renamed = {package: CONDA.get(package, package) for package in wanted}
+    wanted = {(new if isinstance(new, str) else new[name]): wanted[package] for package, new in renamed.items()}
+    assert requirements(yaml.safe_load((ROOT / name).read_text())["dependencies"]) == wanted
+
+
+def test_the_lock_holds_every_direct_requirement_exactly(project):
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in lines)
+    locked = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
+    assert requirements(project["dependencies"] + project["optional-dependencies"]["test"]).keys() <= locked
+
+
+def test_published_statements_are_whole():
+    table = pd.read_csv(PUBLISHED)
+    assert table.id.is_unique and table[["id", "figure", "statement", "quantity"]].notna().all(axis=None)
+    stated = table[table.low.notna()]
+    assert stated[["source", "published", "high"]].notna().all(axis=None) and (stated.low < stated.high).all()
+    assert set(table.figure.str[0]) >= set("3456")
+
+
+def test_readme_holds_the_ledger_as_it_is():
+    text = (ROOT / "README.md").read_text()
+    assert claims.in_readme(text, claims.ledger()) == text, "stale: run `make claims`"
+    for path in re.findall(r"\]\(((?!http)[^)]+)\)", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_statement_has_a_result_and_every_table_its_provenance():
+    assert not (claims.ledger().verdict == "not run").any()
+    for path in RESULTS.glob("*.csv"):
+        record = json.loads((RESULTS / f"{path.name.split('.')[0]}.provenance.json").read_text())
+        assert {"parameters", "versions", "device", "commit", "seconds"} <= record.keys()
+
+
+def test_verdicts():
+    assert claims.verdict([1, 2], 0, 3) == "reproduced"
+    assert claims.verdict([1, 4], 0, 3) == "consistent"
+    assert claims.verdict([4, 5], 0, 3) == "not reproduced"
+    assert claims.verdict([4, 5], np.nan, np.nan) == "not stated"
+
+
+def test_bad_claims_are_refused():
+    with pytest.raises(ValueError, match="id: got 'fig99'; accepted are"):
+        claims.claim("fig99", "", [1])
+    for values in ([], [np.nan]):
+        with pytest.raises(ValueError, match="values: got"):
+            claims.claim("fig4-ten-times", "", values)
+    with pytest.raises(ValueError, match="README: the marks"):
+        claims.in_readme("no marks", claims.ledger())
+
+
+def test_a_stale_readme_is_noticed():
+    text = (ROOT / "README.md").read_text()
+    altered = claims.ledger().assign(mean=lambda t: t["mean"] * 2)
+    assert claims.in_readme(text, altered) != text
+
+
+def test_files_appear_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.txt"
+    with replacing(path) as temporary:
+        temporary.write_text("first")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("seco")
+        raise RuntimeError
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_written_where_nothing_is_asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save("", "name", {}, pd.DataFrame())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name, draw",
+    [
+        ("02_precision", plots.precision),
+        ("03_golden_value", plots.golden_value),
+        ("04_sequence_length", plots.sequence_length),
+        ("05_algorithm_changes", plots.algorithm_changes),
+    ],
+)
+def test_figures_draw_every_setting_and_name_their_axes(name, draw):
+    table = pd.read_csv(RESULTS / f"{name}.csv")
+    shown = table.query("kernel == 'flash' and against == 'baseline'") if name.startswith("05") else table
+    figure = draw(shown, settings(table))
+    caption = figure._supxlabel.get_text()
+    assert all(words in caption for words in ("N = ", "d = 64", "B_c = ", "seeds = ", "golden value from inputs"))
+    assert figure.axes[0].get_ylabel() and figure.axes[-1].get_xlabel()
+    assert table.seed.nunique() >= 5
+    plt.close(figure)
+
+
+def test_shapes_follow_the_papers_formula():
+    table = shapes([4 * 64 * 16, 4 * 64 * 256], 64)
+    assert table[["block_q", "block_kv"]].to_numpy().tolist() == [
+        [16, 16], [16, 16], [16, 16], [64, 256], [256, 64], [128, 128],
+    ]  # fmt: skip
+    assert table.area.tolist() == [256] * 3 + [64 * 256] * 3

@@ -1,0 +1,102 @@
+"""Sweeps: tidy, cached cell by cell, resumed, and never half-read."""
+
+import json
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import pytest
+import torch
+
+from fa_lib import sweep
+from fa_lib.microbenchmark import compare
+from fa_lib.sweep import expand
+
+CALLS = []
+
+
+def cell(a, b, c=0):
+    CALLS.append((a, b, c))
+    if c == "fails" and a == 2:
+        raise RuntimeError("no luck")
+    return [{"sum": a + b, "part": part} for part in (0, 1)]
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    CALLS.clear()
+
+
+def test_rows_come_in_the_grids_order():
+    table = sweep(cell, dict(a=[1, 2], b=range(3), c="x"))
+    assert list(table.columns) == ["a", "b", "c", "sum", "part"] and len(table) == 12
+    assert table["sum"].tolist() == [s for a in (1, 2) for b in range(3) for s in [a + b] * 2]
+    assert list(expand(dict(a=[1], b="text"))) == [{"a": 1, "b": "text"}]
+
+
+def test_finished_cells_are_not_computed_again(tmp_path):
+    first = sweep(cell, dict(a=[1, 2], b=[3]), cache=tmp_path)
+    assert len(CALLS) == 2
+    again = sweep(cell, dict(a=[1, 2, 5], b=[3]), cache=tmp_path)
+    assert CALLS[2:] == [(5, 3, 0)]
+    assert again[again.a < 5].equals(first)
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
+    with pytest.raises(RuntimeError) as failure:
+        sweep(cell, dict(a=[1, 2, 3], b=[0], c="fails"), cache=tmp_path)
+    assert failure.value.__notes__ == ["in the cell {'a': 2, 'b': 0, 'c': 'fails'}"]
+    assert CALLS == [(1, 0, "fails"), (2, 0, "fails")]
+    with pytest.raises(RuntimeError):
+        sweep(cell, dict(a=[1, 2, 3], b=[0], c="fails"), cache=tmp_path)
+    assert CALLS[2:] == [(2, 0, "fails")]
+
+
+def test_a_damaged_cell_is_computed_again_whatever_byte_is_cut_or_changed(tmp_path):
+    right = sweep(cell, dict(a=1, b=2), cache=tmp_path)
+    (path,) = tmp_path.rglob("*.json")
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert sweep(cell, dict(a=1, b=2), cache=tmp_path).equals(right)
+        assert path.read_bytes() == whole
+    CALLS.clear()
+    path.write_bytes(whole.replace(b'"sum": 3', b'"sum": 4'))
+    assert sweep(cell, dict(a=1, b=2), cache=tmp_path).equals(right) and len(CALLS) == 1
+
+
+def test_a_cell_of_other_code_is_computed_again(tmp_path, monkeypatch):
+    sweep(cell, dict(a=1, b=2), cache=tmp_path)
+    monkeypatch.setattr(torch, "__version__", "another")
+    sweep(cell, dict(a=1, b=2), cache=tmp_path)
+    assert len(CALLS) == 2
+
+
+def test_another_version_under_the_same_name_is_not_taken(tmp_path):
+    sweep(cell, dict(a=1, b=2), cache=tmp_path)
+    (path,) = tmp_path.rglob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "another"}))
+    sweep(cell, dict(a=1, b=2), cache=tmp_path)
+    assert len(CALLS) == 2
+
+
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=get_context("spawn"))])
+def test_an_executor_gives_the_same_table(pool, tmp_path):
+    grid = dict(n=[64, 96], head_dim=16, heads=1, block_kv=32, distribution="normal", fmt="BF16", seed=[0, 1])
+    here = sweep(compare, grid)
+    with pool(2) as executor:
+        assert sweep(compare, grid, cache=tmp_path, executor=executor).equals(here)
+    assert sweep(compare, grid, cache=tmp_path).equals(here)
+
+
+def test_bad_grids_are_refused():
+    with pytest.raises(ValueError, match="grid: a has no values"):
+        sweep(cell, dict(a=[], b=1))
+    with pytest.raises(ValueError, match="grid: got an unexpected keyword argument 'z'; accepted are the parameters"):
+        sweep(cell, dict(a=1, b=1, z=2))
+    with pytest.raises(ValueError, match="distribution: got 'odd'"):
+        sweep(compare, dict(n=8, head_dim=4, heads=1, block_kv=4, distribution="odd", fmt="BF16", seed=0))
+    with pytest.raises(ValueError, match="golden_inputs: got 'odd'"):
+        compare(8, 4, 1, 4, "normal", "BF16", 0, golden_inputs="odd")
+    with pytest.raises(ValueError, match="fmt: got TF32, which torch has no dtype for"):
+        compare(8, 4, 1, 4, "normal", "TF32", 0, flash="flash")
