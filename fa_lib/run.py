@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import papermill
@@ -64,7 +65,7 @@ def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT):
         try:
             papermill.execute_notebook(
                 str(notebook), str(executed), given | paths, cwd=str(notebook.parent), execution_timeout=timeout,
-                progress_bar={"desc": notebook.stem, "leave": True},
+                progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
             )  # fmt: skip
         except BaseException:
             if executed.exists():
@@ -86,9 +87,11 @@ def main():
     # OpenMP's threads spin while they wait: two notebooks at once (`make -j2`) would take each other's cores, and
     # run 20 times slower than one after the other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    name = arguments.notebook.name
+    name, started = arguments.notebook.name, time.monotonic()
+    print(f"{name} at scale {arguments.scale}", flush=True)
     try:
         run(arguments.notebook, arguments.scale)
+        print(f"{name} done in {time.monotonic() - started:.0f} s", flush=True)
     except Refused as error:
         sys.exit(f"{name}: {error}")
     except papermill.PapermillExecutionError as error:

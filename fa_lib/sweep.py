@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from fa_lib.paths import replacing
 
