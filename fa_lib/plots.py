@@ -1,5 +1,6 @@
 """The figures: one function each, from a tidy table to a matplotlib Figure. The spread over seeds is always drawn."""
 
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -86,7 +87,9 @@ def golden_value(table, caption):
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
     if measured:
         fmt, times, distribution = measured
-        title = f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further from the golden value"
+        title = (
+            f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further than Baseline from golden"
+        )
     return _captioned(figure, title, caption)
 
 
@@ -196,5 +199,6 @@ def _power(fmt):
 def _captioned(figure, title, caption):
     """The message above, every setting the paper leaves out below."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()))
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#555555")
     return figure

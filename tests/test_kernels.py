@@ -1,6 +1,8 @@
 """Kernels against each other, against torch, and against their contract."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, round_to
 from fa_lib.kernels import flash, golden, reference, rescales, tiled
+from fa_lib.paths import ROOT
 
 EXACT = Precision.uniform(FP64)
 
@@ -292,3 +295,22 @@ def test_tiles_of_the_paper():
     assert Tiling(64, 256).area == 64 * 256
     with pytest.raises(ValueError, match="elements"):
         Tiling.from_sram(0, 64)
+
+
+MEMORY = """
+import resource
+from fa_lib import BF16, Precision, Tiling, draw, kernels
+call = dict(tiling=Tiling(128, 512), precision=Precision.kernel(BF16))
+kernels.tiled(*draw("normal", 0, (1, 1, 1024, 64)), **call)
+q, k, v = draw("normal", 0, (1, 1, 16384, 64))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+kernels.tiled(q, k, v, **call)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
+def test_memory_grows_with_the_tile_and_not_with_n_squared():
+    """One S of N = 16384 in float64 would be 2048 MB; the inputs, rounded, and the output are 8 MB each."""
+    peak = subprocess.run([sys.executable, "-c", MEMORY], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert float(peak.stdout) < 100

@@ -122,7 +122,7 @@ def test_figures_draw_every_setting_and_name_their_axes(name, draw):
     table = pd.read_csv(RESULTS / f"{name}.csv")
     shown = table.query("kernel == 'flash' and against == 'baseline'") if name.startswith("05") else table
     figure = draw(shown, settings(table))
-    caption = figure._supxlabel.get_text()
+    caption = figure._supxlabel.get_text().replace("\n", " ")
     assert all(words in caption for words in ("N = ", "d = 64", "B_c = ", "seeds = ", "golden value from inputs"))
     assert figure.axes[0].get_ylabel() and figure.axes[-1].get_xlabel()
     assert table.seed.nunique() >= 5
