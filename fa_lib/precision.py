@@ -1,6 +1,6 @@
 """Precision: which number format each step of attention is rounded to."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from fa_lib.formats import FP32, Format
 
@@ -11,12 +11,14 @@ class Precision:
 
     Attributes:
         inputs: Q, K, V as loaded.
-        scores: S = scale * Q Kᵀ, the mask added.
+        scores: S = scale * Q Kᵀ, the mask added; in the backward pass dP = dO Vᵀ.
         exponent: S - m, its exponential, and the division of softmax where the algorithm has one.
         probs: P as handed to P V.
         stats: the row maximum m, the row sum l, and the factors exp(m - m').
         accumulator: O, its rescale, and P V.
-        output: O as stored.
+        output: O as stored, and dQ, dK, dV.
+        grads: dS as handed to dS K and dSᵀ Q. (dP is a product like S, and rounded as `scores`.)
+        delta: rowsum(dO ∘ O).
 
     Every field takes what `Format.of` takes. `dataclasses.replace(p, accumulator=BF16)` changes one step.
 
@@ -31,6 +33,8 @@ class Precision:
     stats: Format
     accumulator: Format
     output: Format
+    grads: Format
+    delta: Format
 
     def __post_init__(self):
         for field in fields(self):
@@ -45,18 +49,13 @@ class Precision:
     def materialized(cls, fmt):
         """PyTorch's unfused attention: each matrix it writes (S, P, O) in `fmt`, the inside of its softmax and
         of its matrix products in FP32 (in `fmt` where that is wider). The paper's Baseline."""
-        fmt = Format.of(fmt)
-        wide = _at_least_fp32(fmt)
-        return cls(inputs=fmt, scores=fmt, exponent=wide, probs=fmt, stats=wide, accumulator=wide, output=fmt)
+        return replace(cls.kernel(fmt), scores=fmt)
 
     @classmethod
     def kernel(cls, fmt):
         """Flash kernels as shipped: Q, K, V, P and the output in `fmt`; scores, row statistics and the output
         accumulator in FP32 (in `fmt` where that is wider)."""
         fmt = Format.of(fmt)
-        wide = _at_least_fp32(fmt)
-        return cls(inputs=fmt, scores=wide, exponent=wide, probs=fmt, stats=wide, accumulator=wide, output=fmt)
-
-
-def _at_least_fp32(fmt):
-    return fmt if fmt.precision > FP32.precision else FP32
+        wide = fmt if fmt.precision > FP32.precision else FP32
+        narrow = dict.fromkeys(("inputs", "probs", "output", "grads"), fmt)
+        return cls(**dict.fromkeys(("scores", "exponent", "stats", "accumulator", "delta"), wide), **narrow)

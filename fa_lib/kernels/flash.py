@@ -10,8 +10,8 @@ from fa_lib.kernels.rows import check
 BACKENDS = ("torch",)
 
 
-def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None):
-    """A compiled flash-attention kernel.
+def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, window=None, softcap=None, dropout_p=0.0):
+    """A compiled flash-attention kernel, with its own gradients.
 
     Args:
         backend: "torch" is scaled_dot_product_attention held to its FLASH_ATTENTION backend: on CPU a compiled
@@ -20,7 +20,8 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None):
         q: (..., heads, n_q, head_dim). k, v: (..., kv_heads, n_kv, head_dim).
         causal: aligned bottom-right, as in every kernel here (torch's own `is_causal` aligns top-left).
         scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
-        mask: boolean, True visible, or added to S; the CPU kernel only.
+        mask, window: as `reference`, both as a mask to torch: the CPU kernel only.
+        softcap, dropout_p: torch's kernel has neither a softcap nor a dropout with a given mask.
 
     Returns:
         o: q's shape and dtype.
@@ -31,10 +32,19 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None):
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; accepted are {', '.join(BACKENDS)}")
-    check(q, k, v, mask, scale)
+    for name, value in (("softcap", softcap), ("dropout_p", dropout_p)):
+        if value:
+            raise ValueError(f"{name}: got {value!r}; torch's flash kernel has none: use the kernel 'tiled'")
+    check(q, k, v, mask=mask, scale=scale, window=window)
     lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
-    if causal and (n_q != n_kv or mask is not None):
-        visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).tril(n_kv - n_q)
+    own_causal = causal and n_q == n_kv and mask is None and window is None
+    if window is not None or (causal and not own_causal):
+        left, right = window or (None, None)
+        visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
+        if causal or right is not None:
+            visible = visible.tril(n_kv - n_q + (0 if causal else right))
+        if left is not None:
+            visible = visible.triu(n_kv - n_q - left)
         if mask is None or mask.dtype == torch.bool:
             mask = visible if mask is None else mask & visible
         else:
@@ -49,7 +59,7 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None):
             o = torch.nn.functional.scaled_dot_product_attention(
                 *four,
                 attn_mask=mask,
-                is_causal=causal and mask is None,
+                is_causal=own_causal,
                 scale=scale,
                 enable_gqa=four[0].shape[1] != four[1].shape[1],
             )

@@ -1,25 +1,35 @@
 """Baseline Attention: softmax(scale * Q Kᵀ) V with S and P written out, each step rounded; and the golden value."""
 
+from dataclasses import replace
+
 import torch
 
 from fa_lib.formats import FP64, Format, round_to
-from fa_lib.kernels.rows import by_rows
+from fa_lib.kernels.backward import Backward, differentiable
+from fa_lib.kernels.rows import Options, by_rows
 from fa_lib.precision import Precision
 
 
-def reference(q, k, v, *, precision, causal=False, scale=None, mask=None):
-    """Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says.
+def reference(
+    q, k, v, *, precision, causal=False, scale=None, mask=None, window=None, softcap=None, keep=None, dropout_p=0.0
+):
+    """Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says. Differentiable.
 
     With `Precision.materialized(fmt)` it is PyTorch's unfused attention in fmt, the paper's Baseline. It is not
     torch's MATH backend, which upcasts 16-bit inputs to FP32.
 
     Args:
         q: (batch, heads, n_q, head_dim), any number of leading dimensions.
-        k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads.
+        k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads (GQA).
         precision: a Precision.
         causal: query i sees the keys up to i + n_kv - n_q (bottom-right, as flash-attn).
         scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
         mask: what broadcasts to (batch, heads, n_q, n_kv): boolean, True visible, or added to S.
+        window: (left, right): query i sees the keys from i + n_kv - n_q - left to i + n_kv - n_q + right; a None has
+            no limit. (flash-attn writes -1 for no limit.)
+        softcap: S becomes softcap * tanh(S / softcap), before masks.
+        keep: boolean, what broadcasts to (batch, heads, n_q, n_kv): the entries of P that dropout leaves.
+        dropout_p: what is kept is divided by 1 - dropout_p.
 
     Returns:
         o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
@@ -28,19 +38,38 @@ def reference(q, k, v, *, precision, causal=False, scale=None, mask=None):
     Raises:
         ValueError: an argument does not fit.
     """
-    kernel = _Rows(precision)
-    o = by_rows(kernel, q, k, v, precision, causal=causal, scale=scale, mask=mask, width=k.shape[-2])
-    return stored(o, q.dtype)
+    options = Options.of(
+        q, k, v, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap, keep=keep, dropout_p=dropout_p
+    )
+    p = precision
+
+    def rows(q, k, v, scores):
+        S = p.scores(scores(q, k, 0))  # (rows, n_kv)
+        m = p.stats(S.amax(-1, keepdim=True))  # (rows, 1)
+        P = p.exponent(torch.exp_(p.exponent(S - finite(m))))  # (rows, n_kv)
+        l = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
+        P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
+        return torch.cat([p.output(p.accumulator(p.probs(scores.drop(P, 0)) @ v)), m, l], -1)  # (rows, head_dim + 2)
+
+    def forward(q, k, v):
+        out = by_rows(rows, q, k, v, p, options, features=v.shape[-1] + 2, width=k.shape[-2])
+        return stored(out[..., :-2], q.dtype), out[..., -2:]
+
+    def probabilities(S, m_l):
+        m, l = m_l[:, :1], m_l[:, 1:]
+        return p.probs(p.exponent(p.exponent(torch.exp_(p.exponent(S - finite(m)))) / nonzero(l)))
+
+    return differentiable(q, k, v, forward, Backward(p, options, probabilities, tiling=None))
 
 
-def golden(q, k, v, *, inputs, causal=False, scale=None, mask=None, allow_nonfinite=False):
-    """The golden value: Baseline Attention in FP64.
+def golden(q, k, v, *, inputs, allow_nonfinite=False, **options):
+    """The golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too.
 
     Args:
         inputs: the Format Q, K and V are rounded to first. FP64 takes them as they are. A kernel in BF16 never saw
             more than BF16 inputs; with inputs=BF16 it is not charged for their rounding, with FP64 it is.
         allow_nonfinite: let NaN and infinities through instead of refusing them.
-        q, k, v, causal, scale, mask: as `reference`.
+        q, k, v, options: as `reference`.
 
     Returns:
         o: float64, whatever q's dtype.
@@ -56,22 +85,9 @@ def golden(q, k, v, *, inputs, causal=False, scale=None, mask=None, allow_nonfin
                 f"{name}: {count} values are NaN or infinite, so no golden value exists; accepted are finite inputs, "
                 "or allow_nonfinite=True, and then they are counted in the deviation"
             )
-    q, k, v = (inputs(x.double()) if isinstance(x, torch.Tensor) else x for x in (q, k, v))
-    return reference(q, k, v, precision=Precision.uniform(FP64), causal=causal, scale=scale, mask=mask)
-
-
-class _Rows:
-    def __init__(self, precision):
-        self.p = precision
-
-    def __call__(self, q, k, v, scale, mask):
-        p = self.p
-        S = p.scores(mask((q @ k.mT).mul_(scale), 0))  # (rows, n_kv)
-        m = p.stats(S.amax(-1, keepdim=True))  # (rows, 1)
-        P = p.exponent(torch.exp_(p.exponent(S - finite(m))))  # (rows, n_kv)
-        l = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
-        P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
-        return p.output(p.accumulator(P @ v))  # (rows, head_dim)
+    exact = Precision.uniform(FP64)
+    q, k, v = (x.double() if isinstance(x, torch.Tensor) else x for x in (q, k, v))
+    return reference(q, k, v, precision=replace(exact, inputs=inputs), **options)
 
 
 def finite(m):
@@ -86,4 +102,4 @@ def nonzero(l):
 
 def stored(o, dtype):
     """Float64 values in the dtype a kernel returns, rounded straight to it."""
-    return o if dtype == torch.float64 else round_to(o, str(dtype)).to(dtype)
+    return o.contiguous() if dtype == torch.float64 else round_to(o, str(dtype)).to(dtype)

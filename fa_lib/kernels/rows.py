@@ -1,10 +1,11 @@
-"""What the emulated kernels share: checked shapes, masks by row, and rows worked off by threads.
+"""What the emulated kernels share: checked arguments, the scores some rows of Q see, and rows worked off by threads.
 
 A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it.
 """
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ import torch
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
 
 
-def check(q, k, v, mask=None, scale=None):
-    """The contract of every kernel: shapes that fit.
+def check(q, k, v, *, causal=False, scale=None, mask=None, window=None, softcap=None, keep=None, dropout_p=0.0):
+    """The contract of every kernel: shapes that fit, options that mean something.
 
     Raises:
         ValueError: names the argument, what came and what is accepted.
@@ -35,96 +36,157 @@ def check(q, k, v, mask=None, scale=None):
         raise ValueError(f"k: got shape {tuple(k.shape)}; accepted are q's leading dimensions, {tuple(q.shape[:-2])}")
     if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
         raise ValueError(f"k: got {k.shape[-3]} heads; accepted is a divisor of q's {q.shape[-3]} heads (GQA)")
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale: got {scale!r}; accepted is a finite number above 0, or None for 1 / sqrt(head_dim)")
-    if mask is not None:
-        full = (*q.shape[:-1], k.shape[-2])
-        if not isinstance(mask, torch.Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-            raise ValueError(f"mask: got {_describe(mask)}; accepted is a boolean or floating-point tensor")
+    for name, x in (("scale", scale), ("softcap", softcap)):
+        if x is not None and not (math.isfinite(x) and x > 0):
+            raise ValueError(f"{name}: got {x!r}; accepted is a finite number above 0, or None")
+    if window is not None and (len(window) != 2 or any(side is not None and side < 0 for side in window)):
+        raise ValueError(f"window: got {window!r}; accepted is (left, right), keys from 0, or None for no limit")
+    if not 0 <= dropout_p < 1 or (dropout_p > 0) != (keep is not None):
+        raise ValueError(f"dropout_p: got {dropout_p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask")
+    full = (*q.shape[:-1], k.shape[-2])
+    for name, x in (("mask", mask), ("keep", keep)):
+        if x is None:
+            continue
+        kinds = "boolean" if name == "keep" else "boolean or floating-point"
+        if not isinstance(x, torch.Tensor) or not (x.dtype == torch.bool or (name == "mask" and x.is_floating_point())):
+            raise ValueError(f"{name}: got {_describe(x)}; accepted is a {kinds} tensor")
         try:
-            fits = torch.broadcast_shapes(mask.shape, full) == torch.Size(full)
+            fits = torch.broadcast_shapes(x.shape, full) == torch.Size(full)
         except RuntimeError:
             fits = False
         if not fits:
-            raise ValueError(f"mask: got shape {tuple(mask.shape)}; accepted is what broadcasts to {full}")
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}")
 
 
 def _describe(x):
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
 
 
-class Mask:
-    """What some rows of one head may see, tile by tile.
+@dataclass(frozen=True)
+class Options:
+    """What a call asks for beside Q, K and V, for the whole problem; `rows` cuts it for some rows of one head."""
 
-    Args:
-        first, rows: the rows of Q, first .. first + rows - 1.
-        n_q, n_kv: lengths of Q and of K. `causal` aligns bottom-right as flash-attn does: query i sees the keys
-            up to i + n_kv - n_q, so the last query sees every key.
-        mask: (rows, n_kv) of this head, boolean (True: visible) or added to S; or None.
-    """
+    lead: tuple  # leading dimensions of q, the heads included
+    n_q: int
+    n_kv: int
+    group: int  # Q heads that share a K/V head
+    scale: float
+    left: int | None  # a query sees the keys from its own - left to its own + right; None has no limit
+    right: int | None
+    mask: torch.Tensor | None  # (*lead, n_q, n_kv), boolean or added to S
+    softcap: float | None
+    keep: torch.Tensor | None  # (*lead, n_q, n_kv), the entries of P that dropout leaves
+    dropout_p: float
 
-    def __init__(self, first, rows, n_q, n_kv, causal, mask, device):
-        self.causal, self.mask = causal, mask
-        if causal:
-            self.last_key = torch.arange(first, first + rows, device=device)[:, None] + (n_kv - n_q)
-            self.last = first + rows - 1 + n_kv - n_q
+    @classmethod
+    def of(cls, q, k, v, **options):
+        check(q, k, v, **options)
+        lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
+        left, right = options.get("window") or (None, None)
+        if options.get("causal"):
+            right = 0 if right is None else min(right, 0)
+        masks = {}
+        for name in ("mask", "keep"):
+            x = options.get(name)
+            x = x if x is None or x.dtype == torch.bool else x.detach().double()
+            masks[name] = x if x is None else x.expand(*lead, n_q, n_kv)
+        group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
+        scale = options.get("scale") or 1 / math.sqrt(q.shape[-1])
+        rest = dict(softcap=options.get("softcap"), dropout_p=options.get("dropout_p", 0.0))
+        return cls(lead, n_q, n_kv, group, scale, left, right, **masks, **rest)
 
-    def hides_all(self, j):
-        """True where no row sees key j or a later one."""
-        return self.causal and j > self.last
+    def rows(self, head, here):
+        """The scores that the rows `here`, a slice, of flattened head `head` see."""
+        index = np.unravel_index(head, self.lead)
+        return Scores(self, here, *(x if x is None else x[index][here] for x in (self.mask, self.keep)))
 
-    def __call__(self, S, j):
-        """S (rows, keys) whose first key is j, with what is hidden at -inf and an additive mask added."""
+
+class Scores:
+    """S of some rows of one head, tile by tile: scaled, capped, masked, not yet rounded."""
+
+    def __init__(self, options, here, mask, keep):
+        self.o, self.mask, self.keep_mask = options, mask, keep
+        offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
+        self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
+        self.trivial = mask is None and options.left is None and options.right is None
+
+    def sees(self, j, stop):
+        """False where no row sees any of the keys j .. stop - 1 for causality or the window."""
+        o = self.o
+        return not (o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left)
+
+    def __call__(self, q, k, j):
+        """S (rows, keys) in float64 of the rows against keys k, the first of them j; what is hidden at -inf."""
+        S = self.capped(q, k)
         if self.mask is not None:
             tile = self.mask[:, j : j + S.shape[1]]
-            S = S.masked_fill(~tile, -math.inf) if tile.dtype == torch.bool else S + tile
-        if self.causal and j + S.shape[1] - 1 > self.last_key[0]:
-            keys = torch.arange(j, j + S.shape[1], device=S.device)
-            S = S.masked_fill(keys > self.last_key, -math.inf)
+            S = S.masked_fill_(~tile, -math.inf) if tile.dtype == torch.bool else S.add_(tile)
+        o, stop = self.o, j + S.shape[1]
+        beyond = o.right is not None and stop - 1 > self.first + o.right
+        before = o.left is not None and j < self.last - o.left
+        if beyond or before:
+            own = torch.arange(self.first, self.last + 1, device=S.device)[:, None]
+            keys = torch.arange(j, stop, device=S.device)
+            if beyond:
+                S.masked_fill_(keys > own + o.right, -math.inf)
+            if before:
+                S.masked_fill_(keys < own - o.left, -math.inf)
         return S
 
-    @property
-    def trivial(self):
-        """True where nothing is masked at all."""
-        return self.mask is None and not self.causal
+    def capped(self, q, k):
+        """S before masks: scale * Q Kᵀ, softcap * tanh(S / softcap) where there is one."""
+        S = (q @ k.mT).mul_(self.o.scale)
+        return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
+
+    def drop(self, P, j):
+        """P with dropout: what is not kept is 0, the rest divided by 1 - p."""
+        if self.keep_mask is None:
+            return P
+        return P * self.keep_mask[:, j : j + P.shape[1]] / (1 - self.o.dropout_p)
 
 
-def by_rows(kernel, q, k, v, precision, *, causal, scale, mask, width, rows=None, out_features=None):
-    """Apply `kernel(q_i, k, v, scale, mask_i)` to every few rows of every head, on as many threads as torch uses.
+def flat(x, precision):
+    """(heads, sequence, features) in float64, rounded to `precision.inputs`."""
+    return precision.inputs(x.detach().double().reshape(-1, *x.shape[-2:]).contiguous())
+
+
+def by_rows(kernel, q, k, v, precision, options, *, features, width, rows=None, beside=()):
+    """Apply `kernel(q_i, k, v, scores, *beside_i)` to every few rows of every head, on torch's number of threads.
 
     Args:
-        kernel: takes q_i (rows, head_dim), k (n_kv, head_dim) and v (n_kv, head_dim), float64 and rounded to
-            `precision.inputs`, the scale and a Mask; returns (rows, features).
+        kernel: takes q_i (rows, head_dim), k (n_kv, head_dim), v (n_kv, features), float64 and rounded to
+            `precision.inputs`, the Scores of these rows, and the same rows of what is beside; returns (rows, features).
+        options: the call's Options.
+        features: of the result.
         width: keys the kernel works on at once, from which the number of rows that fit the cache follows.
         rows: that number instead of the one that follows.
-        out_features: of the result where it is not v's head_dim.
+        beside: more tensors (heads, n_q, ...) cut as q is.
 
     Returns:
-        float64 tensor, q's shape with the last dimension the kernel's features.
+        float64 tensor (*lead, n_q, features).
     """
-    check(q, k, v, mask, scale)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
-    group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1  # Q heads that share a K/V head
-    if mask is not None:
-        mask = (mask if mask.dtype == torch.bool else mask.double()).expand(*lead, n_q, n_kv)
-    q, k, v = (precision.inputs(x.detach().double().reshape(-1, *x.shape[-2:])) for x in (q, k, v))
-    out = q.new_empty(q.shape[0], n_q, out_features or v.shape[-1])
-    rows = rows or max(16, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, n_kv), q.shape[-1]))
+    q, k, v = (flat(x, precision) for x in (q, k, v))
+    out = q.new_empty(q.shape[0], options.n_q, features)
+    rows = rows or rows_at_once(q, width, options)
 
     def work(task):
         head, first = task
-        here = slice(first, min(first + rows, n_q))
-        q_i = q[head, here]
-        mask_i = None if mask is None else mask[np.unravel_index(head, lead)][here]
-        visible = Mask(first, q_i.shape[0], n_q, n_kv, causal, mask_i, q.device)
-        out[head, here] = kernel(q_i, k[head // group], v[head // group], scale, visible)
+        here = slice(first, min(first + rows, options.n_q))
+        kv = head // options.group
+        scores = options.rows(head, here)
+        out[head, here] = kernel(q[head, here], k[kv], v[kv], scores, *(x[head, here] for x in beside))
 
-    _run(work, [(head, first) for head in range(q.shape[0]) for first in range(0, n_q, rows)], q.device)
-    return out.reshape(*lead, n_q, -1)
+    run([(head, first) for head in range(q.shape[0]) for first in range(0, options.n_q, rows)], work, q.device)
+    return out.reshape(*options.lead, options.n_q, features)
 
 
-def _run(work, tasks, device):
+def rows_at_once(q, width, options):
+    """Rows whose tile of S, `width` keys wide, fits the cache."""
+    return max(16, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
+
+
+def run(tasks, work, device):
+    """work(task) for every task, on as many threads as torch uses."""
     threads = min(torch.get_num_threads(), len(tasks)) if device.type == "cpu" else 1
     if threads == 1:
         for task in tasks:

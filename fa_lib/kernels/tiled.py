@@ -2,25 +2,30 @@
 
 import torch
 
+from fa_lib.kernels.backward import Backward, differentiable
 from fa_lib.kernels.reference import finite, nonzero, stored
-from fa_lib.kernels.rows import by_rows
+from fa_lib.kernels.rows import Options, by_rows
 
 ALGORITHMS = ("fa1", "fa2")
 
 
-def tiled(q, k, v, *, tiling, precision, algorithm="fa2", causal=False, scale=None, mask=None, rows=None):
-    """Flash Attention with online softmax, each step rounded as `precision` says.
+def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, rows=None, **options):
+    """Flash Attention with online softmax, each step rounded as `precision` says. Differentiable, as FA is.
 
     A tile in which a row sees no key leaves that row as it was, as kernels do that skip such tiles. Rows are
-    independent, so `tiling.block_q` cannot change a result, and the rows worked on at once are chosen for speed.
+    independent, so in the forward pass `tiling.block_q` cannot change a result, and the rows worked on at once are
+    chosen for speed.
 
     Args:
-        tiling: a Tiling; block_kv keys are handled at a time.
+        tiling: a Tiling; block_kv keys are handled at a time. The gradients dK and dV are summed over tiles of
+            block_q queries.
         precision: a Precision.
         algorithm: "fa1" (arXiv 2205.14135, Algorithm 1: O is normalised at every tile) or
             "fa2" (arXiv 2307.08691, Algorithm 1: O is divided by the row sum once, at the end).
+        exp: the exponential of S - m, a function of a float64 tensor; `approximations.fast_exp` is torch's on CPU.
+            The few factors exp(m - m') are always torch.exp, and so is the backward pass.
         rows: rows worked on at once instead of the choice made here; no result depends on it.
-        q, k, v, causal, scale, mask: as `reference`.
+        q, k, v, options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p.
 
     Returns:
         o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
@@ -31,38 +36,53 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", causal=False, scale=No
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm: got {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
+    options = Options.of(q, k, v, **options)
     step, last = (_fa1, _fa1_last) if algorithm == "fa1" else (_fa2, _fa2_last)
     p = precision
 
-    def kernel(q_i, k, v, scale, visible):
+    def few_rows(q_i, k, v, scores):
         m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
         l = torch.zeros_like(m)  # running row sum (rows, 1)
         O = q_i.new_zeros(q_i.shape[0], v.shape[1])  # running output (rows, head_dim)
-        for j in range(0, k.shape[0], tiling.block_kv):
-            if visible.hides_all(j):
-                break
-            k_j, v_j = k[j : j + tiling.block_kv], v[j : j + tiling.block_kv]
-            S = p.scores(visible((q_i @ k_j.mT).mul_(scale), j))  # (rows, B_c)
+        for j, k_j, v_j in tiles(k, v, tiling, scores):
+            S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
             m_tile = p.stats(S.amax(-1, keepdim=True))  # (rows, 1)
-            if visible.trivial:
-                m, l, O = step(p, S, v_j, m_tile, m, l, O)
+            new = step(p, exp, lambda P, j=j: p.probs(scores.drop(P, j)), S, v_j, m_tile, m, l, O)
+            if scores.trivial:
+                m, l, O = new
             else:
                 seen = m_tile > -torch.inf
-                m, l, O = (torch.where(seen, new, old) for new, old in zip(step(p, S, v_j, m_tile, m, l, O), (m, l, O)))
-        return last(p, l, O)
+                m, l, O = (torch.where(seen, after, before) for after, before in zip(new, (m, l, O)))
+        L = p.stats(finite(m) + p.stats(torch.log(nonzero(l))))  # log-sum-exp (rows, 1)
+        return torch.cat([last(p, l, O), L], -1)  # (rows, head_dim + 1)
 
-    o = by_rows(kernel, q, k, v, p, causal=causal, scale=scale, mask=mask, width=tiling.block_kv, rows=rows)
-    return stored(o, q.dtype)
+    def forward(q, k, v):
+        width = tiling.block_kv
+        out = by_rows(few_rows, q, k, v, p, options, features=v.shape[-1] + 1, width=width, rows=rows)
+        return stored(out[..., :-1], q.dtype), out[..., -1:]
+
+    def probabilities(S, L):
+        return p.exponent(torch.exp_(p.exponent(S - L)))  # P, divided by the row sum already
+
+    return differentiable(q, k, v, forward, Backward(p, options, probabilities, tiling))
 
 
-def _fa1(p, S, v, m_tile, m, l, O):
-    P = p.exponent(torch.exp_(p.exponent(S - finite(m_tile))))  # (rows, B_c)
+def tiles(k, v, tiling, scores):
+    """j, K_j, V_j of every tile that some row sees, j its first key."""
+    for j in range(0, k.shape[0], tiling.block_kv):
+        stop = min(j + tiling.block_kv, k.shape[0])
+        if scores.sees(j, stop):
+            yield j, k[j:stop], v[j:stop]
+
+
+def _fa1(p, exp, dropped, S, v, m_tile, m, l, O):
+    P = p.exponent(exp(p.exponent(S - finite(m_tile))))  # (rows, B_c)
     l_tile = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
     m_new = torch.maximum(m, m_tile)
     l_old = p.stats(p.stats(torch.exp_(p.stats(m - finite(m_new)))) * l)  # the old sum, rescaled (rows, 1)
     a_tile = p.stats(torch.exp_(p.stats(m_tile - finite(m_new))))  # the tile's factor (rows, 1)
     l_new = p.stats(l_old + p.stats(a_tile * l_tile))
-    PV = p.accumulator(p.probs(P) @ v)  # (rows, head_dim)
+    PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
     O = p.accumulator(p.accumulator(l_old * O) + p.accumulator(a_tile * PV))
     return m_new, l_new, p.accumulator(O / nonzero(l_new))
 
@@ -71,12 +91,12 @@ def _fa1_last(p, l, O):
     return p.output(O)
 
 
-def _fa2(p, S, v, m_tile, m, l, O):
+def _fa2(p, exp, dropped, S, v, m_tile, m, l, O):
     m_new = torch.maximum(m, m_tile)
-    P = p.exponent(torch.exp_(p.exponent(S - finite(m_new))))  # (rows, B_c)
+    P = p.exponent(exp(p.exponent(S - finite(m_new))))  # (rows, B_c)
     a = p.stats(torch.exp_(p.stats(m - finite(m_new))))  # rescale of what was accumulated (rows, 1)
     l = p.stats(p.stats(a * l) + p.stats(P.sum(-1, keepdim=True)))
-    PV = p.accumulator(p.probs(P) @ v)  # (rows, head_dim)
+    PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
     return m_new, l, p.accumulator(p.accumulator(a * O) + PV)
 
 
@@ -84,7 +104,7 @@ def _fa2_last(p, l, O):
     return p.output(p.accumulator(O / nonzero(l)))
 
 
-def rescales(q, k, *, tiling, precision, causal=False, scale=None, mask=None):
+def rescales(q, k, *, tiling, precision, **options):
     """How often each row's maximum is raised by a tile after its first: the rescales that change a value.
 
     Args: as `tiled`.
@@ -92,17 +112,17 @@ def rescales(q, k, *, tiling, precision, causal=False, scale=None, mask=None):
     Returns:
         int64 tensor (batch, heads, n_q).
     """
+    options = Options.of(q, k, k, **options)
     p = precision
 
-    def kernel(q_i, k, _, scale, visible):
+    def few_rows(q_i, k, _, scores):
         m, count = None, torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
-        for j in range(0, k.shape[0], tiling.block_kv):
-            S = p.scores(visible((q_i @ k[j : j + tiling.block_kv].mT).mul_(scale), j))  # (rows, B_c)
+        for j, k_j, _ in tiles(k, k, tiling, scores):
+            S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
             m_tile = p.stats(S.amax(-1, keepdim=True))
             if m is not None:
                 count += (m_tile > m) & (m > -torch.inf)
             m = m_tile if m is None else torch.maximum(m, m_tile)
         return count
 
-    count = by_rows(kernel, q, k, k, p, causal=causal, scale=scale, mask=mask, width=tiling.block_kv, out_features=1)
-    return count.squeeze(-1).long()
+    return by_rows(few_rows, q, k, k, p, options, features=1, width=tiling.block_kv).squeeze(-1).long()

@@ -1,0 +1,124 @@
+"""Gradients of attention, each step rounded: P is recomputed tile by tile, as FlashAttention does.
+
+With dO the gradient of the output O (arXiv 2205.14135, appendix B; arXiv 2307.08691, Algorithm 2):
+    dV = Pᵀ dO,  dP = dO Vᵀ,  dS = P ∘ (dP - delta),  dQ = scale dS K,  dK = scale dSᵀ Q,
+where delta = rowsum(dO ∘ O), which equals rowsum(P ∘ dP).
+"""
+
+import torch
+
+from fa_lib.formats import round_to
+from fa_lib.kernels.rows import by_rows, flat, rows_at_once, run
+
+
+def differentiable(q, k, v, forward, backward):
+    """o of `forward(q, k, v) -> (o, statistics of its rows)`, with gradients of `backward` where one is asked for."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return _Attention.apply(q, k, v, forward, backward)
+    return forward(q, k, v)[0]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, forward, backward):
+        o, statistics = forward(q, k, v)
+        ctx.save_for_backward(q, k, v, o, statistics)
+        ctx.backward = backward
+        return o
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dO):
+        q, k, v, o, statistics = ctx.saved_tensors
+        gradients = ctx.backward(q, k, v, o, statistics, dO)
+        return *(round_to(g, str(x.dtype)).to(x.dtype) for g, x in zip(gradients, (q, k, v))), None, None
+
+
+class Backward:
+    """dQ, dK and dV.
+
+    Args:
+        precision, options: of the forward call.
+        probabilities: P (rows, keys) from S and the statistics of its rows.
+        tiling: Flash: dQ is summed over tiles of block_kv keys, dK and dV over tiles of block_q queries (and over the
+            Q heads that share them), each sum held in `precision.accumulator`; delta = rowsum(dO ∘ O). Here B_r does
+            count. None is Baseline: each matrix product rounds once; delta = rowsum(P ∘ dP), as softmax's own
+            gradient has it.
+    """
+
+    def __init__(self, precision, options, probabilities, tiling):
+        self.p, self.options, self.probabilities, self.tiling = precision, options, probabilities, tiling
+
+    def __call__(self, q, k, v, o, statistics, dO):
+        p, options = self.p, self.options
+        n_q, n_kv, block_kv = options.n_q, options.n_kv, self.tiling.block_kv if self.tiling else options.n_kv
+        dO, o = flat(dO, p), o.detach().double().reshape(-1, *o.shape[-2:])  # (heads, n_q, head_dim)
+        statistics = statistics.reshape(dO.shape[0], n_q, -1)  # (heads, n_q, 1 or 2)
+        add = p.accumulator if self.tiling else lambda x: x  # rounds a running sum
+
+        if self.tiling:
+            delta = p.delta((dO * o).sum(-1, keepdim=True))  # (heads, n_q, 1)
+        else:
+
+            def row_sums(q_i, k, v, scores, statistics_i, dO_i):
+                P = self.probabilities(p.scores(scores(q_i, k, 0)), statistics_i)
+                dP = p.scores(scores.drop(p.scores(dO_i @ v.mT), 0))
+                return p.delta((P * dP).sum(-1, keepdim=True))
+
+            delta = by_rows(row_sums, q, k, v, p, options, features=1, width=n_kv, beside=(statistics, dO))
+            delta = delta.reshape(dO.shape[0], n_q, 1)
+
+        def dq_rows(q_i, k, v, scores, statistics_i, dO_i, delta_i):
+            dQ = torch.zeros_like(q_i)  # (rows, head_dim)
+            for j in range(0, n_kv, block_kv):
+                stop = min(j + block_kv, n_kv)
+                if scores.sees(j, stop):
+                    _, dS = self.pair(scores, q_i, k[j:stop], v[j:stop], j, statistics_i, dO_i, delta_i)
+                    dQ = add(dQ + add(dS @ k[j:stop]))
+            return p.output(p.accumulator(dQ * options.scale))
+
+        rest = (statistics, dO, delta)
+        dQ = by_rows(dq_rows, q, k, v, p, options, features=q.shape[-1], width=block_kv, beside=rest)
+        return dQ, *self.dk_dv(q, k, v, block_kv, add, rest)
+
+    def dk_dv(self, q, k, v, block_kv, add, rest):
+        p, options, shapes = self.p, self.options, (k.shape, v.shape)
+        q, k, v = (flat(x, p) for x in (q, k, v))
+        if self.tiling:
+            block_q = self.tiling.block_q
+        else:
+            block_q = rows_at_once(q, options.n_kv, options)
+            block_kv = options.n_kv
+        dK, dV = torch.empty_like(k), torch.empty_like(v)
+
+        def work(task):
+            kv, j = task
+            there = slice(j, min(j + block_kv, options.n_kv))
+            k_j, v_j = k[kv, there], v[kv, there]
+            dK_j, dV_j = torch.zeros_like(k_j), torch.zeros_like(v_j)  # (B_c, head_dim)
+            for head in range(kv * options.group, (kv + 1) * options.group):
+                for i in range(0, options.n_q, block_q):
+                    here = slice(i, min(i + block_q, options.n_q))
+                    scores = options.rows(head, here)
+                    if not scores.sees(there.start, there.stop):
+                        continue
+                    statistics_i, dO_i, delta_i = (x[head, here] for x in rest)
+                    P, dS = self.pair(scores, q[head, here], k_j, v_j, j, statistics_i, dO_i, delta_i)
+                    dV_j = add(dV_j + add(P.mT @ dO_i))
+                    dK_j = add(dK_j + add(dS.mT @ q[head, here]))
+            dV[kv, there] = p.output(p.accumulator(dV_j))
+            dK[kv, there] = p.output(p.accumulator(p.accumulator(dK_j) * options.scale))
+
+        run([(kv, j) for kv in range(k.shape[0]) for j in range(0, options.n_kv, block_kv)], work, k.device)
+        return tuple(x.reshape(shape) for x, shape in zip((dK, dV), shapes))
+
+    def pair(self, scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i):
+        """P after dropout, and dS, of one tile: both (rows, B_c), as handed to the matrix products."""
+        p = self.p
+        P = self.probabilities(p.scores(scores(q_i, k_j, j)), statistics_i)
+        dP = p.scores(scores.drop(p.scores(dO_i @ v_j.mT), j))
+        dS = P * p.scores(dP - delta_i)
+        softcap = self.options.softcap
+        if softcap is not None:
+            dS = dS * (1 - (scores.capped(q_i, k_j) / softcap) ** 2)
+        return p.probs(scores.drop(P, j)), p.grads(dS)
