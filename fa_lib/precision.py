@@ -19,6 +19,7 @@ class Precision:
         output: O as stored, and dQ, dK, dV.
         grads: dS as handed to dS K and dSᵀ Q. (dP is a product like S, and rounded as `scores`.)
         delta: rowsum(dO ∘ O).
+        grad_sums: dQ, dK and dV while tiles are added to them. (torch's CPU kernel holds them in the inputs' format.)
 
     Every field takes what `Format.of` takes. `dataclasses.replace(p, accumulator=BF16)` changes one step.
 
@@ -35,6 +36,7 @@ class Precision:
     output: Format
     grads: Format
     delta: Format
+    grad_sums: Format
 
     def __post_init__(self):
         for field in fields(self):
@@ -58,4 +60,6 @@ class Precision:
         fmt = Format.of(fmt)
         wide = fmt if fmt.precision > FP32.precision else FP32
         narrow = dict.fromkeys(("inputs", "probs", "output", "grads"), fmt)
-        return cls(**dict.fromkeys(("scores", "exponent", "stats", "accumulator", "delta"), wide), **narrow)
+        return cls(
+            **dict.fromkeys(("scores", "exponent", "stats", "accumulator", "delta", "grad_sums"), wide), **narrow
+        )

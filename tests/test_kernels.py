@@ -35,17 +35,41 @@ def problems(draw_):
         "keys": torch.rand(1, n_kv, generator=noise) < 0.7,
         "added": torch.randn(n_q, n_kv, generator=noise, dtype=torch.float64),
     }[draw_(st.sampled_from(["none", "boolean", "keys", "added"]))]
+    sides = st.one_of(st.none(), st.integers(0, 40))
     call = {"causal": draw_(st.booleans()), "mask": mask, "scale": draw_(st.sampled_from([None, 0.3]))}
+    call["window"] = draw_(st.one_of(st.none(), st.tuples(sides, sides)))
+    call["softcap"] = draw_(st.sampled_from([None, None, 1.5]))
+    if draw_(st.booleans()):
+        call |= {"keep": torch.rand(n_q, n_kv, generator=noise) < 0.8, "dropout_p": 0.2}
     return q, k, v, call
+
+
+def plain(q, k, v, call):
+    """Attention as anybody would write it, for torch's autograd."""
+    group = q.shape[-3] // k.shape[-3]
+    k, v = (x.repeat_interleave(group, -3) for x in (k, v))
+    S = (q @ k.mT) * (call.get("scale") or 1 / math.sqrt(q.shape[-1]))
+    if call.get("softcap"):
+        S = call["softcap"] * torch.tanh(S / call["softcap"])
+    if call.get("mask") is not None and call["mask"].dtype != torch.bool:
+        S = S + call["mask"]
+    seen = seen_keys(q, k, call)
+    P = torch.softmax(S.masked_fill(~seen, -1e300), -1) * seen.any(-1, keepdim=True)
+    return (P * call["keep"] / (1 - call["dropout_p"]) if call.get("dropout_p") else P) @ v
 
 
 def seen_keys(q, k, call):
     """Boolean (n_q, n_kv) or wider: what a row may see."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
     seen = torch.ones(n_q, n_kv, dtype=torch.bool)
-    if call["causal"]:
+    if call.get("causal"):
         seen = seen.tril(n_kv - n_q)
-    if call["mask"] is not None and call["mask"].dtype == torch.bool:
+    left, right = call.get("window") or (None, None)
+    if left is not None:
+        seen = seen.triu(n_kv - n_q - left)
+    if right is not None:
+        seen = seen.tril(n_kv - n_q + right)
+    if call.get("mask") is not None and call["mask"].dtype == torch.bool:
         seen = seen & call["mask"]
     return seen
 
@@ -54,17 +78,18 @@ def bound(q, k, v, call, block_kv):
     """How far two float64 evaluations of attention may be apart, from u = 2**-53.
 
     An entry of S is off by (d + 3) u scale sum |q k| at most, from its dot product, the scaling and the mask. In
-    exp(S - m) that, the subtraction and exp itself make a relative error of twice that, plus |S - m| u + 2u. It
+    exp(S - m) that (a softcap's tanh adds 3u of S), the subtraction and exp itself make a relative error of twice that, plus |S - m| u + 2u. It
     enters O through the numerator and the row sum; the sums over n keys add 2 n u, the rescales 6 u a tile.
     """
-    scale = call["scale"] or 1 / math.sqrt(q.shape[-1])
+    scale = call.get("scale") or 1 / math.sqrt(q.shape[-1])
     group = q.shape[-3] // k.shape[-3]
     largest = scale * (q.abs() @ k.abs().repeat_interleave(group, -3).mT).max()
-    if call["mask"] is not None and call["mask"].dtype != torch.bool:
+    if call.get("mask") is not None and call["mask"].dtype != torch.bool:
         largest = largest + call["mask"].abs().max()
     tiles = math.ceil(k.shape[-2] / block_kv)
     relative = 2 * (2 * (q.shape[-1] + 3) * largest + 2 * largest + 2) + 2 * k.shape[-2] + 6 * tiles
-    return 2 * relative.item() * FP64.unit_roundoff * v.abs().max().item()
+    kept = 1 / (1 - call.get("dropout_p", 0))
+    return 2 * kept * relative.item() * FP64.unit_roundoff * v.abs().max().item()
 
 
 @settings(max_examples=150, deadline=None)
@@ -78,8 +103,18 @@ def test_tiled_is_reference_in_fp64(problem, block_kv, algorithm):
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
+def test_golden_is_attention_as_anybody_would_write_it(problem):
+    q, k, v, call = problem
+    assert (golden(q, k, v, inputs=FP64, **call) - plain(q, k, v, call)).abs().max() <= bound(
+        q, k, v, call, k.shape[-2]
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
 def test_golden_is_torchs_math_in_float64(problem):
     q, k, v, call = problem
+    call = {name: call[name] for name in ("causal", "mask", "scale", "window")}
     seen = seen_keys(q, k, call)
     mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -math.inf)
     if call["mask"] is not None and call["mask"].dtype != torch.bool:
@@ -108,7 +143,7 @@ def test_b_r_is_inert_bit_for_bit(problem, block_kv, algorithm, block_q, rows):
 def test_one_tile_is_baseline_with_the_division_last(problem, fmt):
     """With one tile both algorithms do Baseline's operations, each rounded, with O and not P divided by the row sum."""
     q, k, v, call = problem
-    call = call | {"mask": None, "causal": False}
+    call = {"scale": call["scale"]}
     p = Precision.uniform(fmt)
     fa1, fa2 = (
         tiled(q, k, v, tiling=Tiling(64, 70), precision=p, algorithm=algorithm, **call) for algorithm in ("fa1", "fa2")
@@ -198,7 +233,7 @@ def test_torchs_flash_kernel_in_wide_formats(fmt, causal):
     """Its sums round at each addition and ours once, so what it is held to is the bound for the former."""
     q, k, v = (round_to(x, fmt) for x in draw("normal", 3, (2, 4, 97, 32), (2, 2, 130, 32)))
     o = flash(*(x.to(fmt.dtype) for x in (q, k, v)), causal=causal)
-    limit = bound(q, k, v, {"scale": None, "mask": None}, 512) * fmt.unit_roundoff / FP64.unit_roundoff
+    limit = bound(q, k, v, {}, 512) * fmt.unit_roundoff / FP64.unit_roundoff
     assert (o - golden(q, k, v, inputs=FP64, causal=causal)).abs().max() <= limit
 
 
@@ -216,6 +251,8 @@ def test_what_flash_cannot_run_it_refuses():
         flash(q, k, v)
     with pytest.raises(ValueError, match="backend: got 'cudnn'; accepted are torch"):
         flash(q, k, v, backend="cudnn")
+    with pytest.raises(ValueError, match="softcap: got 1.0; torch's flash kernel has none"):
+        flash(q, k, v, softcap=1.0)
 
 
 def test_registry():
@@ -264,6 +301,12 @@ def test_other_bad_arguments_are_refused():
         (dict(mask=torch.ones(4, 4, dtype=torch.int64)), "mask: got torch.int64"),
         (dict(scale=0.0), "scale: got 0.0"),
         (dict(scale=math.inf), "scale: got inf"),
+        (dict(softcap=-1.0), "softcap: got -1.0"),
+        (dict(window=(1, -2)), r"window: got \(1, -2\)"),
+        (dict(window=(1, 2, 3)), r"window: got"),
+        (dict(dropout_p=0.1), "dropout_p: got 0.1"),
+        (dict(dropout_p=1.0, keep=torch.ones(4, 4, dtype=torch.bool)), "dropout_p: got 1.0"),
+        (dict(dropout_p=0.1, keep=torch.ones(4, 4)), "keep: got torch.float32.*accepted is a boolean"),
         (dict(algorithm="fa9"), "algorithm: got 'fa9'; accepted are fa1, fa2"),
     ):
         with pytest.raises(ValueError, match=message):

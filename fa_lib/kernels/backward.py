@@ -41,7 +41,7 @@ class Backward:
         precision, options: of the forward call.
         probabilities: P (rows, keys) from S and the statistics of its rows.
         tiling: Flash: dQ is summed over tiles of block_kv keys, dK and dV over tiles of block_q queries (and over the
-            Q heads that share them), each sum held in `precision.accumulator`; delta = rowsum(dO ∘ O). Here B_r does
+            Q heads that share them), each sum held in `precision.grad_sums`; delta = rowsum(dO ∘ O). Here B_r does
             count. None is Baseline: each matrix product rounds once; delta = rowsum(P ∘ dP), as softmax's own
             gradient has it.
     """
@@ -54,7 +54,7 @@ class Backward:
         n_q, n_kv, block_kv = options.n_q, options.n_kv, self.tiling.block_kv if self.tiling else options.n_kv
         dO, o = flat(dO, p), o.detach().double().reshape(-1, *o.shape[-2:])  # (heads, n_q, head_dim)
         statistics = statistics.reshape(dO.shape[0], n_q, -1)  # (heads, n_q, 1 or 2)
-        add = p.accumulator if self.tiling else lambda x: x  # rounds a running sum
+        add = p.grad_sums if self.tiling else lambda x: x  # rounds a running sum, once a tile
 
         if self.tiling:
             delta = p.delta((dO * o).sum(-1, keepdim=True))  # (heads, n_q, 1)
@@ -74,8 +74,8 @@ class Backward:
                 stop = min(j + block_kv, n_kv)
                 if scores.sees(j, stop):
                     _, dS = self.pair(scores, q_i, k[j:stop], v[j:stop], j, statistics_i, dO_i, delta_i)
-                    dQ = add(dQ + add(dS @ k[j:stop]))
-            return p.output(p.accumulator(dQ * options.scale))
+                    dQ = add(dQ + options.scale * (dS @ k[j:stop]))
+            return p.output(p.grad_sums(dQ))
 
         rest = (statistics, dO, delta)
         dQ = by_rows(dq_rows, q, k, v, p, options, features=q.shape[-1], width=block_kv, beside=rest)
@@ -104,10 +104,10 @@ class Backward:
                         continue
                     statistics_i, dO_i, delta_i = (x[head, here] for x in rest)
                     P, dS = self.pair(scores, q[head, here], k_j, v_j, j, statistics_i, dO_i, delta_i)
-                    dV_j = add(dV_j + add(P.mT @ dO_i))
-                    dK_j = add(dK_j + add(dS.mT @ q[head, here]))
-            dV[kv, there] = p.output(p.accumulator(dV_j))
-            dK[kv, there] = p.output(p.accumulator(p.accumulator(dK_j) * options.scale))
+                    dV_j = add(dV_j + P.mT @ dO_i)
+                    dK_j = add(dK_j + options.scale * (dS.mT @ q[head, here]))
+            dV[kv, there] = p.output(p.grad_sums(dV_j))
+            dK[kv, there] = p.output(p.grad_sums(dK_j))
 
         run([(kv, j) for kv in range(k.shape[0]) for j in range(0, options.n_kv, block_kv)], work, k.device)
         return tuple(x.reshape(shape) for x, shape in zip((dK, dV), shapes))

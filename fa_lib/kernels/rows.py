@@ -113,7 +113,9 @@ class Scores:
     def sees(self, j, stop):
         """False where no row sees any of the keys j .. stop - 1 for causality or the window."""
         o = self.o
-        return not (o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left)
+        return not (
+            o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left
+        )
 
     def __call__(self, q, k, j):
         """S (rows, keys) in float64 of the rows against keys k, the first of them j; what is hidden at -inf."""

@@ -1,0 +1,141 @@
+"""Gradients: against autograd and finite differences in FP64, and step by step in a low precision."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_kernels import EXACT, plain, problems
+
+from fa_lib import BF16, FP16, FP32, FP64, Precision, Tiling, deviation, draw, round_to
+from fa_lib.kernels import flash, golden, reference, tiled
+from fa_lib.kernels.approximations import fast_exp
+
+
+def gradients(kernel, q, k, v, dO):
+    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
+    o = kernel(q, k, v)
+    return torch.autograd.grad(o, (q, k, v), dO.to(o.dtype))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.integers(1, 80), st.integers(1, 50), st.sampled_from(["fa1", "fa2"]))
+def test_gradients_are_autograds_in_fp64(problem, block_kv, block_q, algorithm):
+    q, k, v, call = problem
+    dO = draw("normal", 1, q.shape)[0]
+    exact = gradients(lambda q, k, v: plain(q, k, v, call), q, k, v, dO)
+    tiling = Tiling(block_q, block_kv)
+    for kernel in (
+        lambda q, k, v: golden(q, k, v, inputs=FP64, **call),
+        lambda q, k, v: tiled(q, k, v, tiling=tiling, precision=EXACT, algorithm=algorithm, **call),
+    ):
+        for ours, theirs in zip(gradients(kernel, q, k, v, dO), exact):
+            # sums of at most 70 * 40 * 3 terms, through an exponential of |S| up to some hundreds
+            size = 1 + q.abs().max() * k.abs().max() * v.abs().max() * dO.abs().max() * q.shape[-1]
+            assert (ours - theirs).abs().max() <= 1e4 * size * FP64.unit_roundoff * max(1, theirs.abs().max())
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 6)] * 3), st.integers(1, 4), st.integers(1, 4), st.booleans(),
+    st.sampled_from([None, 2.0]), st.integers(0, 999),
+)  # fmt: skip
+def test_gradcheck(sizes, block_q, block_kv, causal, softcap, seed):
+    n_q, n_kv, d = sizes
+    q, k, v = (x.requires_grad_() for x in draw("normal", seed, (2, 2, n_q, d), (2, 1, n_kv, d)))
+    keep = torch.rand(n_q, n_kv, generator=torch.Generator().manual_seed(seed)) < 0.7
+    options = dict(causal=causal, softcap=softcap, keep=keep, dropout_p=0.3)
+    for kernel in (
+        lambda q, k, v: reference(q, k, v, precision=EXACT, **options),
+        lambda q, k, v: tiled(q, k, v, tiling=Tiling(block_q, block_kv), precision=EXACT, **options),
+    ):
+        assert torch.autograd.gradcheck(kernel, (q, k, v))
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+def test_each_step_rounds_where_it_should(fmt):
+    """Two tiles of keys and of queries, every step in the format, written out."""
+    q, k, v = (round_to(x, fmt) for x in draw("normal", 3, (8, 4)))
+    dO = round_to(draw("normal", 4, (8, 4))[0], fmt)
+    p = Precision.uniform(fmt)
+    o = tiled(q, k, v, tiling=Tiling(4, 4), precision=p)
+    dQ, dK, dV = gradients(lambda q, k, v: tiled(q, k, v, tiling=Tiling(4, 4), precision=p), q, k, v, dO)
+    S = fmt(q @ k.mT * 0.5)
+    m, l = S[:, :4].amax(-1, keepdim=True), None
+    for j in (0, 4):
+        m_new = torch.maximum(m, S[:, j : j + 4].amax(-1, keepdim=True))
+        sums = fmt(fmt(torch.exp(fmt(S[:, j : j + 4] - m_new))).sum(-1, keepdim=True))
+        l = sums if l is None else fmt(fmt(fmt(torch.exp(fmt(m - m_new))) * l) + sums)
+        m = m_new
+    P = fmt(torch.exp(fmt(S - fmt(m + fmt(torch.log(l))))))
+    dS = fmt(P * fmt(fmt(dO @ v.mT) - fmt((dO * o).sum(-1, keepdim=True))))
+    first, second = slice(0, 4), slice(4, 8)
+    assert torch.equal(dV, fmt(fmt(P[first].mT @ dO[first]) + P[second].mT @ dO[second]))
+    assert torch.equal(dK, fmt(fmt(0.5 * dS[first].mT @ q[first]) + 0.5 * dS[second].mT @ q[second]))
+    assert torch.equal(dQ, fmt(fmt(0.5 * dS[:, first] @ k[first]) + 0.5 * dS[:, second] @ k[second]))
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_within_three_times_baselines(fmt, causal):
+    """flash-attention's rule for gradients; the kernel that carries FP32 keeps it with its own tiles."""
+    q, k, v = (round_to(x, fmt) for x in draw("normal", 5, (1, 4, 300, 32), (1, 2, 300, 32)))
+    dO = round_to(draw("normal", 6, q.shape)[0], fmt)
+    exact = gradients(lambda q, k, v: golden(q, k, v, inputs=fmt, causal=causal), q, k, v, dO)
+    baseline, ours = (
+        gradients(kernel, q, k, v, dO)
+        for kernel in (
+            lambda q, k, v: reference(q, k, v, precision=Precision.materialized(fmt), causal=causal),
+            lambda q, k, v: tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(fmt), causal=causal),
+        )
+    )
+    for a, b, g in zip(ours, baseline, exact):
+        assert deviation(a, g, fmt).max <= 3 * deviation(b, g, fmt).max
+
+
+def test_torchs_cpu_kernel_carries_the_inputs_format_from_tile_to_tile_in_its_gradients():
+    """Its dQ, dK, dV equal ours bit for bit where their running sums are rounded to BF16 at each tile, and not where
+    they are held in FP32."""
+    q, k, v = (round_to(x, BF16) for x in draw("normal", 7, (1, 1, 1024, 64)))
+    dO = round_to(draw("normal", 8, q.shape)[0], BF16)
+    real = gradients(flash, *(x.bfloat16() for x in (q, k, v)), dO)
+
+    def share(p):
+        kernel = lambda q, k, v: tiled(q, k, v, tiling=Tiling(256, 512), precision=p, exp=fast_exp)  # noqa: E731
+        return [(a == b).double().mean().item() for a, b in zip(gradients(kernel, q, k, v, dO), real)]
+
+    shipped = Precision.kernel(BF16)
+    assert min(share(replace(shipped, grad_sums=BF16))) > 0.98
+    assert max(share(shipped)[1:]) < 0.7  # dK and dV, four tiles of queries
+
+
+def test_torchs_cpu_kernel_is_modelled_bit_for_bit():
+    for distribution, n, least in (("uniform", 1024, 0.999), ("normal", 1024, 0.99), ("normal", 128, 0.999)):
+        q, k, v = (round_to(x, BF16).bfloat16() for x in draw(distribution, 9, (1, 2, n, 64)))
+        call = dict(tiling=Tiling(256, 512), precision=Precision.kernel(BF16))
+        real = flash(q, k, v)
+        assert (tiled(q, k, v, exp=fast_exp, **call) == real).double().mean() > least
+        if distribution == "normal":
+            assert (tiled(q, k, v, **call) == real).double().mean() < 0.92  # with an exact exp it is not
+
+
+def test_fast_exp():
+    x = torch.linspace(-80, 0, 100_001, dtype=torch.float64)
+    x = FP32(x)
+    error = ((fast_exp(x) - x.exp()) / x.exp()).abs().max().item()
+    assert 9e-5 < error < 1.1e-4
+    assert torch.equal(FP32(fast_exp(x)), fast_exp(x))
+    edge = torch.tensor([0.0, -0.0, -90.0, -math.inf, -87.5], dtype=torch.float64)
+    assert fast_exp(edge)[2:].tolist() == [0.0, 0.0, 0.0] and abs(fast_exp(edge)[0].item() - 1) < 1.1e-4
+
+
+def test_gradients_come_in_their_inputs_dtype_and_only_where_asked():
+    q, k, v = (x.bfloat16() for x in draw("normal", 10, (1, 1, 8, 4)))
+    q.requires_grad_()
+    o = tiled(q, k, v, tiling=Tiling(4, 4), precision=Precision.kernel(BF16))
+    o.sum().backward()
+    assert q.grad.dtype == torch.bfloat16 and k.grad is None
+    with torch.no_grad():
+        assert not tiled(q, k, v, tiling=Tiling(4, 4), precision=Precision.kernel(BF16)).requires_grad
