@@ -15,12 +15,19 @@ READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready)
 help: ## print this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-figures: $(NOTEBOOKS:notebooks/%.ipynb=build/$(SCALE)/%.done) ## draw every figure: run the notebooks that changed, through papermill
+figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run the notebooks that changed, through papermill
 	@$(PYTHON) -m fa_lib.claims --readme > /dev/null
 
-build/$(SCALE)/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml $(LIBRARY) | $(READY)
-	@$(PYTHON) -m fa_lib.run $< --scale $(SCALE)
-	@mkdir -p $(@D) && touch $@
+# Stamped with the time the run began, so that an edit made meanwhile counts. A result that is gone is made again.
+.SECONDEXPANSION:
+build/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml build/scale $(LIBRARY) \
+		$$(if $$(wildcard data/results/$$*.csv),,FORCE) | $(READY)
+	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) && mv $@.begun $@
+
+build/scale: FORCE # changes when SCALE does
+	@mkdir -p build && echo $(SCALE) | cmp -s - $@ || echo $(SCALE) > $@
+
+FORCE:
 
 test: $(READY) ## run every test, the notebooks among them (nbval)
 	$(PYTHON) -m pytest
@@ -40,7 +47,7 @@ lint: $(READY) ## check and format the code, strip the notebooks
 		--extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info.version"; done
 
 renew: $(READY) ## run the notebooks at their defaults and keep the text that nbval compares with
-	for f in $(NOTEBOOKS); do $(PYTHON) -m jupyter execute --inplace "$$f"; done
+	for f in $(NOTEBOOKS); do TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace "$$f"; done
 	@$(MAKE) --no-print-directory lint
 
 clean: ## remove the environment and everything built; results and figures stay
@@ -52,4 +59,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	@touch $@
 
-.PHONY: help figures test lab claims bench lint renew clean
+.PHONY: FORCE help figures test lab claims bench lint renew clean

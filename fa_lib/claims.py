@@ -24,13 +24,13 @@ def verdict(values, low, high):
     """What values over seeds say of a statement that holds within [low, high].
 
     Returns:
-        "reproduced": every seed is inside; "consistent": some are; "not reproduced": none is; "not stated": nothing
-        was published (low is NaN).
+        "reproduced": every seed is strictly inside; "consistent": some are; "not reproduced": none is;
+        "not stated": nothing was published (low is NaN).
     """
     values = np.asarray(values, dtype=float)
     if np.isnan(low):
         return "not stated"
-    inside = (values >= low) & (values <= high)
+    inside = (values > low) & (values < high)
     if inside.all():
         return "reproduced"
     return "consistent" if inside.any() else "not reproduced"
@@ -53,16 +53,7 @@ def claim(id, setting, values):
     values = np.asarray(values, dtype=float)
     if not values.size or not np.isfinite(values).all():
         raise ValueError(f"values: got {values}; accepted are finite numbers, one a seed")
-    row = table.loc[id]
-    return {
-        "id": id,
-        "setting": setting,
-        "mean": values.mean(),
-        "min": values.min(),
-        "max": values.max(),
-        "seeds": values.size,
-        "verdict": verdict(values, row.low, row.high),
-    }
+    return {"id": id, "setting": setting, "values": " ".join(f"{value:.6g}" for value in values)}
 
 
 def by_distribution(id, setting, values):
@@ -73,21 +64,27 @@ def by_distribution(id, setting, values):
 
 def ledger(results=RESULTS):
     """Every statement with every result for it: a DataFrame, statements without a result included."""
-    parts = [pd.read_csv(p) for p in sorted(results.glob("*.claims.csv"))]
-    ours = (
-        pd.concat(parts) if parts else pd.DataFrame(columns=["id", "setting", "mean", "min", "max", "seeds", "verdict"])
-    )
-    return published().reset_index().merge(ours, on="id", how="left").fillna({"verdict": "not run", "setting": ""})
+    parts = [pd.read_csv(p, dtype=str) for p in sorted(results.glob("*.claims.csv"))]
+    ours = pd.concat(parts) if parts else pd.DataFrame(columns=["id", "setting", "values"])
+    table = published().reset_index().merge(ours, on="id", how="left").fillna({"setting": "", "values": ""})
+    seeds = [np.array(values.split(), dtype=float) for values in table["values"]]
+    for name in ("mean", "min", "max"):
+        table[name] = [getattr(s, name)() if s.size else np.nan for s in seeds]
+    bounds = zip(seeds, table.low, table.high)
+    table["verdict"] = [verdict(s, low, high) if s.size else "not run" for s, low, high in bounds]
+    return table
 
 
 def markdown(table):
     """The ledger as a Markdown table."""
     lines = ["| figure | statement | setting | published | ours (min to max over seeds) | verdict |", "|" + "---|" * 6]
+    last = None
     for row in table.itertuples():
         ours = f"{row.mean:.3g} ({row.min:.3g} to {row.max:.3g})" if row.verdict != "not run" else ""
-        statement = f"{row.statement}: {row.quantity}"
-        cells = (row.figure, statement, row.setting, row.published, ours, f"**{row.verdict}**")
+        named = (row.figure, f"{row.statement}: {row.quantity}") if row.id != last else ("", "")
+        cells = (*named, row.setting, row.published if row.id != last else "", ours, f"**{row.verdict}**")
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        last = row.id
     return "\n".join(lines)
 
 

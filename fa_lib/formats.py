@@ -148,9 +148,11 @@ def round_to(x, fmt, mode="nearest", generator=None):
         out unchanged where the format has them; NaN and the sign of zero are kept.
 
     Raises:
-        ValueError: x is not float64, or the format or mode is not known.
+        ValueError: x is not float64 or requires a gradient, or the format or mode is not known.
     """
     fmt = Format.of(fmt)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError("x: requires a gradient, and rounding has none; accepted is x.detach()")
     if x.dtype != torch.float64:
         raise ValueError(f"x: got {x.dtype}; accepted is torch.float64, the type that carries every format exactly")
     if mode not in MODES:
@@ -158,7 +160,7 @@ def round_to(x, fmt, mode="nearest", generator=None):
     if fmt.precision == 53:
         return x
     draw = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) if mode == "stochastic" else None
-    if x.device.type != "cpu" or x.requires_grad:
+    if x.device.type != "cpu":
         return _round_torch(x, draw, fmt, mode)
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -218,8 +220,8 @@ def _directed(x, out, draw, stochastic, bits_kept, low, high, largest, over):
 
 def _round_torch(x, draw, fmt, mode):
     """The same on any device, in torch's operations; held to the CPU kernels bit for bit by a test."""
-    quantum = fmt.ulp(x.detach())
-    steps = x.detach().abs() / quantum
+    quantum = fmt.ulp(x)
+    steps = x.abs() / quantum
     if mode == "nearest":
         whole = steps.round()  # half to even
     else:

@@ -16,8 +16,8 @@ class Deviation:
     Attributes:
         max, mean, std, rmse, p99: of the absolute difference (std: its standard deviation).
         bias: mean of the signed difference.
-        bias_se: standard error of `bias`, from the spread of row means: the elements of one row share a softmax,
-            and so are not independent draws.
+        bias_se: standard error of `bias` given K and V, from the spread of row means: the elements of one row share
+            a softmax. The rows of a head share K and V, whose part it does not see: compare seeds for that.
         max_ulp, mean_ulp: the absolute difference in units in the last place of the format, at the golden value.
         nonfinite: NaN or infinite differences. If there are any, the numbers above are NaN or infinite too.
         count: elements compared.

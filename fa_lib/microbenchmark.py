@@ -1,5 +1,6 @@
 """The paper's microbenchmark: one draw of Q, K, V through the golden value, Baseline and Flash."""
 
+import inspect
 from dataclasses import asdict
 
 import numpy as np
@@ -39,7 +40,8 @@ def compare(
     uniform, tiling = Precision.uniform(fmt), Tiling(block_kv, block_kv)
     fn = kernels.get(flash)
     if kernels.emulates(fn):
-        out = fn(q, k, v, tiling=tiling, precision=uniform, algorithm=algorithm)
+        choices = dict(tiling=tiling, precision=uniform, algorithm=algorithm)
+        out = fn(q, k, v, **{name: choices[name] for name in choices if name in inspect.signature(fn).parameters})
     else:
         if fmt.dtype is None:
             raise ValueError(f"fmt: got {fmt}, which torch has no dtype for; {flash!r} runs in torch's dtypes only")
@@ -66,25 +68,30 @@ PAIRS = (
 )
 
 
+def label(flash):
+    """What a kernel of `compare` is, in a legend."""
+    return "Flash, every step in the format" if flash == "tiled" else f"kernel {flash!r}"
+
+
 def settings(table):
     """The caption line of a figure: every setting the paper leaves out."""
-    lengths, blocks = sorted(table.n.unique()), sorted(table.block_kv.unique())
-    given = {
-        "N": _span(lengths),
-        "d": _span(table.head_dim.unique()),
-        "B_c": _span(blocks),
-        "batch × heads": f"1 × {_span(table.heads.unique())}",
-        "seeds": table.seed.nunique(),
-        "golden value from inputs": {"rounded": "after rounding", "exact": "before rounding"}[
-            table.golden_inputs.iloc[0]
-        ],
-    }
-    flash = (
-        f"{table.flash.iloc[0]} ({table.algorithm.iloc[0]})" if table.flash.iloc[0] == "tiled" else table.flash.iloc[0]
-    )
-    caption = f"Flash: {flash}; " + "; ".join(f"{k} = {v}" for k, v in given.items())
-    caption += ". Points: seeds; marks: their mean; bands: min to max."
-    return caption + (" In FP64 the sums inside dot products round too." if "FP64" in set(table.fmt) else "")
+    flash, algorithm = table.flash.iloc[0], table.algorithm.iloc[0]
+    given = {"N": table.n, "d": table.head_dim, "B_c": table.block_kv, "M": table.get("sram"), "heads": table.heads}
+    words = [f"{label(flash)} ({algorithm})" if flash == "tiled" else label(flash)]
+    words.append("Baseline: S, P and O written in the format, its softmax inside in FP32 where nothing else is said")
+    words += [f"{name} = {_span(values.unique())}" for name, values in given.items() if values is not None]
+    words.append(f"{table.seed.nunique()} seeds")
+    if "golden" in set(table.against):
+        words.append(
+            "golden value from inputs "
+            + ("after" if table.golden_inputs.iloc[0] == "rounded" else "before")
+            + " rounding"
+        )
+    if table.nonfinite.any():
+        words.append(f"{(table.nonfinite > 0).sum()} results with NaN or infinite values")
+    if "FP64" in set(table.fmt):
+        words.append("in FP64 the sums inside dot products round as well")
+    return "; ".join(words) + "."
 
 
 def _span(values):

@@ -9,6 +9,7 @@ import seaborn
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fa_lib.formats import Format
+from fa_lib.microbenchmark import label as label_of
 
 plt.style.use(Path(__file__).with_name("paper.mplstyle"))
 
@@ -20,7 +21,7 @@ INPUTS = {
     "normal": "normal inputs, N(0, 1)",
     "outliers": "normal inputs with outliers",
 }
-FLASH_LABEL = "Flash, every step in the format"
+POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean over seeds; bands: min to max."
 BASELINE_LABEL = "Baseline, softmax inside in FP32"
 SOFTMAX_LABEL = "Baseline, softmax in the format too"
 
@@ -34,21 +35,23 @@ def precision(table, caption):
         formats = list(dict.fromkeys(rows.fmt))
         values = _by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]
         _dots(ax, range(len(formats)), values, FLASH, "o", f"against {BASELINE_LABEL}", lw=1.2, ls="-")
+        for x, mean in enumerate(values.mean(axis=1, skipna=False)):
+            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
         values = _by_seed(rows[rows.against == "baseline, softmax in format"], "fmt", "max").loc[formats]
         _dots(ax, range(len(formats)), values, BASELINE, "s", f"against {SOFTMAX_LABEL}", mfc="none", ms=10)
-        for x, mean in enumerate(values.mean(axis=1)):
-            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
         _format_axis(ax, formats, distribution)
     axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
     axes[0].legend(loc="lower left")
-    return _captioned(figure, "Figure 3. More mantissa bits, less difference between Flash and Baseline", caption)
+    return _captioned(
+        figure, "Figure 3. More mantissa bits, less difference between Flash and Baseline", caption + POINTS
+    )
 
 
 def golden_value(table, caption):
     """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format."""
     distributions, figure, axes = _panels(table, height=3.8)
     series = (
-        ("flash", FLASH_LABEL, FLASH, "o", -0.16),
+        ("flash", label_of(table.flash.iloc[0]), FLASH, "o", -0.16),
         ("baseline", BASELINE_LABEL, BASELINE, "s", 0.0),
         ("baseline, softmax in format", SOFTMAX_LABEL, SOFTMAX, "D", 0.16),
     )
@@ -90,7 +93,7 @@ def golden_value(table, caption):
         title = (
             f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further than Baseline from golden"
         )
-    return _captioned(figure, title, caption)
+    return _captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash.")
 
 
 def sequence_length(table, caption):
@@ -134,10 +137,8 @@ def algorithm_changes(table, caption):
     )
     for column, fmt in enumerate(formats):
         for ax, variant in zip(axes[:, column], ("swapped", "square", None)):
-            for distribution, color in (("uniform", FLASH), ("normal", BASELINE)):
+            for distribution, color in zip(dict.fromkeys(table.distribution), (FLASH, BASELINE, "#333333")):
                 rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
-                if rows.empty:
-                    continue
                 given = _in_roundoff(rows[rows.variant == "as given"], "area", "max")
                 _band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
                 if variant:
@@ -151,7 +152,7 @@ def algorithm_changes(table, caption):
         ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")
     axes[0, -1].legend(loc="lower left", fontsize=7)
     return _captioned(
-        figure, "Figure 6. What counts is the number of K, V tiles: $B_c$, not $B_r$ and not the shape", caption
+        figure, "Figure 6. Up to FP32 what counts is $B_c$: fewer K, V tiles, less difference", caption + BANDS
     )
 
 
@@ -165,7 +166,7 @@ def _panels(table, height, rows=1):
 
 def _by_seed(rows, index, value):
     """index x seeds."""
-    return rows.pivot_table(index=index, columns="seed", values=value, sort=False)
+    return rows.pivot(index=index, columns="seed", values=value)
 
 
 def _in_roundoff(rows, index, value):
@@ -177,7 +178,9 @@ def _in_roundoff(rows, index, value):
 def _dots(ax, x, values, color, marker, label, **style):
     for seed in values:
         ax.plot(x, values[seed], marker, color=color, ms=3.2, alpha=0.35, mew=0)
-    ax.plot(x, values.mean(axis=1), color=color, marker=marker, label=label, **{"ms": 6, "ls": ""} | style)
+    ax.plot(
+        x, values.mean(axis=1, skipna=False), color=color, marker=marker, label=label, **{"ms": 6, "ls": ""} | style
+    )
 
 
 def _format_axis(ax, formats, distribution):
@@ -188,8 +191,18 @@ def _format_axis(ax, formats, distribution):
 
 def _band(ax, values, color, marker, label, **style):
     values = values.sort_index()
-    ax.fill_between(values.index, values.min(axis=1), values.max(axis=1), color=color, alpha=0.15, lw=0)
-    ax.plot(values.index, values.mean(axis=1), color=color, marker=marker, ms=3.5, label=label, **{"lw": 1.3} | style)
+    ax.fill_between(
+        values.index, values.min(axis=1, skipna=False), values.max(axis=1, skipna=False), color=color, alpha=0.15, lw=0
+    )
+    ax.plot(
+        values.index,
+        values.mean(axis=1, skipna=False),
+        color=color,
+        marker=marker,
+        ms=3.5,
+        label=label,
+        **{"lw": 1.3} | style,
+    )
 
 
 def _power(fmt):

@@ -1,6 +1,7 @@
 """A grid of cells to one tidy table, cached cell by cell, on any executor."""
 
 import hashlib
+import importlib.metadata
 import inspect
 import itertools
 import json
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import numpy
 import pandas as pd
-import torch
 from tqdm import tqdm
 
+from fa_lib import kernels
 from fa_lib.paths import replacing
 
 
@@ -31,7 +32,8 @@ def sweep(fn, grid, *, cache=None, executor=None):
         pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows.
 
     Raises:
-        ValueError: an axis without values, or a parameter that fn does not have.
+        ValueError: an axis without values, a parameter that fn does not have, or with a cache a value that JSON
+            cannot hold.
         Exception: what fn raised, with the cell in a note; finished cells stay in the cache.
     """
     cells = list(expand(grid))
@@ -40,7 +42,7 @@ def sweep(fn, grid, *, cache=None, executor=None):
             inspect.signature(fn).bind(**cell)
     except TypeError as error:
         raise ValueError(f"grid: {error}; accepted are the parameters {inspect.signature(fn)}") from None
-    store = _Store(cache, fn) if cache else None
+    store = _Store(cache, fn, cells) if cache else None
     rows = {i: store.get(cell) for i, cell in enumerate(cells)} if store else {}
     todo = [i for i in range(len(cells)) if rows.get(i) is None]
     with tqdm(total=len(cells), initial=len(cells) - len(todo), desc=fn.__name__, unit="cell") as bar:
@@ -54,6 +56,7 @@ def sweep(fn, grid, *, cache=None, executor=None):
 
 def expand(grid):
     """The cells of a grid: every combination of its axes, the last axis fastest."""
+    grid = {name: v.tolist() if isinstance(v, numpy.ndarray) else v for name, v in grid.items()}
     axes = {name: list(v) if isinstance(v, (list, tuple, range)) else [v] for name, v in grid.items()}
     for name, values in axes.items():
         if not values:
@@ -84,9 +87,13 @@ def _results(fn, cells, executor):
 class _Store:
     """Finished cells, one JSON file each: what was computed, by which code, and a checksum over both."""
 
-    def __init__(self, folder, fn):
+    def __init__(self, folder, fn, cells):
         self.folder = Path(folder) / fn.__name__
-        self.code = code_version(fn)
+        self.code = code_version(fn, cells)
+        try:
+            _digest(cells)
+        except TypeError as error:
+            raise ValueError(f"grid: {error}; accepted with a cache are numbers, texts, True, False and None") from None
 
     def _path(self, cell):
         return self.folder / f"{_digest([self.code, cell])[:24]}.json"
@@ -104,10 +111,17 @@ class _Store:
             path.write_text(json.dumps(held))
 
 
-def code_version(fn):
-    """A digest of what a cell's numbers depend on: fn, the core of fa_lib, and the libraries' versions."""
-    core = sorted(p for p in Path(__file__).parent.rglob("*.py") if p.stem not in ("claims", "plots", "run", "results"))
-    parts = [p.read_text() for p in core] + [inspect.getsource(fn), torch.__version__, numpy.__version__]
+_AROUND = ("claims", "plots", "run", "results", "paths")  # files that no number depends on
+_CORE = [p.read_text() for p in sorted(Path(__file__).parent.rglob("*.py")) if p.stem not in _AROUND]
+
+
+def code_version(fn, cells=()):
+    """A digest of what a cell's numbers depend on: the core of fa_lib as it was loaded, the libraries' versions, fn,
+    and the reader's own kernels that the cells name."""
+    texts = {value for cell in cells for value in cell.values() if isinstance(value, str)}
+    own = [kernels.get(text) for text in sorted(texts) if text in kernels.available() or ":" in text]
+    versions = [importlib.metadata.version(library) for library in ("torch", "numpy", "gfloat", "numba")]
+    parts = [*_CORE, *versions, *(inspect.getsource(inspect.unwrap(f)) for f in (fn, *own))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

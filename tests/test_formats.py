@@ -187,4 +187,6 @@ def test_bad_calls_are_refused():
         round_to(x, BF16, "up")
     with pytest.raises(ValueError, match="format"):
         round_to(x, "float17")
+    with pytest.raises(ValueError, match="x: requires a gradient"):
+        round_to(x.clone().requires_grad_(), BF16)
     assert math.isnan(round_to(x * math.nan, E4M3)[0].item())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, round_to
 from fa_lib.kernels import flash, golden, reference, rescales, tiled
@@ -77,8 +78,8 @@ def seen_keys(q, k, call):
 def bound(q, k, v, call, block_kv):
     """How far two float64 evaluations of attention may be apart, from u = 2**-53.
 
-    An entry of S is off by (d + 3) u scale sum |q k| at most, from its dot product, the scaling and the mask. In
-    exp(S - m) that (a softcap's tanh adds 3u of S), the subtraction and exp itself make a relative error of twice that, plus |S - m| u + 2u. It
+    An entry of S is off by (d + 3) u scale sum |q k| at most, from its dot product, the scaling, a softcap and the
+    mask. In exp(S - m) that, the subtraction and exp itself make a relative error of twice that and |S - m| u + 2u. It
     enters O through the numerator and the row sum; the sums over n keys add 2 n u, the rescales 6 u a tile.
     """
     scale = call.get("scale") or 1 / math.sqrt(q.shape[-1])
@@ -120,9 +121,10 @@ def test_golden_is_torchs_math_in_float64(problem):
     if call["mask"] is not None and call["mask"].dtype != torch.bool:
         mask = mask + call["mask"]
     k4, v4 = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
-    theirs = torch.nn.functional.scaled_dot_product_attention(
-        q, k4, v4, attn_mask=mask.expand(*q.shape[:-1], k.shape[-2]), scale=call["scale"]
-    )
+    with sdpa_kernel(SDPBackend.MATH):
+        theirs = torch.nn.functional.scaled_dot_product_attention(
+            q, k4, v4, attn_mask=mask.expand(*q.shape[:-1], k.shape[-2]), scale=call["scale"]
+        )
     theirs = theirs.masked_fill(~seen.any(-1, keepdim=True), 0)  # a row that sees no key is zero here
     assert (golden(q, k, v, inputs=FP64, **call) - theirs).abs().max() <= bound(q, k, v, call, k.shape[-2])
 
@@ -183,6 +185,22 @@ def test_a_row_that_sees_no_key_is_zero():
         tiled(q, k, v, tiling=Tiling(4, 2), precision=Precision.uniform(BF16), algorithm="fa2", causal=True),
     ):
         assert (o[:, :, :4] == 0).all() and (o[:, :, 4:] != 0).any()
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": torch.ones(8, 8, dtype=torch.bool)}], ids=str)
+def test_nan_and_overflow_are_never_dropped(options, algorithm):
+    call = dict(tiling=Tiling(4, 2), precision=Precision.uniform(FP16), algorithm=algorithm, **options)
+    q, k, v = draw("normal", 0, (8, 4))
+    broken = k.clone()
+    broken[1, 0] = math.nan
+    ours, baseline = tiled(q, broken, v, **call), reference(q, broken, v, precision=call["precision"], **options)
+    assert torch.equal(ours.isnan(), baseline.isnan()) and ours.isnan().any(-1).sum() == (
+        7 if "causal" in options else 8
+    )
+    far = torch.full_like(q, 6e4)  # every score overflows to -inf in FP16, and softmax of that is NaN, as in torch
+    assert tiled(far, -far, v, **call).isnan().all()
+    assert reference(far, -far, v, precision=call["precision"], **options).isnan().all()
 
 
 def test_dtype_of_q_is_kept_and_stored_straight():
@@ -264,6 +282,10 @@ def test_registry():
             kernels.register(name, fn)
     with pytest.raises(ValueError, match="kernel: got 'nope'; accepted are reference"):
         kernels.get("nope")
+    assert kernels.get("fa_lib.kernels:tiled") is tiled
+    for name in ("no_such_module:f", "fa_lib:no_such_function"):
+        with pytest.raises(ValueError, match="it cannot be had"):
+            kernels.get(name)
 
 
 BAD = [
@@ -311,6 +333,11 @@ def test_other_bad_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             tiled(q, k, v, **call | options)
+    with pytest.raises(ValueError, match="tiling: got 64"):
+        tiled(q, k, v, tiling=64, precision=EXACT)
+    for kernel in (lambda **p: reference(q, k, v, **p), lambda **p: tiled(q, k, v, tiling=Tiling(2, 2), **p)):
+        with pytest.raises(ValueError, match="precision: got BF16; accepted is a Precision"):
+            kernel(precision=BF16)
     with pytest.raises(ValueError, match="k: got torch.float32"):
         tiled(q, k.float(), v, **call)
     with pytest.raises(ValueError, match="q: got torch.int64"):

@@ -35,7 +35,7 @@ def test_deviation_counts_nan_and_infinity_and_hides_none():
     assert deviation(torch.where(out.isnan(), 0.0, out), golden).max == math.inf
 
 
-def test_bias_se_covers_the_true_bias():
+def test_bias_se_takes_a_row_as_one_observation():
     """Rows of equal elements are one observation: the interval bias +- 4 se holds it, one from elements would not."""
     noise = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).expand(400, 64)
     d = deviation(noise, torch.zeros(400, 64))

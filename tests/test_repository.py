@@ -1,5 +1,6 @@
 """The repository agrees with itself: environments, lock, ledger, published statements, provenance."""
 
+import io
 import json
 import re
 import tomllib
@@ -123,10 +124,15 @@ def test_figures_draw_every_setting_and_name_their_axes(name, draw):
     shown = table.query("kernel == 'flash' and against == 'baseline'") if name.startswith("05") else table
     figure = draw(shown, settings(table))
     caption = figure._supxlabel.get_text().replace("\n", " ")
-    assert all(words in caption for words in ("N = ", "d = 64", "B_c = ", "seeds = ", "golden value from inputs"))
+    assert all(words in caption for words in ("N = ", "d = 64", "B_c = ", " seeds", "softmax inside in FP32"))
     assert figure.axes[0].get_ylabel() and figure.axes[-1].get_xlabel()
     assert table.seed.nunique() >= 5
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
     plt.close(figure)
+    committed = next((ROOT / "figures").glob(f"figure{int(name[:2]) + 1}_*.svg")).read_text()
+    words = re.compile(r"<text[^>]*>([^<]*)</text>")
+    assert words.findall(drawn.getvalue()) == words.findall(committed), "stale: run `make figures`"
 
 
 def test_shapes_follow_the_papers_formula():

@@ -116,12 +116,17 @@ def test_make_figures_runs_what_changed(tmp_path):
     stamp = lambda name: (tmp_path / "data/results" / name).stat().st_mtime_ns  # noqa: E731
     before = [stamp(f"{n}.csv") for n in ("02_precision", "03_golden_value")]
     second = make(tmp_path, "figures")
-    assert second.returncode == 0 and "02_precision" not in second.stderr
+    assert second.returncode == 0 and second.stdout == ""
     assert [stamp(f"{n}.csv") for n in ("02_precision", "03_golden_value")] == before
     (tmp_path / "notebooks/02_precision.ipynb").touch()
     assert make(tmp_path, "figures").returncode == 0
     after = [stamp(f"{n}.csv") for n in ("02_precision", "03_golden_value")]
     assert after[0] > before[0] and after[1] == before[1]
+    (tmp_path / "data/results/03_golden_value.csv").unlink()
+    assert "03_golden_value" in make(tmp_path, "figures").stdout and stamp("03_golden_value.csv")
+    shutil.copy(tmp_path / "notebooks/scales/paper.yaml", tmp_path / "notebooks/scales/other.yaml")
+    other = make(tmp_path, "figures", "SCALE=other").stdout
+    assert "02_precision.ipynb at scale other" in other and "03_golden_value.ipynb at scale other" in other
 
 
 def test_make_alone_prints_the_targets():

@@ -6,9 +6,9 @@ from functools import partial
 from multiprocessing import get_context
 
 import pytest
-import torch
 
 from fa_lib import sweep
+from fa_lib.kernels import _KERNELS, register
 from fa_lib.microbenchmark import compare
 from fa_lib.sweep import expand
 
@@ -60,14 +60,26 @@ def test_a_damaged_cell_is_computed_again_whatever_byte_is_cut_or_changed(tmp_pa
         path.write_bytes(whole[:length])
         assert sweep(cell, dict(a=1, b=2), cache=tmp_path).equals(right)
         assert path.read_bytes() == whole
-    CALLS.clear()
-    path.write_bytes(whole.replace(b'"sum": 3', b'"sum": 4'))
-    assert sweep(cell, dict(a=1, b=2), cache=tmp_path).equals(right) and len(CALLS) == 1
+    for i in range(len(whole)):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
+        assert sweep(cell, dict(a=1, b=2), cache=tmp_path).equals(right), i
+
+
+def test_another_kernel_under_the_same_name_is_not_taken_from_the_cache(tmp_path):
+    first, second = (lambda q, k, v, *, causal=False, scale=None, mask=None: v), (lambda q, k, v, **options: v * 2)
+    grid = dict(n=32, head_dim=8, heads=1, block_kv=8, distribution="normal", fmt="FP32", seed=0, flash="its name")
+    register("its name", first)
+    try:
+        one = sweep(compare, grid, cache=tmp_path)
+        _KERNELS["its name"] = second
+        assert not sweep(compare, grid, cache=tmp_path).equals(one)
+    finally:
+        del _KERNELS["its name"]
 
 
 def test_a_cell_of_other_code_is_computed_again(tmp_path, monkeypatch):
     sweep(cell, dict(a=1, b=2), cache=tmp_path)
-    monkeypatch.setattr(torch, "__version__", "another")
+    monkeypatch.setattr("importlib.metadata.version", lambda library: "another")
     sweep(cell, dict(a=1, b=2), cache=tmp_path)
     assert len(CALLS) == 2
 
@@ -96,6 +108,8 @@ def test_bad_grids_are_refused():
         sweep(cell, dict(a=1, b=1, z=2))
     with pytest.raises(ValueError, match="distribution: got 'odd'"):
         sweep(compare, dict(n=8, head_dim=4, heads=1, block_kv=4, distribution="odd", fmt="BF16", seed=0))
+    with pytest.raises(ValueError, match="not JSON serializable; accepted with a cache"):
+        sweep(cell, dict(a=[1j], b=1), cache="unused")
     with pytest.raises(ValueError, match="golden_inputs: got 'odd'"):
         compare(8, 4, 1, 4, "normal", "BF16", 0, golden_inputs="odd")
     with pytest.raises(ValueError, match="fmt: got TF32, which torch has no dtype for"):

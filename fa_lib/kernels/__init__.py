@@ -4,6 +4,7 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 (batch, heads, sequence, head_dim). The emulated ones also take a Precision, and `tiled` a Tiling.
 """
 
+import importlib
 import inspect
 
 from fa_lib.kernels.flash import flash
@@ -33,14 +34,21 @@ def register(name, fn):
 
 
 def get(name):
-    """The kernel registered under `name`.
+    """The kernel registered under `name`, or the function that "package.module:function" names.
 
     Raises:
         ValueError: there is none.
     """
-    if name not in _KERNELS:
-        raise ValueError(f"kernel: got {name!r}; accepted are {', '.join(_KERNELS)}, or register your own")
-    return _KERNELS[name]
+    if name in _KERNELS:
+        return _KERNELS[name]
+    if ":" not in str(name):
+        accepted = f"{', '.join(_KERNELS)}, what was registered, or package.module:function"
+        raise ValueError(f"kernel: got {name!r}; accepted are {accepted}")
+    module, function = name.split(":", 1)
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"kernel: got {name!r}; it cannot be had: {error}") from error
 
 
 def available():

@@ -41,12 +41,16 @@ def reference(
     options = Options.of(
         q, k, v, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap, keep=keep, dropout_p=dropout_p
     )
-    p = precision
+    p = rounding(precision)
 
     def rows(q, k, v, scores):
-        S = p.scores(scores(q, k, 0))  # (rows, n_kv)
+        S = scores(q, k, 0)  # (rows, n_kv)
+        seen = scores.seen(S)
+        S = p.scores(S)
         m = p.stats(S.amax(-1, keepdim=True))  # (rows, 1)
-        P = p.exponent(torch.exp_(p.exponent(S - finite(m))))  # (rows, n_kv)
+        if seen is not True:
+            m = m.where(seen, 0.0)  # exp(-inf - 0) = 0, and not NaN
+        P = p.exponent(torch.exp_(p.exponent(S - m)))  # (rows, n_kv)
         l = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
         P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
         return torch.cat([p.output(p.accumulator(p.probs(scores.drop(P, 0)) @ v)), m, l], -1)  # (rows, head_dim + 2)
@@ -57,7 +61,7 @@ def reference(
 
     def probabilities(S, m_l):
         m, l = m_l[:, :1], m_l[:, 1:]
-        return p.probs(p.exponent(p.exponent(torch.exp_(p.exponent(S - finite(m)))) / nonzero(l)))
+        return p.probs(p.exponent(p.exponent(torch.exp_(p.exponent(S - m))) / nonzero(l)))
 
     return differentiable(q, k, v, forward, Backward(p, options, probabilities, tiling=None))
 
@@ -90,9 +94,13 @@ def golden(q, k, v, *, inputs, allow_nonfinite=False, **options):
     return reference(q, k, v, precision=replace(exact, inputs=inputs), **options)
 
 
-def finite(m):
-    """The row maximum to subtract: 0 where no key is visible, so that exp(-inf - 0) = 0 and not NaN."""
-    return torch.where(m == -torch.inf, 0.0, m)
+def rounding(precision):
+    """`precision`, if it is one."""
+    if not hasattr(precision, "probs"):
+        raise ValueError(
+            f"precision: got {precision!r}; accepted is a Precision, such as Precision.kernel({precision!r})"
+        )
+    return precision
 
 
 def nonzero(l):

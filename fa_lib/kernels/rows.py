@@ -140,6 +140,11 @@ class Scores:
         S = (q @ k.mT).mul_(self.o.scale)
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
+    def seen(self, S):
+        """Rows of an unrounded S that see a key of it: (rows, 1), or True where nothing is masked. A score that
+        overflows when rounded, or is NaN, is no hidden key."""
+        return True if self.trivial else S.amax(-1, keepdim=True) != -math.inf
+
     def drop(self, P, j):
         """P with dropout: what is not kept is 0, the rest divided by 1 - p."""
         if self.keep_mask is None:

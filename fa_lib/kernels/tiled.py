@@ -3,8 +3,9 @@
 import torch
 
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.reference import finite, nonzero, stored
+from fa_lib.kernels.reference import nonzero, rounding, stored
 from fa_lib.kernels.rows import Options, by_rows
+from fa_lib.tiling import Tiling
 
 ALGORITHMS = ("fa1", "fa2")
 
@@ -22,7 +23,7 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, rows=No
         precision: a Precision.
         algorithm: "fa1" (arXiv 2205.14135, Algorithm 1: O is normalised at every tile) or
             "fa2" (arXiv 2307.08691, Algorithm 1: O is divided by the row sum once, at the end).
-        exp: the exponential of S - m, a function of a float64 tensor; `approximations.fast_exp` is torch's on CPU.
+        exp: the exponential of S - m, a function of a float64 tensor; `models.fast_exp` is torch's on CPU.
             The few factors exp(m - m') are always torch.exp, and so is the backward pass.
         rows: rows worked on at once instead of the choice made here; no result depends on it.
         q, k, v, options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p.
@@ -36,24 +37,27 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, rows=No
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm: got {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
+    if not isinstance(tiling, Tiling):
+        raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
     options = Options.of(q, k, v, **options)
     step, last = (_fa1, _fa1_last) if algorithm == "fa1" else (_fa2, _fa2_last)
-    p = precision
+    p = rounding(precision)
 
     def few_rows(q_i, k, v, scores):
         m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
         l = torch.zeros_like(m)  # running row sum (rows, 1)
         O = q_i.new_zeros(q_i.shape[0], v.shape[1])  # running output (rows, head_dim)
         for j, k_j, v_j in tiles(k, v, tiling, scores):
-            S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
+            S = scores(q_i, k_j, j)  # (rows, B_c)
+            seen = scores.seen(S)
+            S = p.scores(S)
             m_tile = p.stats(S.amax(-1, keepdim=True))  # (rows, 1)
             new = step(p, exp, lambda P, j=j: p.probs(scores.drop(P, j)), S, v_j, m_tile, m, l, O)
-            if scores.trivial:
-                m, l, O = new
-            else:
-                seen = m_tile > -torch.inf
-                m, l, O = (torch.where(seen, after, before) for after, before in zip(new, (m, l, O)))
-        L = p.stats(finite(m) + p.stats(torch.log(nonzero(l))))  # log-sum-exp (rows, 1)
+            if seen is not True:
+                new = (after.where(seen, before) for after, before in zip(new, (m, l, O)))
+            m, l, O = new
+        m = m.where(l != 0, 0.0)  # of a row that saw no key
+        L = p.stats(m + p.stats(torch.log(nonzero(l))))  # log-sum-exp (rows, 1)
         return torch.cat([last(p, l, O), L], -1)  # (rows, head_dim + 1)
 
     def forward(q, k, v):
@@ -76,11 +80,11 @@ def tiles(k, v, tiling, scores):
 
 
 def _fa1(p, exp, dropped, S, v, m_tile, m, l, O):
-    P = p.exponent(exp(p.exponent(S - finite(m_tile))))  # (rows, B_c)
+    P = p.exponent(exp(p.exponent(S - m_tile)))  # (rows, B_c)
     l_tile = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
     m_new = torch.maximum(m, m_tile)
-    l_old = p.stats(p.stats(torch.exp_(p.stats(m - finite(m_new)))) * l)  # the old sum, rescaled (rows, 1)
-    a_tile = p.stats(torch.exp_(p.stats(m_tile - finite(m_new))))  # the tile's factor (rows, 1)
+    l_old = p.stats(p.stats(torch.exp_(p.stats(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
+    a_tile = p.stats(torch.exp_(p.stats(m_tile - m_new)))  # the tile's factor (rows, 1)
     l_new = p.stats(l_old + p.stats(a_tile * l_tile))
     PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
     O = p.accumulator(p.accumulator(l_old * O) + p.accumulator(a_tile * PV))
@@ -93,8 +97,8 @@ def _fa1_last(p, l, O):
 
 def _fa2(p, exp, dropped, S, v, m_tile, m, l, O):
     m_new = torch.maximum(m, m_tile)
-    P = p.exponent(exp(p.exponent(S - finite(m_new))))  # (rows, B_c)
-    a = p.stats(torch.exp_(p.stats(m - finite(m_new))))  # rescale of what was accumulated (rows, 1)
+    P = p.exponent(exp(p.exponent(S - m_new)))  # (rows, B_c)
+    a = p.stats(torch.exp_(p.stats(m - m_new)))  # rescale of what was accumulated (rows, 1)
     l = p.stats(p.stats(a * l) + p.stats(P.sum(-1, keepdim=True)))
     PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
     return m_new, l, p.accumulator(p.accumulator(a * O) + PV)

@@ -1,10 +1,35 @@
-"""Exponentials that real kernels use instead of a correctly rounded one."""
+"""Real kernels in the emulator's words: the arguments with which `tiled` does what they do."""
 
 import math
+from dataclasses import replace
 
 import torch
 
-from fa_lib.formats import FP32
+from fa_lib.formats import BF16, FP16, FP32, Format
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
+
+
+def torch_cpu(fmt, n_q):
+    """torch's flash kernel on CPU (ATen, FlashAttentionKernel.cpp) for n_q queries.
+
+    Tiles of 512 keys, and of 256, 64 or 32 queries. In BF16 and FP16 the scores, row statistics and O are FP32, P is
+    rounded before P V but not in the row sums, and the exponential of P is `fast_exp`. The gradients dQ, dK, dV are
+    added up, tile after tile, in tensors of the inputs' format. What is left out: the order of FP32 additions.
+
+    Returns:
+        dict of tiling, precision and exp, for `tiled`.
+    """
+    fmt = Format.of(fmt)
+    block_q = 256 if n_q >= 768 else 64 if n_q >= 192 else 32
+    precision = replace(Precision.kernel(fmt), grad_sums=fmt)
+    return dict(tiling=Tiling(block_q, 512), precision=precision, exp=fast_exp if fmt in (BF16, FP16) else torch.exp)
+
+
+def fa2_cuda(fmt, head_dim):
+    """FlashAttention-2 on CUDA (sm80 and later): tiles of 128 x 128 at head_dim up to 64, 128 x 64 above."""
+    return dict(tiling=Tiling(128, 128 if head_dim <= 64 else 64), precision=Precision.kernel(fmt), exp=torch.exp)
+
 
 # Minimax coefficients of 2**f - 1 - f on [0, 1), lowest power first, as ATen has them.
 _COEFFICIENTS = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)
