@@ -17,7 +17,7 @@ STARTED = time.perf_counter()
 LIBRARIES = ("torch", "numpy", "numba", "gfloat", "scipy", "pandas", "matplotlib")
 
 
-def save(out, name, parameters, table, claims=(), figures=()):
+def save(out, name, parameters, table, claims=(), figures=(), more=()):
     """Write a notebook's results below `out`, or nothing where `out` is empty.
 
     Args:
@@ -27,12 +27,14 @@ def save(out, name, parameters, table, claims=(), figures=()):
         table: tidy pandas.DataFrame.
         claims: rows of `claims.claim`.
         figures: name -> matplotlib Figure, written as PNG and SVG.
+        more: name -> further table, written as <notebook>.<name>.csv.
     """
     if not out:
         return
     results = Path(out) / "data" / "results"
-    with replacing(results / f"{name}.csv") as path:
-        table.to_csv(path, index=False, float_format="%.10g")
+    for suffix, each in {"": table, **{f".{key}": each for key, each in dict(more).items()}}.items():
+        with replacing(results / f"{name}{suffix}.csv") as path:
+            each.to_csv(path, index=False, float_format="%.10g")
     if claims:
         with replacing(results / f"{name}.claims.csv") as path:
             pd.DataFrame(claims).to_csv(path, index=False, float_format="%.6g")

@@ -8,7 +8,7 @@ import torch
 from fa_lib import kernels
 from fa_lib.formats import FP32, Format, round_to
 from fa_lib.inputs import draw
-from fa_lib.kernels.models import fast_exp, torch_cpu
+from fa_lib.kernels.models import fa2_cuda, fast_exp, torch_cpu
 from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
@@ -25,13 +25,13 @@ def agree(n, head_dim, heads, distribution, fmt, seed, device="cpu"):
     q, k, v = (round_to(x, fmt).to(device, fmt.dtype) for x in draw(distribution, seed, (1, heads, n, head_dim)))
     real = kernels.flash(q, k, v, backend="torch")
     golden = kernels.golden(q, k, v, inputs=fmt)
-    model = torch_cpu(fmt, n)
+    model = torch_cpu(fmt, n) if device == "cpu" else fa2_cuda(fmt, head_dim)
     p = model["precision"]
     choices = {
         "model": model,
         "exponential exact": model | dict(exp=torch.exp),
         "P not rounded": model | dict(precision=replace(p, probs=p.accumulator)),
-        "P rounded in the row sums too": model | dict(exp=lambda x: fmt(model["exp"](x))),
+        "row sums of rounded P": model | dict(exp=lambda x: fmt(model["exp"](x))),
         "tile of 64 keys": model | dict(tiling=Tiling(64, 64)),
     }
     rows = []

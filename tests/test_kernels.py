@@ -269,8 +269,16 @@ def test_what_flash_cannot_run_it_refuses():
         flash(q, k, v)
     with pytest.raises(ValueError, match="backend: got 'cudnn'; accepted are torch"):
         flash(q, k, v, backend="cudnn")
-    with pytest.raises(ValueError, match="softcap: got 1.0; torch's flash kernel has none"):
-        flash(q, k, v, softcap=1.0)
+    for options, message in (
+        (dict(softcap=1.0), "softcap: got 1.0; the kernel 'torch' has none"),
+        (dict(dropout_p=0.1), "dropout_p: got 0.1; the kernel 'torch' has none"),
+        (dict(mask=torch.ones(8, 8, dtype=torch.bool), backend="flash_attn"), "mask: .* 'flash_attn' has none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            flash(q, k, v, **options)
+    for backend in ("flash_attn", "torch:FA3", "torch:FA4"):
+        with pytest.raises(RuntimeError, match="needs a CUDA device, and the tensors are on cpu"):
+            flash(q, k, v, backend=backend)
 
 
 def test_registry():

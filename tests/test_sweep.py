@@ -66,7 +66,12 @@ def test_a_damaged_cell_is_computed_again_whatever_byte_is_cut_or_changed(tmp_pa
 
 
 def test_another_kernel_under_the_same_name_is_not_taken_from_the_cache(tmp_path):
-    first, second = (lambda q, k, v, *, causal=False, scale=None, mask=None: v), (lambda q, k, v, **options: v * 2)
+    def first(q, k, v, *, causal=False, scale=None, mask=None):
+        return v
+
+    def second(q, k, v, *, causal=False, scale=None, mask=None):
+        return 2 * v
+
     grid = dict(n=32, head_dim=8, heads=1, block_kv=8, distribution="normal", fmt="FP32", seed=0, flash="its name")
     register("its name", first)
     try:

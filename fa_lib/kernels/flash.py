@@ -1,13 +1,19 @@
 """Real flash-attention kernels, named explicitly: what cannot run says so, and nothing falls back."""
 
 import warnings
+from contextlib import contextmanager
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
 
 from fa_lib.kernels.rows import check
 
-BACKENDS = ("torch",)
+BACKENDS = ("torch", "torch:FA3", "torch:FA4", "flash_attn")
 
 
 def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, window=None, softcap=None, dropout_p=0.0):
@@ -16,26 +22,36 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, wind
     Args:
         backend: "torch" is scaled_dot_product_attention held to its FLASH_ATTENTION backend: on CPU a compiled
             kernel for BF16, FP16, FP32 and FP64 (ATen, FlashAttentionKernel.cpp), on CUDA FlashAttention-2 for
-            BF16 and FP16.
+            BF16 and FP16. "torch:FA3" and "torch:FA4" are what torch's registry has under these names.
+            "flash_attn" is the flash-attn package's flash_attn_func.
         q: (..., heads, n_q, head_dim). k, v: (..., kv_heads, n_kv, head_dim).
         causal: aligned bottom-right, as in every kernel here (torch's own `is_causal` aligns top-left).
         scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
-        mask, window: as `reference`, both as a mask to torch: the CPU kernel only.
-        softcap, dropout_p: torch's kernel has neither a softcap nor a dropout with a given mask.
+        mask: as `reference`; torch's CPU kernel only.
+        window: as `reference`; flash_attn has it, torch's CPU kernel takes it as a mask.
+        softcap: as `reference`; flash_attn only.
+        dropout_p: none has dropout with a given mask; only 0 is accepted.
 
     Returns:
         o: q's shape and dtype.
 
     Raises:
-        ValueError: an argument does not fit, or the backend's name is unknown.
-        RuntimeError: the kernel cannot run on these inputs; torch's reasons are in the message.
+        ValueError: an argument does not fit, the backend's name is unknown, or it lacks what is asked for.
+        RuntimeError: the kernel cannot run here or on these inputs; what is missing is in the message.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; accepted are {', '.join(BACKENDS)}")
-    for name, value in (("softcap", softcap), ("dropout_p", dropout_p)):
+    lacks = {"dropout_p": dropout_p, "softcap": softcap if backend != "flash_attn" else None}
+    lacks["mask"] = True if mask is not None and backend == "flash_attn" else None
+    for name, value in lacks.items():
         if value:
-            raise ValueError(f"{name}: got {value!r}; torch's flash kernel has none: use the kernel 'tiled'")
-    check(q, k, v, mask=mask, scale=scale, window=window)
+            raise ValueError(f"{name}: got {value!r}; the kernel {backend!r} has none: use 'tiled'")
+    check(q, k, v, mask=mask, scale=scale, window=window, softcap=softcap)
+    if backend == "flash_attn":
+        return _flash_attn(q, k, v, causal, scale, window, softcap)
+    if backend != "torch":
+        with _registered(backend.removeprefix("torch:"), q.device):
+            return flash(q, k, v, causal=causal, scale=scale, mask=mask, window=window)
     lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
     own_causal = causal and n_q == n_kv and mask is None and window is None
     if window is not None or (causal and not own_causal):
@@ -67,3 +83,33 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, wind
             why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons) or error
             raise RuntimeError(f"torch's FLASH_ATTENTION cannot run {q.dtype} on {q.device}: {why}") from error
     return o.reshape(*lead, n_q, v.shape[-1])
+
+
+@contextmanager
+def _registered(name, device):
+    """torch's flash backend replaced by the one its registry has under `name`."""
+    if device.type != "cuda":
+        raise RuntimeError(f"torch:{name} needs a CUDA device, and the tensors are on {device}; here 'torch' can run")
+    try:
+        activate_flash_attention_impl(name)
+    except Exception as error:
+        raise RuntimeError(f"torch's registry cannot activate {name}: {error}") from error
+    try:
+        yield
+    finally:
+        restore_flash_attention_impl()
+
+
+def _flash_attn(q, k, v, causal, scale, window, softcap):
+    if q.device.type != "cuda":
+        raise RuntimeError(f"flash_attn needs a CUDA device, and the tensors are on {q.device}; here 'torch' can run")
+    try:
+        from flash_attn import flash_attn_func
+    except ImportError as error:
+        raise RuntimeError(f"the package flash-attn is missing ({error}); environment-cuda.yml has it") from error
+    sides = tuple(-1 if side is None else side for side in window or (None, None))
+    # its layout is (batch, sequence, heads, head_dim)
+    x = [t.reshape(-1, *t.shape[-3:]) if t.ndim > 3 else t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v)]
+    x = [t.transpose(1, 2) for t in x]
+    o = flash_attn_func(*x, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0)
+    return o.transpose(1, 2).reshape(*q.shape[:-1], v.shape[-1])
