@@ -29,6 +29,9 @@ build/scale: FORCE # changes when SCALE does
 
 FORCE:
 
+record: $(READY) ## on a machine with a CUDA GPU: its kernels and figures, into data/recorded/<device>/
+	for f in $(NOTEBOOKS); do $(PYTHON) -m fa_lib.run "$$f" --scale gpu --record; done
+
 test: $(READY) ## run every test, the notebooks among them (nbval)
 	$(PYTHON) -m pytest
 
@@ -59,4 +62,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	@touch $@
 
-.PHONY: FORCE help figures test lab claims bench lint renew clean
+.PHONY: FORCE help figures record test lab claims bench lint renew clean

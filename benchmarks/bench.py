@@ -5,7 +5,10 @@ The two sides of a ratio take turns, and each counts with its fastest turn: what
 
 import argparse
 import platform
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import gfloat
@@ -15,6 +18,9 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from fa_lib import BF16, Precision, Tiling, draw, kernels, round_to, wasserstein
+from fa_lib.paths import replacing
+
+RESULTS = Path(__file__).with_name("results.md")
 
 
 def ratio(ours, other, turns=5):
@@ -55,6 +61,61 @@ def tiled_to_gfloat(n=1024, heads=4):
         return ratio(one, other, turns=3)
 
 
+def double_loop_to_tiled(n=1024, heads=4, block=64):
+    """A plain loop over tiles of Q and of K, V, the same steps rounded by the same round_to, over `tiled`."""
+    q, k, v = draw("uniform", 0, (heads, n, 64))
+    p = Precision.uniform(BF16)
+    q16, k16, v16 = (BF16(x) for x in (q, k, v))
+
+    def plain():
+        out = torch.empty_like(q)
+        for h in range(heads):
+            for i in range(0, n, block):
+                m, l, O = None, 0.0, torch.zeros(block, 64, dtype=torch.float64)
+                for j in range(0, n, block):
+                    S = p.scores(q16[h, i : i + block] @ k16[h, j : j + block].mT * 0.125)
+                    m_new = S.amax(-1, keepdim=True)
+                    m_new = m_new if m is None else torch.maximum(m, m_new)
+                    P = p.exponent(torch.exp(p.exponent(S - m_new)))
+                    a = 0.0 if m is None else p.stats(torch.exp(p.stats(m - m_new)))
+                    l = (
+                        p.stats(P.sum(-1, keepdim=True))
+                        if m is None
+                        else p.stats(p.stats(a * l) + p.stats(P.sum(-1, keepdim=True)))
+                    )
+                    O = p.accumulator(p.accumulator(a * O) + p.accumulator(P @ v16[h, j : j + block]))
+                    m = m_new
+                out[h, i : i + block] = p.output(p.accumulator(O / l))
+        return out
+
+    def ours():
+        return kernels.tiled(q, k, v, tiling=Tiling(block, block), precision=p, algorithm="fa2")
+
+    assert torch.equal(plain(), ours())
+    return ratio(plain, ours, turns=3)
+
+
+LONG = """
+import re, sys, time
+from fa_lib import BF16, Precision, Tiling, draw, kernels
+call = dict(tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm="fa1")
+kernels.tiled(*draw("normal", 0, (1, 1, 1024, 64)), **call)
+q, k, v = draw("normal", 0, (1, 1, int(sys.argv[1]), 64))
+open("/proc/self/clear_refs", "w").write("5")  # Linux forgets the peak so far
+megabytes = lambda name: int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+before, start = megabytes("VmRSS"), time.perf_counter()
+o = kernels.tiled(q, k, v, **call)
+print(time.perf_counter() - start, megabytes("VmHWM") - before - o.numel() * 8 / 2**20)
+"""
+
+
+def long_sequence(n=65_536):
+    """`tiled` on one head of N = 65,536, every score: megabytes beyond the inputs and the output, and seconds."""
+    run = subprocess.run([sys.executable, "-c", LONG, str(n)], capture_output=True, text=True, check=True)
+    seconds, megabytes = map(float, run.stdout.split())
+    return megabytes, seconds, float("nan")
+
+
 def round_to_a_copy(count=1 << 24):
     """`round_to` BF16 over a float64 copy."""
     x = torch.randn(count, dtype=torch.float64)
@@ -71,6 +132,8 @@ def wasserstein_to_scipy(count=10_000_000):
 BENCHMARKS = (
     ("tiled / its two float64 matrix products", "N = 4096, 4 heads, d = 64, B_c = 64", tiled_to_its_products, "<= 2.5"),
     ("tiled with gfloat's rounding / tiled", "N = 1024, 4 heads, d = 64, B_c = 64", tiled_to_gfloat, ">= 25"),
+    ("plain double loop over tiles / tiled", "N = 1024, 4 heads, d = 64, FA2", double_loop_to_tiled, ""),
+    ("MB beyond inputs and output", "tiled FA1, N = 65,536, 1 head, d = 64, B_c = 64", long_sequence, "< 256"),
     ("round_to BF16 / float64 copy", "16.8 M values", round_to_a_copy, "<= 2"),
     ("scipy's wasserstein_distance / wasserstein", "10 M float32 pairs", wasserstein_to_scipy, ">= 30"),
 )
@@ -79,11 +142,18 @@ BENCHMARKS = (
 def main():
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     threads, code = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
-    print(f"{platform.machine()}, {code}, {threads} threads, torch {torch.__version__}\n")
-    print("| ratio | size | promised | measured | seconds |\n|---|---|---|---|---|")
+    lines = [
+        f"Made by `make bench`: {platform.machine()}, {code}, {threads} threads, torch {torch.__version__}.\n",
+        "| ratio | size | promised | measured | seconds |\n|---|---|---|---|---|",
+    ]
+    print(*lines, sep="\n")
     for name, size, benchmark, promised in BENCHMARKS:
         value, ours, other = benchmark()
-        print(f"| {name} | {size} | {promised} | {value:.2f} | {ours:.3f} / {other:.3f} |", flush=True)
+        seconds = f"{ours:.3f}" + ("" if np.isnan(other) else f" / {other:.3f}")
+        lines.append(f"| {name} | {size} | {promised} | {value:.2f} | {seconds} |")
+        print(lines[-1], flush=True)
+    with replacing(RESULTS) as path:
+        path.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,17 @@ from fa_lib.tiling import Tiling
 
 
 def compare(
-    n, head_dim, heads, block_kv, distribution, fmt, seed, algorithm="fa1", flash="tiled", golden_inputs="rounded"
+    n,
+    head_dim,
+    heads,
+    block_kv,
+    distribution,
+    fmt,
+    seed,
+    algorithm="fa1",
+    flash="tiled",
+    golden_inputs="rounded",
+    device="cpu",
 ):
     """Deviations of Flash and of the two Baselines in one format from the golden value, and from each other.
 
@@ -27,6 +37,7 @@ def compare(
         algorithm: of the emulated kernel.
         flash: a registered kernel. One that takes a Precision is called with every step in `fmt`; another one is
             called on inputs of that dtype, and then block_kv and algorithm are its own.
+        device: of torch, where all of it is computed.
         golden_inputs: "rounded": the golden value takes the inputs after their rounding to fmt; "exact": before.
 
     Returns:
@@ -36,7 +47,7 @@ def compare(
     if golden_inputs not in ("rounded", "exact"):
         raise ValueError(f"golden_inputs: got {golden_inputs!r}; accepted are rounded, exact")
     fmt = Format.of(fmt)
-    q, k, v = draw(distribution, seed, (1, heads, n, head_dim))
+    q, k, v = (x.to(device) for x in draw(distribution, seed, (1, heads, n, head_dim)))
     uniform, tiling = Precision.uniform(fmt), Tiling(block_kv, block_kv)
     fn = kernels.get(flash)
     if kernels.emulates(fn):

@@ -6,12 +6,14 @@ and figures/ only when the notebook has ended well: nothing is half-written.
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import papermill
+import torch
 import yaml
 
 from fa_lib.paths import ROOT
@@ -45,8 +47,8 @@ def parameters(notebook, scale, root=ROOT):
     return given
 
 
-def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT):
-    """Execute a notebook at a scale; returns the executed copy's path.
+def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None):
+    """Execute a notebook at a scale; returns the executed copy's path. Results go below `into` instead of the root.
 
     Raises:
         papermill.PapermillExecutionError: a cell failed or ran past `timeout` seconds; the executed copy with its
@@ -72,7 +74,7 @@ def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT):
                 os.replace(executed, failed)
             raise
         for path in sorted(p for p in results.rglob("*") if p.is_file()):
-            target = root / path.relative_to(results)
+            target = (into or root) / path.relative_to(results)
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, target)
         os.replace(executed, done)
@@ -83,14 +85,20 @@ def main():
     parser = argparse.ArgumentParser(description="run a notebook through papermill")
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--scale", default="paper", help="a file of notebooks/scales")
+    parser.add_argument("--record", action="store_true", help="results go to data/recorded/<this GPU>/")
     arguments = parser.parse_args()
+    into = None
+    if arguments.record:
+        if not torch.cuda.is_available():
+            sys.exit("record: no CUDA device here; data/recorded/ holds runs on other hardware than the committed one")
+        into = ROOT / "data" / "recorded" / re.sub(r"\W+", "_", torch.cuda.get_device_name())
     # OpenMP's threads spin while they wait: two notebooks at once (`make -j2`) would take each other's cores, and
     # run 20 times slower than one after the other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     name, started = arguments.notebook.name, time.monotonic()
     print(f"{name} at scale {arguments.scale}", flush=True)
     try:
-        run(arguments.notebook, arguments.scale)
+        run(arguments.notebook, arguments.scale, into=into)
         print(f"{name} done in {time.monotonic() - started:.0f} s", flush=True)
     except Refused as error:
         sys.exit(f"{name}: {error}")

@@ -85,7 +85,7 @@ SHAPES = {  # n_q, n_kv, heads, kv_heads, options
 }
 
 
-def rule(shape, head_dim, distribution, fmt, seed, kernel="flash", gradients=True):
+def rule(shape, head_dim, distribution, fmt, seed, kernel="flash", gradients=True, device="cpu"):
     """The largest errors of a kernel, and of two emulated ones, in units of Baseline's own in the same format.
 
     flash-attention's tests ask for at most 2 for the output and 3 for the gradients.
@@ -103,8 +103,8 @@ def rule(shape, head_dim, distribution, fmt, seed, kernel="flash", gradients=Tru
     fmt = Format.of(fmt)
     n_q, n_kv, heads, kv_heads, options = SHAPES[shape]
     drawn = draw(distribution, seed, (1, heads, n_q, head_dim), (1, kv_heads, n_kv, head_dim))
-    q, k, v = (round_to(x, fmt) for x in drawn)
-    dO = round_to(draw("normal", seed + 1, q.shape)[0], fmt)
+    q, k, v = (round_to(x, fmt).to(device) for x in drawn)
+    dO = round_to(draw("normal", seed + 1, q.shape)[0], fmt).to(device)
 
     def results(fn, dtype=fmt.dtype, **arguments):
         x = [t.to(dtype).requires_grad_(gradients) for t in (q, k, v)]

@@ -1,0 +1,51 @@
+"""On a CUDA device: the same emulated bits as on CPU, and real kernels against their model and the rule."""
+
+import pandas as pd
+import pytest
+import torch
+
+from fa_lib import BF16, FP16, Precision, Tiling, draw, kernels, round_to, sweep
+from fa_lib.validation import agree, rule
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("mode", ["nearest", "toward_zero"])
+def test_round_to_is_the_cpus(fmt, mode):
+    x = torch.randn(100_000, dtype=torch.float64) * 2.0 ** torch.randint(-150, 150, (100_000,))
+    assert torch.equal(round_to(x.cuda(), fmt, mode).cpu(), round_to(x, fmt, mode))
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+def test_emulated_bits_are_the_cpus(algorithm):
+    q, k, v = draw("uniform", 0, (1, 2, 500, 64))
+    call = dict(tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm=algorithm, causal=True)
+    on_gpu = kernels.tiled(*(x.cuda() for x in (q, k, v)), **call)
+    assert torch.equal(on_gpu.cpu(), kernels.tiled(q, k, v, **call))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_fa2_is_near_its_model(head_dim):
+    grid = dict(
+        n=1024, head_dim=head_dim, heads=2, distribution=["uniform", "normal"], fmt="BF16", seed=0, device="cuda"
+    )
+    table = sweep(agree, grid)
+    model = table[table.choice == "model"]
+    assert (model.identical > 0.9).all() and (model.rmse / model.rmse_real).between(0.98, 1.02).all()
+
+
+@pytest.mark.parametrize("shape", ["97", "GQA 384", "causal 2048"])
+def test_fa2_passes_the_rule(shape):
+    table = pd.DataFrame(rule(shape, 64, "normal", "BF16", seed=0, device="cuda"))
+    assert table[table.kernel.isin(["flash", "as shipped"])].passed.all()
+
+
+def test_the_flash_attn_package_passes_the_rule():
+    pytest.importorskip("flash_attn", reason="the package flash-attn is not installed")
+    kernels.register("flash_attn", lambda *x, **options: kernels.flash(*x, backend="flash_attn", **options))
+    table = pd.DataFrame(rule("causal window 512", 64, "normal", "BF16", seed=0, kernel="flash_attn", device="cuda"))
+    assert table[table.kernel == "flash_attn"].passed.all()
