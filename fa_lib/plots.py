@@ -161,7 +161,9 @@ def sequence_length(table, caption):
                 for fmt, group in rows.groupby("fmt", sort=False):
                     values = _in_roundoff(group, "n", column)
                     style = dict(ls=":", lw=1.2) if column == "std" else {}
-                    _band(ax, values, *FORMATS[fmt], fmt if column == columns[0] else None, **style)
+                    _band(
+                        ax, values, *FORMATS.get(fmt, ("#888888", "v")), fmt if column == columns[0] else None, **style
+                    )
             lengths = sorted(table.n.unique())
             tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
             ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
@@ -178,7 +180,7 @@ def sequence_length(table, caption):
             ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     axes[0][-1].legend(loc="upper left", ncols=2)
     return _captioned(
-        figure, "Figure 5. Whether the difference grows with the sequence length turns on the inputs", caption
+        figure, "Figure 5. Whether the difference grows with the sequence length turns on the inputs", caption + BANDS
     )
 
 
