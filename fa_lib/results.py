@@ -34,7 +34,7 @@ def save(out, name, parameters, table, claims=(), figures=(), more=()):
     results = Path(out) / "data" / "results"
     for suffix, each in {"": table, **{f".{key}": each for key, each in dict(more).items()}}.items():
         with replacing(results / f"{name}{suffix}.csv") as path:
-            each.to_csv(path, index=False, float_format="%.10g")
+            each.to_csv(path, index=False, float_format="%.7g")
     if claims:
         with replacing(results / f"{name}.claims.csv") as path:
             pd.DataFrame(claims).to_csv(path, index=False, float_format="%.6g")

@@ -21,7 +21,7 @@ SETTINGS = {
     "two threads": {"OMP_NUM_THREADS": "2"},
 }
 FIGURES = [f"notebooks/{name}.ipynb" for name in
-           ("02_precision", "03_golden_value", "04_sequence_length", "05_algorithm_changes")]  # fmt: skip
+           ("01_kernels", "02_precision", "03_golden_value", "04_sequence_length", "05_algorithm_changes")]  # fmt: skip
 
 
 def run(*command, **settings):

@@ -2,16 +2,13 @@
 
 import pandas as pd
 import pytest
-import torch
 
 from fa_lib import sweep
+from fa_lib.kernels.models import vectorised as is_vectorised
 from fa_lib.validation import SHAPES, agree, exponential, rule
 
 BITS = dict(head_dim=64, heads=1, seed=0, distribution=["uniform", "normal"])
-vectorised = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
-    reason="the model is of the AVX2 and AVX512 kernel",
-)
+vectorised = pytest.mark.skipif(not is_vectorised(), reason="its exponential is of the AVX2 and AVX512 code")
 
 
 @vectorised
@@ -31,9 +28,9 @@ def test_the_model_is_torchs_cpu_kernel(n):
 
 @vectorised
 def test_the_kernels_exponential_is_seen_and_modelled():
-    """FP32's log-sum-exp shows it to about 2**-24 * log(64) * 64 / 63; the model's own errors are of one FP32 step."""
+    """64 additions in FP32 leave exp(x) >= exp(-4) right to 64 * 2**-24 * 2.2 / 1.2 = 7e-6."""
     x, measured, modelled = exponential()
-    assert len(x) == 1665 and 0.9e-4 < measured.abs().max() < 1.1e-4
+    assert len(x) == 1537 and 0.9e-4 < measured.abs().max() < 1.1e-4
     assert (measured - modelled).abs().max() < 1e-5 < measured.abs().mean()
 
 

@@ -14,7 +14,8 @@ def torch_cpu(fmt, n_q):
     """torch's flash kernel on CPU (ATen, FlashAttentionKernel.cpp) for n_q queries.
 
     Tiles of 512 keys, and of 256, 64 or 32 queries. In BF16 and FP16 the scores, row statistics and O are FP32, P is
-    rounded before P V but not in the row sums, and the exponential of P is `fast_exp`. The gradients dQ, dK, dV are
+    rounded before P V but not in the row sums, and the exponential of P is `fast_exp` where the processor has AVX2 or
+    AVX512 (ATEN_CPU_CAPABILITY=default takes the C library's). The gradients dQ, dK, dV are
     added up, tile after tile, in tensors of the inputs' format. What is left out: the order of FP32 additions.
 
     Returns:
@@ -23,7 +24,13 @@ def torch_cpu(fmt, n_q):
     fmt = Format.of(fmt)
     block_q = 256 if n_q >= 768 else 64 if n_q >= 192 else 32
     precision = replace(Precision.kernel(fmt), grad_sums=fmt)
-    return dict(tiling=Tiling(block_q, 512), precision=precision, exp=fast_exp if fmt in (BF16, FP16) else torch.exp)
+    exp = fast_exp if fmt in (BF16, FP16) and vectorised() else torch.exp
+    return dict(tiling=Tiling(block_q, 512), precision=precision, exp=exp)
+
+
+def vectorised():
+    """True where torch's CPU kernels run as AVX2 or AVX512 code."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def fa2_cuda(fmt, head_dim):
