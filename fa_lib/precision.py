@@ -12,7 +12,8 @@ class Precision:
     Attributes:
         inputs: Q, K, V as loaded.
         scores: S = scale * Q Kᵀ, the mask added; in the backward pass dP = dO Vᵀ.
-        exponent: S - m, its exponential, and the division of softmax where the algorithm has one.
+        exponent: S - m, its exponential, and the division of softmax where the algorithm has one; in the backward
+            pass dP - delta.
         probs: P as handed to P V.
         stats: the row maximum m, the row sum l, and the factors exp(m - m').
         accumulator: O, its rescale, and P V.

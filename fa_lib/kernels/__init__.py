@@ -7,13 +7,17 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 import importlib
 import inspect
 
+from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
 from fa_lib.kernels.reference import golden, reference
 from fa_lib.kernels.tiled import rescales, tiled
 
-__all__ = ["available", "emulates", "flash", "get", "golden", "reference", "register", "rescales", "tiled"]
+__all__ = [
+    "available", "emulates", "flash", "get", "golden", "reference", "register", "rescales", "stepwise", "tiled",
+    "unfused",
+]  # fmt: skip
 
-_KERNELS = {"reference": reference, "tiled": tiled, "flash": flash}
+_KERNELS = {f.__name__: f for f in (reference, tiled, flash, unfused, stepwise)}
 
 
 def register(name, fn):

@@ -8,7 +8,7 @@ where delta = rowsum(dO ∘ O), which equals rowsum(P ∘ dP).
 import torch
 
 from fa_lib.formats import round_to
-from fa_lib.kernels.rows import by_rows, flat, rows_at_once, run
+from fa_lib.kernels.rows import by_rows, flat, rows_at_once, run, tiles
 
 
 def differentiable(q, k, v, forward, backward):
@@ -31,7 +31,10 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dO):
         q, k, v, o, statistics = ctx.saved_tensors
         gradients = ctx.backward(q, k, v, o, statistics, dO)
-        return *(round_to(g, str(x.dtype)).to(x.dtype) for g, x in zip(gradients, (q, k, v))), None, None
+        held = (
+            g if g.dtype == x.dtype else round_to(g, str(x.dtype)).to(x.dtype) for g, x in zip(gradients, (q, k, v))
+        )
+        return *held, None, None
 
 
 class Backward:
@@ -70,11 +73,9 @@ class Backward:
 
         def dq_rows(q_i, k, v, scores, statistics_i, dO_i, delta_i):
             dQ = torch.zeros_like(q_i)  # (rows, head_dim)
-            for j in range(0, n_kv, block_kv):
-                stop = min(j + block_kv, n_kv)
-                if scores.sees(j, stop):
-                    _, dS = self.pair(scores, q_i, k[j:stop], v[j:stop], j, statistics_i, dO_i, delta_i)
-                    dQ = add(dQ + options.scale * (dS @ k[j:stop]))
+            for j, k_j, v_j in tiles(k, v, block_kv, scores):
+                _, dS = self.pair(scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i)
+                dQ = add(dQ + options.scale * (dS @ k_j))
             return p.output(p.grad_sums(dQ))
 
         rest = (statistics, dO, delta)
@@ -84,11 +85,7 @@ class Backward:
     def dk_dv(self, q, k, v, block_kv, add, rest):
         p, options, shapes = self.p, self.options, (k.shape, v.shape)
         q, k, v = (flat(x, p) for x in (q, k, v))
-        if self.tiling:
-            block_q = self.tiling.block_q
-        else:
-            block_q = rows_at_once(q, options.n_kv, options)
-            block_kv = options.n_kv
+        block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)
         dK, dV = torch.empty_like(k), torch.empty_like(v)
 
         def work(task):
@@ -117,7 +114,7 @@ class Backward:
         p = self.p
         P = self.probabilities(p.scores(scores(q_i, k_j, j)), statistics_i)
         dP = p.scores(scores.drop(p.scores(dO_i @ v_j.mT), j))
-        dS = P * p.scores(dP - delta_i)
+        dS = P * p.exponent(dP - delta_i)
         softcap = self.options.softcap
         if softcap is not None:
             dS = dS * (1 - (scores.capped(q_i, k_j) / softcap) ** 2)

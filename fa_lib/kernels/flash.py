@@ -68,7 +68,7 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, wind
     if mask is not None:
         mask = (mask if mask.dtype == torch.bool else mask.to(q.dtype)).expand(*lead, n_q, n_kv)
         mask = mask.reshape(-1, *mask.shape[-3:]) if mask.ndim > 3 else mask.reshape(1, -1, n_q, n_kv)
-    four = [x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v)]
+    four = [_four(x) for x in (q, k, v)]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
@@ -83,6 +83,11 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, wind
             why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons) or error
             raise RuntimeError(f"torch's FLASH_ATTENTION cannot run {q.dtype} on {q.device}: {why}") from error
     return o.reshape(*lead, n_q, v.shape[-1])
+
+
+def _four(x):
+    """(batch, heads, sequence, features), whatever dimensions lead."""
+    return x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
 
 
 @contextmanager
@@ -109,7 +114,6 @@ def _flash_attn(q, k, v, causal, scale, window, softcap):
         raise RuntimeError(f"the package flash-attn is missing ({error}); environment-cuda.yml has it") from error
     sides = tuple(-1 if side is None else side for side in window or (None, None))
     # its layout is (batch, sequence, heads, head_dim)
-    x = [t.reshape(-1, *t.shape[-3:]) if t.ndim > 3 else t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v)]
-    x = [t.transpose(1, 2) for t in x]
-    o = flash_attn_func(*x, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0)
+    transposed = [_four(x).transpose(1, 2) for x in (q, k, v)]
+    o = flash_attn_func(*transposed, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0)
     return o.transpose(1, 2).reshape(*q.shape[:-1], v.shape[-1])

@@ -192,6 +192,14 @@ def rows_at_once(q, width, options):
     return max(16, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
 
 
+def tiles(k, v, block_kv, scores):
+    """j, K_j, V_j of every tile that some row sees, j its first key."""
+    for j in range(0, k.shape[0], block_kv):
+        stop = min(j + block_kv, k.shape[0])
+        if scores.sees(j, stop):
+            yield j, k[j:stop], v[j:stop]
+
+
 def run(tasks, work, device):
     """work(task) for every task, on as many threads as torch uses."""
     threads = min(torch.get_num_threads(), len(tasks)) if device.type == "cpu" else 1

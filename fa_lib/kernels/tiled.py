@@ -4,7 +4,7 @@ import torch
 
 from fa_lib.kernels.backward import Backward, differentiable
 from fa_lib.kernels.reference import nonzero, rounding, stored
-from fa_lib.kernels.rows import Options, by_rows
+from fa_lib.kernels.rows import Options, by_rows, tiles
 from fa_lib.tiling import Tiling
 
 ALGORITHMS = ("fa1", "fa2")
@@ -40,14 +40,14 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, rows=No
     if not isinstance(tiling, Tiling):
         raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
     options = Options.of(q, k, v, **options)
-    step, last = (_fa1, _fa1_last) if algorithm == "fa1" else (_fa2, _fa2_last)
+    step, last = (fa1_tile, fa1_last) if algorithm == "fa1" else (fa2_tile, fa2_last)
     p = rounding(precision)
 
     def few_rows(q_i, k, v, scores):
         m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
         l = torch.zeros_like(m)  # running row sum (rows, 1)
         O = q_i.new_zeros(q_i.shape[0], v.shape[1])  # running output (rows, head_dim)
-        for j, k_j, v_j in tiles(k, v, tiling, scores):
+        for j, k_j, v_j in tiles(k, v, tiling.block_kv, scores):
             S = scores(q_i, k_j, j)  # (rows, B_c)
             seen = scores.seen(S)
             S = p.scores(S)
@@ -71,15 +71,7 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, rows=No
     return differentiable(q, k, v, forward, Backward(p, options, probabilities, tiling))
 
 
-def tiles(k, v, tiling, scores):
-    """j, K_j, V_j of every tile that some row sees, j its first key."""
-    for j in range(0, k.shape[0], tiling.block_kv):
-        stop = min(j + tiling.block_kv, k.shape[0])
-        if scores.sees(j, stop):
-            yield j, k[j:stop], v[j:stop]
-
-
-def _fa1(p, exp, dropped, S, v, m_tile, m, l, O):
+def fa1_tile(p, exp, dropped, S, v, m_tile, m, l, O):
     P = p.exponent(exp(p.exponent(S - m_tile)))  # (rows, B_c)
     l_tile = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
     m_new = torch.maximum(m, m_tile)
@@ -91,11 +83,11 @@ def _fa1(p, exp, dropped, S, v, m_tile, m, l, O):
     return m_new, l_new, p.accumulator(O / nonzero(l_new))
 
 
-def _fa1_last(p, l, O):
+def fa1_last(p, l, O):
     return p.output(O)
 
 
-def _fa2(p, exp, dropped, S, v, m_tile, m, l, O):
+def fa2_tile(p, exp, dropped, S, v, m_tile, m, l, O):
     m_new = torch.maximum(m, m_tile)
     P = p.exponent(exp(p.exponent(S - m_new)))  # (rows, B_c)
     a = p.stats(torch.exp_(p.stats(m - m_new)))  # rescale of what was accumulated (rows, 1)
@@ -104,7 +96,7 @@ def _fa2(p, exp, dropped, S, v, m_tile, m, l, O):
     return m_new, l, p.accumulator(p.accumulator(a * O) + PV)
 
 
-def _fa2_last(p, l, O):
+def fa2_last(p, l, O):
     return p.output(p.accumulator(O / nonzero(l)))
 
 
@@ -121,7 +113,7 @@ def rescales(q, k, *, tiling, precision, **options):
 
     def few_rows(q_i, k, _, scores):
         m, count = None, torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
-        for j, k_j, _ in tiles(k, k, tiling, scores):
+        for j, k_j, _ in tiles(k, k, tiling.block_kv, scores):
             S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
             m_tile = p.stats(S.amax(-1, keepdim=True))
             if m is not None:

@@ -1,0 +1,89 @@
+"""Attention in torch's operations on tensors of their own dtype, each operation rounding once: nothing is emulated.
+
+For training and for GPUs, where carrying float64 takes too long. Products are what torch makes them: summed in FP32
+for BF16 and FP16, and rounded.
+"""
+
+import math
+from types import SimpleNamespace
+
+import torch
+
+from fa_lib.kernels.backward import differentiable
+from fa_lib.kernels.rows import check
+from fa_lib.kernels.tiled import fa1_last, fa1_tile
+from fa_lib.precision import Precision
+
+
+def unfused(q, k, v, *, causal=False, scale=None, mask=None):
+    """Baseline Attention as a framework runs it unfused: S, P and O written out in q's dtype, gradients by autograd.
+
+    `reference` with `Precision.materialized` is its emulation. A row that sees no key is NaN, as it is there.
+
+    Args, Returns, Raises: as `reference`, of whose options it has causal, scale and mask.
+    """
+    check(q, k, v, causal=causal, scale=scale, mask=mask)
+    k, v = (_as_many_heads(x, q) for x in (k, v))
+    n_q, n_kv = q.shape[-2], k.shape[-2]
+    S = _scaled_product(q, k, scale or 1 / math.sqrt(q.shape[-1]))  # (..., n_q, n_kv)
+    if mask is not None:
+        S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask.to(S.dtype)
+    if causal:
+        hidden = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).triu(n_kv - n_q + 1)
+        S = S.masked_fill(hidden, -math.inf)
+    return torch.softmax(S, -1) @ v
+
+
+def stepwise(q, k, v, *, causal=False, scale=None, mask=None, block_kv=64):
+    """`tiled` with `Precision.uniform`, algorithm "fa1", as a loop over tiles of tensors in q's dtype: what is carried
+    from tile to tile is in that dtype, and every operation rounds once. Its gradients are FlashAttention's, too.
+
+    Args:
+        block_kv: keys handled at a time.
+        causal, mask: it has none; accepted are False and None.
+        q, k, v, scale: as `reference`.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
+    check(q, k, v, scale=scale)
+    for name, value in (("causal", causal), ("mask", None if mask is None else tuple(mask.shape))):
+        if value:
+            raise ValueError(f"{name}: got {value!r}; the kernel 'stepwise' has none: use 'tiled'")
+    scale = scale or 1 / math.sqrt(q.shape[-1])
+    k, v = (_as_many_heads(x, q) for x in (k, v))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    p = SimpleNamespace(**dict.fromkeys(Precision.__dataclass_fields__, lambda x: x))  # the dtype rounds
+
+    def forward(q, k, v):
+        m = q.new_full((*q.shape[:-1], 1), -math.inf)  # (..., n_q, 1)
+        l, O = torch.zeros_like(m), torch.zeros_like(q[..., :1] * v[..., :1, :])  # (..., n_q, head_dim)
+        for k_j, v_j in zip(k.split(block_kv, -2), v.split(block_kv, -2)):
+            S = _scaled_product(q, k_j, scale)  # (..., n_q, B_c)
+            m, l, O = fa1_tile(p, torch.exp, lambda P: P, S, v_j, S.amax(-1, keepdim=True), m, l, O)
+        return fa1_last(p, l, O), m + torch.log(l)  # o; log-sum-exp (..., n_q, 1)
+
+    def backward(q, k, v, o, L, dO):
+        delta = (dO.to(wide) * o).sum(-1, keepdim=True).to(o.dtype)  # (..., n_q, 1), rounded once
+        dQ, dK, dV = torch.zeros_like(q), [], []
+        for k_j, v_j in zip(k.split(block_kv, -2), v.split(block_kv, -2)):
+            P = torch.exp(_scaled_product(q, k_j, scale) - L)  # (..., n_q, B_c)
+            dS = P * (dO @ v_j.mT - delta)  # (..., n_q, B_c)
+            dQ = _scaled_product(dS, k_j.mT, scale, dQ)
+            dK.append(_scaled_product(dS.mT, q.mT, scale))
+            dV.append(P.mT @ dO)
+        return dQ, torch.cat(dK, -2), torch.cat(dV, -2)
+
+    return differentiable(q, k, v, forward, backward)
+
+
+def _scaled_product(a, b, scale, add=None):
+    """scale * a bᵀ, and what it is added to, rounded once."""
+    a3, b3 = (x.reshape(-1, *x.shape[-2:]) for x in (a, b))
+    start = a.new_zeros(()) if add is None else add.reshape(-1, *add.shape[-2:])
+    out = torch.baddbmm(start, a3, b3.mT, beta=0 if add is None else 1, alpha=scale)
+    return out.reshape(*a.shape[:-1], b.shape[-2])
+
+
+def _as_many_heads(x, q):
+    return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
