@@ -111,8 +111,9 @@ class _Store:
             path.write_text(json.dumps(held))
 
 
-_AROUND = ("claims", "plots", "run", "results", "paths")  # files that no number depends on
-_CORE = [p.read_text() for p in sorted(Path(__file__).parent.rglob("*.py")) if p.stem not in _AROUND]
+_HERE = Path(__file__).parent
+_AROUND = [_HERE / f"{name}.py" for name in ("claims", "plots", "run", "results", "paths")]  # no number depends on them
+_CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
 
 
 def code_version(fn, cells=()):

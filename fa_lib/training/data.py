@@ -1,0 +1,178 @@
+"""Captioned images: shapes drawn from a seed, or any image-caption data set through Hugging Face `datasets`.
+
+The paper's Shutterstock set is not public. Nothing here is downloaded unless a hub name is asked for.
+"""
+
+import io
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, UnidentifiedImageError
+from tqdm import tqdm
+
+SIZES = {"small": 0.16, "large": 0.26}  # half width, of the image's
+COLORS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 230), "yellow": (240, 210, 40)}
+SHAPES = ("circle", "square", "triangle")
+PLACES = {f"{y} {x}": (a, b) for y, b in (("top", 0.3), ("bottom", 0.7)) for x, a in (("left", 0.3), ("right", 0.7))}
+CAPTIONS = ("text", "caption", "txt")  # columns a caption may be in
+IMAGES = ("image", "jpg", "jpeg", "png", "webp")
+
+
+def mixed(*numbers):
+    """A seed made of several whole numbers from 0: other ones for other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def generator(*numbers):
+    """A torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
+    return torch.Generator().manual_seed(mixed(*numbers))
+
+
+class Captioned:
+    """Images and captions in memory.
+
+    Args:
+        images: uint8 (n, 3, size, size). captions: n texts.
+    """
+
+    def __init__(self, images, captions):
+        self.images, self.captions = images, captions
+
+    def batches(self, batch, seed, start=0):
+        """(images uint8 (batch, 3, size, size), captions) from batch number `start` on, without end. Every epoch has
+        an order of its own, that of (seed, epoch), and leaves out what does not fill a batch."""
+        n = len(self.captions)
+        if batch > n:
+            raise ValueError(f"batch: got {batch}; accepted is up to the {n} images of the data")
+        for number in itertools.count(start):
+            epoch, i = divmod(number, n // batch)
+            if i == 0 or number == start:
+                order = torch.randperm(n, generator=generator(seed, epoch))
+            at = order[i * batch : (i + 1) * batch]
+            yield self.images[at], [self.captions[j] for j in at]
+
+
+def shapes(n, size, seed):
+    """n images of `size` pixels such as "small red circle top left", drawn from a seed.
+
+    Returns:
+        Captioned.
+    """
+    rng = np.random.default_rng(seed)
+    images, captions = torch.empty(n, 3, size, size, dtype=torch.uint8), []
+    for i in range(n):
+        width, color, shape, place = (
+            list(options)[rng.integers(len(options))] for options in (SIZES, COLORS, SHAPES, PLACES)
+        )
+        r = SIZES[width] * size * 4  # drawn four times as large, and averaged down
+        x, y = (4 * size * (at + rng.uniform(-0.04, 0.04)) for at in PLACES[place])
+        picture = Image.new("RGB", (4 * size, 4 * size), tuple(int(c) for c in rng.integers(0, 30, 3)))
+        pen = ImageDraw.Draw(picture)
+        if shape == "circle":
+            pen.ellipse((x - r, y - r, x + r, y + r), fill=COLORS[color])
+        elif shape == "square":
+            pen.rectangle((x - r, y - r, x + r, y + r), fill=COLORS[color])
+        else:
+            pen.polygon(((x, y - r), (x - r, y + r), (x + r, y + r)), fill=COLORS[color])
+        images[i] = _pixels(picture, size)
+        captions.append(f"{width} {color} {shape} {place}")
+    return Captioned(images, captions)
+
+
+def load(source, size, *, streaming=False, split="train"):
+    """An image-caption data set.
+
+    Args:
+        source: a folder of images with metadata.jsonl (file_name, and text or caption), a folder or pattern of
+            webdataset shards (.tar: png or jpg, and txt), or a name on the Hugging Face hub.
+        size: pixels; images are cropped to their central square and resized.
+        streaming: images are read as they come and never held, for what fits no memory or no disk. Otherwise all
+            are read, and checked, before training starts, into 3 size² bytes each.
+        split: of the data set.
+
+    Returns:
+        Captioned, or Stream.
+
+    Raises:
+        ValueError: no captions or no images, an image that cannot be read or an empty caption, with its number.
+        FileNotFoundError: there is nothing at `source`.
+    """
+    from datasets import Image as Encoded
+    from datasets import load_dataset
+
+    path = Path(source)
+    shards = sorted(str(p) for p in path.glob("*.tar")) if path.is_dir() else str(source)
+    if path.is_dir() and not shards:
+        options = dict(path="imagefolder", data_dir=str(path))
+    elif path.suffix == ".tar" or path.is_dir():
+        options = dict(path="webdataset", data_files={split: shards})
+    else:
+        options = dict(path=str(source))
+    rows = load_dataset(**options, split=split, streaming=streaming)
+    names = rows.column_names or list(next(iter(rows)))
+    image, caption = (next((n for n in columns if n in names), None) for columns in (IMAGES, CAPTIONS))
+    if image is None or caption is None:
+        missing, accepted = ("images", IMAGES) if image is None else ("captions", CAPTIONS)
+        raise ValueError(
+            f"data: {source} has no {missing}, only the columns {', '.join(names)}; accepted are {', '.join(accepted)}"
+        )
+    rows = rows.cast_column(image, Encoded(decode=False))  # decoded here, so that what fails can be named
+
+    def read(number, row):
+        name = f"{source}, number {number} ({row[image].get('path') or row.get('__key__')})"
+        try:
+            held = row[image]["bytes"]
+            with Image.open(io.BytesIO(held) if held else row[image]["path"]) as picture:
+                pixels = _pixels(picture.convert("RGB"), size)
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise ValueError(f"data: {name} is no image that can be read: {error}") from error
+        text = row[caption].decode() if isinstance(row[caption], bytes) else row[caption]
+        if not text or not text.strip():
+            raise ValueError(f"data: {name} has an empty caption")
+        return pixels, text.strip()
+
+    if streaming:
+        return Stream(rows, read)
+    if not len(rows):
+        raise ValueError(f"data: {source} holds no images")
+    pairs = [read(i, row) for i, row in enumerate(tqdm(rows, desc="reading images", unit="image"))]
+    return Captioned(torch.stack([pixels for pixels, _ in pairs]), [text for _, text in pairs])
+
+
+class Stream:
+    """Images and captions read as they come; `read(number, row)` gives the pixels and the text of a row."""
+
+    def __init__(self, rows, read, buffer=1000):
+        self.rows, self.read, self.buffer = rows, read, buffer
+
+    def batches(self, batch, seed, start=0):
+        """As `Captioned.batches`, shuffled within a buffer. To start later means to skip what came before, undecoded:
+        exact, and the order does not depend on where it was interrupted."""
+        rows = self.rows.shuffle(seed=seed, buffer_size=self.buffer)
+        number, skip = 0, start
+        for epoch in itertools.count():
+            rows.set_epoch(epoch)
+            held, empty = [], True
+            for row in rows:
+                empty = False
+                held.append(row)
+                if len(held) < batch:
+                    continue
+                if skip:
+                    skip -= 1
+                else:
+                    pairs = [self.read(number * batch + i, row) for i, row in enumerate(held)]
+                    yield torch.stack([pixels for pixels, _ in pairs]), [text for _, text in pairs]
+                held, number = [], number + 1
+            if empty or (epoch == 0 and number == 0):
+                raise ValueError(f"batch: got {batch}; accepted is up to the {len(held)} images of the data")
+
+
+def _pixels(picture, size):
+    """uint8 (3, size, size): the central square, resized."""
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)
+    return torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)

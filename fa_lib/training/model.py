@@ -1,0 +1,196 @@
+"""The text-to-image model: diffusers' PixArt transformer on pixels, a small T5 encoder on bytes, flow matching.
+
+Every attention call of the transformer goes through a kernel of `fa_lib.kernels`, given by name. The text encoder's
+own attention has a learned position bias, a mask that requires a gradient, which flash kernels refuse: it is left as it
+is, and never wider than the captions.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+import yaml
+from diffusers import FlowMatchEulerDiscreteScheduler, PixArtTransformer2DModel
+from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+
+from fa_lib import kernels
+from fa_lib.training.data import generator
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of the model and of its training: the numbers of fa_lib/training/*.yaml."""
+
+    image_size: int  # pixels
+    patch_size: int
+    layers: int
+    heads: int
+    head_dim: int
+    attention_bias: bool
+    text_width: int
+    text_layers: int
+    text_heads: int
+    text_bytes: int
+    text_mask: bool
+    batch: int
+    lr: float
+    warmup: int
+    weight_decay: float
+    images: int
+
+    @classmethod
+    def load(cls, name, **changes):
+        """The configuration of a name ("small") or of a YAML file, with some numbers changed.
+
+        Raises:
+            ValueError: there is no such configuration, or it lacks a number or has one too many.
+        """
+        folder = Path(__file__).parent
+        path = Path(name) if str(name).endswith(".yaml") else folder / f"{name}.yaml"
+        if not path.exists():
+            raise ValueError(
+                f"config: got {name!r}; accepted are {', '.join(sorted(p.stem for p in folder.glob('*.yaml')))}, "
+                "or a path that ends in .yaml"
+            )
+        numbers = yaml.safe_load(path.read_text()) | changes
+        names = {field.name for field in fields(cls)}
+        if wrong := names ^ numbers.keys():
+            raise ValueError(
+                f"config: {', '.join(sorted(wrong))}: missing or too many; accepted are {', '.join(sorted(names))}"
+            )
+        for field in fields(cls):
+            value = numbers[field.name]
+            if type(value) is not field.type and not (field.type is float and type(value) is int):
+                raise ValueError(f"config: {field.name}: got {value!r}; accepted is {field.type.__name__}")
+            least = int(field.name != "warmup")
+            if field.type is int and value < least:
+                raise ValueError(f"config: {field.name}: got {value!r}; accepted is at least {least}")
+        if numbers["image_size"] % numbers["patch_size"]:
+            raise ValueError(f"config: image_size: got {numbers['image_size']}; accepted are multiples of patch_size")
+        return cls(**numbers)
+
+    @property
+    def tokens(self):
+        return (self.image_size // self.patch_size) ** 2
+
+
+class TextToImage(torch.nn.Module):
+    """Predicts the velocity noise - image of a noisy image, told its caption.
+
+    Args:
+        config: a Config.
+        kernel: of every attention call of the transformer, a name for `kernels.get`.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, config, kernel, seed):
+        super().__init__()
+        width = config.heads * config.head_dim
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            self.transformer = PixArtTransformer2DModel(
+                num_attention_heads=config.heads,
+                attention_head_dim=config.head_dim,
+                num_layers=config.layers,
+                cross_attention_dim=width,
+                in_channels=3,
+                out_channels=3,
+                sample_size=config.image_size,
+                patch_size=config.patch_size,
+                interpolation_scale=1,
+                caption_channels=config.text_width,
+                attention_bias=config.attention_bias,
+                use_additional_conditions=False,
+            )
+            self.text = T5EncoderModel(
+                T5Config(
+                    vocab_size=384,  # ByT5's: 256 bytes, 3 special tokens, 125 unused
+                    d_model=config.text_width,
+                    d_kv=config.text_width // config.text_heads,
+                    d_ff=4 * config.text_width,
+                    num_layers=config.text_layers,
+                    num_heads=config.text_heads,
+                    feed_forward_proj="gated-gelu",
+                    dropout_rate=0.0,
+                )
+            )
+        self.config, self.tokenizer = config, ByT5Tokenizer()
+        self.attention = Attention(kernel)
+        self.transformer.set_attn_processor(self.attention)
+        for layer, block in enumerate(self.transformer.transformer_blocks):
+            block.attn1.place, block.attn2.place = (layer, "self"), (layer, "cross")
+
+    def tokens(self, captions):
+        """Bytes and their mask, int64 (batch, text_bytes)."""
+        options = dict(padding="max_length", truncation=True, max_length=self.config.text_bytes, return_tensors="pt")
+        held = self.tokenizer(captions, **options)
+        return held.input_ids, held.attention_mask
+
+    def forward(self, noisy, timesteps, tokens, mask):
+        """Velocity (batch, 3, size, size) of noisy images at `timesteps` (batch,), 0 to 1000."""
+        mask = mask if self.config.text_mask else None
+        text = self.text(input_ids=tokens, attention_mask=mask).last_hidden_state  # (batch, text_bytes, text_width)
+        return self.transformer(
+            noisy,
+            timestep=timesteps,
+            encoder_hidden_states=text,
+            encoder_attention_mask=mask,
+            added_cond_kwargs={"resolution": None, "aspect_ratio": None},
+            return_dict=False,
+        )[0]
+
+
+class Attention:
+    """diffusers' attention processor: projections, the kernel, the output projection.
+
+    Attributes:
+        kernel: the name. dtypes: of Q in the calls so far.
+        probe: called `probe(place, q, k, v, o, **options)` after each call, place = (layer, "self" or "cross").
+    """
+
+    def __init__(self, kernel):
+        self.kernel, self.run, self.probe, self.dtypes = kernel, kernels.get(kernel), None, set()
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, **_):
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        projected = attn.to_q(hidden_states), attn.to_k(context), attn.to_v(context)
+        q, k, v = (x.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for x in projected)  # (batch, heads, n, head_dim)
+        self.dtypes.add(q.dtype)
+        options = {} if attention_mask is None else dict(mask=attention_mask[:, None].to(q.dtype))
+        with torch.autocast(q.device.type, enabled=False):  # the kernel's precision is its own
+            o = self.run(q, k, v, **options)
+            if self.probe is not None:
+                with torch.no_grad():
+                    self.probe(attn.place, *(x.detach() for x in (q, k, v, o)), **options)
+        return attn.to_out[1](attn.to_out[0](o.transpose(1, 2).flatten(2)))
+
+
+def scheduler():
+    return FlowMatchEulerDiscreteScheduler()
+
+
+def noised(images, seed, step):
+    """What a training step sees of a batch of uint8 images: (noisy images, timesteps, velocity to predict).
+
+    The noise is drawn on the CPU from (seed, step) alone: the same for every arm, device and number of processes.
+    """
+    schedule, draw = scheduler(), generator(seed, step)
+    x = images.float() / 127.5 - 1  # (batch, 3, size, size) in [-1, 1]
+    noise = torch.randn(x.shape, generator=draw)
+    timesteps = schedule.timesteps[torch.randint(len(schedule.timesteps), (len(x),), generator=draw)]
+    # whole numbers, as integers: Fabric would round a floating-point input to the precision of the run
+    return schedule.scale_noise(x, timesteps, noise), timesteps.long(), noise - x
+
+
+@torch.no_grad()
+def sample(model, captions, seed, steps=25):
+    """Images drawn by a trained model, uint8 (n, 3, size, size), the noise drawn from `seed`."""
+    schedule, size = scheduler(), model.config.image_size
+    schedule.set_timesteps(steps)
+    device = next(model.parameters()).device
+    x = torch.randn(len(captions), 3, size, size, generator=generator(seed)).to(device)
+    tokens = [t.to(device) for t in model.tokens(captions)]
+    for timestep in schedule.timesteps:
+        velocity = model(x, timestep.to(device).expand(len(x)), *tokens)
+        x = schedule.step(velocity.float(), timestep, x, return_dict=False)[0]
+    return ((x.clamp(-1, 1) + 1) * 127.5).round().byte().cpu()

@@ -1,0 +1,258 @@
+"""One training run: `python -m fa_lib.training.run --arm flash --steps 200 --out build/flash`.
+
+A run is killed and started again without a trace: it ends with the same bits. On Lightning Fabric, so that the same
+script runs on one CPU, one GPU, or several of them by DDP.
+"""
+
+import argparse
+import json
+import logging
+import os
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from fa_lib.paths import replacing
+from fa_lib.training import data
+from fa_lib.training.half import HalfProducts
+from fa_lib.training.model import Config, TextToImage, noised
+from fa_lib.training.settings import PRECISIONS, able, describe, finished, same, weights
+
+logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
+
+
+def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming=False, device="cpu", devices=1,
+          watch=None, progress=False):  # fmt: skip
+    """Train one model, from where an interrupted run in `folder` stopped.
+
+    The batch, its noise and its timesteps are those of (seed, step), whatever the arm, the device and the number of
+    processes. On a CPU a run takes one thread.
+
+    Args:
+        arm: an Arm. seed: of data, noise and initial weights. config: a Config. steps: of the optimizer.
+        folder: for weights-<step>.safetensors, every `every` steps and at 0 and the end; run.json when it has ended;
+            meanwhile resume.ckpt.
+        source: "shapes", or a data set as `data.load` takes it, then with streaming.
+        device: "cpu" or "cuda". devices: processes, by DDP; each takes its part of the batch.
+        watch: called with each step's number before it; gives a probe for its attention calls, or None.
+        progress: show a bar.
+
+    Returns:
+        dict, as in run.json: settings, status ("done" or "diverged at step n"), losses, skipped (steps that the loss
+        scaler left out), zero_gradients (rows of step, share of exactly zero gradients in the transformer, the same in
+        its self-attention's Q and K projections), dtype (attention's), seconds.
+
+    Raises:
+        ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
+            run or a damaged checkpoint; before the first step.
+    """
+    settings = describe(arm, seed, config, steps, every, source, streaming, device, devices)
+    folder = Path(folder)
+    held = finished(folder, settings)
+    if held:
+        return held
+    with _repeatable(device):
+        fabric = _fabric(arm.precision, device, devices)
+        run = _Run(fabric, arm, seed, config, settings, folder)
+        images = data.shapes(config.images, config.image_size, seed) if source == "shapes" else data.load(
+            source, config.image_size, streaming=streaming)  # fmt: skip
+        run.resume()
+        batches = images.batches(config.batch, data.mixed(seed, arm.order), start=run.step)
+        halves = HalfProducts() if device == "cpu" and run.dtype == torch.float16 else nullcontext()
+        bar = tqdm(total=steps, initial=run.step, unit="step", disable=not progress or fabric.global_rank > 0)
+        with halves, bar:
+            while run.step < steps and not run.status:
+                run.advance(*next(batches), watch)
+                bar.update()
+        return run.end()
+
+
+class _Run:
+    """The state of a run, and what one step does to it."""
+
+    def __init__(self, fabric, arm, seed, config, settings, folder):
+        self.fabric, self.seed, self.config, self.settings, self.folder = fabric, seed, config, settings, folder
+        self.dtype, self.started = PRECISIONS[arm.precision], time.monotonic()
+        able(arm.kernel, config, self.dtype, fabric.device)
+        self.model = TextToImage(config, arm.kernel, data.mixed(seed, arm.init))
+        if arm.perturb:
+            draw = data.generator(seed, 1)
+            for p in self.model.parameters():
+                moved = p.detach().double() * (
+                    1 + arm.perturb * torch.randn(p.shape, generator=draw, dtype=torch.float64)
+                )
+                p.data.copy_(moved)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
+        self.scaler = getattr(fabric._precision, "scaler", None)
+        self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
+        torch.manual_seed(seed)
+
+    def advance(self, images, captions, watch):
+        """One step on its part of a batch."""
+        config, fabric = self.config, self.fabric
+        part = slice(fabric.global_rank, None, fabric.world_size)
+        tensors = *noised(images, self.seed, self.step), *self.model.tokens(captions)
+        noisy, timesteps, velocity, tokens, mask = (fabric.to_device(x[part]) for x in tensors)
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.lr * min(1, (self.step + 1) / (config.warmup + 1))
+        self.model.attention.probe = watch(self.step) if watch else None
+        loss = (self.parallel(noisy, timesteps, tokens, mask) - velocity.to(noisy.dtype)).square().mean()
+        if self.model.attention.dtypes != {self.dtype}:
+            raise RuntimeError(f"attention ran in {self.model.attention.dtypes}, and not in {self.dtype}")
+        self.losses.append(fabric.all_reduce(loss.detach()).item())
+        if not torch.isfinite(torch.tensor(self.losses[-1])):
+            self.status = f"diverged at step {self.step}"
+            return
+        fabric.backward(loss)
+        if self.step % self.settings["every"] == 0:
+            self.zeros.append([self.step, *self.zero_gradients()])
+        scale = self.scaler.get_scale() if self.scaler else 1.0
+        self.optimizer.step()
+        self.skipped += bool(self.scaler and self.scaler.get_scale() < scale)
+        self.optimizer.zero_grad()
+        self.step += 1
+        if self.step % self.settings["every"] == 0 or self.step == self.settings["steps"]:
+            self.save()
+
+    def zero_gradients(self):
+        named = [(n, p.grad) for n, p in self.model.transformer.named_parameters() if p.grad is not None]
+        inside = [g for n, g in named if "attn1.to_q.weight" in n or "attn1.to_k.weight" in n]
+        return [
+            sum(int((g == 0).sum()) for g in of) / sum(g.numel() for g in of) for of in ([g for _, g in named], inside)
+        ]
+
+    def state(self):
+        rng = {"cpu": torch.get_rng_state()} | (
+            {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+        )
+        scaler = self.scaler.state_dict() if self.scaler else {}
+        rest = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
+        rest |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
+        return dict(model=self.parallel, optimizer=self.optimizer, scaler=scaler, rng=rng, rest=rest)
+
+    def save(self):
+        """The weights, and what it takes to go on: each file whole or not there."""
+        if self.fabric.global_rank == 0:
+            with replacing(weights(self.folder, self.step)) as path:
+                save_file({n: p.detach().contiguous() for n, p in self.model.named_parameters()}, path)
+        # the strategy gathers the state on every process, and the first one writes it
+        temporary = self.folder / "resume.ckpt.part"
+        self.fabric.save(temporary, self.state())
+        if self.fabric.global_rank == 0:
+            os.replace(temporary, self.folder / "resume.ckpt")
+        self.fabric.barrier()
+
+    def resume(self):
+        path = self.folder / "resume.ckpt"
+        if not self.fabric.broadcast(path.exists()):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.save()
+            return
+        try:
+            held = torch.load(path, map_location="cpu", weights_only=True)
+            rest, rng = held["rest"], held["rng"]
+        except Exception as error:
+            raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
+        same(rest["settings"], self.settings, path)
+        self.model.load_state_dict(held["model"])
+        self.optimizer.load_state_dict(held["optimizer"])
+        if self.scaler:
+            self.scaler.load_state_dict(held["scaler"])
+        torch.set_rng_state(rng["cpu"])
+        if "cuda" in rng and self.fabric.device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"])
+        self.step, self.losses, self.skipped, self.zeros = (rest[k] for k in ("step", "losses", "skipped", "zeros"))
+        self.before = rest["seconds"]
+
+    def end(self):
+        result = dict(settings=self.settings, status=self.status or "done", losses=self.losses, skipped=self.skipped)
+        result |= dict(zero_gradients=self.zeros, dtype=str(self.dtype).removeprefix("torch."))
+        result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
+        if self.fabric.global_rank == 0:
+            with replacing(self.folder / "run.json") as path:
+                path.write_text(json.dumps(result))
+            (self.folder / "resume.ckpt").unlink()
+        self.fabric.barrier()
+        return result
+
+
+def _fabric(precision, device, devices):
+    # Fabric's own "16-mixed" becomes BF16 on a CPU, without a word
+    plugin, accelerator = None, {"cpu": "cpu", "cuda": "cuda"}[device]
+    if precision in ("16-mixed", "16-mixed-unscaled"):
+        scaler = torch.amp.GradScaler(device, enabled=precision == "16-mixed")
+        plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        precision=None if plugin else precision,
+        plugins=plugin,
+    )
+    fabric.launch()
+    return fabric
+
+
+@contextmanager
+def _repeatable(device):
+    """The same bits again: one thread on a CPU (results differ between one and two), deterministic code on a GPU."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    tf32 = torch.backends.cudnn.allow_tf32
+    if device == "cpu":
+        torch.set_num_threads(1)
+    else:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.allow_tf32 = False  # FP32 is FP32
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict)
+        torch.backends.cudnn.allow_tf32 = tf32
+
+
+def main():
+    from fa_lib.training.study import ARMS, arm_named
+
+    parser = argparse.ArgumentParser(description="train one arm of the study")
+    parser.add_argument("--arm", default="baseline", help=f"one of {', '.join(ARMS)}")
+    parser.add_argument("--kernel", help="instead of the arm's: a registered name or package.module:function")
+    parser.add_argument("--precision", help=f"instead of the arm's: one of {', '.join(PRECISIONS)}")
+    parser.add_argument("--config", default="small", help="a file of fa_lib/training, or a path that ends in .yaml")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=25, help="steps between weights written")
+    parser.add_argument(
+        "--data", default="shapes", help="shapes, a folder of captioned images or shards, or a hub name"
+    )
+    parser.add_argument("--streaming", action="store_true", help="never hold the data")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--devices", type=int, default=1, help="processes, by DDP")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="folder for weights and checkpoint; an interrupted run goes on"
+    )
+    given = parser.parse_args()
+    changes = {k: v for k, v in (("kernel", given.kernel), ("precision", given.precision)) if v}
+    try:
+        result = train(
+            replace(arm_named(given.arm), **changes), given.seed, Config.load(given.config), given.steps, given.out,
+            every=given.every, source=given.data, streaming=given.streaming, device=given.device, devices=given.devices,
+            progress=True,
+        )  # fmt: skip
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(str(error)) from error
+    loss, seconds = result["losses"][-1], result["seconds"]
+    print(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What a training run is made of, what its folder holds, and what is refused before it starts."""
+
+import importlib.metadata
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from fa_lib import kernels
+from fa_lib.sweep import code_version
+
+# The dtype attention then runs in. "16-mixed-unscaled" is Fabric's 16-mixed without loss scaling.
+PRECISIONS = {
+    "64-true": torch.float64,
+    "32-true": torch.float32,
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "16-mixed-unscaled": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What a run does. Two arms that differ in one field differ in one thing.
+
+    Attributes:
+        kernel: of every attention call, a name for `kernels.get`.
+        precision: a key of PRECISIONS.
+        init, order: which initial weights, which order of the data.
+        perturb: every initial weight is moved by this, relative, times a standard normal number.
+    """
+
+    kernel: str = "unfused"
+    precision: str = "bf16-mixed"
+    init: int = 0
+    order: int = 0
+    perturb: float = 0.0
+
+
+def describe(arm, seed, config, steps, every, source="shapes", streaming=False, device="cpu", devices=1):
+    """The settings of a run, all that its weights depend on: the arguments of `train`, and the version of the code."""
+    if arm.precision not in PRECISIONS:
+        raise ValueError(f"precision: got {arm.precision!r}; accepted are {', '.join(PRECISIONS)}")
+    for name, value in (("steps", steps), ("every", every), ("devices", devices)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}: got {value!r}; accepted is a whole number from 1")
+    if config.batch % devices:
+        raise ValueError(f"devices: got {devices}; accepted are divisors of the batch, {config.batch}")
+    if device not in ("cpu", "cuda") or (device == "cuda" and torch.cuda.device_count() < devices):
+        here = f"cpu, and {torch.cuda.device_count()} of cuda"
+        raise ValueError(f"device: got {devices} of {device!r}; here are {here}")
+    libraries = ("diffusers", "transformers", "lightning-fabric", "datasets")
+    version = [code_version(describe, [asdict(arm)])[:16], *(importlib.metadata.version(name) for name in libraries)]
+    rest = dict(
+        seed=seed, steps=steps, every=every, source=str(source), streaming=streaming, device=device, devices=devices
+    )
+    return asdict(arm) | asdict(config) | rest | dict(version=" ".join(version))
+
+
+def weights(folder, step):
+    """Path of a run's weights after `step` steps, FP32, a safetensors file."""
+    return Path(folder) / f"weights-{step:06d}.safetensors"
+
+
+def finished(folder, settings):
+    """The result of a run that has ended in `folder`, or None.
+
+    Raises:
+        ValueError: the folder holds another run, or run.json is damaged.
+    """
+    path = Path(folder) / "run.json"
+    if not path.exists():
+        return None
+    try:
+        held = json.loads(path.read_text())
+        last = settings["steps"] if held["status"] == "done" else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"folder: {path} is damaged; remove it to start anew: {error}") from error
+    same(held["settings"], settings, path)
+    return held if weights(folder, last).exists() else None
+
+
+def same(held, settings, path):
+    """Refuses to mix two runs in one folder."""
+    for name in settings:
+        if held.get(name) != settings[name]:
+            raise ValueError(
+                f"folder: {path} is of another run, {name} = {held.get(name)!r} and not {settings[name]!r}; "
+                "accepted is a folder of its own"
+            )
+
+
+def able(name, config, dtype, device):
+    """Refuses a kernel that cannot do what the model will ask: both kinds of attention, forward and backward.
+
+    Raises:
+        ValueError: with the kernel's own words.
+    """
+    kernel = kernels.get(name)
+    for kind, keys in (("self", config.tokens), ("cross", config.text_bytes)):
+        masked = kind == "cross" and config.text_mask
+        q, k, v = (
+            torch.randn(2, config.heads, n, config.head_dim).to(device, dtype).requires_grad_()
+            for n in (config.tokens, keys, keys)
+        )
+        options = dict(mask=torch.zeros(2, 1, 1, keys, dtype=dtype, device=device)) if masked else {}
+        try:
+            o = kernel(q, k, v, **options)
+            o.backward(torch.ones_like(q))
+        except Exception as error:
+            wanted = f"{kind}-attention of {config.tokens} queries, {keys} keys, head_dim {config.head_dim}"
+            raise ValueError(
+                f"kernel: {name!r} cannot do what the model asks, {wanted}, {dtype} on {device}, "
+                f"{'a' if masked else 'no'} mask: {error}"
+            ) from error

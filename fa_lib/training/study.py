@@ -1,0 +1,268 @@
+"""The study: arms that differ in exactly one thing from a twin, and how far their weights drift apart.
+
+Chosen before any run of it was looked at, and not changed since:
+    primary metric: the Wasserstein distance between the values of each weight tensor, mean over tensors, divided by
+        the mean absolute weight of those tensors in the twin ("relative_wasserstein");
+    window of slopes: from the end of the learning rate's warm-up to the last step, a least-squares line per seed;
+    "x times less": the ratio of the distances at the last step, per seed; the ratio of slopes is reported beside it.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file
+
+from fa_lib import kernels
+from fa_lib.formats import Format
+from fa_lib.metrics import wasserstein
+from fa_lib.precision import Precision
+from fa_lib.sweep import sweep
+from fa_lib.tiling import Tiling
+from fa_lib.training.model import Config, TextToImage, noised, sample
+from fa_lib.training.run import train
+from fa_lib.training.settings import PRECISIONS, Arm, able, describe, weights
+
+EMULATED = "fa_lib.training.study:emulated"
+
+_BASELINE, _FP32 = Arm(), Arm(precision="32-true")
+ARMS = {
+    "baseline": _BASELINE,
+    "rerun": _BASELINE,
+    "flash": replace(_BASELINE, kernel="flash"),
+    "flash_emulated": replace(_BASELINE, kernel=EMULATED),
+    "perturb": replace(_BASELINE, perturb=1e-7),
+    "data_order": replace(_BASELINE, order=1),
+    "init": replace(_BASELINE, init=1),
+    "fp32": _FP32,
+    "flash_fp32": replace(_FP32, kernel="flash"),
+    "fp16": replace(_FP32, precision="16-mixed-unscaled"),
+    "fp16_scaled": replace(_FP32, precision="16-mixed"),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two arms that differ in one thing."""
+
+    arm: str
+    twin: str
+    label: str
+
+
+PAIRS = {
+    "rerun": Pair("rerun", "baseline", "the same run again"),
+    "flash": Pair("flash", "baseline", "Flash vs Baseline"),
+    "flash_emulated": Pair("flash_emulated", "baseline", "Flash carried in BF16 vs Baseline"),
+    "perturb": Pair("perturb", "baseline", "initial weights moved by 1e-7"),
+    "data_order": Pair("data_order", "baseline", "another order of the data"),
+    "init": Pair("init", "baseline", "another initialisation"),
+    "fp16": Pair("fp16", "fp32", "FP16 vs FP32, no loss scaling"),
+    "fp16_scaled": Pair("fp16_scaled", "fp32", "FP16 vs FP32, scaled"),
+    "bf16": Pair("baseline", "fp32", "BF16 vs FP32"),
+    "flash_fp32": Pair("flash_fp32", "fp32", "Flash vs Baseline, both in FP32"),
+}
+LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
+
+
+def emulated(q, k, v, **options):
+    """Flash with every step in q's dtype, the paper's re-implementation: `tiled`, exact, tiles of 64 x 64."""
+    precision = Precision.uniform(Format.of(q.dtype))
+    return kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=precision, algorithm="fa1", **options)
+
+
+def named(what, name, table):
+    """The entry of a table, or an error that says what there is."""
+    if name not in table:
+        raise ValueError(f"{what}: got {name!r}; accepted are {', '.join(table)}")
+    return table[name]
+
+
+@contextmanager
+def workers(count):
+    """That many processes, each with torch on one thread; 0 is this process."""
+    if not count:
+        yield None
+        return
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def arm_named(name, kernel_of=()):
+    """The Arm of a name, its kernel replaced where `kernel_of` (arm -> kernel) has one."""
+    arm, kernel_of = named("arm", name, ARMS), dict(kernel_of)
+    for other in kernel_of:
+        named("arm", other, ARMS)
+    return replace(arm, kernel=kernel_of.get(name, arm.kernel))
+
+
+def study(pairs, seeds, steps, every, *, config="small", changes=(), kernel_of=(), source="shapes", device="cpu",
+          processes=2, folder=""):  # fmt: skip
+    """Train every arm that some pairs need, and compare the weights.
+
+    Args:
+        pairs: names in PAIRS. seeds: how many, from 0.
+        steps, every: of a run, and steps between comparisons. source: of data, as `train`.
+        config, changes: as `Config.load`.
+        kernel_of: arm -> name of a kernel, where it is not the arm's own.
+        processes: runs at a time; 0 trains here, one after the other.
+        folder: that holds the runs; what is finished there is not trained again, and what was interrupted goes on.
+
+    Returns:
+        (differences, runs): tables. differences: pair, seed, step, the columns of `distances`. runs: arm, seed and
+        the columns of `train_arm`.
+
+    Raises:
+        ValueError: before anything is trained, where an argument does not fit.
+    """
+    wanted = {name: named("pair", name, PAIRS) for name in pairs}
+    names = [name for name in ARMS if any(name in (pair.arm, pair.twin) for pair in wanted.values())]
+    numbers = Config.load(config, **dict(changes))
+    for name in names:
+        arm = arm_named(name, kernel_of)
+        describe(arm, 0, numbers, steps, every, source, device=device)
+        able(arm.kernel, numbers, PRECISIONS[arm.precision], device)
+    common = dict(config=numbers, kernel_of=dict(kernel_of), steps=steps, every=every, source=source, device=device)
+    with workers(processes) as pool:
+        runs = sweep(train_arm, dict(seed=range(seeds), arm=names, folder=str(folder)) | common, executor=pool)
+        at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
+        differences = []
+        for name, pair in wanted.items():
+            of = {at[pair.arm, seed]: (seed, at[pair.twin, seed]) for seed in range(seeds)}
+            for folder_a, (seed, folder_b) in of.items():
+                differences.append((name, seed, folder_a, folder_b))
+        table = sweep(compare, dict(job=differences), executor=pool)
+    return table.drop(columns="job"), runs.drop(columns=[*common, "folder"])
+
+
+def train_arm(arm, seed, config, kernel_of, steps, every, source, device, folder):
+    """A cell of the study: one run, in a folder of its own below `folder`.
+
+    Returns:
+        dict: kernel, precision, dtype (attention's), status, loss (mean of the last tenth), skipped (steps, by the
+        loss scaler), zeros and zeros_qk (share of exactly zero gradients at the first step, in the transformer and in
+        the Q and K projections of its self-attention), seconds, at (its folder).
+    """
+    what = arm_named(arm, kernel_of)
+    settings = describe(what, seed, config, steps, every, source, device=device)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    at = Path(folder) / f"{arm}-{seed}-{digest}"
+    result = train(what, seed, config, steps, at, every=every, source=source, device=device)
+    losses, (_, zeros, zeros_qk) = result["losses"], result["zero_gradients"][0]
+    return dict(
+        kernel=what.kernel, precision=what.precision, dtype=result["dtype"], status=result["status"],
+        loss=float(np.mean(losses[-max(1, steps // 10) :])), skipped=result["skipped"], zeros=zeros, zeros_qk=zeros_qk,
+        seconds=result["seconds"], at=str(at),
+    )  # fmt: skip
+
+
+def compare(job):
+    """Rows of the differences between two runs, job = (pair, seed, folder, folder of the twin): one a checkpoint that
+    both have."""
+    pair, seed, *folders = job
+    steps = [{int(p.stem.split("-")[1]) for p in Path(folder).glob("weights-*.safetensors")} for folder in folders]
+    return [
+        dict(pair=pair, seed=seed, step=step) | distances(*(load_weights(weights(folder, step)) for folder in folders))
+        for step in sorted(steps[0] & steps[1])
+    ]
+
+
+def load_weights(path):
+    """name -> tensor.
+
+    Raises:
+        ValueError: the file is missing or damaged.
+    """
+    try:
+        return load_file(path)
+    except Exception as error:
+        raise ValueError(f"weights: {path} is damaged; remove its folder to train again: {error}") from error
+
+
+def distances(a, b):
+    """How far weights a are from b, dicts of name -> tensor of the same shapes.
+
+    Returns:
+        dict. wasserstein: of each tensor's values, mean over tensors. wasserstein_by_size: the same, weighted by size.
+        wasserstein_all: of all values at once. relative_wasserstein: the first, divided by the mean absolute weight of
+        a tensor of b, mean over tensors. max, mean: of the absolute differences, element by element. relative_l2: of
+        a - b, divided by that of b. key_bias: the share of the first that the biases of key projections make.
+    """
+    if {n: x.shape for n, x in a.items()} != {n: x.shape for n, x in b.items()}:
+        raise ValueError("a: got other names or shapes than b; accepted are weights of one model")
+    per_tensor = {n: wasserstein(a[n], b[n]) for n in a}
+    sizes = np.array([x.numel() for x in a.values()])
+    flat_a, flat_b = (torch.cat([w[n].reshape(-1).double() for n in a]) for w in (a, b))
+    apart, each = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
+    return dict(
+        wasserstein=each.mean(),
+        wasserstein_by_size=(each * sizes).sum() / sizes.sum(),
+        wasserstein_all=wasserstein(flat_a, flat_b),
+        relative_wasserstein=each.mean() / np.mean([b[n].double().abs().mean().item() for n in b]),
+        max=apart.max().item(),
+        mean=apart.mean().item(),
+        relative_l2=(apart.norm() / flat_b.norm()).item(),
+        key_bias=sum(w for n, w in per_tensor.items() if n.endswith("to_k.bias")) / max(each.sum(), 1e-300),
+    )
+
+
+def slopes(table, metric, start):
+    """Slope of a metric per step, a least-squares line over the steps from `start`: a Series by pair and seed."""
+    rows = table[table.step >= start]
+    return rows.groupby(["pair", "seed"], sort=False).apply(lambda g: np.polyfit(g.step, g[metric], 1)[0])
+
+
+def at_end(table, metric):
+    """A metric at the last step that all of a pair's runs reached: a Series by pair and seed."""
+    rows = table[table.step == table.groupby("pair").step.transform("max")]
+    return rows.set_index(["pair", "seed"])[metric]
+
+
+def samples(runs, captions, config, seed=0):
+    """What the trained models of some runs draw: the same captions, noise and kernel (Baseline in FP32) for all.
+
+    Args:
+        runs: rows of the study's runs.
+
+    Returns:
+        dict of arm -> uint8 (len(captions), 3, size, size).
+    """
+    model, out = TextToImage(config, "unfused", 0), {}
+    for row in runs.itertuples():
+        last = max(Path(row.at).glob("weights-*.safetensors"))
+        held = load_weights(last)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(held[name])
+        out[row.arm] = sample(model, captions, seed)
+    return out
+
+
+def timing(config, names=("unfused", "flash"), precision="bf16-mixed", repeats=10, device="cpu"):
+    """Seconds of forward + backward of the model, kernels in turn: a table of kernel, repeat, seconds."""
+    dtype, rows = PRECISIONS[precision], []
+    models = {name: TextToImage(config, name, 0).to(device) for name in names}
+    images = torch.randint(256, (config.batch, 3, config.image_size, config.image_size), dtype=torch.uint8)
+    noisy, timesteps, velocity = (x.to(device) for x in noised(images, 0, 0))
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    for repeat in range(-1, repeats):  # the first one warms up
+        for name, model in models.items():
+            tokens = [t.to(device) for t in model.tokens(["small red circle top left"] * config.batch)]
+            wait()
+            started = time.perf_counter()
+            with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+                loss = (model(noisy, timesteps, *tokens).float() - velocity).square().mean()
+            loss.backward()
+            wait()
+            rows.append(dict(kernel=name, repeat=repeat, seconds=time.perf_counter() - started))
+            model.zero_grad()
+    table = pd.DataFrame(rows)
+    return table[table.repeat >= 0]
