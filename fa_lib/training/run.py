@@ -25,6 +25,7 @@ from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
 from fa_lib.training.settings import PRECISIONS, able, describe, finished, same, weights
 
+_QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
 
 
@@ -61,8 +62,10 @@ def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming
     with _repeatable(device):
         fabric = _fabric(arm.precision, device, devices)
         run = _Run(fabric, arm, seed, config, settings, folder)
-        images = data.shapes(config.images, config.image_size, seed) if source == "shapes" else data.load(
-            source, config.image_size, streaming=streaming)  # fmt: skip
+        if source == "shapes":
+            images = data.shapes(config.images, config.image_size, seed)
+        else:
+            images = data.load(source, config.image_size, streaming=streaming)
         run.resume()
         batches = images.batches(config.batch, data.mixed(seed, arm.order), start=run.step)
         halves = HalfProducts() if device == "cpu" and run.dtype == torch.float16 else nullcontext()
@@ -85,10 +88,8 @@ class _Run:
         if arm.perturb:
             draw = data.generator(seed, 1)
             for p in self.model.parameters():
-                moved = p.detach().double() * (
-                    1 + arm.perturb * torch.randn(p.shape, generator=draw, dtype=torch.float64)
-                )
-                p.data.copy_(moved)
+                factor = 1 + arm.perturb * torch.randn(p.shape, generator=draw, dtype=torch.float64)
+                p.data.copy_(p.detach().double() * factor)
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
         self.scaler = getattr(fabric._precision, "scaler", None)
@@ -123,16 +124,15 @@ class _Run:
             self.save()
 
     def zero_gradients(self):
-        named = [(n, p.grad) for n, p in self.model.transformer.named_parameters() if p.grad is not None]
-        inside = [g for n, g in named if "attn1.to_q.weight" in n or "attn1.to_k.weight" in n]
-        return [
-            sum(int((g == 0).sum()) for g in of) / sum(g.numel() for g in of) for of in ([g for _, g in named], inside)
-        ]
+        """Share of exactly zero gradients in the transformer, and in the Q and K projections of its self-attention."""
+        gradients = {n: p.grad for n, p in self.model.transformer.named_parameters()}
+        everywhere, inside = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
+        return [torch.cat([g.reshape(-1) for g in of]).eq(0).double().mean().item() for of in (everywhere, inside)]
 
     def state(self):
-        rng = {"cpu": torch.get_rng_state()} | (
-            {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-        )
+        rng = {"cpu": torch.get_rng_state()}
+        if self.fabric.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state()
         scaler = self.scaler.state_dict() if self.scaler else {}
         rest = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
         rest |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
@@ -167,7 +167,7 @@ class _Run:
         if self.scaler:
             self.scaler.load_state_dict(held["scaler"])
         torch.set_rng_state(rng["cpu"])
-        if "cuda" in rng and self.fabric.device.type == "cuda":
+        if "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
         self.step, self.losses, self.skipped, self.zeros = (rest[k] for k in ("step", "losses", "skipped", "zeros"))
         self.before = rest["seconds"]

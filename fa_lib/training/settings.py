@@ -101,7 +101,7 @@ def able(name, config, dtype, device):
     for kind, keys in (("self", config.tokens), ("cross", config.text_bytes)):
         masked = kind == "cross" and config.text_mask
         q, k, v = (
-            torch.randn(2, config.heads, n, config.head_dim).to(device, dtype).requires_grad_()
+            torch.zeros(2, config.heads, n, config.head_dim, dtype=dtype, device=device, requires_grad=True)
             for n in (config.tokens, keys, keys)
         )
         options = dict(mask=torch.zeros(2, 1, 1, keys, dtype=dtype, device=device)) if masked else {}

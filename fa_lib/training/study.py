@@ -74,9 +74,9 @@ LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
 
 
 def emulated(q, k, v, **options):
-    """Flash with every step in q's dtype, the paper's re-implementation: `tiled`, exact, tiles of 64 x 64."""
+    """Flash with every step in q's dtype, the paper's re-implementation: `tiled`, exact, tiles of 128 x 64."""
     precision = Precision.uniform(Format.of(q.dtype))
-    return kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=precision, algorithm="fa1", **options)
+    return kernels.tiled(q, k, v, tiling=Tiling(128, 64), precision=precision, algorithm="fa1", **options)
 
 
 def named(what, name, table):

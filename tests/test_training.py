@@ -1,0 +1,300 @@
+"""The training study: the model's attention, arms that differ in one thing, interrupted runs, comparisons."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fa_lib import kernels
+from fa_lib.paths import ROOT
+from fa_lib.training import study as of_study
+from fa_lib.training.half import HalfProducts
+from fa_lib.training.model import Config, TextToImage, noised
+from fa_lib.training.run import train
+from fa_lib.training.settings import Arm, weights
+from fa_lib.training.study import ARMS, PAIRS, arm_named, at_end, distances, samples, slopes, study, timing
+
+TINY = Config.load("tiny")
+QUICK = replace(TINY, images=32, layers=1)
+CALLS = []
+
+
+def counted(q, k, v):
+    CALLS.append((tuple(q.shape), tuple(k.shape), q.dtype))
+    return kernels.unfused(q, k, v)
+
+
+def blown(q, k, v):
+    """A kernel whose output overflows at the 25th call: 1 layer, 2 calls a step, 4 in the check before."""
+    CALLS.append(1)
+    return kernels.unfused(q, k, v) * (float("inf") if len(CALLS) > 8 else 1)
+
+
+def same_weights(a, b, step):
+    a, b = (load_file(weights(folder, step)) for folder in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def command(*words):
+    return [sys.executable, "-m", "fa_lib.training.run", "--config", "tiny", *map(str, words)]
+
+
+def test_every_attention_call_of_the_transformer_goes_through_the_kernel(tmp_path):
+    CALLS.clear()
+    train(Arm(kernel="test_training:counted"), 0, TINY, 3, tmp_path, every=3)
+    calls = CALLS[4 // 2 :]  # the check before makes one of each kind
+    assert len(calls) == 3 * 2 * TINY.layers
+    queries = (TINY.batch, TINY.heads, TINY.tokens, TINY.head_dim)
+    keys = (TINY.batch, TINY.heads, TINY.text_bytes, TINY.head_dim)
+    assert set(calls) == {(queries, queries, torch.bfloat16), (queries, keys, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_differs_in_one_thing(name):
+    a, b = (asdict(ARMS[arm]) for arm in (PAIRS[name].arm, PAIRS[name].twin))
+    assert sum(a[field] != b[field] for field in a) == (0 if name == "rerun" else 1)
+
+
+@pytest.fixture(scope="module")
+def small_study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    options = dict(seeds=1, steps=12, every=4, config="tiny", folder=folder)
+    table, runs = study(list(PAIRS), processes=2, **options)
+    return table, runs, folder, options
+
+
+def test_the_study_compares_every_pair(small_study):
+    table, runs, _, _ = small_study
+    assert set(runs.arm) == set(ARMS) and (runs.status == "done").all()
+    assert (
+        set(table.pair) == set(PAIRS)
+        and (table.groupby("pair").step.unique().map(list).map(tuple) == (0, 4, 8, 12)).all()
+    )
+    end = at_end(table, "wasserstein")[:, 0]
+    assert end["rerun"] == 0 and (table[table.pair == "rerun"].drop(columns=["pair", "seed", "step"]) == 0).all(
+        axis=None
+    )
+    others = end.drop("rerun")
+    assert (others > 0).all() and end["flash_fp32"] == others.min() and end["init"] == others.max()
+    assert end["flash_fp32"] < end["flash"] / 100
+    dtypes = runs.set_index("arm").dtype
+    assert dtypes.fp32 == dtypes.flash_fp32 == "float32" and dtypes.fp16 == dtypes.fp16_scaled == "float16"
+    start = table[table.step == 0].set_index("pair").wasserstein
+    assert start.perturb > 0 and start.init > 0 and (start.drop(["perturb", "init"]) == 0).all()
+
+
+def test_what_is_finished_is_not_trained_again_and_processes_change_nothing(small_study, monkeypatch):
+    table, runs, folder, options = small_study
+    written = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    again, _ = study(["flash", "bf16"], processes=0, **options)
+    pd.testing.assert_frame_equal(again, table[table.pair.isin(["flash", "bf16"])].reset_index(drop=True))
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == written
+    alone = folder / "alone"
+    train(ARMS["flash"], 0, TINY, 12, alone, every=4)
+    assert same_weights(alone, runs.set_index("arm").loc["flash", "at"], 12)
+
+
+def test_trained_models_draw_and_the_same_weights_draw_the_same(small_study):
+    _, runs, _, _ = small_study
+    drawn = samples(runs[runs.arm.isin(["baseline", "rerun", "init"])], ["large red circle top left"] * 2, TINY)
+    assert drawn["baseline"].shape == (2, 3, 16, 16) and drawn["baseline"].dtype == torch.uint8
+    assert torch.equal(drawn["baseline"], drawn["rerun"]) and not torch.equal(drawn["baseline"], drawn["init"])
+    assert drawn["baseline"].float().std() > 1
+
+
+def test_kernels_are_timed_in_turn():
+    table = timing(TINY, repeats=2)
+    assert table.groupby("kernel").size().to_dict() == {"flash": 2, "unfused": 2} and (table.seconds > 0).all()
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_a_killed_run_ends_with_the_same_bits(precision, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = ("--precision", precision, "--steps", 120, "--every", 5)
+    with subprocess.Popen(command(*options, "--out", killed), cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        while not weights(killed, 20).exists():
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not (killed / "run.json").exists() and (killed / "resume.ckpt").exists()
+    train(Arm(precision=precision), 0, TINY, 120, whole, every=5)
+    resumed = subprocess.run(command(*options, "--out", killed), cwd=ROOT, capture_output=True, text=True)
+    assert resumed.returncode == 0 and resumed.stdout.startswith("done, loss"), resumed.stderr
+    for step in (25, 120):
+        assert same_weights(whole, killed, step)
+    a, b = (json.loads((folder / "run.json").read_text()) for folder in (whole, killed))
+    assert a["losses"] == b["losses"] and a["zero_gradients"] == b["zero_gradients"]
+
+
+def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
+    def interrupted(folder):
+        with pytest.raises(KeyboardInterrupt):
+            train(Arm(), 0, QUICK, 4, folder, every=1, watch=lambda step: None if step < 2 else raise_())
+
+    def raise_():
+        raise KeyboardInterrupt
+
+    interrupted(tmp_path / "a")
+    held = tmp_path / "a" / "resume.ckpt"
+    before = held.read_bytes()
+    with pytest.raises(ValueError, match="resume.ckpt is of another run, kernel = 'unfused' and not 'flash'"):
+        train(Arm(kernel="flash"), 0, QUICK, 4, tmp_path / "a", every=1)
+    held.write_bytes(before[: len(before) // 2])
+    with pytest.raises(ValueError, match=f"{held} is damaged"):
+        train(Arm(), 0, QUICK, 4, tmp_path / "a", every=1)
+    assert held.read_bytes() == before[: len(before) // 2]  # nothing is lost by refusing
+    held.write_bytes(before)
+    assert train(Arm(), 0, QUICK, 4, tmp_path / "a", every=1)["status"] == "done"
+    with pytest.raises(ValueError, match="run.json is of another run, seed = 0 and not 1"):
+        train(Arm(), 1, QUICK, 4, tmp_path / "a", every=1)
+    cut = weights(tmp_path / "a", 4)
+    cut.write_bytes(cut.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"{cut} is damaged"):
+        of_study.compare(("rerun", 0, tmp_path / "a", tmp_path / "a"))
+
+
+def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkeypatch):
+    CALLS.clear()
+    result = train(Arm(kernel="test_training:blown"), 0, QUICK, 20, tmp_path, every=2)
+    assert result["status"] == "diverged at step 3" and len(result["losses"]) == 4
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "diverged at step 3"
+    assert [int(p.stem[-6:]) for p in sorted(tmp_path.glob("weights-*"))] == [0, 2]
+    monkeypatch.setitem(ARMS, "rerun", Arm(kernel="test_training:blown"))
+    CALLS.clear()
+    table, runs = study(
+        ["rerun"], 1, 6, 2, config="tiny", changes=dict(layers=1), processes=0, folder=tmp_path / "study"
+    )
+    assert runs.set_index("arm").status.to_dict() == {"baseline": "done", "rerun": "diverged at step 2"}
+    assert table.step.tolist() == [0, 2]
+
+
+def test_two_processes_match_one(tmp_path):
+    """Gradients are added up in another order, which is no more than the smallest change of the initial weights: one
+    process moved by 1e-7 drifts as far, and ten times that is the bound."""
+    options = ("--arm", "fp32", "--steps", 8, "--every", 8)
+    for devices in (1, 2):
+        words = command(*options, "--devices", devices, "--out", tmp_path / str(devices))
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+    train(Arm(precision="32-true", perturb=1e-7), 0, TINY, 8, tmp_path / "moved", every=8)
+    one, two, moved = (load_file(weights(tmp_path / name, 8)) for name in ("1", "2", "moved"))
+    apart, bound = distances(two, one), distances(moved, one)
+    assert 0 < apart["relative_l2"] < 10 * bound["relative_l2"]
+    assert 0 < apart["wasserstein"] < 10 * bound["wasserstein"]
+    settings = json.loads((tmp_path / "2" / "run.json").read_text())["settings"]
+    assert settings["devices"] == 2 and settings["batch"] == TINY.batch
+
+
+def test_half_products_are_rounded_once():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 64, generator=generator).half().requires_grad_() for _ in range(2))
+    with HalfProducts():
+        out = a @ b
+        out.sum().backward()
+    for got, exact in ((out, a.double() @ b.double()), (a.grad, b.double().sum(1).expand(64, 64))):
+        assert got.dtype == torch.float16
+        assert (got == exact.detach().half()).double().mean() > 0.999
+    assert torch.equal(a.float() @ b.float(), (a.float() @ b.float()))
+
+
+def test_the_check_of_bad_arguments_comes_first(tmp_path):
+    arm = Arm()
+    for wrong, message in {
+        "precision": (replace(arm, precision="fp4"), "precision: got 'fp4'; accepted are 64-true, 32-true"),
+        "kernel": (replace(arm, kernel="warp"), "kernel: got 'warp'; accepted are reference"),
+        "device": (
+            replace(arm, kernel="fa_lib.kernels.flash:_flash_attn"),
+            "cannot do what the model asks, self-attention of 64 queries",
+        ),
+    }.values():
+        with pytest.raises(ValueError, match=message):
+            train(wrong, 0, TINY, 3, tmp_path / "no", every=1)
+    with pytest.raises(ValueError, match="'stepwise' cannot do .* cross-attention .* a mask: mask: got"):
+        train(replace(arm, kernel="stepwise"), 0, replace(TINY, text_mask=True), 3, tmp_path / "no", every=1)
+    with pytest.raises(ValueError, match="devices: got 3; accepted are divisors of the batch, 4"):
+        train(arm, 0, TINY, 3, tmp_path / "no", every=1, devices=3)
+    with pytest.raises(ValueError, match="steps: got 0; accepted"):
+        train(arm, 0, TINY, 0, tmp_path / "no", every=1)
+    with pytest.raises(ValueError, match="device: got 1 of 'tpu'"):
+        train(arm, 0, TINY, 1, tmp_path / "no", every=1, device="tpu")
+    with pytest.raises(ValueError, match="pair: got 'flesh'; accepted are rerun, flash"):
+        study(["flesh"], 1, 3, 1, config="tiny", folder=tmp_path / "no")
+    with pytest.raises(ValueError, match="kernel: got 'warp'"):
+        study(["flash"], 1, 3, 1, config="tiny", kernel_of={"flash": "warp"}, folder=tmp_path / "no")
+    with pytest.raises(ValueError, match="arm: got 'flesh'; accepted are baseline"):
+        arm_named("baseline", {"flesh": "flash"})
+    assert not (tmp_path / "no").exists()
+    done = subprocess.run(command("--arm", "flesh", "--out", tmp_path / "no"), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.strip().startswith("arm: got 'flesh'; accepted are baseline, rerun")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(layrs=2), "config: layrs: missing or too many; accepted are attention_bias, batch"),
+        (dict(layers=0), "config: layers: got 0; accepted is at least 1"),
+        (dict(heads=2.5), "config: heads: got 2.5; accepted is int"),
+        (dict(image_size=15), "config: image_size: got 15; accepted are multiples of patch_size"),
+    ],
+)
+def test_bad_configurations_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Config.load("tiny", **changes)
+    with pytest.raises(ValueError, match="config: got 'huge'; accepted are large, small, tiny, or a path"):
+        Config.load("huge")
+    (tmp_path / "own.yaml").write_text((ROOT / "fa_lib/training/tiny.yaml").read_text())
+    assert Config.load(tmp_path / "own.yaml") == TINY
+
+
+def test_masked_padding_reaches_no_image_and_noise_is_that_of_seed_and_step():
+    model = TextToImage(replace(TINY, text_mask=True), "unfused", 0)
+    images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    noisy, timesteps, velocity = noised(images, 0, 5)
+    assert timesteps.dtype == torch.int64 and all(
+        torch.equal(a, b) for a, b in zip(noised(images, 0, 5), (noisy, timesteps, velocity))
+    )
+    assert not torch.equal(noised(images, 0, 6)[0], noisy)
+    sigma = (timesteps.double() / 1000)[:, None, None, None]
+    x = images.double() / 127.5 - 1
+    torch.testing.assert_close(noisy.double(), x + sigma * velocity.double(), atol=1e-5, rtol=0)
+    tokens, mask = model.tokens(["red", "a large blue square"])
+    other = tokens.masked_fill(mask == 0, 77)
+    assert torch.equal(model(noisy, timesteps, tokens, mask), model(noisy, timesteps, other, mask))
+    assert not torch.equal(model(noisy, timesteps, tokens, mask), model(noisy, timesteps, tokens.flip(0), mask.flip(0)))
+
+
+def test_distances_and_slopes():
+    b = {"one": torch.tensor([1.0, -1.0]), "two.to_k.bias": torch.tensor([[0.0, 2.0], [4.0, 6.0]])}
+    a = {"one": torch.tensor([-1.0, 1.0]), "two.to_k.bias": torch.tensor([[1.0, 3.0], [5.0, 7.0]])}
+    d = distances(a, b)
+    assert d["wasserstein"] == 0.5  # 0 where two weights change places, 1
+    assert d["wasserstein_by_size"] == pytest.approx(4 / 6) and d["key_bias"] == 1
+    assert d["relative_wasserstein"] == 0.5 / np.mean([1, 3])
+    assert d["max"] == 2 and d["mean"] == pytest.approx(8 / 6)
+    assert d["relative_l2"] == pytest.approx((12 / 58) ** 0.5)
+    assert d["wasserstein_all"] == pytest.approx(
+        np.mean(np.abs(np.sort([-1, 1, 1, 3, 5, 7]) - np.sort([1, -1, 0, 2, 4, 6])))
+    )
+    with pytest.raises(ValueError, match="other names or shapes"):
+        distances(a, {"one": a["one"]})
+    rows = [dict(pair="p", seed=s, step=t, x=(s + 1) * max(t, 10)) for s in (0, 1) for t in (0, 10, 20, 30)]
+    assert slopes(pd.DataFrame(rows), "x", 10)["p"].tolist() == pytest.approx([1, 2])
+
+
+def test_the_model_has_no_key_bias_and_the_warning_one_has():
+    names = [n for n, _ in TextToImage(TINY, "unfused", 0).named_parameters()]
+    biased = [n for n, _ in TextToImage(replace(TINY, attention_bias=True), "unfused", 0).named_parameters()]
+    assert not any(n.endswith("to_k.bias") for n in names)
+    assert sum(n.endswith("to_k.bias") for n in biased) == 2 * TINY.layers
+    assert Path(ROOT / "fa_lib/training/small.yaml").read_text().count("attention_bias: false") == 1
