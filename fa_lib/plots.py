@@ -54,7 +54,7 @@ def validation(exponential, agreement, caption):
     axes[1].grid(axis="x")
     axes[1].legend(loc="lower left")
     title = "Figure 2. The emulator is torch's CPU flash kernel, once its exponential is modelled"
-    return _captioned(figure, title, caption + POINTS)
+    return captioned(figure, title, caption + POINTS)
 
 
 def ruled(table, caption):
@@ -76,7 +76,7 @@ def ruled(table, caption):
     axes[0].set_ylabel("largest error / Baseline's")
     axes[-1].legend(loc="upper right", markerscale=2)
     title = "The rule of the field: at most twice Baseline's error (three times for gradients)"
-    return _captioned(figure, title, caption)
+    return captioned(figure, title, caption)
 
 
 def precision(table, caption):
@@ -86,16 +86,16 @@ def precision(table, caption):
     for ax, distribution in zip(axes, distributions):
         rows = flash[flash.distribution == distribution]
         formats = list(dict.fromkeys(rows.fmt))
-        values = _by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]
-        _dots(ax, range(len(formats)), values, FLASH, "o", f"against {BASELINE_LABEL}", lw=1.2, ls="-")
+        values = by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]
+        dots(ax, range(len(formats)), values, FLASH, "o", f"against {BASELINE_LABEL}", lw=1.2, ls="-")
         for x, mean in enumerate(values.mean(axis=1, skipna=False)):
             ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
-        values = _by_seed(rows[rows.against == "baseline, softmax in format"], "fmt", "max").loc[formats]
-        _dots(ax, range(len(formats)), values, BASELINE, "s", f"against {SOFTMAX_LABEL}", mfc="none", ms=10)
+        values = by_seed(rows[rows.against == "baseline, softmax in format"], "fmt", "max").loc[formats]
+        dots(ax, range(len(formats)), values, BASELINE, "s", f"against {SOFTMAX_LABEL}", mfc="none", ms=10)
         _format_axis(ax, formats, distribution)
     axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
     axes[0].legend(loc="lower left")
-    return _captioned(
+    return captioned(
         figure, "Figure 3. More mantissa bits, less difference between Flash and Baseline", caption + POINTS
     )
 
@@ -115,7 +115,7 @@ def golden_value(table, caption):
         values = {}
         for kernel, label, color, marker, shift in series:
             values[kernel] = _in_roundoff(rows[rows.kernel == kernel], "fmt", "max").loc[formats]
-            _dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=floor), color, marker, label)
+            dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=floor), color, marker, label)
         for x, (fmt, ratios) in enumerate((values["flash"] / values["baseline"]).iterrows()):
             flash, baseline = values["flash"].loc[fmt].mean(), values["baseline"].loc[fmt].mean()
             words = f"{ratios.mean():.1f} ×\n({ratios.min():.1f} to {ratios.max():.1f})"
@@ -146,7 +146,7 @@ def golden_value(table, caption):
         title = (
             f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further than Baseline from golden"
         )
-    return _captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash.")
+    return captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash.")
 
 
 def sequence_length(table, caption):
@@ -161,7 +161,7 @@ def sequence_length(table, caption):
                 for fmt, group in rows.groupby("fmt", sort=False):
                     values = _in_roundoff(group, "n", column)
                     style = dict(ls=":", lw=1.2) if column == "std" else {}
-                    _band(
+                    band(
                         ax, values, *FORMATS.get(fmt, ("#888888", "v")), fmt if column == columns[0] else None, **style
                     )
             lengths = sorted(table.n.unique())
@@ -179,7 +179,7 @@ def sequence_length(table, caption):
         for ax in axes[row]:
             ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     axes[0][-1].legend(loc="upper left", ncols=2)
-    return _captioned(
+    return captioned(
         figure, "Figure 5. Whether the difference grows with the sequence length turns on the inputs", caption + BANDS
     )
 
@@ -195,10 +195,10 @@ def algorithm_changes(table, caption):
             for distribution, color in zip(dict.fromkeys(table.distribution), (FLASH, BASELINE, "#333333")):
                 rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
                 given = _in_roundoff(rows[rows.variant == "as given"], "area", "max")
-                _band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
+                band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
                 if variant:
                     changed = _in_roundoff(rows[rows.variant == variant], "area", "max")
-                    _band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
+                    band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
             ax.set(xscale="log", yscale="log")
             ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes[0, column].set_title(f"{fmt}, u = {_power(fmt)}")
@@ -206,7 +206,7 @@ def algorithm_changes(table, caption):
     for ax, words in zip(axes[:, 0], ("(a) swapped", "(b) square", "(c) as given")):
         ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")
     axes[0, -1].legend(loc="lower left", fontsize=7)
-    return _captioned(
+    return captioned(
         figure, "Figure 6. Up to FP32 what counts is $B_c$: fewer K, V tiles, less difference", caption + BANDS
     )
 
@@ -219,7 +219,7 @@ def _panels(table, height, rows=1):
     return distributions, figure, axes if rows > 1 else axes[0]
 
 
-def _by_seed(rows, index, value):
+def by_seed(rows, index, value):
     """index x seeds."""
     return rows.pivot(index=index, columns="seed", values=value)
 
@@ -227,10 +227,10 @@ def _by_seed(rows, index, value):
 def _in_roundoff(rows, index, value):
     """index x seeds, in units of each row's format's unit roundoff."""
     scaled = rows[value] / rows.fmt.map(lambda fmt: Format.of(fmt).unit_roundoff)
-    return _by_seed(rows.assign(**{value: scaled}), index, value)
+    return by_seed(rows.assign(**{value: scaled}), index, value)
 
 
-def _dots(ax, x, values, color, marker, label, **style):
+def dots(ax, x, values, color, marker, label, **style):
     for seed in values:
         ax.plot(x, values[seed], marker, color=color, ms=3.2, alpha=0.35, mew=0)
     ax.plot(
@@ -244,7 +244,7 @@ def _format_axis(ax, formats, distribution):
     ax.set(title=INPUTS[distribution], xlabel="number format (unit roundoff u)")
 
 
-def _band(ax, values, color, marker, label, **style):
+def band(ax, values, color, marker, label, **style):
     values = values.sort_index()
     ax.fill_between(
         values.index, values.min(axis=1, skipna=False), values.max(axis=1, skipna=False), color=color, alpha=0.15, lw=0
@@ -264,7 +264,7 @@ def _power(fmt):
     return f"$2^{{-{Format.of(fmt).precision}}}$"
 
 
-def _captioned(figure, title, caption):
+def captioned(figure, title, caption):
     """The message above, every setting the paper leaves out below."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()))

@@ -11,10 +11,21 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from fa_lib.paths import ROOT, replacing
+from fa_lib.paths import RECORDED, ROOT, replacing
 
 STARTED = time.perf_counter()
-LIBRARIES = ("torch", "numpy", "numba", "gfloat", "scipy", "pandas", "matplotlib")
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "numba",
+    "gfloat",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "diffusers",
+    "transformers",
+    "lightning-fabric",
+)
 
 
 def save(out, name, parameters, table, claims=(), figures=(), more=()):
@@ -45,6 +56,12 @@ def save(out, name, parameters, table, claims=(), figures=(), more=()):
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             with replacing(Path(out) / "figures" / (figure_name + suffix)) as path:
                 figure.savefig(path, metadata=metadata)
+
+
+def recorded(name):
+    """device -> the table that `make record` left of a notebook there, for every device it has run on."""
+    found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))
+    return {path.parents[2].name.replace("_", " "): pd.read_csv(path) for path in found}
 
 
 def provenance(parameters):

@@ -144,7 +144,7 @@ class _Run:
             with replacing(weights(self.folder, self.step)) as path:
                 save_file({n: p.detach().contiguous() for n, p in self.model.named_parameters()}, path)
         # the strategy gathers the state on every process, and the first one writes it
-        temporary = self.folder / "resume.ckpt.part"
+        temporary = self.folder / f"resume.{os.getpid()}.part"
         self.fabric.save(temporary, self.state())
         if self.fabric.global_rank == 0:
             os.replace(temporary, self.folder / "resume.ckpt")
@@ -179,7 +179,8 @@ class _Run:
         if self.fabric.global_rank == 0:
             with replacing(self.folder / "run.json") as path:
                 path.write_text(json.dumps(result))
-            (self.folder / "resume.ckpt").unlink()
+            for path in self.folder.glob("resume.*"):  # also what a killed process left half-written
+                path.unlink(missing_ok=True)
         self.fabric.barrier()
         return result
 

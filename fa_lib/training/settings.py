@@ -1,14 +1,18 @@
 """What a training run is made of, what its folder holds, and what is refused before it starts."""
 
-import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import diffusers
+import lightning_fabric
 import torch
+import transformers
 
 from fa_lib import kernels
 from fa_lib.sweep import code_version
+
+LIBRARIES = (diffusers, transformers, lightning_fabric)
 
 # The dtype attention then runs in. "16-mixed-unscaled" is Fabric's 16-mixed without loss scaling.
 PRECISIONS = {
@@ -50,8 +54,7 @@ def describe(arm, seed, config, steps, every, source="shapes", streaming=False, 
     if device not in ("cpu", "cuda") or (device == "cuda" and torch.cuda.device_count() < devices):
         here = f"cpu, and {torch.cuda.device_count()} of cuda"
         raise ValueError(f"device: got {devices} of {device!r}; here are {here}")
-    libraries = ("diffusers", "transformers", "lightning-fabric", "datasets")
-    version = [code_version(describe, [asdict(arm)])[:16], *(importlib.metadata.version(name) for name in libraries)]
+    version = [code_version(describe, [asdict(arm)])[:16], *(library.__version__ for library in LIBRARIES)]
     rest = dict(
         seed=seed, steps=steps, every=every, source=str(source), streaming=streaming, device=device, devices=devices
     )

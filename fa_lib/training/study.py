@@ -10,6 +10,7 @@ Chosen before any run of it was looked at, and not changed since:
 import hashlib
 import json
 import multiprocessing
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from fa_lib import kernels
 from fa_lib.formats import Format
 from fa_lib.metrics import wasserstein
 from fa_lib.precision import Precision
+from fa_lib.probe import Probe
 from fa_lib.sweep import sweep
 from fa_lib.tiling import Tiling
 from fa_lib.training.model import Config, TextToImage, noised, sample
@@ -38,7 +40,7 @@ ARMS = {
     "baseline": _BASELINE,
     "rerun": _BASELINE,
     "flash": replace(_BASELINE, kernel="flash"),
-    "flash_emulated": replace(_BASELINE, kernel=EMULATED),
+    "flash_emulated": replace(_BASELINE, kernel="stepwise"),  # or EMULATED, where its time allows
     "perturb": replace(_BASELINE, perturb=1e-7),
     "data_order": replace(_BASELINE, order=1),
     "init": replace(_BASELINE, init=1),
@@ -124,7 +126,9 @@ def study(pairs, seeds, steps, every, *, config="small", changes=(), kernel_of=(
         ValueError: before anything is trained, where an argument does not fit.
     """
     wanted = {name: named("pair", name, PAIRS) for name in pairs}
-    names = [name for name in ARMS if any(name in (pair.arm, pair.twin) for pair in wanted.values())]
+    # the slow precisions first, so that no process is left alone with one at the end
+    names = {name for pair in wanted.values() for name in (pair.arm, pair.twin)}
+    names = sorted(names, key=lambda name: (not ARMS[name].precision.startswith(("16", "32")), list(ARMS).index(name)))
     numbers = Config.load(config, **dict(changes))
     for name in names:
         arm = arm_named(name, kernel_of)
@@ -214,16 +218,53 @@ def distances(a, b):
     )
 
 
+def watch(seed, config, steps, at, names, device="cpu"):
+    """Baseline's run, and at each attention call of the steps `at` other kernels on the same inputs: the paper's second
+    technique. The training is that of the arm "baseline", bit for bit.
+
+    Args:
+        seed, steps, device: as `train`. config: a name for `Config.load`.
+        at: steps, as a text, "0 1 2 5 10". names: of the other kernels, "flash stepwise".
+
+    Returns:
+        rows of `Probe`, with step, layer and kind ("self" or "cross").
+    """
+    probe, chosen = Probe(names.split()), {int(step) for step in at.split()}
+
+    def at_step(step):
+        def each_call(place, q, k, v, o, **options):
+            probe(q, k, v, o, dict(step=step, layer=place[0], kind=place[1]), **options)
+
+        return each_call if step in chosen else None
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(ARMS["baseline"], seed, Config.load(config), steps, folder, every=steps, device=device, watch=at_step)
+    return probe.rows
+
+
 def slopes(table, metric, start):
     """Slope of a metric per step, a least-squares line over the steps from `start`: a Series by pair and seed."""
-    rows = table[table.step >= start]
-    return rows.groupby(["pair", "seed"], sort=False).apply(lambda g: np.polyfit(g.step, g[metric], 1)[0])
+    groups = table[table.step >= start].groupby(["pair", "seed"], sort=False)
+    fitted = {key: np.polyfit(g.step, g[metric], 1)[0] for key, g in groups if len(g) > 1}
+    return pd.Series(fitted).rename_axis(["pair", "seed"])
 
 
 def at_end(table, metric):
-    """A metric at the last step that all of a pair's runs reached: a Series by pair and seed."""
-    rows = table[table.step == table.groupby("pair").step.transform("max")]
-    return rows.set_index(["pair", "seed"])[metric]
+    """A metric at the last step, by pair and seed; of runs that diverged there is none."""
+    return table[table.step == table.step.max()].set_index(["pair", "seed"])[metric]
+
+
+def times_less(table, start):
+    """How many times less than low precision Flash moves the weights: by pair and seed, in the primary metric at the
+    last step (ratio), the ratio of slopes (slopes), and in the relative L2 distance at the last step (elements)."""
+    metric = "relative_wasserstein"
+    columns = dict(
+        ratio=at_end(table, metric), slopes=slopes(table, metric, start), elements=at_end(table, "relative_l2")
+    )
+    rows = {
+        pair: pd.DataFrame({name: of[pair] / of["flash"] for name, of in columns.items()}) for pair in LOW_PRECISION
+    }
+    return pd.concat(rows, names=["pair", "seed"])
 
 
 def samples(runs, captions, config, seed=0):
@@ -246,7 +287,7 @@ def samples(runs, captions, config, seed=0):
     return out
 
 
-def timing(config, names=("unfused", "flash"), precision="bf16-mixed", repeats=10, device="cpu"):
+def timing(config, names=("unfused", "flash"), precision="bf16-mixed", repeats=30, device="cpu"):
     """Seconds of forward + backward of the model, kernels in turn: a table of kernel, repeat, seconds."""
     dtype, rows = PRECISIONS[precision], []
     models = {name: TextToImage(config, name, 0).to(device) for name in names}
