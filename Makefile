@@ -9,7 +9,7 @@ SCALE ?= paper
 export PYTHONPATH := $(CURDIR)
 
 NOTEBOOKS := $(filter-out notebooks/00_%,$(wildcard notebooks/[0-9]*.ipynb))
-LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py')) fa_lib/paper.mplstyle data/published.csv
+LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py' -o -name '*.yaml')) fa_lib/paper.mplstyle data/published.csv
 READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready)
 
 help: ## print this
@@ -23,6 +23,8 @@ figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run t
 build/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml build/scale $(LIBRARY) \
 		$$(if $$(wildcard data/results/$$*.csv),,FORCE) | $(READY)
 	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) && mv $@.begun $@
+
+build/08_weights_in_context.done: | build/07_weight_divergence.done # they share their runs
 
 build/scale: FORCE # changes when SCALE does
 	@mkdir -p build && echo $(SCALE) | cmp -s - $@ || echo $(SCALE) > $@

@@ -18,7 +18,7 @@ import yaml
 
 from fa_lib.paths import ROOT
 
-CELL_TIMEOUT = 1800  # seconds
+CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 
 
 class Refused(ValueError):

@@ -22,6 +22,8 @@ SETTINGS = {
 }
 FIGURES = [f"notebooks/{name}.ipynb" for name in
            ("01_kernels", "02_precision", "03_golden_value", "04_sequence_length", "05_algorithm_changes")]  # fmt: skip
+TRAINING = [f"notebooks/{name}.ipynb" for name in
+            ("06_inside_a_model", "07_weight_divergence", "08_weights_in_context")]  # fmt: skip
 
 
 def run(*command, **settings):
@@ -51,8 +53,9 @@ def nbval(*paths, **settings):
 @pytest.fixture(scope="module")
 def nbval_under_each_setting():
     with ThreadPoolExecutor(2) as pool:  # most of a run is one thread that starts a kernel
-        results = pool.map(lambda s: nbval(*FIGURES, OMP_WAIT_POLICY="PASSIVE", **s), SETTINGS.values())
-        return dict(zip(SETTINGS, results))
+        paths = {name: FIGURES + (TRAINING if name == "default" else []) for name in SETTINGS}
+        runs = {name: pool.submit(nbval, *paths[name], OMP_WAIT_POLICY="PASSIVE", **s) for name, s in SETTINGS.items()}
+        return {name: future.result() for name, future in runs.items()}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -61,7 +64,7 @@ def test_notebooks_print_the_same_numbers(name, nbval_under_each_setting):
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("path", FIGURES)
+@pytest.mark.parametrize("path", [*FIGURES, TRAINING[0]])
 def test_nbval_fails_when_a_printed_number_is_altered(path, tmp_path):
     notebook = nbformat.read(ROOT / path, as_version=4)
     checked = next(c for c in notebook.cells if "nbval-check-output" in c.metadata.get("tags", []))

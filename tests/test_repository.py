@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from fa_lib import claims, plots
+from fa_lib import claims, plots, results
 from fa_lib.microbenchmark import settings, shapes
 from fa_lib.paths import PUBLISHED, RESULTS, ROOT, replacing
 from fa_lib.results import save
+from fa_lib.training import plots as of_study
 
 CONDA = {
     "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},
@@ -134,6 +135,47 @@ def test_figures_draw_every_setting_and_name_their_axes(name, draw):
     committed = next((ROOT / "figures").glob(f"figure{int(name[:2]) + 1}_*.svg")).read_text()
     words = re.compile(r"<text[^>]*>([^<]*)</text>")
     assert words.findall(drawn.getvalue()) == words.findall(committed), "stale: run `make figures`"
+
+
+def texts(figure):
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    plt.close(figure)
+    return re.findall(r"<text[^>]*>([^<]*)</text>", drawn.getvalue())
+
+
+STUDY = {
+    "inside_a_model": ("06_inside_a_model", lambda table: of_study.inside(table, "")),
+    "figure7_weight_divergence": ("07_weight_divergence", lambda table: of_study.divergence({"here": table}, "")),
+    "figure8_weights_in_context": ("08_weights_in_context", lambda table: of_study.in_context({"here": table}, "", 20)),
+    "figure8b_key_bias": ("08_weights_in_context.bias", lambda table: of_study.key_bias(table, "")),
+}
+
+
+@pytest.mark.parametrize("figure", STUDY)
+def test_figures_of_the_study_are_those_of_its_tables(figure):
+    """All but the caption, which the notebook words."""
+    name, draw = STUDY[figure]
+    table = pd.read_csv(RESULTS / f"{name}.csv")
+    assert table.seed.nunique() >= 3
+    committed = re.findall(r"<text[^>]*>([^<]*)</text>", (ROOT / "figures" / f"{figure}.svg").read_text())
+    drawn = [words for words in texts(draw(table)) if "Lines: mean" not in words and "a point for each" not in words]
+    assert set(drawn) <= set(committed) and len(drawn) > 10, "stale: run `make figures`"
+    assert sum("seeds" in words for words in committed), "the caption names the seeds"
+
+
+def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RECORDED", tmp_path)
+    assert results.recorded("07_weight_divergence") == {}
+    folder = tmp_path / "Some_GPU" / "data" / "results"
+    folder.mkdir(parents=True)
+    table = pd.read_csv(RESULTS / "08_weights_in_context.csv")
+    table.to_csv(folder / "08_weights_in_context.csv", index=False)
+    tables = {"here": table, **results.recorded("08_weights_in_context")}
+    assert list(tables) == ["here", "Some GPU"]
+    for figure, panels in ((of_study.divergence(tables, ""), 4), (of_study.in_context(tables, "", 20), 6)):
+        assert len(figure.axes) == panels
+        assert {"here", "Some GPU"} <= set(texts(figure))
 
 
 def test_shapes_follow_the_papers_formula():

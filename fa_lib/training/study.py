@@ -90,7 +90,7 @@ def named(what, name, table):
 
 @contextmanager
 def workers(count):
-    """That many processes, each with torch on one thread; 0 is this process."""
+    """An executor of that many processes, for `sweep` and `study`; None, which is this process, for 0."""
     if not count:
         yield None
         return
@@ -107,7 +107,7 @@ def arm_named(name, kernel_of=()):
 
 
 def study(pairs, seeds, steps, every, *, config="small", changes=(), kernel_of=(), source="shapes", device="cpu",
-          processes=2, folder=""):  # fmt: skip
+          executor=None, folder=""):  # fmt: skip
     """Train every arm that some pairs need, and compare the weights.
 
     Args:
@@ -115,7 +115,7 @@ def study(pairs, seeds, steps, every, *, config="small", changes=(), kernel_of=(
         steps, every: of a run, and steps between comparisons. source: of data, as `train`.
         config, changes: as `Config.load`.
         kernel_of: arm -> name of a kernel, where it is not the arm's own.
-        processes: runs at a time; 0 trains here, one after the other.
+        executor: as `sweep`; `workers` makes one.
         folder: that holds the runs; what is finished there is not trained again, and what was interrupted goes on.
 
     Returns:
@@ -135,15 +135,12 @@ def study(pairs, seeds, steps, every, *, config="small", changes=(), kernel_of=(
         describe(arm, 0, numbers, steps, every, source, device=device)
         able(arm.kernel, numbers, PRECISIONS[arm.precision], device)
     common = dict(config=numbers, kernel_of=dict(kernel_of), steps=steps, every=every, source=source, device=device)
-    with workers(processes) as pool:
-        runs = sweep(train_arm, dict(seed=range(seeds), arm=names, folder=str(folder)) | common, executor=pool)
-        at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
-        differences = []
-        for name, pair in wanted.items():
-            of = {at[pair.arm, seed]: (seed, at[pair.twin, seed]) for seed in range(seeds)}
-            for folder_a, (seed, folder_b) in of.items():
-                differences.append((name, seed, folder_a, folder_b))
-        table = sweep(compare, dict(job=differences), executor=pool)
+    runs = sweep(train_arm, dict(seed=range(seeds), arm=names, folder=str(folder)) | common, executor=executor)
+    at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
+    jobs = [
+        (name, seed, at[pair.arm, seed], at[pair.twin, seed]) for name, pair in wanted.items() for seed in range(seeds)
+    ]
+    table = sweep(compare, dict(job=jobs), executor=executor)
     return table.drop(columns="job"), runs.drop(columns=[*common, "folder"])
 
 
