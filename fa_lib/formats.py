@@ -7,8 +7,9 @@ rounding the float64 result of + - * / or sqrt gives the correctly rounded resul
 """
 
 import math
+import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import gfloat.formats
@@ -94,6 +95,25 @@ class Format:
 
     def __repr__(self):
         return self.name
+
+
+@dataclass(frozen=True, repr=False)
+class Stochastic(Format):
+    """A format that is rounded to stochastically. What is drawn depends on the seed and on the values that are rounded,
+    so a kernel's result is the same on any number of threads."""
+
+    seed: int = 0
+
+    def __call__(self, x):
+        mixed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), self.seed)
+        return round_to(x, self, "stochastic", torch.Generator(x.device).manual_seed(mixed))
+
+
+def stochastic(fmt, seed):
+    """`fmt` with stochastic rounding, for a field of a Precision."""
+    fmt = Format.of(fmt)
+    held = {field.name: getattr(fmt, field.name) for field in fields(Format)}
+    return Stochastic(**held | dict(name=f"{fmt} stochastic"), seed=seed)
 
 
 def _ieee(exponent_bits, precision, name=None):

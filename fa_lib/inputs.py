@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fa_lib.formats import FP32, Format, round_to
+
 
 def _uniform(rng, shape):
     return rng.random(shape)
@@ -22,6 +24,13 @@ DISTRIBUTIONS = {
     "uniform": _uniform,  # on [0, 1)
     "normal": _normal,  # N(0, 1)
     "outliers": _outliers,  # N(0, 1) + N(0, 100) * Bernoulli(0.001), arXiv 2407.08608
+    # what makes trouble, for standard normal Q, K, V otherwise:
+    "sink": _normal,  # the first key attracts every query: P is near 1 there
+    "repeated maxima": _normal,  # every eighth key is the same, and attains each row's maximum: P = 1 there
+    "one-signed V": _normal,  # V >= 0
+    "peaked": _normal,  # logits of standard deviation 8: few keys matter
+    "flat": _normal,  # logits of standard deviation 1/8: all keys matter the same
+    "off by one": _normal,  # one key more than the others have: the last tile holds one
 }
 
 
@@ -54,7 +63,95 @@ def draw(distribution, seed, shape, kv_shape=None):
             raise ValueError(f"shape: got {tuple(each)}; accepted are dimensions of at least 1")
         values = DISTRIBUTIONS[distribution](rng, tuple(each))
         tensors.append(torch.from_numpy(values.astype(np.float32).astype(np.float64)))
-    return tuple(tensors)
+    return _TROUBLE.get(distribution, lambda *x: x)(*tensors)
+
+
+def _sink(q, k, v):
+    """Every query has 3 along a direction of its own head that the first key has too, sqrt(head_dim) * 3 long."""
+    d = q.shape[-1]
+    along = torch.ones(d, dtype=q.dtype) / d**0.5
+    k = k.clone()
+    k[..., 0, :] = along * 3 * d**0.5
+    return _onto(q - (q @ along)[..., None] * along + 3 * along), _onto(k), v
+
+
+def _repeated_maxima(q, k, v):
+    """Every eighth key is one and the same, which scores 8 for every query, twice what the others reach."""
+    d = q.shape[-1]
+    along = torch.ones(d, dtype=q.dtype) / d**0.5
+    k = k.clone()
+    k[..., ::8, :] = along * 4 * d**0.5
+    return _onto(q - (q @ along)[..., None] * along + 2 * along), _onto(k), v
+
+
+def _off_by_one(q, k, v):
+    return q, torch.cat([k, k[..., :1, :].flip(-1)], -2), torch.cat([v, v[..., :1, :].flip(-1)], -2)
+
+
+def _onto(x):
+    return x.float().double()
+
+
+_TROUBLE = {
+    "sink": _sink,
+    "repeated maxima": _repeated_maxima,
+    "one-signed V": lambda q, k, v: (q, k, v.abs()),
+    "peaked": lambda q, k, v: (8 * q, k, v),
+    "flat": lambda q, k, v: (q / 8, k, v),
+    "off by one": _off_by_one,
+}
+
+
+def quantized(x, fmt, per="tensor", block=64):
+    """x as an FP8 kernel loads it: each part divided by a scale that takes its largest value to the format's largest,
+    rounded, and multiplied by the scale again. (A kernel keeps the scales, FP32, and multiplies S and O by them.)
+
+    Args:
+        x: float64 (..., sequence, head_dim). fmt: a Format.
+        per: "tensor", one scale for all; "head", for each sequence; "block", for every `block` rows of a sequence
+            (arXiv 2407.08608, section 3.3).
+
+    Raises:
+        ValueError: another `per`.
+    """
+    if per not in ("tensor", "head", "block"):
+        raise ValueError(f"per: got {per!r}; accepted are tensor, head, block")
+    fmt = Format.of(fmt)
+    parts = x.split(block, -2) if per == "block" else [x]
+    out = []
+    for part in parts:
+        largest = part.abs().amax(None if per == "tensor" else (-2, -1), keepdim=per != "tensor")
+        scale = round_to(torch.where(largest > 0, largest, 1.0) / fmt.max, FP32)
+        out.append(round_to((part / scale).clamp(-fmt.max, fmt.max), fmt) * scale)
+    return torch.cat(out, -2)
+
+
+def rotated(q, k, seed):
+    """Q and K, each row multiplied by random signs and a Hadamard matrix: the same scores, and outliers spread over the
+    row (incoherent processing, arXiv 2407.08608, section 3.3).
+
+    Args:
+        q, k: float64 (..., sequence, head_dim), head_dim a power of two. seed: of the signs.
+
+    Raises:
+        ValueError: head_dim is no power of two.
+    """
+    d = q.shape[-1]
+    if d & (d - 1):
+        raise ValueError(f"q: got head_dim {d}; accepted is a power of two")
+    signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], d)).to(q)
+    return tuple(_hadamard(x * signs) / d**0.5 for x in (q, k))
+
+
+def _hadamard(x):
+    """Each row times the Hadamard matrix of its length, by sums and differences of halves."""
+    half = 1
+    while half < x.shape[-1]:
+        pairs = x.unflatten(-1, (-1, 2, half))  # (..., groups, 2, half)
+        a, b = pairs.unbind(-2)
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+        half *= 2
+    return x
 
 
 def load(path):

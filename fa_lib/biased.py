@@ -1,0 +1,103 @@
+"""Biased rounding: when several keys attain a row's maximum, P is exactly 1 there, and with V of one sign the rounding
+of P V always errs to the same side (arXiv 2510.04212, "Why Low-Precision Transformer Training Fails").
+
+Two BF16 values of one sign and size add up to a number half-way between two BF16 values half of the time. Alone, such
+ties would round either way; what the other keys add, however small, tips all of them away from zero.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fa_lib import kernels
+from fa_lib.formats import BF16, FP32, FP64, stochastic
+from fa_lib.inputs import draw
+from fa_lib.kernels.models import dynamic_maximum
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
+from fa_lib.training.study import load_weights
+
+SIGNS = {"V > 0": 1, "V < 0": -1, "both signs": 0}
+CURES = (
+    "none",
+    "delta from P and dP",
+    "O in FP32",
+    "dynamic maximum, beta = 2",
+    "dynamic maximum, beta = 8",
+    "stochastic rounding of O",
+)
+
+
+def problem(repeats, sign, seed, gap=16, n=512, rows=256, head_dim=64):
+    """Q, K, V, dO in BF16: each row's maximum is attained by `repeats` keys, the other scores are N(0, 1) and below it.
+
+    Args:
+        repeats: keys that attain the maximum. sign: of SIGNS, of V's values (and of dO's, which a loss that pulls one
+            way gives). gap: the maximum.
+    """
+    q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    dO, *_ = draw("normal", seed + 1_000_000, (1, 1, rows, head_dim))
+    along = torch.full((head_dim,), head_dim**-0.5, dtype=torch.float64)
+    q = q + (4 - q @ along)[..., None] * along  # 4 along one direction
+    k = k - (k @ along)[..., None] * along  # none along it: scores N(0, 1)
+    at = torch.from_numpy(np.random.default_rng(seed).permutation(n)[:repeats].copy())
+    k[..., at, :] = along * gap / 4 * head_dim**0.5
+    if SIGNS[sign]:
+        v, dO = SIGNS[sign] * v.abs(), SIGNS[sign] * dO.abs()
+    return tuple(BF16(x) for x in (q, k, v, dO))
+
+
+def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_kv=512):
+    """A cell: the signed error of O and of delta of a kernel that keeps O in BF16, with a cure or none.
+
+    Args:
+        cure: of CURES. repeats, sign, seed: of `problem`.
+
+    Returns:
+        dict. error: mean of O - golden, in ulp of BF16 at the golden value. outwards: the same, positive where it
+        points away from zero. rmse: of O, in ulp. delta: mean over rows of the error of delta, in units of rowsum |dO ∘ O|
+        times BF16's unit roundoff; delta_rmse: its root mean square.
+    """
+    q, k, v, dO = problem(repeats, sign, seed, gap, n, rows, head_dim)
+    precision, given = replace(Precision.kernel(BF16), accumulator=BF16), {}
+    if cure == "O in FP32":
+        precision = replace(precision, accumulator=FP32, output=FP32)
+    elif cure.startswith("dynamic maximum"):
+        given = dict(maximum=dynamic_maximum(float(cure.split("=")[1])))
+    elif cure == "stochastic rounding of O":
+        precision = replace(precision, accumulator=stochastic(BF16, seed), output=stochastic(BF16, seed + 1))
+    o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, **given)
+    golden = kernels.golden(q, k, v, inputs=FP64)
+    error = (o - golden) / BF16.ulp(golden)
+    exact, scale = (dO * golden).sum(-1), (dO * golden).abs().sum(-1)
+    delta = (dO * o).sum(-1)
+    if cure == "delta from P and dP":  # both as the backward pass has them: P in FP32, dP = dO Vᵀ in FP32
+        S = FP32(q @ k.mT / head_dim**0.5)
+        P = FP32(torch.exp(FP32(S - torch.logsumexp(S, -1, keepdim=True))))
+        delta = (P * FP32(dO @ v.mT)).sum(-1)
+    off = (delta - exact) / (scale * BF16.unit_roundoff)
+    return dict(
+        error=error.mean().item(), outwards=(error * golden.sign()).mean().item(),
+        rmse=error.square().mean().sqrt().item(), delta=off.mean().item(), delta_rmse=off.square().mean().sqrt().item(),
+    )  # fmt: skip
+
+
+def direction(folder, twin):
+    """How far the steps that part two training runs point the same way (arXiv 2510.04212's drift, as one number).
+
+    With x_t the difference of the two runs' updates between two checkpoints, A = |sum x_t| / sqrt(sum |x_t|^2): 1 in
+    the mean for steps that have nothing to do with each other, sqrt(T) for T steps in one direction.
+
+    Returns:
+        dict: score A, steps T, aligned A / sqrt(T).
+    """
+    paths = sorted(Path(folder).glob("weights-*.safetensors"))
+    apart = []
+    for path in paths:
+        a, b = load_weights(path), load_weights(Path(twin) / path.name)
+        apart.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
+    x = torch.stack(apart).diff(dim=0)  # (T, weights)
+    score = (x.sum(0).norm() / x.square().sum().sqrt()).item()
+    return dict(score=score, steps=len(x), aligned=score / len(x) ** 0.5)
