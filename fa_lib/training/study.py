@@ -10,7 +10,9 @@ Chosen before any run of it was looked at, and not changed since:
 import hashlib
 import json
 import multiprocessing
+import os
 import tempfile
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -94,8 +96,19 @@ def workers(count):
     if not count:
         yield None
         return
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent) as pool:
         yield pool
+
+
+def _end_with_parent():
+    """A worker whose parent is killed ends too, instead of training on beside the run that takes over."""
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def arm_named(name, kernel_of=()):
