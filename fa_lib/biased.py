@@ -6,7 +6,6 @@ ties would round either way; what the other keys add, however small, tips all of
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from fa_lib.inputs import draw
 from fa_lib.kernels.models import dynamic_maximum
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
-from fa_lib.training.study import load_weights
 
 SIGNS = {"V > 0": 1, "V < 0": -1, "both signs": 0}
 CURES = (
@@ -57,8 +55,8 @@ def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_
 
     Returns:
         dict. error: mean of O - golden, in ulp of BF16 at the golden value. outwards: the same, positive where it
-        points away from zero. rmse: of O, in ulp. delta: mean over rows of the error of delta, in units of rowsum |dO ∘ O|
-        times BF16's unit roundoff; delta_rmse: its root mean square.
+        points away from zero. rmse: of O, in ulp. delta: mean over rows of the error of delta, in units of BF16's unit
+        roundoff times rowsum |dO ∘ O|; delta_rmse: its root mean square.
     """
     q, k, v, dO = problem(repeats, sign, seed, gap, n, rows, head_dim)
     precision, given = replace(Precision.kernel(BF16), accumulator=BF16), {}
@@ -82,22 +80,3 @@ def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_
         error=error.mean().item(), outwards=(error * golden.sign()).mean().item(),
         rmse=error.square().mean().sqrt().item(), delta=off.mean().item(), delta_rmse=off.square().mean().sqrt().item(),
     )  # fmt: skip
-
-
-def direction(folder, twin):
-    """How far the steps that part two training runs point the same way (arXiv 2510.04212's drift, as one number).
-
-    With x_t the difference of the two runs' updates between two checkpoints, A = |sum x_t| / sqrt(sum |x_t|^2): 1 in
-    the mean for steps that have nothing to do with each other, sqrt(T) for T steps in one direction.
-
-    Returns:
-        dict: score A, steps T, aligned A / sqrt(T).
-    """
-    paths = sorted(Path(folder).glob("weights-*.safetensors"))
-    apart = []
-    for path in paths:
-        a, b = load_weights(path), load_weights(Path(twin) / path.name)
-        apart.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
-    x = torch.stack(apart).diff(dim=0)  # (T, weights)
-    score = (x.sum(0).norm() / x.square().sum().sqrt()).item()
-    return dict(score=score, steps=len(x), aligned=score / len(x) ** 0.5)

@@ -98,22 +98,26 @@ def verdicts(distribution, seed, n=2048, head_dim=64, heads=4):
     return rows
 
 
-def outliers(n, head_dim, seed, heads=4):
+def outliers(n, head_dim, golden_inputs, seed, heads=2, rows=512):
     """FlashAttention-3's comparison in FP16 (arXiv 2407.08608, section 4.3): RMSE of Baseline and of Flash as shipped.
 
+    Args:
+        n: keys. rows: queries of each head. golden_inputs: "rounded" or "exact", as for `microbenchmark.compare`.
+
     Returns:
-        dict: baseline, in_format (Baseline with its softmax inside in FP16 too), flash, times (baseline / flash).
+        dict: baseline; scaled_first, Baseline that multiplies K by the scale, in FP16, before the product, as
+        flash-attention's own tests do; flash; times and times_scaled_first, of flash's.
     """
-    q, k, v = draw("outliers", seed, (1, heads, n, head_dim))
-    golden = kernels.golden(q, k, v, inputs=FP16)
-    flash = kernels.tiled(q, k, v, tiling=Tiling(128, 128), precision=Precision.kernel(FP16))
+    q, k, v = draw("outliers", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
+    golden = kernels.golden(q, k, v, inputs=FP16 if golden_inputs == "rounded" else FP64)
+    precision, scaled = Precision.materialized(FP16), FP16(FP16(k) * head_dim**-0.5)
     outs = dict(
-        baseline=kernels.reference(q, k, v, precision=Precision.materialized(FP16)),
-        in_format=kernels.reference(q, k, v, precision=Precision.uniform(FP16)),
-        flash=flash,
+        baseline=kernels.reference(q, k, v, precision=precision),
+        scaled_first=kernels.reference(q, scaled, v, precision=precision, scale=1.0),
+        flash=kernels.tiled(q, k, v, tiling=Tiling(128, 128), precision=Precision.kernel(FP16)),
     )
     rmse = {name: deviation(out, golden, FP16).rmse for name, out in outs.items()}
-    return rmse | dict(times=rmse["baseline"] / rmse["flash"])
+    return rmse | dict(times=rmse["baseline"] / rmse["flash"], times_scaled_first=rmse["scaled_first"] / rmse["flash"])
 
 
 OPTIONS = {  # name -> arguments of `tiled` beside FlashAttention-2 as shipped

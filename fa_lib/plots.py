@@ -20,6 +20,12 @@ INPUTS = {
     "uniform": "uniform inputs on [0, 1)",
     "normal": "normal inputs, N(0, 1)",
     "outliers": "normal inputs with outliers",
+    "sink": "an attention sink",
+    "repeated maxima": "repeated maxima",
+    "one-signed V": "normal inputs, V ≥ 0",
+    "peaked": "peaked logits",
+    "flat": "flat logits",
+    "off by one": "one key past a tile",
 }
 POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean over seeds; bands: min to max."
 BASELINE_LABEL = "Baseline, softmax inside in FP32"

@@ -5,11 +5,16 @@ import importlib.metadata
 import inspect
 import itertools
 import json
-from concurrent.futures import as_completed
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 from fa_lib import kernels
@@ -25,8 +30,8 @@ def sweep(fn, grid, *, cache=None, executor=None):
         grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are fixed).
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
             sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
-        executor: a concurrent.futures.Executor; None works here, one cell after the other. Processes must be
-            spawned (`mp_context=multiprocessing.get_context("spawn")`): torch's threads do not survive a fork.
+        executor: a concurrent.futures.Executor; `workers` makes one of processes. None works here, one cell after the
+            other. Processes must be spawned: torch's threads do not survive a fork.
 
     Returns:
         pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows.
@@ -52,6 +57,28 @@ def sweep(fn, grid, *, cache=None, executor=None):
                 store.put(cells[i], rows[i])
             bar.update()
     return pd.DataFrame([cell | row for i, cell in enumerate(cells) for row in rows[i]])
+
+
+@contextmanager
+def workers(count):
+    """An executor of that many processes, each with torch on one thread, for `sweep`; None, which works here, for 0."""
+    if not count:
+        yield None
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_settle) as pool:
+        yield pool
+
+
+def _settle():
+    """One thread; and a worker whose parent is killed ends too, instead of working on beside what takes over."""
+    torch.set_num_threads(1)
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def expand(grid):
@@ -113,7 +140,7 @@ class _Store:
 
 _HERE = Path(__file__).parent
 _AROUND = [
-    _HERE / f"{name}.py" for name in ("claims", "plots", "run", "results", "paths", "training/plots")
+    _HERE / f"{name}.py" for name in ("claims", "plots", "run", "results", "paths", "plots_why", "training/plots")
 ]  # no number depends on them
 _CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from fa_lib import kernels
 from fa_lib.paths import ROOT
+from fa_lib.sweep import workers
 from fa_lib.training import study as of_study
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
@@ -34,7 +35,6 @@ from fa_lib.training.study import (
     study,
     timing,
     watch,
-    workers,
 )
 
 TINY = Config.load("tiny")
@@ -169,7 +169,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from fa_lib.training.study import workers\n"
+        "from fa_lib.sweep import workers\n"
         "if __name__ == '__main__':\n"
         "    with workers(1) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n"

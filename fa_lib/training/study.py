@@ -9,13 +9,8 @@ Chosen before any run of it was looked at, and not changed since:
 
 import hashlib
 import json
-import multiprocessing
-import os
 import tempfile
-import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,27 +85,6 @@ def named(what, name, table):
     return table[name]
 
 
-@contextmanager
-def workers(count):
-    """An executor of that many processes, for `sweep` and `study`; None, which is this process, for 0."""
-    if not count:
-        yield None
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent) as pool:
-        yield pool
-
-
-def _end_with_parent():
-    """A worker whose parent is killed ends too, instead of training on beside the run that takes over."""
-
-    def wait():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def arm_named(name, kernel_of=()):
     """The Arm of a name, its kernel replaced where `kernel_of` (arm -> kernel) has one."""
     arm, kernel_of = named("arm", name, ARMS), dict(kernel_of)
@@ -128,7 +102,7 @@ def study(pairs, seeds, steps, every, *, config="small", changes=(), kernel_of=(
         steps, every: of a run, and steps between comparisons. source: of data, as `train`.
         config, changes: as `Config.load`.
         kernel_of: arm -> name of a kernel, where it is not the arm's own.
-        executor: as `sweep`; `workers` makes one.
+        executor: as `sweep`.
         folder: that holds the runs; what is finished there is not trained again, and what was interrupted goes on.
 
     Returns:
@@ -149,11 +123,7 @@ def study(pairs, seeds, steps, every, *, config="small", changes=(), kernel_of=(
         able(arm.kernel, numbers, PRECISIONS[arm.precision], device)
     common = dict(config=numbers, kernel_of=dict(kernel_of), steps=steps, every=every, source=source, device=device)
     runs = sweep(train_arm, dict(seed=range(seeds), arm=names, folder=str(folder)) | common, executor=executor)
-    at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
-    jobs = [
-        (name, seed, at[pair.arm, seed], at[pair.twin, seed]) for name, pair in wanted.items() for seed in range(seeds)
-    ]
-    table = sweep(compare, dict(job=jobs), executor=executor)
+    table = sweep(compare, dict(job=jobs(pairs, runs)), executor=executor)
     return table.drop(columns="job"), runs.drop(columns=[*common, "folder"])
 
 
@@ -176,6 +146,16 @@ def train_arm(arm, seed, config, kernel_of, steps, every, source, device, folder
         loss=float(np.mean(losses[-max(1, steps // 10) :])), skipped=result["skipped"], zeros=zeros, zeros_qk=zeros_qk,
         seconds=result["seconds"], at=str(at),
     )  # fmt: skip
+
+
+def jobs(pairs, runs):
+    """(pair, seed, folder, folder of the twin) of every pair that the table of runs has both arms of."""
+    at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
+    return [
+        (pair, seed, at[PAIRS[pair].arm, seed], at[PAIRS[pair].twin, seed])
+        for pair in pairs
+        for seed in runs.seed.unique()
+    ]
 
 
 def compare(job):
@@ -250,6 +230,29 @@ def watch(seed, config, steps, at, names, device="cpu"):
     with tempfile.TemporaryDirectory() as folder:
         train(ARMS["baseline"], seed, Config.load(config), steps, folder, every=steps, device=device, watch=at_step)
     return probe.rows
+
+
+def direction(job):
+    """How far the steps that part two training runs point the same way (arXiv 2510.04212's drift, as one number).
+
+    With x_t the difference of the two runs' updates between two checkpoints, A = |sum x_t| / sqrt(sum |x_t|^2): 1 in
+    the mean for steps that have nothing to do with each other, sqrt(T) for T steps in one direction.
+
+    Args:
+        job: (pair, seed, folder, folder of the twin), as for `compare`.
+
+    Returns:
+        dict: pair, seed, score A, steps T, aligned A / sqrt(T).
+    """
+    pair, seed, folder, twin = job
+    paths = sorted(Path(folder).glob("weights-*.safetensors"))
+    apart = []
+    for path in paths:
+        a, b = load_weights(path), load_weights(Path(twin) / path.name)
+        apart.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
+    x = torch.stack(apart).diff(dim=0)  # (T, weights)
+    score = (x.sum(0).norm() / x.square().sum().sqrt()).item()
+    return dict(pair=pair, seed=seed, score=score, steps=len(x), aligned=score / len(x) ** 0.5)
 
 
 def slopes(table, metric, start):

@@ -1,0 +1,231 @@
+"""What newer kernels do differently, each option held to the reference in FP64 and to an oracle that is not ours."""
+
+import math
+
+import gfloat
+import gfloat.formats
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
+from fa_lib.causes import OPTIONS
+from fa_lib.formats import stochastic
+from fa_lib.inputs import DISTRIBUTIONS, quantized, rotated
+from fa_lib.kernels.models import dynamic_maximum, polynomial_exp
+
+EXACT = Precision.uniform(FP64)
+TILING = Tiling(16, 16)
+SHAPES = [dict(), dict(causal=True), dict(window=(20, 5)), dict(mask=True), dict(scale=3.0)]
+
+
+def problem(options, n=53, n_kv=91, heads=4, kv_heads=2):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, h, length, 8, generator=generator, dtype=torch.float64)
+        for h, length in ((heads, n), (kv_heads, n_kv), (kv_heads, n_kv))
+    )
+    if options.get("mask"):
+        options = dict(mask=torch.rand(n, n_kv, generator=generator) > 0.7)
+    return q, k, v, options
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "option",
+    [
+        dict(algorithm="fa4"),
+        dict(algorithm="fa4", threshold=0),
+        dict(algorithm="fa4", threshold=30, offset=-3),
+        dict(offset=5),
+        dict(splits=3),
+        dict(splits=100),
+        dict(reverse=True),
+        dict(algorithm="fa1", splits=2, reverse=True),
+        dict(maximum=dynamic_maximum(2.0)),
+        dict(algorithm="fa4", splits=4, reverse=True, offset=2),
+    ],
+    ids=str,
+)
+def test_in_fp64_an_option_changes_nothing_but_rounding(option, shape):
+    q, k, v, shape = problem(shape)
+    tensors = [x.clone().requires_grad_() for x in (q, k, v)]
+    o = kernels.tiled(*tensors, tiling=TILING, precision=EXACT, **option, **shape)
+    golden = kernels.golden(*(x.clone() for x in (q, k, v)), inputs=FP64, **shape)
+    bound = 1e-14 * 2.0 ** option.get("threshold", 8)  # P, and so its rounding, as large as 2**threshold
+    torch.testing.assert_close(o, golden, rtol=0, atol=max(1e-13, bound * 1e-6))
+    dO = torch.randn_like(o)
+    theirs = [x.clone().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(kernels.golden(*theirs, inputs=FP64, **shape), theirs, dO)
+    for ours, exact in zip(torch.autograd.grad(o, tensors, dO), expected):
+        torch.testing.assert_close(ours, exact, rtol=0, atol=1e-11)
+
+
+def test_fa4_with_threshold_0_is_fa2_and_with_offset_in_fp32_too():
+    q, k, v = draw("normal", 0, (1, 2, 200, 32))
+    p = Precision.kernel(BF16)
+    fa2 = kernels.tiled(q, k, v, tiling=TILING, precision=p)
+    assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm="fa4", threshold=0), fa2)
+    assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, offset=6), fa2)  # a power of two is exact
+    fa4 = kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm="fa4")
+    assert not torch.equal(fa4, fa2)
+    golden = kernels.golden(q, k, v, inputs=BF16)
+    assert deviation(fa4, golden).rmse < 1.05 * deviation(fa2, golden).rmse
+
+
+def test_fa4_never_rescales_below_its_threshold():
+    """With scores that rise by less than the threshold, m stays that of the first tile: P above 1 is handed to P V."""
+    largest = []
+    q = torch.ones(1, 1, 1, 1).double()
+    k = torch.arange(0, 6).double().reshape(1, 1, 6, 1)  # rises by 1 at every tile of one key: 5 < 8 ln 2
+    options = dict(tiling=Tiling(1, 1), precision=EXACT, scale=1.0)
+    exp = lambda x: largest.append(x.max().item()) or torch.exp(x)  # noqa: E731
+    kernels.tiled(q, k, k, algorithm="fa4", exp=exp, **options)
+    assert largest == [0, 1, 2, 3, 4, 5]
+    largest.clear()
+    kernels.tiled(q, k, k, algorithm="fa4", threshold=2, exp=exp, **options)  # 2 ln 2 = 1.39: every second tile
+    assert largest == [0, 1, 0, 1, 0, 1]
+
+
+def test_splits_are_merged_as_numpy_merges_them():
+    q, k, v = draw("normal", 1, (1, 1, 7, 16), (1, 1, 64, 16))
+    ours = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), splits=4)
+    parts = [
+        (
+            kernels.golden(q, k[..., i : i + 16, :], v[..., i : i + 16, :], inputs=FP32)[0, 0].numpy(),
+            np.logaddexp.reduce((FP32(q) @ FP32(k[..., i : i + 16, :]).mT / 4)[0, 0].numpy(), axis=1),
+        )
+        for i in range(0, 64, 16)
+    ]
+    L = np.logaddexp.reduce([l for _, l in parts], axis=0)
+    merged = sum(np.exp(l - L)[:, None] * o for o, l in parts)
+    assert np.abs(ours[0, 0].numpy() - merged).max() < 8 * 2**-24 * np.abs(merged).max()
+
+
+def test_splits_help_what_is_carried_in_bf16():
+    q, k, v = draw("uniform", 0, (1, 1, 64, 64), (1, 1, 4096, 64))
+    golden = kernels.golden(q, k, v, inputs=BF16)
+    errors = [
+        deviation(
+            kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.uniform(BF16), splits=s), golden
+        ).rmse
+        for s in (1, 8)
+    ]
+    assert errors[1] < errors[0] / 2
+
+
+@pytest.mark.parametrize("degree, relative", [(1, 0.07), (2, 3e-3), (3, 2e-4), (4, 6e-6), (5, 6e-7)])
+def test_the_polynomial_is_as_near_as_its_degree_lets_it(degree, relative):
+    x = FP32(torch.linspace(-3, 1, 20001, dtype=torch.float64))
+    error = (polynomial_exp(degree)(x) / torch.exp(x) - 1).abs().max().item()
+    assert relative / 3 < error < relative
+    assert polynomial_exp(degree)(torch.tensor([-math.inf, -300.0]).double()).max() < 1e-38
+
+
+@pytest.mark.parametrize("per", ["tensor", "head", "block"])
+def test_fp8_inputs_are_gfloats(per):
+    q, _, _ = draw("outliers", 0, (2, 3, 128, 16))
+    ours = quantized(q, E4M3, per, block=32)
+    fi = gfloat.formats.format_info_ocp_e4m3
+    parts = [(..., slice(i, i + 32), slice(None)) for i in range(0, 128, 32)] if per == "block" else [...]
+    for part in parts:
+        axes = None if per == "tensor" else (-2, -1)
+        x = q[part].numpy()
+        scale = (np.abs(x).max(axis=axes, keepdims=per != "tensor") / fi.max).astype(np.float32).astype(np.float64)
+        theirs = gfloat.round_ndarray(fi, x / scale, sat=True) * scale
+        assert np.array_equal(ours[part].numpy(), theirs)
+    with pytest.raises(ValueError, match="per: got 'row'; accepted are tensor, head, block"):
+        quantized(q, E4M3, "row")
+    assert (quantized(torch.zeros(2, 4).double(), E4M3) == 0).all()
+
+
+def test_rotation_is_scipys_hadamard_and_leaves_the_scores():
+    q, k, _ = draw("outliers", 0, (2, 40, 64))
+    ours_q, ours_k = rotated(q, k, seed=3)
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], 64)
+    theirs = (q.numpy() * signs) @ scipy.linalg.hadamard(64) / 8
+    np.testing.assert_allclose(ours_q.numpy(), theirs, atol=1e-12)
+    torch.testing.assert_close(ours_q @ ours_k.mT, q @ k.mT, atol=1e-11, rtol=0)
+    assert ours_q.abs().max() < 0.5 * q.abs().max()  # an outlier is spread over its row
+    with pytest.raises(ValueError, match="head_dim 48; accepted is a power of two"):
+        rotated(torch.zeros(1, 48).double(), torch.zeros(1, 48).double(), 0)
+
+
+def test_stochastic_formats_round_up_as_often_as_they_should_whoever_works():
+    fmt = stochastic(BF16, seed=5)
+    x = torch.full((200_000,), 1 + 2**-9, dtype=torch.float64)  # a quarter of the way to the next value
+    rounded = fmt(x)
+    assert set(rounded.unique().tolist()) == {1.0, 1 + 2**-7}
+    share = (rounded > 1).double().mean().item()
+    assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(x))
+    assert torch.equal(fmt(x), rounded) and not torch.equal(stochastic(BF16, seed=6)(x), rounded)
+    q, k, v = draw("normal", 0, (1, 4, 300, 32))
+    p = Precision.uniform(fmt)
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(kernels.tiled(q, k, v, tiling=TILING, precision=p))
+    torch.set_num_threads(threads)
+    assert torch.equal(*results)
+
+
+def test_the_dynamic_maximum_as_printed():
+    S = torch.tensor([[1.0, 2.0, 2.0], [1.0, 2.0, 0.0], [-3.0, -3.0, -4.0], [0.0, 0.0, -1.0]]).double()
+    assert dynamic_maximum(2.0)(S).flatten().tolist() == [4, 2, 0, 0]
+    q = torch.ones(1, 1, 1, 1).double()
+    k = torch.tensor([60.0, 60.0, 1.0]).double().reshape(1, 1, 3, 1)
+    options = dict(tiling=Tiling(1, 4), precision=Precision.kernel(BF16), scale=1.0)
+    golden = kernels.golden(q, k, k, inputs=BF16, scale=1.0)
+    near, lost = (kernels.tiled(q, k, k, maximum=dynamic_maximum(beta), **options) for beta in (2.0, 8.0))
+    assert abs(near / golden - 1).item() < 0.01 and lost.item() == 0  # beta = 8: exp(-420) is 0
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_trouble_is_what_it_says(name):
+    q, k, v = draw(name, 0, (1, 2, 64, 32))
+    assert all(torch.equal(x, x.float().double()) for x in (q, k, v))  # FP32's grid
+    S = q @ k.mT / 32**0.5
+    P = torch.softmax(S, -1)
+    if name == "sink":
+        assert (S.argmax(-1) == 0).all() and P[..., 0].median() > 0.5
+    elif name == "repeated maxima":
+        assert (S.amax(-1, keepdim=True) == S).sum(-1).ge(8).double().mean() > 0.95
+    elif name == "one-signed V":
+        assert (v >= 0).all() and (k < 0).any()
+    elif name == "peaked":
+        assert P.amax(-1).median() > 0.8
+    elif name == "flat":
+        assert P.amax(-1).max() < 3 / 64
+    elif name == "off by one":
+        assert k.shape[-2] == v.shape[-2] == 65
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(threshold=3), "threshold: got 3 with 'fa2'; accepted is a whole number, for fa4"),
+        (dict(algorithm="fa4", threshold=-1), "threshold: got -1 with 'fa4'"),
+        (dict(algorithm="fa1", offset=2), "offset: got 2 with 'fa1'; accepted is a whole number, for fa2 and fa4"),
+        (dict(offset=0.5), "offset: got 0.5"),
+        (dict(splits=0), "splits: got 0; accepted is a whole number from 1"),
+        (dict(algorithm="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, fa4"),
+    ],
+)
+def test_bad_options_are_refused(given, message):
+    q, k, v = draw("normal", 0, (1, 4, 8))
+    with pytest.raises(ValueError, match=message):
+        kernels.tiled(q, k, v, tiling=TILING, precision=EXACT, **given)
+    with pytest.raises(ValueError, match="degree: got 0"):
+        polynomial_exp(0)
+
+
+def test_every_option_of_notebook_09_is_as_good_as_fa2_where_fp32_is_carried():
+    q, k, v = draw("normal", 0, (1, 1, 64, 64), (1, 1, 1024, 64))
+    golden = kernels.golden(q, k, v, inputs=FP16)
+    options = dict(tiling=Tiling(64, 64), precision=Precision.kernel(FP16))
+    fa2 = deviation(kernels.tiled(q, k, v, **options), golden, FP16).rmse
+    for name, given in OPTIONS.items():
+        rmse = deviation(kernels.tiled(q, k, v, **options, **given), golden, FP16).rmse
+        assert rmse < 1.3 * fa2, name
