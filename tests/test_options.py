@@ -71,7 +71,7 @@ def test_fa4_with_threshold_0_is_fa2_and_with_offset_in_fp32_too():
     fa4 = kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm="fa4")
     assert not torch.equal(fa4, fa2)
     golden = kernels.golden(q, k, v, inputs=BF16)
-    assert deviation(fa4, golden).rmse < 1.05 * deviation(fa2, golden).rmse
+    assert deviation(fa4, golden).rmse < 1.2 * deviation(fa2, golden).rmse  # where P was 1 it now is rounded
 
 
 def test_fa4_never_rescales_below_its_threshold():
