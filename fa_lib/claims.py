@@ -88,12 +88,24 @@ def markdown(table):
     return "\n".join(lines)
 
 
+def summary(table):
+    """The ledger as a Markdown table of one line a statement: its verdicts, counted over settings."""
+    lines = ["| figure | statement | published | verdicts, by setting |", "|" + "---|" * 4]
+    for _, rows in table.groupby("id", sort=False):
+        counts = rows.verdict.value_counts()
+        verdicts = "; ".join(f"**{name}**" + (f" ({count})" if len(rows) > 1 else "") for name, count in counts.items())
+        first = rows.iloc[0]
+        lines.append(f"| {first.figure} | {first.statement} | {first.published} | {verdicts} |")
+    return "\n".join(lines)
+
+
 def in_readme(text, table):
-    """README text with the ledger between its two marks replaced."""
+    """README text with the ledger between its two marks replaced: a summary, and every setting folded away."""
     pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
     if not re.search(pattern, text, flags=re.S):
         raise ValueError(f"README: the marks {BEGIN!r} and {END!r} are missing")
-    return re.sub(pattern, lambda _: f"{BEGIN}\n{markdown(table)}\n{END}", text, flags=re.S)
+    folded = f"<details><summary>Every setting, with its numbers</summary>\n\n{markdown(table)}\n\n</details>"
+    return re.sub(pattern, lambda _: f"{BEGIN}\n{summary(table)}\n\n{folded}\n{END}", text, flags=re.S)
 
 
 def main():

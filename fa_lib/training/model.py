@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import yaml
 from diffusers import FlowMatchEulerDiscreteScheduler, PixArtTransformer2DModel
+from diffusers.training_utils import compute_density_for_timestep_sampling
 from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
 from fa_lib import kernels
@@ -166,7 +167,7 @@ class Attention:
 
 
 def scheduler():
-    return FlowMatchEulerDiscreteScheduler()
+    return FlowMatchEulerDiscreteScheduler(shift=3.0)  # more of the steps where there is much noise
 
 
 def noised(images, seed, step):
@@ -177,7 +178,9 @@ def noised(images, seed, step):
     schedule, draw = scheduler(), generator(seed, step)
     x = images.float() / 127.5 - 1  # (batch, 3, size, size) in [-1, 1]
     noise = torch.randn(x.shape, generator=draw)
-    timesteps = schedule.timesteps[torch.randint(len(schedule.timesteps), (len(x),), generator=draw)]
+    # logit-normal, arXiv 2403.03206; its index 0 is all noise
+    at = compute_density_for_timestep_sampling("logit_normal", len(x), logit_mean=-1, logit_std=1, generator=draw)
+    timesteps = schedule.timesteps[(at * len(schedule.timesteps)).long()]
     # whole numbers, as integers: Fabric would round a floating-point input to the precision of the run
     return schedule.scale_noise(x, timesteps, noise), timesteps.long(), noise - x
 
