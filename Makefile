@@ -25,6 +25,7 @@ build/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml build/scale $(LIB
 	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) && mv $@.begun $@
 
 build/08_weights_in_context.done: | build/07_weight_divergence.done # they share their runs
+build/10_biased_rounding.done: | build/08_weights_in_context.done
 
 build/scale: FORCE # changes when SCALE does
 	@mkdir -p build && echo $(SCALE) | cmp -s - $@ || echo $(SCALE) > $@

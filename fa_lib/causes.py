@@ -125,7 +125,7 @@ OPTIONS = {  # name -> arguments of `tiled` beside FlashAttention-2 as shipped
     "FA1 as shipped": dict(algorithm="fa1"),
     "reversed keys": dict(reverse=True),
     "8 splits, merged": dict(splits=8),
-    "FA4: rescale above 2^8": dict(algorithm="fa4"),
+    "FA4, rescale above 2^8": dict(algorithm="fa4"),
     "FA4, P raised by 2^4": dict(algorithm="fa4", offset=4),
     "2^x of degree 3": dict(exp=polynomial_exp(3)),
     "2^x of degree 5": dict(exp=polynomial_exp(5)),

@@ -2,7 +2,7 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fa_lib.causes import FP8, STEPS
 from fa_lib.plots import BANDS, BASELINE, FLASH, INPUTS, POINTS, band, by_seed, captioned
@@ -18,6 +18,13 @@ STEP_WORDS = {
     "accumulator": "accumulator O",
     "output": "output",
 }
+
+
+def _log(axis):
+    """A logarithmic axis that says 1, 2, 5, 10."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def ladder(table, caption):
@@ -43,12 +50,12 @@ def ladder(table, caption):
                 )
         ax.axvline(1, color="#333333", lw=0.9)
         ax.set(xscale="log", xlabel="max error to golden / Baseline's", title=INPUTS[distribution])
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        _log(ax.xaxis)
         ax.grid(axis="x", which="both")
         ax.set_yticks(range(len(STEPS)), labels=[STEP_WORDS[step] for step in STEPS][::-1])
         for y in (1, 2):
             ax.axhspan(y - 0.42, y + 0.42, color="#f2e3d8", zorder=0, lw=0)
-    axes[0][-1].legend(loc="upper right", fontsize=6.5)
+    axes[0][0].legend(loc="upper center", fontsize=6.5)
     title = "The ten times is what a kernel carries from tile to tile: O, m and l in BF16"
     return captioned(figure, title, caption + POINTS)
 
@@ -61,13 +68,12 @@ def rescaling(table, caption):
     for ax, distribution in zip(axes, distributions):
         for order, color, marker in orders:
             rows = table[(table.distribution == distribution) & (table.order == order)]
-            band(ax, by_seed(rows, "tiles", "rmse"), color, marker, f"rescaled: {order}")
+            band(ax, by_seed(rows, "tiles", "rmse") * 1e3, color, marker, f"rescaled: {order}")
         ax.set(xscale="log", yscale="log", xlabel="tiles of K, V", title=INPUTS[distribution])
         ax.set_xticks(sorted(table.tiles.unique()), labels=[str(t) for t in sorted(table.tiles.unique())])
         ax.minorticks_off()
-        ax.set_yticks(np.round(np.geomspace(rows.rmse.min(), rows.rmse.max(), 4), 5))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.2g}"))
-    axes[0].set_ylabel("root mean square of the error")
+        _log(ax.yaxis)
+    axes[0].set_ylabel("root mean square of the error (1/1000)")
     axes[0].legend(loc="upper left", fontsize=7)
     most = table[table.tiles == table.tiles.max()]
     for distribution, marker in zip(distributions, "so"):
@@ -78,7 +84,7 @@ def rescaling(table, caption):
             label = distribution if order == "as drawn" else None
             axes[-1].plot(of.rescales, of.rmse / drawn, marker, color=color, ms=5, alpha=0.7, mew=0, label=label)
     axes[-1].axhline(1, color="#333333", lw=0.9)
-    axes[-1].set(ylim=(0, 1.6), xlabel="rescales that raised a row's maximum", ylabel="error / as drawn")
+    axes[-1].set(ylim=(0, 2), xlabel="rescales that raised a row's maximum", ylabel="error / as drawn")
     axes[-1].set_title(f"at {most.tiles.iloc[0]} tiles")
     axes[-1].legend(loc="lower right")
     return captioned(figure, "Not the rescale: rows that never rescale are as far off", caption + BANDS)
@@ -115,8 +121,10 @@ def bits_and_tiles(table, caption):
                               textcoords="offset points", va="center", fontsize=7, annotation_clip=False)  # fmt: skip
     figure.colorbar(mesh, ax=axes[0], location="left", label="max error, Flash / Baseline", pad=0.22,
                     format=FuncFormatter(lambda x, _: f"{2.0**x:g}"))  # fmt: skip
-    title = "With 12 bits more or less, one kernel is better than Baseline or ten times worse"
-    return captioned(figure, title, caption)
+    seeds = table.groupby(["distribution", "bits", "tiles"]).times_max
+    spread = ((seeds.max() - seeds.min()) / seeds.mean()).median()
+    title = "What decides: how many bits are carried, over how many tiles, of which inputs"
+    return captioned(figure, title, f"{caption} Range over seeds: {spread:.0%} of the mean (median over the map).")
 
 
 def verdicts(table, caption):
@@ -135,7 +143,7 @@ def verdicts(table, caption):
                 ("Baseline, FP16", BASELINE, "s", -0.13),
             ):
                 rows = table[(table.distribution == distribution) & (table.kernel == kernel)]
-                values = by_seed(rows, "against", metric).loc[against].abs()
+                values = by_seed(rows, "against", metric).loc[against].abs() * 1e6
                 values = values.where(values > 0)  # Baseline against itself
                 y = np.arange(len(against))[::-1] + shift
                 for seed in values:
@@ -143,9 +151,12 @@ def verdicts(table, caption):
                 ax.plot(values.mean(axis=1), y, marker, color=color, ms=5.5, label=kernel)
             ax.set(xscale="log", yticks=range(len(against)), yticklabels=against[::-1], ylim=(-0.5, len(against) - 0.5))
             ax.grid(axis="x")
-            ax.set_xlabel(words if row is axes[-1] else "")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=6))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}"))
+            ax.xaxis.set_minor_formatter(NullFormatter())
+            ax.set_xlabel(f"{words} (1e-6)")
         row[0].set_title(INPUTS[distribution])
-    axes[0][0].legend(loc="upper right", fontsize=7)
+    axes[0][1].legend(loc="upper right", fontsize=7)
     title = "One kernel, opposite verdicts: it turns on what it is compared with"
     return captioned(figure, title, caption + POINTS)
 
@@ -165,15 +176,15 @@ def options(table, caption):
                     ax.plot(values[seed], y, marker, color=color, ms=2.6, alpha=0.3, mew=0)
                 ax.plot(values.mean(axis=1), y, marker, color=color, ms=5, label=f"O, m, l in {carry}")
         pair[0].set(xscale="log", xlabel="rms error / Baseline's in BF16", title=INPUTS[distribution])
-        pair[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        _log(pair[0].xaxis)
         pair[1].set(xlabel="bias (ulp of BF16 at 1)")
         pair[1].axvline(0, color="#333333", lw=0.9)
         for ax in pair:
             ax.grid(axis="x")
             ax.axhspan(-0.5, len(FP8) - 0.5, color="#f4f4f4", zorder=0, lw=0)
     axes[0].set_yticks(range(len(names)), labels=names[::-1])
-    axes[0].legend(loc="upper left", fontsize=7, bbox_to_anchor=(0, 0.9))
-    title = "What newer kernels do differently costs nothing, but for FP8; splits help what carries BF16"
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper right", ncols=2)
+    title = "What newer kernels change costs nothing but in FP8; splits help what carries BF16"
     return captioned(figure, title, caption + POINTS + " Shaded: Q, K, V and P in E4M3.")
 
 
@@ -194,13 +205,17 @@ def mechanism(by_repeats, steps, caption):
         rows = steps[steps.cure == cure].sort_values("step")
         sums = rows.pivot(index="step", columns="run", values="delta").cumsum()
         sums.index += 1
-        band(axes[1], sums, color, "", CURE_WORDS.get(cure, cure), ls=line)
+        if "beta = 8" not in cure:  # a thousand times further
+            band(axes[1], sums, color, "", CURE_WORDS.get(cure, cure), ls=line)
         each = rows.groupby("run")[["delta", "delta_rmse"]].mean()
         axes[2].plot(each.delta.abs().clip(lower=1e-5), each.delta_rmse, marker, color=color, ms=4, alpha=0.4, mew=0)
         axes[2].plot(each.delta.mean().__abs__().clip(1e-5), each.delta_rmse.mean(), marker, color=color, ms=7,
                      label=CURE_WORDS.get(cure, cure))  # fmt: skip
-    axes[1].set(xlabel="steps", ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)", title="delta drifts")
-    axes[1].set_yscale("symlog", linthresh=1)
+    axes[1].set(
+        xlabel="steps",
+        ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)",
+        title="delta drifts; colours as at the right",
+    )
     axes[2].set(xscale="log", yscale="log", xlabel="|bias of delta| a step", ylabel="rms error of delta", title="cures")
     axes[2].legend(fontsize=6.5, loc="upper left")
     words = (

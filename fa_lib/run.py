@@ -92,6 +92,9 @@ def main():
         if not torch.cuda.is_available():
             sys.exit("record: no CUDA device here; data/recorded/ holds runs on other hardware than the committed one")
         into = ROOT / "data" / "recorded" / re.sub(r"\W+", "_", torch.cuda.get_device_name())
+        if not parameters(arguments.notebook, arguments.scale):
+            print(f"{arguments.notebook.name}: nothing in it turns on the device, so nothing is recorded")
+            return
     # OpenMP's threads spin while they wait: two notebooks at once (`make -j2`) would take each other's cores, and
     # run 20 times slower than one after the other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

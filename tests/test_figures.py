@@ -1,9 +1,11 @@
 """What the figures must show, at their own scale: N = 2048, d = 64, B_c = 64, one head, five seeds."""
 
+import matplotlib.pyplot as plt
 import pytest
 
-from fa_lib import sweep
-from fa_lib.microbenchmark import compare, exponent, shapes, wide
+from fa_lib import plots, sweep
+from fa_lib.inputs import DISTRIBUTIONS
+from fa_lib.microbenchmark import compare, exponent, settings, shapes, wide
 
 SCALE = dict(n=2048, head_dim=64, heads=1, block_kv=64, distribution="uniform", fmt="BF16", seed=range(5))
 
@@ -77,3 +79,15 @@ def test_any_registered_kernel_takes_flashs_place():
     table = sweep(compare, SCALE | dict(n=256, flash="flash"))
     d = wide(table, "max", "kernel", against="golden")
     assert (d["flash"] < 2 * d["baseline"]).all()
+
+
+def test_every_deviation_figure_takes_inputs_that_make_trouble():
+    grid = SCALE | dict(n=128, seed=range(2), distribution=[*DISTRIBUTIONS], fmt=["BF16", "FP16"])
+    grid |= dict(flash="tiled", algorithm="fa1", golden_inputs="rounded")
+    table = sweep(compare, grid)
+    assert set(table.distribution) == set(DISTRIBUTIONS) and (table.nonfinite == 0).all()
+    for draw in (plots.precision, plots.golden_value, plots.sequence_length):
+        figure = draw(table, settings(table))
+        titles = [ax.get_title(loc="left") for ax in figure.axes]
+        assert len(set(titles) - {""}) == len(DISTRIBUTIONS)
+        plt.close(figure)
