@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -149,7 +150,8 @@ def code_version(fn, cells=()):
     """A digest of what a cell's numbers depend on: the core of fa_lib as it was loaded, the libraries' versions, fn,
     and the reader's own kernels that the cells name."""
     texts = {value for cell in cells for value in cell.values() if isinstance(value, str)}
-    own = [kernels.get(text) for text in sorted(texts) if text in kernels.available() or ":" in text]
+    names = texts | {word for text in texts for word in text.split()}  # a cell may name several
+    own = [kernels.get(n) for n in sorted(names) if n in kernels.available() or re.fullmatch(r"[\w.]+:\w+", n)]
     versions = [importlib.metadata.version(library) for library in ("torch", "numpy", "gfloat", "numba")]
     parts = [*_CORE, *versions, *(inspect.getsource(inspect.unwrap(f)) for f in (fn, *own))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -5,6 +5,10 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, Precision, Tiling, draw, kernels, round_to, sweep
+from fa_lib.training.model import Config
+from fa_lib.training.run import train
+from fa_lib.training.settings import Arm, weights
+from fa_lib.training.study import load_weights
 from fa_lib.validation import agree, rule
 
 pytestmark = [
@@ -49,3 +53,31 @@ def test_the_flash_attn_package_passes_the_rule():
     kernels.register("flash_attn", lambda *x, **options: kernels.flash(*x, backend="flash_attn", **options))
     table = pd.DataFrame(rule("causal window 512", 64, "normal", "BF16", seed=0, kernel="flash_attn", device="cuda"))
     assert table[table.kernel == "flash_attn"].passed.all()
+
+
+@pytest.mark.parametrize("kernel", ["unfused", "flash", "stepwise"])
+def test_a_training_run_is_the_same_run_again(kernel, tmp_path):
+    config = Config.load("tiny")
+    for name in ("a", "b"):
+        result = train(Arm(kernel=kernel), 0, config, 10, tmp_path / name, every=10, device="cuda")
+        assert result["status"] == "done" and result["dtype"] == "bfloat16"
+    a, b = (load_weights(weights(tmp_path / name, 10)) for name in ("a", "b"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_flash_on_cuda_cannot_do_is_refused_before_training(tmp_path):
+    config = Config.load("tiny")
+    with pytest.raises(ValueError, match="kernel: 'flash' cannot do what the model asks.*float32"):
+        train(
+            Arm(kernel="flash", precision="32-true"), 0, Config.load("tiny"), 3, tmp_path / "no", every=1, device="cuda"
+        )
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("name, emulated", [("unfused", "materialized"), ("stepwise", "uniform")])
+def test_attention_in_torchs_operations_is_what_is_emulated(name, emulated):
+    q, k, v = (x.bfloat16().cuda() for x in draw("normal", 0, (2, 300, 32)))
+    precision = getattr(Precision, emulated)(BF16)
+    more = dict(tiling=Tiling(300, 64), algorithm="fa1") if name == "stepwise" else {}
+    theirs = kernels.get("tiled" if more else "reference")(q, k, v, precision=precision, **more)
+    assert (kernels.get(name)(q, k, v) == theirs).double().mean() > 0.95

@@ -10,7 +10,7 @@ import pytest
 from fa_lib import sweep
 from fa_lib.kernels import _KERNELS, register
 from fa_lib.microbenchmark import compare
-from fa_lib.sweep import expand
+from fa_lib.sweep import code_version, expand
 
 CALLS = []
 
@@ -119,3 +119,14 @@ def test_bad_grids_are_refused():
         compare(8, 4, 1, 4, "normal", "BF16", 0, golden_inputs="odd")
     with pytest.raises(ValueError, match="fmt: got TF32, which torch has no dtype for"):
         compare(8, 4, 1, 4, "normal", "TF32", 0, flash="flash")
+
+
+def own_kernel(q, k, v):
+    return q
+
+
+def test_kernels_are_found_among_the_words_of_a_cell():
+    plain = code_version(own_kernel, [dict(names="flash and text: with a colon")])
+    assert plain != code_version(own_kernel, [dict(names="flash test_sweep:own_kernel")])
+    with pytest.raises(ValueError, match="kernel: got 'nowhere:f'"):
+        code_version(own_kernel, [dict(names="flash nowhere:f")])
