@@ -68,9 +68,7 @@ def test_a_training_run_is_the_same_run_again(kernel, tmp_path):
 def test_what_flash_on_cuda_cannot_do_is_refused_before_training(tmp_path):
     config = Config.load("tiny")
     with pytest.raises(ValueError, match="kernel: 'flash' cannot do what the model asks.*float32"):
-        train(
-            Arm(kernel="flash", precision="32-true"), 0, Config.load("tiny"), 3, tmp_path / "no", every=1, device="cuda"
-        )
+        train(Arm(kernel="flash", precision="32-true"), 0, config, 3, tmp_path / "no", every=1, device="cuda")
     assert not (tmp_path / "no").exists()
 
 
