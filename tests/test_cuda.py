@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, Precision, Tiling, draw, kernels, round_to, sweep
+from fa_lib.training.compare import load_weights
 from fa_lib.training.model import Config
 from fa_lib.training.run import train
 from fa_lib.training.settings import Arm, weights
-from fa_lib.training.study import load_weights
 from fa_lib.validation import agree, rule
 
 pytestmark = [

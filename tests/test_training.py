@@ -20,22 +20,12 @@ from fa_lib import kernels
 from fa_lib.paths import ROOT
 from fa_lib.sweep import workers
 from fa_lib.training import study as of_study
+from fa_lib.training.compare import at_end, compare, distances, slopes
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
 from fa_lib.training.run import train
 from fa_lib.training.settings import Arm, weights
-from fa_lib.training.study import (
-    ARMS,
-    PAIRS,
-    arm_named,
-    at_end,
-    distances,
-    samples,
-    slopes,
-    study,
-    timing,
-    watch,
-)
+from fa_lib.training.study import ARMS, PAIRS, arm_named, samples, study, timing, watch
 
 TINY = Config.load("tiny")
 QUICK = replace(TINY, images=32, layers=1)
@@ -209,7 +199,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
     cut = weights(tmp_path / "a", 4)
     cut.write_bytes(cut.read_bytes()[:1000])
     with pytest.raises(ValueError, match=f"{cut} is damaged"):
-        of_study.compare(("rerun", 0, tmp_path / "a", tmp_path / "a"))
+        compare(("rerun", 0, tmp_path / "a", tmp_path / "a"))
 
 
 def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkeypatch):

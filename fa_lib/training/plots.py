@@ -5,7 +5,8 @@ import numpy as np
 from matplotlib.ticker import NullLocator
 
 from fa_lib.plots import BANDS, BASELINE, FLASH, FORMATS, band, by_seed, captioned
-from fa_lib.training.study import PAIRS, slopes
+from fa_lib.training.compare import slopes
+from fa_lib.training.study import PAIRS
 
 GREY = "#777777"
 STYLE = {  # of a pair: colour, marker, line
