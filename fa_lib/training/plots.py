@@ -38,7 +38,8 @@ def inside(table, caption):
             values = by_seed(over[(over.kind == kind) & (over.kernel == name)], "step", "error")
             band(ax, values * 1e3, color, marker, label)
         ax.set(xscale="symlog", xlabel="training step", title=f"{kind}-attention", ylim=(0, over.error.max() * 1.25e3))
-        ax.set_xticks(steps, labels=[str(step) for step in steps])
+        apart = [step == steps[-1] or after > 1.6 * step for step, after in zip(steps, [*steps[1:], 0])]
+        ax.set_xticks(steps, labels=[str(step) if room else "" for step, room in zip(steps, apart)])
         ax.xaxis.set_minor_locator(NullLocator())
     axes[0].set_ylabel("root mean square of kernel − Baseline,\n1/1000 of that of O")
     axes[1].legend(loc="lower left")
