@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from fa_lib import kernels
 from fa_lib.paths import ROOT
 from fa_lib.sweep import workers
+from fa_lib.training import plots as of_plots
 from fa_lib.training import study as of_study
-from fa_lib.training.compare import at_end, compare, distances, slopes
+from fa_lib.training.compare import at_end, compare, distances, slopes, times_less
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
 from fa_lib.training.run import train
@@ -38,7 +39,7 @@ def counted(q, k, v):
 
 
 def blown(q, k, v):
-    """A kernel whose output overflows at the 25th call: 1 layer, 2 calls a step, 4 in the check before."""
+    """A kernel whose output overflows from its 9th call on: 2 in the check before, 2 a step with one layer."""
     CALLS.append(1)
     return kernels.unfused(q, k, v) * (float("inf") if len(CALLS) > 8 else 1)
 
@@ -147,8 +148,10 @@ def test_a_killed_run_ends_with_the_same_bits(precision, tmp_path):
     assert process.returncode == -signal.SIGKILL
     assert not (killed / "run.json").exists() and (killed / "resume.ckpt").exists()
     train(Arm(precision=precision), 0, TINY, 120, whole, every=5)
+    early = weights(killed, 5).stat().st_mtime_ns
     resumed = subprocess.run(command(*options, "--out", killed), cwd=ROOT, capture_output=True, text=True)
     assert resumed.returncode == 0 and resumed.stdout.startswith("done, loss"), resumed.stderr
+    assert weights(killed, 5).stat().st_mtime_ns == early  # it went on, and did not begin again
     for step in (25, 120):
         assert same_weights(whole, killed, step)
     a, b = (json.loads((folder / "run.json").read_text()) for folder in (whole, killed))
@@ -213,6 +216,27 @@ def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkey
     table, runs = study(["rerun"], 1, 6, 2, config="tiny", changes=dict(layers=1), folder=tmp_path / "study")
     assert runs.set_index("arm").status.to_dict() == {"baseline": "done", "rerun": "diverged at step 2"}
     assert table.step.tolist() == [0, 2]
+
+
+def test_arms_that_diverged_are_left_out_of_what_is_compared():
+    rows = [
+        dict(pair=pair, seed=seed, step=step, relative_wasserstein=x * (step + 1), relative_l2=x)
+        for pair, x in (("flash", 1.0), ("fp16", 3.0), ("bf16", 2.0))
+        for seed in (0, 1)
+        for step in (0, 10, 20)
+        if not (pair == "fp16" or (pair == "bf16" and seed == 1)) or step < 20
+    ]
+    less = times_less(pd.DataFrame(rows), 0)
+    assert less.index.tolist() == [("bf16", 0)] and less.ratio.tolist() == [2.0]
+    figure = of_plots.in_context({"here": pd.DataFrame(rows)}, "", 0)
+    assert len(figure.axes) == 3
+
+
+def test_what_cannot_be_watched_is_refused_before_training():
+    with pytest.raises(ValueError, match="at: got '0 3'; accepted are steps from 0 to 2"):
+        watch(0, "tiny", 3, "0 3", "flash")
+    with pytest.raises(ValueError, match="kernel: 'fa_lib.kernels.flash:_flash_attn' cannot do what the model asks"):
+        watch(0, "tiny", 3, "0 2", "fa_lib.kernels.flash:_flash_attn")
 
 
 def test_two_processes_match_one(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, UnidentifiedImageError
+from PIL import Image, ImageDraw
 from tqdm import tqdm
 
 SIZES = {"small": 0.16, "large": 0.26}  # half width, of the image's
@@ -21,7 +21,7 @@ IMAGES = ("image", "jpg", "jpeg", "png", "webp")
 
 
 def mixed(*numbers):
-    """A seed made of several whole numbers from 0: other ones for other numbers."""
+    """A seed made of several whole numbers from 0. (Trailing zeros do not count: (1,) and (1, 0) are one seed.)"""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -40,12 +40,16 @@ class Captioned:
     def __init__(self, images, captions):
         self.images, self.captions = images, captions
 
+    def check(self, batch):
+        """Refuses a batch larger than the data."""
+        if batch > len(self.captions):
+            raise ValueError(f"batch: got {batch}; accepted is up to the {len(self.captions)} images of the data")
+
     def batches(self, batch, seed, start=0):
         """(images uint8 (batch, 3, size, size), captions) from batch number `start` on, without end. Every epoch has
         an order of its own, that of (seed, epoch), and leaves out what does not fill a batch."""
+        self.check(batch)
         n = len(self.captions)
-        if batch > n:
-            raise ValueError(f"batch: got {batch}; accepted is up to the {n} images of the data")
         for number in itertools.count(start):
             epoch, i = divmod(number, n // batch)
             if i == 0 or number == start:
@@ -126,11 +130,11 @@ def load(source, size, *, streaming=False, split="train"):
             held = row[image]["bytes"]
             with Image.open(io.BytesIO(held) if held else row[image]["path"]) as picture:
                 pixels = _pixels(picture.convert("RGB"), size)
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        except Exception as error:  # decoders raise all kinds
             raise ValueError(f"data: {name} is no image that can be read: {error}") from error
         text = row[caption].decode() if isinstance(row[caption], bytes) else row[caption]
-        if not text or not text.strip():
-            raise ValueError(f"data: {name} has an empty caption")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"data: {name} has an empty caption, or none that is a text: {text!r}")
         return pixels, text.strip()
 
     if streaming:
@@ -146,6 +150,10 @@ class Stream:
 
     def __init__(self, rows, read, buffer=1000):
         self.rows, self.read, self.buffer = rows, read, buffer
+
+    def check(self, batch):
+        """Refuses a batch larger than the data, or a first one that cannot be read."""
+        next(self.batches(batch, seed=0))
 
     def batches(self, batch, seed, start=0):
         """As `Captioned.batches`, shuffled within a buffer. To start later means to skip what came before, undecoded:

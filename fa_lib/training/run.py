@@ -66,6 +66,7 @@ def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming
             images = data.shapes(config.images, config.image_size, seed)
         else:
             images = data.load(source, config.image_size, streaming=streaming)
+        images.check(config.batch)
         run.resume()
         batches = images.batches(config.batch, data.mixed(seed, arm.order), start=run.step)
         halves = HalfProducts() if device == "cpu" and run.dtype == torch.float16 else nullcontext()
@@ -121,7 +122,10 @@ class _Run:
         self.optimizer.zero_grad()
         self.step += 1
         if self.step % self.settings["every"] == 0 or self.step == self.settings["steps"]:
-            self.save()
+            if all(p.isfinite().all() for p in self.model.parameters()):
+                self.save()
+            else:  # the loss was finite, what it moved the weights to is not
+                self.status = f"diverged at step {self.step}"
 
     def zero_gradients(self):
         """Share of exactly zero gradients in the transformer, and in the Q and K projections of its self-attention."""
@@ -206,19 +210,25 @@ def _fabric(precision, device, devices):
 def _repeatable(device):
     """The same bits again: one thread on a CPU (results differ between one and two), deterministic code on a GPU."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    tf32 = torch.backends.cudnn.allow_tf32
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    # FP32 is FP32, and products of 16-bit formats are summed in it
+    flags = [(cudnn, "allow_tf32"), (matmul, "allow_tf32")]
+    flags += [(matmul, f"allow_{fmt}_reduced_precision_reduction") for fmt in ("fp16", "bf16")]
+    before = [getattr(of, name) for of, name in flags]
     if device == "cpu":
         torch.set_num_threads(1)
     else:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.allow_tf32 = False  # FP32 is FP32
+        for of, name in flags:
+            setattr(of, name, False)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(strict)
-        torch.backends.cudnn.allow_tf32 = tf32
+        if device != "cpu":
+            for (of, name), value in zip(flags, before):
+                setattr(of, name, value)
 
 
 def main():

@@ -43,7 +43,8 @@ class Arm:
 
 
 def describe(arm, seed, config, steps, every, source="shapes", streaming=False, device="cpu", devices=1):
-    """The settings of a run, all that its weights depend on: the arguments of `train`, and the version of the code."""
+    """The settings of a run: the arguments of `train`, and the version of the code. Of data it knows the place, not the
+    content: after a change to a folder of images, train into another folder."""
     if arm.precision not in PRECISIONS:
         raise ValueError(f"precision: got {arm.precision!r}; accepted are {', '.join(PRECISIONS)}")
     for name, value in (("steps", steps), ("every", every), ("devices", devices)):

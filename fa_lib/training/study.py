@@ -131,7 +131,8 @@ def train_arm(arm, seed, config, kernel_of, steps, every, source, device, folder
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     at = Path(folder) / f"{arm}-{seed}-{digest}"
     result = train(what, seed, config, steps, at, every=every, source=source, device=device)
-    losses, (_, zeros, zeros_qk) = result["losses"], result["zero_gradients"][0]
+    losses = result["losses"]
+    _, zeros, zeros_qk = (result["zero_gradients"] or [[0, np.nan, np.nan]])[0]  # none where step 0 diverged
     return dict(
         kernel=what.kernel, precision=what.precision, dtype=result["dtype"], status=result["status"],
         loss=float(np.mean(losses[-max(1, steps // 10) :])), skipped=result["skipped"], zeros=zeros, zeros_qk=zeros_qk,
@@ -140,7 +141,7 @@ def train_arm(arm, seed, config, kernel_of, steps, every, source, device, folder
 
 
 def jobs(pairs, runs):
-    """(pair, seed, folder, folder of the twin) of every pair that the table of runs has both arms of."""
+    """(pair, seed, folder, folder of the twin) of some pairs, whose arms the table of runs must hold."""
     at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
     return [
         (pair, seed, at[PAIRS[pair].arm, seed], at[PAIRS[pair].twin, seed])
@@ -160,7 +161,11 @@ def watch(seed, config, steps, at, names, device="cpu"):
     Returns:
         rows of `Probe`, with step, layer and kind ("self" or "cross").
     """
-    probe, chosen = Probe(names.split()), {int(step) for step in at.split()}
+    model, probe, chosen = Config.load(config), Probe(names.split()), {int(step) for step in at.split()}
+    if not chosen <= set(range(steps)):
+        raise ValueError(f"at: got {at!r}; accepted are steps from 0 to {steps - 1}")
+    for name in names.split():
+        able(name, model, PRECISIONS[ARMS["baseline"].precision], device)
 
     def at_step(step):
         def each_call(place, q, k, v, o, **options):
@@ -169,7 +174,7 @@ def watch(seed, config, steps, at, names, device="cpu"):
         return each_call if step in chosen else None
 
     with tempfile.TemporaryDirectory() as folder:
-        train(ARMS["baseline"], seed, Config.load(config), steps, folder, every=steps, device=device, watch=at_step)
+        train(ARMS["baseline"], seed, model, steps, folder, every=steps, device=device, watch=at_step)
     return probe.rows
 
 
