@@ -9,7 +9,7 @@ rounding the float64 result of + - * / or sqrt gives the correctly rounded resul
 import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import gfloat.formats
@@ -112,8 +112,7 @@ class Stochastic(Format):
 def stochastic(fmt, seed):
     """`fmt` with stochastic rounding, for a field of a Precision."""
     fmt = Format.of(fmt)
-    held = {field.name: getattr(fmt, field.name) for field in fields(Format)}
-    return Stochastic(**held | dict(name=f"{fmt} stochastic"), seed=seed)
+    return Stochastic(**asdict(fmt) | dict(name=f"{fmt} stochastic", seed=seed))
 
 
 def _ieee(exponent_bits, precision, name=None):

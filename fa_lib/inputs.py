@@ -72,7 +72,7 @@ def _sink(q, k, v):
     along = torch.ones(d, dtype=q.dtype) / d**0.5
     k = k.clone()
     k[..., 0, :] = along * 3 * d**0.5
-    return _onto(q - (q @ along)[..., None] * along + 3 * along), _onto(k), v
+    return FP32(q - (q @ along)[..., None] * along + 3 * along), FP32(k), v
 
 
 def _repeated_maxima(q, k, v):
@@ -81,15 +81,11 @@ def _repeated_maxima(q, k, v):
     along = torch.ones(d, dtype=q.dtype) / d**0.5
     k = k.clone()
     k[..., ::8, :] = along * 4 * d**0.5
-    return _onto(q - (q @ along)[..., None] * along + 2 * along), _onto(k), v
+    return FP32(q - (q @ along)[..., None] * along + 2 * along), FP32(k), v
 
 
 def _off_by_one(q, k, v):
     return q, torch.cat([k, k[..., :1, :].flip(-1)], -2), torch.cat([v, v[..., :1, :].flip(-1)], -2)
-
-
-def _onto(x):
-    return x.float().double()
 
 
 _TROUBLE = {

@@ -111,7 +111,7 @@ def merged(p, parts):
     m = m.where(m != -torch.inf, 0.0)  # of a row that saw no key
     weights = p.stats(torch.exp(p.stats(L - m)))  # (parts, rows, 1)
     l = p.stats(weights.sum(0))
-    out = p.accumulator(p.accumulator((p.stats(weights / nonzero(l)) * O).sum(0)))
+    out = p.accumulator((p.stats(weights / nonzero(l)) * O).sum(0))
     return torch.cat([p.output(out), p.stats(m + p.stats(torch.log(nonzero(l))))], -1)
 
 
@@ -119,10 +119,8 @@ def _steps(algorithm, threshold, offset):
     """What is done at every tile, and at the end."""
     if algorithm == "fa1":
         return fa1_tile, fa1_last
-    raised = 2.0 ** (offset or 0)
-    if algorithm == "fa2":
-        return partial(fa2_tile, raised=raised), fa2_last
-    return partial(fa2_tile, raised=raised, slack=(8 if threshold is None else threshold) * LN2), fa2_last
+    above = 0 if algorithm == "fa2" else 8 if threshold is None else threshold
+    return partial(fa2_tile, raised=2.0 ** (offset or 0), slack=above * LN2), fa2_last
 
 
 def fa1_tile(p, exp, dropped, S, v, m_tile, m, l, O):

@@ -7,6 +7,7 @@ script runs on one CPU, one GPU, or several of them by DDP.
 import argparse
 import json
 import logging
+import math
 import os
 import time
 from contextlib import contextmanager, nullcontext
@@ -110,7 +111,7 @@ class _Run:
         if self.model.attention.dtypes != {self.dtype}:
             raise RuntimeError(f"attention ran in {self.model.attention.dtypes}, and not in {self.dtype}")
         self.losses.append(fabric.all_reduce(loss.detach()).item())
-        if not torch.isfinite(torch.tensor(self.losses[-1])):
+        if not math.isfinite(self.losses[-1]):
             self.status = f"diverged at step {self.step}"
             return
         fabric.backward(loss)
@@ -191,12 +192,12 @@ class _Run:
 
 def _fabric(precision, device, devices):
     # Fabric's own "16-mixed" becomes BF16 on a CPU, without a word
-    plugin, accelerator = None, {"cpu": "cpu", "cuda": "cuda"}[device]
+    plugin = None
     if precision in ("16-mixed", "16-mixed-unscaled"):
         scaler = torch.amp.GradScaler(device, enabled=precision == "16-mixed")
         plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
     fabric = Fabric(
-        accelerator=accelerator,
+        accelerator=device,
         devices=devices,
         strategy="ddp" if devices > 1 else "auto",
         precision=None if plugin else precision,
