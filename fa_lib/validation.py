@@ -1,7 +1,6 @@
 """The emulator held against real kernels, and the field's rule for any kernel: at most twice Baseline's error."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -10,7 +9,6 @@ from fa_lib.formats import FP32, Format, round_to
 from fa_lib.inputs import draw
 from fa_lib.kernels.models import fa2_cuda, torch_cpu
 from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 
@@ -96,8 +94,8 @@ def rule(shape, head_dim, distribution, fmt, seed, kernel="flash", gradients=Tru
         kernel: a registered kernel, or package.module:function.
 
     Returns:
-        rows: kernel (that one, "as shipped": `Precision.kernel`, "every step": `Precision.uniform` and fa1; both with
-        tiles of 64), tensor ("o", "dq", "dk", "dv"), error, baseline, ratio, allowed, passed.
+        rows: kernel (that one, "as shipped" and "every step": `kernels.as_shipped` and `kernels.every_step`), tensor
+        ("o", "dq", "dk", "dv"), error, baseline, ratio, allowed, passed.
     """
     if shape not in SHAPES:
         raise ValueError(f"shape: got {shape!r}; accepted are {', '.join(SHAPES)}")
@@ -113,12 +111,11 @@ def rule(shape, head_dim, distribution, fmt, seed, kernel="flash", gradients=Tru
         return [o.detach(), *(torch.autograd.grad(o, x, dO.to(dtype)) if gradients else ())]
 
     golden = results(kernels.golden, torch.float64, inputs=fmt)
-    baseline = results(kernels.reference, precision=Precision.materialized(fmt))
-    tiled = partial(results, kernels.tiled, tiling=Tiling(64, 64))
+    baseline = results(kernels.baseline)
     found = {
         kernel: results(kernels.get(kernel)),
-        "as shipped": tiled(precision=Precision.kernel(fmt)),
-        "every step": tiled(precision=Precision.uniform(fmt), algorithm="fa1"),
+        "as shipped": results(kernels.as_shipped),
+        "every step": results(kernels.every_step),
     }
     rows = []
     for name, tensors in found.items():

@@ -9,15 +9,16 @@ import inspect
 
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
+from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import golden, reference
 from fa_lib.kernels.tiled import rescales, tiled
 
 __all__ = [
-    "available", "emulates", "flash", "get", "golden", "reference", "register", "rescales", "stepwise", "tiled",
-    "unfused",
+    "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden", "reference", "register",
+    "rescales", "stepwise", "tiled", "unfused",
 ]  # fmt: skip
 
-_KERNELS = {f.__name__: f for f in (reference, tiled, flash, unfused, stepwise)}
+_KERNELS = {f.__name__: f for f in (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)}
 
 
 def register(name, fn):

@@ -11,25 +11,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fa_lib import kernels
-from fa_lib.formats import Format
-from fa_lib.precision import Precision
 from fa_lib.probe import Probe
 from fa_lib.sweep import sweep
-from fa_lib.tiling import Tiling
 from fa_lib.training.compare import compare, load_weights
 from fa_lib.training.model import Config, TextToImage, noised, sample
 from fa_lib.training.run import train
 from fa_lib.training.settings import PRECISIONS, Arm, able, describe
-
-EMULATED = "fa_lib.training.study:emulated"
 
 _BASELINE, _FP32 = Arm(), Arm(precision="32-true")
 ARMS = {
     "baseline": _BASELINE,
     "rerun": _BASELINE,
     "flash": replace(_BASELINE, kernel="flash"),
-    "flash_emulated": replace(_BASELINE, kernel="stepwise"),  # or EMULATED, where its time allows
+    "flash_emulated": replace(_BASELINE, kernel="stepwise"),  # or the exact "every_step", where its time allows
     "perturb": replace(_BASELINE, perturb=1e-7),
     "data_order": replace(_BASELINE, order=1),
     "init": replace(_BASELINE, init=1),
@@ -61,12 +55,6 @@ PAIRS = {
     "bf16": Pair("baseline", "fp32", "BF16 vs FP32"),
     "flash_fp32": Pair("flash_fp32", "fp32", "Flash vs Baseline, both in FP32"),
 }
-
-
-def emulated(q, k, v, **options):
-    """Flash with every step in q's dtype, the paper's re-implementation: `tiled`, exact, tiles of 128 x 64."""
-    precision = Precision.uniform(Format.of(q.dtype))
-    return kernels.tiled(q, k, v, tiling=Tiling(128, 64), precision=precision, algorithm="fa1", **options)
 
 
 def named(what, name, table):
