@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= .venv/bin/python
 SCALE ?= paper
-export PYTHONPATH := $(CURDIR)
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 NOTEBOOKS := $(filter-out notebooks/00_%,$(wildcard notebooks/[0-9]*.ipynb))
 LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py' -o -name '*.yaml')) fa_lib/paper.mplstyle data/published.csv
@@ -34,6 +34,10 @@ FORCE:
 
 record: $(READY) ## on a machine with a CUDA GPU: its kernels and figures, into data/recorded/<device>/
 	for f in $(NOTEBOOKS); do $(PYTHON) -m fa_lib.run "$$f" --scale gpu --record; done
+
+report: $(READY) ## KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
+	@$(PYTHON) -m fa_lib.report $(if $(KERNEL),--kernel '$(KERNEL)') $(if $(QKV),--qkv '$(QKV)') \
+		$(if $(FORMAT),--format '$(FORMAT)')
 
 test: $(READY) ## run every test, the notebooks among them (nbval)
 	$(PYTHON) -m pytest
@@ -65,4 +69,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	@touch $@
 
-.PHONY: FORCE help figures record test lab claims bench lint renew clean
+.PHONY: FORCE help figures record report test lab claims bench lint renew clean

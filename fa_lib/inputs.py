@@ -151,12 +151,20 @@ def _hadamard(x):
 
 
 def load(path):
-    """Q, K, V from a file that holds tensors named q, k and v: .safetensors, .npz, or .pt without pickle.
+    """Q, K, V from a file: the tensors named q, k and v of `tensors`, each (batch, heads, sequence, head_dim) or any
+    leading dimensions, in the file's dtype."""
+    held = tensors(path)
+    return held["q"], held["k"], held["v"]
+
+
+def tensors(path):
+    """The tensors of a file that holds q, k and v: .safetensors, .npz, or .pt without pickle.
 
     Returns:
-        q, k, v: in the file's dtype, each (batch, heads, sequence, head_dim) or any leading dimensions.
+        dict of name -> tensor, in the file's dtype.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: the file's kind, content or a missing name, with the path.
     """
     path = Path(path)
@@ -164,18 +172,25 @@ def load(path):
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            tensors = load_file(path)
+            held = load_file(path)
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
-                tensors = {name: torch.from_numpy(archive[name]) for name in archive.files}
+                held = {name: torch.from_numpy(archive[name]) for name in archive.files}
         elif path.suffix == ".pt":
-            tensors = torch.load(path, weights_only=True, map_location="cpu")
+            held = torch.load(path, weights_only=True, map_location="cpu")
         else:
             raise ValueError("accepted are .safetensors, .npz and .pt")
-        return tensors["q"], tensors["k"], tensors["v"]
     except FileNotFoundError:
         raise
-    except KeyError as error:
-        raise ValueError(f"{path}: holds no tensor named {error}; q, k and v are needed") from None
     except Exception as error:
-        raise ValueError(f"{path}: cannot be read without pickle: {error}") from error
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path}: cannot be read without pickle, which could run anything: {why}; safetensors.torch.save_file "
+            "writes tensors alone"
+        ) from error
+    if not isinstance(held, dict) or not all(isinstance(x, torch.Tensor) for x in held.values()):
+        raise ValueError(f"{path}: holds {type(held).__name__}; accepted are named tensors, q, k and v among them")
+    for name in "qkv":
+        if name not in held:
+            raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(held)}; q, k and v are needed")
+    return held

@@ -28,7 +28,7 @@ LIBRARIES = (
 )
 
 
-def save(out, name, parameters, table, claims=(), figures=(), more=()):
+def save(out, name, parameters, table, claims=(), figures=(), more=(), verdict=None):
     """Write a notebook's results below `out`, or nothing where `out` is empty.
 
     Args:
@@ -39,6 +39,7 @@ def save(out, name, parameters, table, claims=(), figures=(), more=()):
         claims: rows of `claims.claim`.
         figures: name -> matplotlib Figure, written as PNG and SVG.
         more: name -> further table, written as <notebook>.<name>.csv.
+        verdict: of a report: what has `passed` and is words as a text, written as <notebook>.verdict.json.
     """
     if not out:
         return
@@ -49,9 +50,14 @@ def save(out, name, parameters, table, claims=(), figures=(), more=()):
     if claims:
         with replacing(results / f"{name}.claims.csv") as path:
             pd.DataFrame(claims).to_csv(path, index=False, float_format="%.6g")
+    if verdict is not None:
+        with replacing(results / f"{name}.verdict.json") as path:
+            path.write_text(json.dumps(dict(passed=verdict.passed, words=str(verdict)), indent=1) + "\n")
     with replacing(results / f"{name}.provenance.json") as path:
         path.write_text(json.dumps(provenance(parameters), indent=1) + "\n")
     for figure_name, figure in dict(figures).items():
+        if figure is None:
+            continue
         # without dates and versions inside, the same data gives the same bytes
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             with replacing(Path(out) / "figures" / (figure_name + suffix)) as path:

@@ -47,8 +47,9 @@ def parameters(notebook, scale, root=ROOT):
     return given
 
 
-def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None):
-    """Execute a notebook at a scale; returns the executed copy's path. Results go below `into` instead of the root.
+def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, **more):
+    """Execute a notebook at a scale; returns the executed copy's path. Results go below `into` instead of the root, and
+    `more` are parameters beside the scale's.
 
     Raises:
         papermill.PapermillExecutionError: a cell failed or ran past `timeout` seconds; the executed copy with its
@@ -66,7 +67,7 @@ def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None):
         paths = {k: v for k, v in paths.items() if k in papermill.inspect_notebook(str(notebook))}
         try:
             papermill.execute_notebook(
-                str(notebook), str(executed), given | paths, cwd=str(notebook.parent), execution_timeout=timeout,
+                str(notebook), str(executed), given | paths | more, cwd=str(notebook.parent), execution_timeout=timeout,
                 progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
             )  # fmt: skip
         except BaseException:

@@ -140,21 +140,30 @@ class _Store:
 
 
 _HERE = Path(__file__).parent
-_AROUND = [
-    _HERE / f"{name}.py" for name in ("claims", "plots", "run", "results", "paths", "plots_why", "training/plots")
-]  # no number depends on them
+_AROUND = [  # no number of a sweep depends on them
+    _HERE / f"{name}.py"
+    for name in ("claims", "plots", "run", "results", "paths", "plots_why", "plots_report", "report", "verdict",
+                 "capture", "training/plots")
+]  # fmt: skip
 _CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
 
 
 def code_version(fn, cells=()):
     """A digest of what a cell's numbers depend on: the core of fa_lib as it was loaded, the libraries' versions, fn,
-    and the reader's own kernels that the cells name."""
+    and the modules of the reader's own kernels that the cells name."""
     texts = {value for cell in cells for value in cell.values() if isinstance(value, str)}
     names = texts | {word for text in texts for word in text.split()}  # a cell may name several
     own = [kernels.get(n) for n in sorted(names) if n in kernels.available() or re.fullmatch(r"[\w.]+:\w+", n)]
     versions = [importlib.metadata.version(library) for library in ("torch", "numpy", "gfloat", "numba")]
-    parts = [*_CORE, *versions, *(inspect.getsource(inspect.unwrap(f)) for f in (fn, *own))]
+    parts = [*_CORE, *versions, inspect.getsource(inspect.unwrap(fn)), *map(_module_text, own)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _module_text(fn):
+    """The file a kernel comes from, which may call others in it; its name where it has none."""
+    module = inspect.getmodule(inspect.unwrap(fn))
+    path = getattr(module, "__file__", None)
+    return Path(path).read_bytes().hex() if path else repr(fn)
 
 
 def _digest(value):

@@ -6,16 +6,19 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 
 import importlib
 import inspect
+from functools import partial
 
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import golden, reference
 from fa_lib.kernels.tiled import rescales, tiled
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
 
 __all__ = [
-    "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden", "reference", "register",
-    "rescales", "stepwise", "tiled", "unfused",
+    "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden", "plain", "reference",
+    "register", "rescales", "stepwise", "tiled", "unfused",
 ]  # fmt: skip
 
 _KERNELS = {f.__name__: f for f in (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)}
@@ -51,9 +54,27 @@ def get(name):
         raise ValueError(f"kernel: got {name!r}; accepted are {accepted}")
     module, function = name.split(":", 1)
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"kernel: got {name!r}; it cannot be had: {error}") from error
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        where = "modules are looked for in the current folder and on PYTHONPATH"
+        raise ValueError(f"kernel: got {name!r}; it cannot be had: {error!r} ({where})") from error
+    if not callable(found):
+        raise ValueError(f"kernel: got {name!r}, a {type(found).__name__}; accepted is a function f(q, k, v, ...)")
+    return found
+
+
+def plain(name):
+    """The kernel of a name, to be called f(q, k, v, **options): one that takes a Precision runs with every step in its
+    inputs' format, in tiles of 64, by fa1, as in the paper."""
+    fn = get(name)
+    if not emulates(fn):
+        return fn
+    return partial(_uniform, fn)
+
+
+def _uniform(fn, q, k, v, **options):
+    given = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
+    return fn(q, k, v, **{n: x for n, x in given.items() if n in inspect.signature(fn).parameters} | options)
 
 
 def available():
@@ -63,4 +84,7 @@ def available():
 
 def emulates(fn):
     """True where a kernel takes a Precision, and so runs in any format; others run in their inputs' dtype."""
-    return "precision" in inspect.signature(fn).parameters
+    try:
+        return "precision" in inspect.signature(fn).parameters
+    except ValueError:  # compiled, and keeps its signature to itself
+        return False
