@@ -1,0 +1,147 @@
+"""Captured tensors: what is read and refused, what is called risky, what would help."""
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fa_lib import BF16, FP16, FP32, capture, draw, kernels
+from fa_lib.paths import ROOT
+
+
+def tensors(heads=2, kv_heads=2, n=40, d=16, dtype=torch.bfloat16):
+    return [x.to(dtype) for x in draw("normal", 0, (1, heads, n, d), (1, kv_heads, n, d))]
+
+
+def written(path, **held):
+    if path.suffix == ".safetensors":
+        save_file(held, path)
+    elif path.suffix == ".npz":
+        np.savez(path, **{name: x.numpy() for name, x in held.items()})
+    else:
+        torch.save(held, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "pt"])
+def test_a_file_holds_tensors_and_how_they_were_used(tmp_path, suffix):
+    q, k, v = tensors(dtype=torch.float32)
+    held = dict(q=q, k=k, v=v, causal=torch.tensor(True), scale=torch.tensor(0.5), mask=torch.ones(40, 40).tril() > 0)
+    got = capture.read(written(tmp_path / f"a.{suffix}", **held))
+    assert all(torch.equal(a, b) for a, b in zip(got[:3], (q, k, v)))
+    assert got[3].keys() == {"causal", "scale", "mask"} and got[3]["causal"] is True and got[3]["scale"] == 0.5
+    rounded = capture.read(tmp_path / f"a.{suffix}", "BF16")
+    assert rounded[0].dtype == torch.bfloat16 and torch.equal(rounded[0], q.bfloat16())
+
+
+def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
+    q, k, v = tensors()
+    nan = v.clone()
+    nan[0, 0, 0, 0] = math.nan
+    cases = {
+        "v.safetensors": (dict(q=q, k=k, v=v[:, :, :-1].contiguous()), "v: got shape .* accepted is k's"),
+        "n.safetensors": (dict(q=q, k=k, v=nan), "v: 1 of 1280 values are NaN .* accepted are finite values"),
+        "m.safetensors": (dict(q=q, k=k), "holds no tensor named 'v', but .*q, k and v are needed"),
+        "d.safetensors": (dict(q=q, k=k, v=v.float()), "v: got torch.float32"),
+        "h.safetensors": (dict(q=q[..., :8].contiguous(), k=k, v=v), "k: got head_dim 16; accepted is q's, 8"),
+    }
+    for name, (held, message) in cases.items():
+        with pytest.raises(ValueError, match=message):
+            capture.read(written(tmp_path / name, **held))
+    for name in ("a.pkl", "a.pt", "a.npz"):
+        (tmp_path / name).write_bytes(pickle.dumps(dict(q=print)))
+        with pytest.raises(ValueError, match="without pickle.*safetensors.torch.save_file"):
+            capture.read(tmp_path / name)
+    torch.save([q, k, v], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match="holds list; accepted are named tensors"):
+        capture.read(tmp_path / "list.pt")
+    with pytest.raises(FileNotFoundError):
+        capture.read(tmp_path / "nowhere.pt")
+
+
+@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(scale=2.0), dict(mask=torch.ones(40, 40) > 0)])
+def test_risks_are_what_a_few_lines_count(options):
+    q, k, v = tensors(4, 2, dtype=torch.float16)
+    k[..., 1, :] = k[..., 0, :]
+    S = FP32((q.double() @ k.double().repeat_interleave(2, 1).mT) * options.get("scale", 0.25))
+    visible = torch.ones(40, 40, dtype=torch.bool).tril() if options.get("causal") else torch.ones(40, 40) > 0
+    rows = capture.risks(q, k, v, options, block_kv=16)
+    for head, row in enumerate(rows):
+        s = [S[0, head, i][visible[i]] for i in range(40)]
+        P = [torch.exp(x - x.max()) for x in s]
+        assert row["repeated"] == pytest.approx(sum((x == x.max()).sum() > 1 for x in s).item() / 40)
+        assert row["ones"] == pytest.approx(sum((FP16(p) == 1).sum().item() for p in P) / 40)
+        assert row["spread"] == pytest.approx(sum(x.std(correction=0).item() for x in s) / 40)
+        assert row["lost"] == pytest.approx(sum((FP16(p) == 0).double().mean().item() for p in P) / 40)
+        assert row["mass"] == pytest.approx(max((p[FP16(p) == 0].sum() / p.sum()).item() for p in P))
+        side = v[0, head // 2].double()
+        assert row["one_sided"] == pytest.approx((side.sum(0).abs() / side.abs().sum(0)).mean().item())
+
+
+def test_what_was_drawn_risky_is_found_and_told():
+    q, k, v = capture.example(n=128)
+    risky = pd.DataFrame(capture.risks(q, k, v))
+    kind = dict(zip(capture.KINDS, risky.itertuples()))
+    assert {name for name, row in kind.items() if row.repeated > 0.5} == {"repeated maxima", "two maxima, V > 0"}
+    assert {name for name, row in kind.items() if row.one_sided == 1} == {
+        "uniform",
+        "one-signed V",
+        "two maxima, V > 0",
+    }
+    assert max(kind, key=lambda name: kind[name].spread) == "peaked" and kind["sink"].rescales == 0
+    heads = list(capture.flags(risky).values())
+    assert heads == [[6], [1, 4], []]
+    steep = [x.half() for x in (30 * q.float(), k.float(), v.float())]
+    assert capture.risks(*steep)[0]["lost"] > 0.5
+
+
+def test_deviations_are_those_of_the_kernels_and_refusals_are_rows():
+    q, k, v = tensors(2)
+    kernels.register("no capture", lambda q, k, v: 1 / 0)
+    mask = torch.ones(40, 40).tril() > 0
+    far = pd.DataFrame(capture.deviations(q, k, v, dict(mask=mask), ["flash", "stepwise", "every_step"]))
+    assert far[far.kernel == "stepwise"].problem.iloc[0].startswith("raises ValueError: mask: got")
+    golden = kernels.golden(q, k, v, inputs=BF16, mask=mask)
+    out = kernels.every_step(q, k, v, mask=mask).double()
+    row = far[(far.kernel == "every_step") & (far["head"] == 1)].iloc[0]
+    assert row["max"] == (out - golden)[0, 1].abs().max().item()
+    best = far[far.kernel == "the golden value, rounded"].set_index("head").rmse
+    assert (far[far.kernel == "flash"].set_index("head").rmse >= best).all()
+
+
+def test_for_a_kernel_that_carries_bf16_fewer_tiles_help_and_fp32_helps_most():
+    q, k, v = [x.bfloat16() for x in draw("uniform", 0, (1, 2, 1024, 32))]
+    low = capture.changes(q, k, v, {}, "every_step")
+    assert capture.cheapest(low)["change"] == "8 splits, merged"
+    less = {row["change"]: row["times_less"] for row in low}
+    assert less["O, m and l in FP32"] > 3 > less["O in FP32"]
+    assert capture.cheapest(capture.changes(q, k, v, {}, "as_shipped"))["change"] == "output in FP32"
+    exact = [x.double() for x in (q, k, v)]
+    assert capture.cheapest(capture.changes(*exact, {}, "as_shipped")) is None
+
+
+def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
+    """Many small P: FP16 holds them as subnormals, which 2^4 lifts."""
+    q, k, v = draw("normal", 0, (1, 1, 256, 16))
+    k[..., 0, :] = 0
+    q[..., 0], k[..., 0], k[..., 0, 0], v[..., 0, :] = 4.0, -14.5, 0.0, 0.0
+    rows = capture.changes(q.half(), k.half(), v.half(), {}, "as_shipped")
+    assert {row["change"]: row["times_less"] for row in rows}["P raised by 2^4"] > 2
+
+
+def test_a_capture_is_reported_on_in_one_page(tmp_path):
+    path = written(tmp_path / "mine.npz", **dict(zip("qkv", tensors(dtype=torch.float32))))
+    words = [sys.executable, "-m", "fa_lib.report", "--qkv", str(path), "--format", "BF16", "--out", str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "flash, on these 2 heads, passes." in done.stdout and "torch.bfloat16" not in done.stdout
+    page = (tmp_path / "mine.html").read_text()
+    assert "flash, on these 2 heads, passes." in page and "data:image/png;base64" in page
