@@ -90,8 +90,6 @@ class Probe(TorchFunctionMode):
         why = "nn.MultiheadAttention in eval mode: torch.backends.mha.set_fastpath_enabled(False) has it compared"
         self._places = Places(lambda: self._skip("all", why))
 
-    # What came out
-
     @property
     def table(self):
         """`rows` as a tidy pandas.DataFrame: model, step, layer, call (in this step and layer), fmt, n_q, n_kv, and
@@ -110,22 +108,21 @@ class Probe(TorchFunctionMode):
         table = self.table[lambda rows: rows.against == "golden"]
         error = table.assign(error=table["max"] / table.scale).groupby(["model", "layer", "kernel"], sort=False).error
         error = error.max().unstack(sort=False)
-        return error.div(error[self.baseline], axis=0).drop(columns=self.baseline)
-
-    # One call
+        own = error.get(self.baseline, math.nan)
+        return error.div(own, axis=0).drop(columns=self.baseline, errors="ignore")
 
     def __call__(self, q, k, v, o, given=(), **options):
         """Compare at one call: q, k, v, its options (causal, scale, mask), and o, the output the model goes on with."""
         with apart(o.device):
             q, k, v, o = (x.detach()[(None,) * (4 - x.ndim)] for x in (q, k, v, o))
             q, k, v = q.expand(*o.shape[:2], -1, -1), *(x.expand(len(o), -1, -1, -1) for x in (k, v))
-            q, k, v = (x.clone() for x in (q, k, v))  # a kernel that writes to them writes to no tensor of the model
             some, few, part = self._sampled(q, k, v, **options)
             golden = kernels.golden(*some, inputs=Format.of(q.dtype), **few)  # (entries, heads, rows, head_dim)
             outs = {"ran": part(o).double()}
             for name, fn in self.kernels.items():
                 try:
-                    out = fn(*some, **few) if fn in EMULATED else part(fn(q, k, v, **options))
+                    own = (x.clone() for x in (q, k, v))  # a kernel that writes to them harms nobody
+                    out = fn(*some, **few) if fn in EMULATED else part(fn(*own, **options))
                     if out.shape != golden.shape:
                         raise ValueError(f"o: got shape {tuple(out.shape)}; accepted is {tuple(golden.shape)}")
                     outs[name] = out.double()
@@ -192,11 +189,10 @@ class Probe(TorchFunctionMode):
         self.rows = [row for row, keep in zip(self.rows, kept) if keep]
 
     def _skip(self, kernel, why):
-        why = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-        key = kernel, re.sub(r"\d+", "#", why.split("\n")[0])  # lengths and counts would make every reason another one
+        if isinstance(why, Exception):  # lengths and counts would make every call another reason
+            why = re.sub(r"\d+", "#", f"{type(why).__name__}: {why}".split("\n")[0])
+        key = kernel, why
         self.skipped[key if key in self.skipped or len(self.skipped) < 100 else (kernel, "other reasons")] += 1
-
-    # What torch calls
 
     def __enter__(self):
         if self._places.hooks:
