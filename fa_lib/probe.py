@@ -35,10 +35,10 @@ class Probe(TorchFunctionMode):
     (transformers packs those that share keys into one when it decodes). Errors are to the golden value of the inputs as
     the kernel saw them (under autocast: cast).
 
-    Not seen: attention in compiled code (torch.compile), in functions of flash-attn and FlexAttention, and written out
-    ("eager" in transformers: see `register_with_transformers`). Not compared, and counted in `skipped`: calls with
-    dropout (what was dropped is not known), what activation checkpointing computes again, torch's nn.MultiheadAttention
-    in eval mode (a mode around it would turn its fast path off, and change its bits).
+    Not seen: attention in compiled code (torch.compile), in functions of flash-attn and FlexAttention, written out
+    ("eager" in transformers: see `register_with_transformers`), and what activation checkpointing computes again. Not
+    compared, and counted in `skipped`: calls with dropout (what was dropped is not known), and nn.MultiheadAttention in
+    eval mode (a mode around it would turn torch's fast path off, and change its bits).
 
     Args:
         names: kernels beside the one that ran, for `kernels.get`. "as_shipped" is what a flash kernel with FP32 sums
@@ -227,8 +227,6 @@ class Probe(TorchFunctionMode):
         if threading.get_ident() != self._places.thread or torch.jit.is_tracing():
             return
         try:
-            if torch._C._current_graph_task_id() != -1:
-                return self._skip("all", "computed again in the backward pass, by activation checkpointing")
             self.calls += 1
             place = self._places.here()
             if self._wanted(place):
