@@ -467,10 +467,10 @@ def test_the_figure_has_a_point_for_each_layer_head_step_and_kernel():
             model(IDS)
     figure = by_layer(probe.table, "3 layers.")
     small = [line for line in figure.axes[0].lines if line.get_markersize() == 3]
-    large = [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_markersize() == 7]
+    large = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_markersize() == 7]
     assert [len(line.get_xdata()) for line in small] == [4 * 2] * 3 * 3
     assert sorted(large) == sorted(probe.summary().to_numpy().flatten())
     assert f"at most {probe.summary().ran.max():.1f} ×" in figure._suptitle.get_text()
-    layers = [text.get_text() for text in figure.axes[0].get_xticklabels()]
-    assert layers == [f"layers.{i}.\nself_attn" for i in range(3)]
+    layers = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert layers == [f"layers.{i}.self_attn" for i in range(3)]
     plt.close(figure)
