@@ -270,6 +270,13 @@ def test_under_autocast_the_inputs_are_those_of_the_kernel():
     assert (ran.rmse > ran.scale * 1e-4).all() and (probe.summary().ran < 2).all()
 
 
+def test_under_autocast_a_mask_that_is_added_is_rounded_too():
+    q, mask = x_of(1, 2, 6, 16), 20 + 0.06 * x_of(6, 6)  # whose spread is BF16's spacing there
+    with torch.autocast("cpu", dtype=BITS), Probe() as probe:
+        F.scaled_dot_product_attention(q, q, q, mask)
+    assert (golden_rows(probe).rmse < golden_rows(probe).scale * BF16.unit_roundoff).all()
+
+
 def test_under_inference_mode_and_without_gradients_it_is_the_same():
     model, tables = decoder(), []
     for context in (torch.inference_mode, torch.no_grad):
