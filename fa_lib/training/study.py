@@ -149,7 +149,8 @@ def watch(seed, config, steps, at, names, device="cpu"):
     Returns:
         rows of `Probe`, with step, layer and kind ("self" or "cross").
     """
-    model, probe, chosen = Config.load(config), Probe(names.split()), {int(step) for step in at.split()}
+    model, chosen = Config.load(config), {int(step) for step in at.split()}
+    probe = Probe(names.split(), queries=None, baseline=None)  # every row; what runs is Baseline itself
     if not chosen <= set(range(steps)):
         raise ValueError(f"at: got {at!r}; accepted are steps from 0 to {steps - 1}")
     for name in names.split():
@@ -163,6 +164,8 @@ def watch(seed, config, steps, at, names, device="cpu"):
 
     with tempfile.TemporaryDirectory() as folder:
         train(ARMS["baseline"], seed, model, steps, folder, every=steps, device=device, watch=at_step)
+    if probe.skipped:
+        raise RuntimeError(f"names: {'; '.join(' '.join(what) for what in probe.skipped)}")
     return probe.rows
 
 

@@ -1,0 +1,122 @@
+"""Torch's side of the probe: where in a model a call is, and how to compute beside it and leave it alone."""
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+class Places:
+    """A context manager that knows which modules run in its thread.
+
+    A step is one run of the outermost module in which `here` is asked, a forward pass; a layer the name, in that
+    module, of the innermost one that runs. Outside of any module each question is a step of its own.
+
+    In eval mode torch's nn.MultiheadAttention and encoders take a fast path, but not where a function mode is active.
+    Around them every mode is turned off, so that they compute what they did.
+
+    Args:
+        fused: called when such a module begins.
+    """
+
+    def __init__(self, fused):
+        self.fused, self.hooks, self.running = fused, [], []  # (module, what turns the modes off or None)
+        self.models, self.steps = WeakKeyDictionary(), Counter()  # outermost module -> its name -> steps begun
+        self.names = None  # module -> name, in the run of the outermost module that goes on
+        self.calls = Counter()  # of each layer, in this step
+
+    def __enter__(self):
+        self.thread = threading.get_ident()
+        entered, left = register_module_forward_pre_hook, register_module_forward_hook
+        self.hooks = [entered(self._entered), left(self._left, always_call=True)]
+        return self
+
+    def __exit__(self, *_):
+        while self.running:  # what an interrupt left behind
+            self._end()
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
+
+    def here(self):
+        """model: the class of the outermost module, numbered where several have it ("Block", "Block 2"); step: of this
+        model; layer; call: how many were before in this step and layer."""
+        modules = [module for module, _ in self.running]
+        model = self._model(modules[0]) if modules else ""
+        if self.names is None:
+            self.names = {module: name for name, module in modules[0].named_modules()} if modules else None
+            self.steps[model] += 1
+            self.calls.clear()
+        layer = next((self.names[module] for module in reversed(modules) if module in self.names), "")
+        self.calls[layer] += 1
+        return dict(model=model, step=self.steps[model] - 1, layer=layer, call=self.calls[layer] - 1)
+
+    def _model(self, module):
+        if module not in self.models:
+            name, kind, n = type(module).__name__, type(module).__name__, 1
+            while name in self.steps:
+                n += 1
+                name = f"{kind} {n}"
+            self.models[module] = name
+        return self.models[module]
+
+    def _entered(self, module, args):
+        if torch.compiler.is_compiling() or threading.get_ident() != self.thread:
+            return
+        off = None
+        if isinstance(module, FUSED) and not module.training and torch.backends.mha.get_fastpath_enabled():
+            if not any(off for _, off in self.running):
+                self.fused()
+            off = torch._C.DisableTorchFunction()
+            off.__enter__()
+        self.running.append((module, off))
+
+    def _left(self, module, args, output):
+        if torch.compiler.is_compiling() or threading.get_ident() != self.thread:
+            return
+        while any(module is other for other, _ in self.running) and self._end() is not module:
+            pass  # an inner one whose hook was never called
+
+    def _end(self):
+        module, off = self.running.pop()
+        if off is not None:
+            off.__exit__(None, None, None)
+        if not self.running:
+            self.names = None
+        return module
+
+
+@contextmanager
+def handed_on(seen):
+    """Where `seen(o, args, kwargs)` is told of each scaled_dot_product_attention that torch.nn.functional calls: a
+    function that torch hands to a mode as a whole, multi_head_attention_forward, hides from that mode what it calls."""
+    before = F.scaled_dot_product_attention
+
+    def seeing(*args, **kwargs):
+        o = before(*args, **kwargs)
+        seen(o, args, kwargs)
+        return o
+
+    F.scaled_dot_product_attention = seeing
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = before
+
+
+@contextmanager
+def apart(device):
+    """Where nothing reaches the model: no gradient, no autocast, no other mode, no random number drawn for it."""
+    kind, others = ("cuda", []) if device.type == "cpu" else (device.type, [device])
+    with (
+        torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False),
+        torch._C.DisableTorchFunction(), torch.random.fork_rng(others, device_type=kind),
+    ):  # fmt: skip
+        yield
