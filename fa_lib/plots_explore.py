@@ -21,7 +21,7 @@ def picture(setting, found, title):
     u = setting.fmt.unit_roundoff
     figure = Figure(figsize=(7.8, 3.5), dpi=150, layout="none")  # fixed margins: finding them takes longer than drawing
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, gridspec_kw=dict(left=0.06, right=0.985, bottom=0.225, top=0.8, wspace=0.2))
+    left, right = figure.subplots(1, 2, gridspec_kw=dict(left=0.06, right=0.985, bottom=0.225, top=0.82, wspace=0.2))
     errors = {name: error / u for name, error in found.errors.items()}  # (n, head_dim)
     values = torch.cat([x[x.isfinite()] for x in errors.values()])
     reach = snapped(values.abs().max().item() if len(values) else 0.0)
