@@ -8,12 +8,16 @@ PYTHON ?= .venv/bin/python
 SCALE ?= paper
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-NOTEBOOKS := $(filter-out notebooks/00_%,$(wildcard notebooks/[0-9]*.ipynb))
+EVERY_NOTEBOOK := $(wildcard notebooks/[0-9]*.ipynb)
+NOTEBOOKS := $(filter-out notebooks/00_%,$(EVERY_NOTEBOOK))
 LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py' -o -name '*.yaml')) fa_lib/paper.mplstyle data/published.csv
 READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready)
+BROWSER := $(if $(READY),.venv/browser)
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
+CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome))
 
 help: ## print this
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run the notebooks that changed, through papermill
 	@$(PYTHON) -m fa_lib.claims --readme > /dev/null
@@ -42,8 +46,11 @@ report: $(READY) ## KERNEL=package.module:function or QKV=file.safetensors: a ve
 test: $(READY) ## run every test, the notebooks among them (nbval)
 	$(PYTHON) -m pytest
 
-lab: $(READY) ## open JupyterLab on the notebooks
-	$(PYTHON) -m jupyterlab --notebook-dir notebooks
+test-browser: $(READY) $(BROWSER) $(if $(CHROMIUM),,/usr/bin/chromium) ## test `make lab` in a real browser, Chromium
+	CHROMIUM=$(or $(CHROMIUM),/usr/bin/chromium) $(PYTHON) -m pytest -s tests/browser.py
+
+lab: $(READY) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
+	$(PYTHON) -m jupyterlab notebooks/00_explore.ipynb
 
 claims: $(READY) ## print the ledger: published, ours, verdict; and renew the README's table
 	@$(PYTHON) -m fa_lib.claims --readme
@@ -53,11 +60,11 @@ bench: $(READY) ## measure what is promised of speed, each as a ratio in one run
 
 lint: $(READY) ## check and format the code, strip the notebooks
 	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
-	for f in $(NOTEBOOKS); do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
+	for f in $(EVERY_NOTEBOOK); do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
 		--extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info.version"; done
 
 renew: $(READY) ## run the notebooks at their defaults and keep the text that nbval compares with
-	for f in $(NOTEBOOKS); do TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace "$$f"; done
+	for f in $(EVERY_NOTEBOOK); do TQDM_DISABLE=1 $(PYTHON) -m jupyter execute --inplace "$$f"; done
 	@$(MAKE) --no-print-directory lint
 
 clean: ## remove the environment and everything built; results and figures stay
@@ -69,4 +76,12 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	@touch $@
 
-.PHONY: FORCE help figures record report test lab claims bench lint renew clean
+.venv/browser: .venv/ready
+	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test,browser]'
+	@touch $@
+
+/usr/bin/chromium:
+	@command -v apt-get > /dev/null || { echo "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"; exit 1; }
+	$(SUDO) apt-get update --quiet && $(SUDO) apt-get install --quiet --yes --no-install-recommends chromium
+
+.PHONY: FORCE help figures record report test test-browser lab claims bench lint renew clean

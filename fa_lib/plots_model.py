@@ -5,6 +5,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from fa_lib.plots import BASELINE, FLASH, captioned
+from fa_lib.verdict import RULE
 
 DRAWN = {  # kernel: label, colour, marker
     "ran": ("what the model ran", "#333333", "P"),
@@ -38,7 +39,7 @@ def by_layer(table, caption, baseline="baseline"):
             worst = largest[(*layer, name)] / largest[(*layer, baseline)]
             ax.plot(worst, y + shift, marker, color=color, ms=7, label=label)
             label = None
-    for level, words, line in ((1, "as far as Baseline", "-"), (2, "the rule's limit", ":")):
+    for level, words, line in ((1, "as far as Baseline", "-"), (RULE["o"], "the rule's limit", ":")):
         ax.axvline(level, color="#333333", lw=0.9, ls=line, zorder=0)
         at = dict(xycoords=("data", "axes fraction"), textcoords="offset points", ha="center", fontsize=7)
         ax.annotate(words, (level, 1), (0, 3), **at)

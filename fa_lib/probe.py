@@ -49,7 +49,8 @@ class Probe(TorchFunctionMode):
             others; any other kernel runs on the whole call, as the model's does.
         limit: rows held. Where a step begins and they are full, every second compared step is let go of, but for the
             largest error of each layer, head and kernel, and `every` doubles. None is no limit.
-        save: path, ending in .safetensors, of the worst call's Q, K, V and mask, for `fa_lib.load`; written on leaving.
+        save: path, ending in .safetensors, of the worst call's Q, K, V, mask, causal and scale, for `make report QKV=`;
+            written on leaving.
         baseline: the kernel whose error is the yardstick of `table` and `summary`, compared as if it were among names;
             None is none. In FP32 take "unfused": "baseline" sums products exactly, which no kernel in FP32 does.
         worst: the kernel whose largest error (over the golden root mean square and the unit roundoff) says which call
@@ -148,7 +149,8 @@ class Probe(TorchFunctionMode):
                 if self.save and (name, against) == (self.worst, "golden") and error > self._largest:
                     about = dict(causal=False, scale=q.shape[-1] ** -0.5) | options
                     about |= given | dict(head=head, kernel=name, deviation=largest[head], golden_rms=rms)
-                    tensors = dict(q=q, k=k, v=v) | ({"mask": about.pop("mask")} if "mask" in about else {})
+                    used = {name: torch.as_tensor(about[name]) for name in ("causal", "scale", "mask") if name in about}
+                    tensors = dict(q=q, k=k, v=v) | used  # as `capture.read` takes them
                     tensors = {name: x.to("cpu", copy=True).contiguous() for name, x in tensors.items()}
                     self._largest, self._worst = error, (tensors, about)
 
@@ -207,7 +209,11 @@ class Probe(TorchFunctionMode):
             tensors, about = self._worst
             try:
                 with replacing(self.save) as temporary:
-                    save_file(tensors, temporary, metadata={name: str(value) for name, value in about.items()})
+                    save_file(
+                        tensors,
+                        temporary,
+                        metadata={name: str(value) for name, value in about.items() if name not in tensors},
+                    )
             except Exception as problem:  # hours of training may stand above this line
                 warnings.warn(f"save: the worst call could not be written to {self.save}: {problem}", stacklevel=2)
         if kind is None and not self.calls:

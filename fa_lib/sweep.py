@@ -143,7 +143,7 @@ _HERE = Path(__file__).parent
 _AROUND = [  # no number of a sweep depends on them
     _HERE / f"{name}.py"
     for name in ("claims", "plots", "run", "results", "paths", "plots_why", "plots_report", "report", "verdict",
-                 "capture", "training/plots")
+                 "capture", "explore", "plots_explore", "plots_model", "training/plots")
 ]  # fmt: skip
 _CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
 

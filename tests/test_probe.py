@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fa_lib
-from fa_lib import BF16, kernels, paths
+from fa_lib import BF16, capture, kernels, paths
 from fa_lib.paths import ROOT
 from fa_lib.plots_model import by_layer
 from fa_lib.probe import Probe, register_with_transformers
@@ -115,15 +115,16 @@ def test_keys_and_values_are_compared_and_saved_as_few_as_they_are(tmp_path):
         model(IDS)
     assert set((tuple(q), tuple(k)) for q, k, _ in seen) == {((2, 4, 48, 16), (2, 2, 48, 16))}
     assert all(options["causal"] and "mask" not in options for *_, options in seen)
-    q, k, v = fa_lib.load(tmp_path / "worst.safetensors")
+    q, k, v, options = capture.read(tmp_path / "worst.safetensors")
     assert (q.shape, k.shape, v.shape) == ((2, 4, 48, 16), (2, 2, 48, 16), (2, 2, 48, 16)) and q.dtype == BITS
     with safe_open(tmp_path / "worst.safetensors", "pt") as held:
         about = held.metadata()
     ran = golden_rows(probe).assign(error=lambda t: t["max"] / t.scale)
     worst = ran.loc[ran.error.idxmax()]
     assert about["layer"] == worst.layer and int(about["head"]) == worst["head"] and about["kernel"] == "ran"
-    o = F.scaled_dot_product_attention(q, k, v, is_causal=about["causal"] == "True", enable_gqa=True)
-    golden = kernels.golden(q, k, v, inputs=BF16, causal=True, scale=float(about["scale"]))
+    assert options == dict(causal=True, scale=0.25)
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    golden = kernels.golden(q, k, v, inputs=BF16, **options)
     assert (o - golden)[:, worst["head"]].abs().max().item() == worst["max"] == float(about["deviation"])
 
 
@@ -132,7 +133,9 @@ def test_the_mask_of_the_worst_call_is_saved_and_nothing_when_writing_fails(tmp_
     with Probe(save=path, worst="as_shipped") as probe:
         decoder()(IDS, attention_mask=PADDED)
     with safe_open(path, "pt") as held:
-        assert set(held.keys()) == {"q", "k", "v", "mask"} and held.metadata()["kernel"] == "as_shipped"
+        assert (
+            set(held.keys()) == {"q", "k", "v", "mask", "causal", "scale"} and held.metadata()["kernel"] == "as_shipped"
+        )
         assert held.get_tensor("mask").shape[-2:] == (48, 48)
     before = path.read_bytes()
     monkeypatch.setattr("fa_lib.probe.save_file", lambda tensors, at, metadata: at.write_bytes(b"half") and 1 / 0)

@@ -48,7 +48,8 @@ def test_the_lock_holds_every_direct_requirement_exactly(project):
     lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in lines)
     locked = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
-    assert requirements(project["dependencies"] + project["optional-dependencies"]["test"]).keys() <= locked
+    extras = project["optional-dependencies"]
+    assert requirements(project["dependencies"] + extras["test"] + extras["browser"]).keys() <= locked
 
 
 def test_published_statements_are_whole():

@@ -1,0 +1,201 @@
+"""Notebook 00 in a real browser against a real `jupyter lab`: `make test-browser`. (Not collected by `make test`.)"""
+
+import contextlib
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from fa_lib.paths import ROOT
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+SETTINGS = '{"fetchNews": "false", "checkForUpdates": false}'  # no dialog about news
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address that `make lab` opens, with a copy of the notebook and nothing of this machine's Jupyter."""
+    home = tmp_path_factory.mktemp("lab")
+    (home / "notebooks").mkdir()
+    shutil.copy(ROOT / "notebooks" / "00_explore.ipynb", home / "notebooks")
+    shutil.copy(ROOT / "Makefile", home)
+    (home / "fa_lib").symlink_to(ROOT / "fa_lib")
+    no_news = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    no_news.parent.mkdir(parents=True)
+    no_news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    opened = home / "opened"  # what Jupyter's browser is given: the name of a page that leads to the notebook
+    browser = f'{sys.executable} -c \'import sys; open("{opened}", "w").write(sys.argv[1])\' %s'
+    server = dict(ip="127.0.0.1", port=port, port_retries=0, allow_root=True, browser=browser)
+    lab = dict(user_settings_dir=str(home / "settings"), workspaces_dir=str(home / "workspaces"))
+    (home / "config").mkdir()
+    (home / "config" / "jupyter_server_config.json").write_text(json.dumps(dict(ServerApp=server, LabApp=lab)))
+    folders = dict(
+        JUPYTER_CONFIG_DIR="config", JUPYTER_DATA_DIR="data", JUPYTER_RUNTIME_DIR="run", IPYTHONDIR="ipython"
+    )
+    env = os.environ | {name: str(home / folder) for name, folder in folders.items()}
+    with open(home / "log", "w") as log:
+        command = ["make", "lab", f"PYTHON={sys.executable}"]
+        running = subprocess.Popen(command, cwd=home, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        since = time.monotonic()
+        while not (opened.exists() and opened.read_text()):
+            assert running.poll() is None and time.monotonic() - since < 120, (home / "log").read_text()
+            time.sleep(0.2)
+        leads_to = urllib.request.urlopen(opened.read_text()).read().decode()
+        yield html.unescape(re.search(r'href="([^"]+)"', leads_to)[1])
+    finally:
+        os.killpg(running.pid, signal.SIGTERM)  # the server ends its kernels, which are in groups of their own
+        try:
+            running.wait(30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    assert "Traceback" not in (home / "log").read_text(), (home / "log").read_text()
+
+
+WATCH = """() => {  // every picture that is drawn from now on: when, its bytes; and when each key was pressed
+    const picture = document.querySelector(".jp-OutputArea img")
+    window.seen = {keys: [], frames: []}
+    const look = async () => {
+        const frame = {}
+        seen.frames.push(frame)
+        const bytes = await (await fetch(picture.src)).arrayBuffer()
+        await picture.decode().catch(() => null)  // a newer picture came meanwhile
+        frame.at = performance.now()
+        const text = new TextDecoder("latin1").decode(bytes), start = text.indexOf("Description\\0")
+        const length = new DataView(bytes).getUint32(start - 8)  // of the chunk that begins there
+        frame.says = text.slice(start + 12, start + length)
+    }
+    new MutationObserver(look).observe(picture, {attributes: true, attributeFilter: ["src"]})
+    document.addEventListener("keydown", () => seen.keys.push(performance.now()), true)
+    look()
+}"""
+
+
+@pytest.fixture(scope="module")
+def page(lab):
+    """The notebook after Run All Cells, watched."""
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    assert chromium, "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(viewport=dict(width=1440, height=900))
+        page.errors = []
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
+        page.goto(lab)
+        page.get_by_text("| Idle").wait_for(timeout=120_000)  # before that Run All is lost
+        for item in ("Run", "Run All Cells"):
+            page.get_by_role("menuitem", name=item, exact=True).click()
+        page.locator(".jp-OutputArea img").wait_for(timeout=120_000)
+        page.get_by_text("fails; ").first.wait_for(timeout=120_000)  # the last cell's first line
+        page.evaluate(WATCH)
+        yield page
+        browser.close()
+
+
+def frames(page):
+    """The settings of the pictures drawn so far, as their files say them, and when each was there (ms)."""
+    return page.evaluate("() => seen.frames.filter(frame => frame.says).map(frame => [frame.says, frame.at])")
+
+
+def wait_for(page, words):
+    """The frames, once the last one's setting has the words."""
+    since = time.monotonic()
+    while words not in (seen := frames(page) or [("nothing", 0)])[-1][0]:
+        assert time.monotonic() - since < 30, f"waiting for {words!r}, seeing {seen[-1][0]!r}"
+        page.wait_for_timeout(50)
+    return seen
+
+
+def slider(page, label):
+    return page.locator(".widget-hslider").filter(has=page.get_by_text(label, exact=True))
+
+
+def choose(page, label, value):
+    page.locator(".widget-dropdown").filter(has=page.get_by_text(label, exact=True)).locator("select").select_option(
+        value
+    )
+
+
+def verdict(page):
+    return page.locator(".fa-verdict").inner_text().split()[0]
+
+
+def test_run_all_draws_the_first_setting(page):
+    assert wait_for(page, "BF16; Flash: every step; fa1, B_r = 128, B_c = 64; N = 1024, d = 64, uniform inputs, seed 0")
+    assert verdict(page) == "Fails" and page.locator(".fa-numbers tr").count() == 3
+    page.locator(".jp-CodeCell").first.evaluate("cell => cell.scrollIntoView({block: 'start'})")
+    page.screenshot(path=ROOT / "build" / "explore.png")  # to be looked at
+
+
+def test_sliders_redraw_at_once(page):
+    slider(page, "keys B_c").locator(".noUi-handle").click()
+    waited = []
+    for key, width in [("ArrowRight", 128), ("ArrowLeft", 64)] * 4:
+        page.evaluate("() => { seen.keys = [] }")
+        page.keyboard.press(key)
+        at = wait_for(page, f"B_c = {width};")[-1][1]
+        assert slider(page, "keys B_c").locator(".widget-readout").inner_text() == str(width)
+        waited.append(at - page.evaluate("() => seen.keys[0]"))
+    print(f"\nkey to picture at N = 1024: {min(waited):.0f} to {max(waited):.0f} ms, "
+          f"median {statistics.median(waited):.0f} ms")  # fmt: skip
+    slider(page, "N").locator(".noUi-handle").click()
+    page.keyboard.press("ArrowRight")
+    wait_for(page, "N = 2048,")
+    page.keyboard.press("ArrowLeft")
+    wait_for(page, "N = 1024,")
+
+
+def test_menus_turn_the_verdict(page):
+    choose(page, "accumulator O", "FP32")
+    wait_for(page, "every step, accumulator FP32;")
+    assert verdict(page) == "Fails"
+    choose(page, "stats m, l", "FP32")
+    before = len(wait_for(page, "every step, stats FP32, accumulator FP32;"))
+    assert verdict(page) == "Passes"
+    choose(page, "precision", "as shipped")
+    seen = wait_for(page, "Flash: as shipped;")
+    assert verdict(page) == "Passes" and len(seen) == before + 1  # seven menus, one picture
+    choose(page, "precision", "every step")
+    wait_for(page, "Flash: every step;")
+    assert verdict(page) == "Fails"
+
+
+def test_fast_keys_end_at_the_last_setting_and_nothing_stale_is_drawn(page):
+    slider(page, "seed").locator(".noUi-handle").click()
+    before, presses = len(frames(page)), 40
+    for _ in range(presses):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(20)
+    seen = wait_for(page, f"seed {presses}")
+    page.wait_for_timeout(2000)
+    assert frames(page) == seen  # nothing came after the last
+    seeds = [int(re.search(r"seed (\d+)", words)[1]) for words, _ in seen[before:]]
+    print(f"\n{presses} key presses, {len(seeds)} pictures, of seeds {seeds}")
+    assert seeds == sorted(set(seeds)) and len(seeds) < presses  # none twice or late; those overtaken were left out
+
+
+def test_no_error_is_on_the_page(page):
+    assert page.errors == []
+    assert (
+        page.locator(
+            ".jp-OutputArea-output[data-mime-type*=error], .jp-OutputArea-output[data-mime-type*=stderr]"
+        ).count()
+        == 0
+    )
