@@ -43,6 +43,9 @@ report: $(READY) ## KERNEL=package.module:function or QKV=file.safetensors: a ve
 	@$(PYTHON) -m fa_lib.report $(if $(KERNEL),--kernel '$(KERNEL)') $(if $(QKV),--qkv '$(QKV)') \
 		$(if $(FORMAT),--format '$(FORMAT)')
 
+example: $(READY) ## check a model: a tiny decoder under the probe, which saves the worst call for `make report`
+	@$(PYTHON) examples/check_a_model.py
+
 test: $(READY) ## run every test, the notebooks among them (nbval)
 	$(PYTHON) -m pytest
 
@@ -84,4 +87,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	@command -v apt-get > /dev/null || { echo "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"; exit 1; }
 	$(SUDO) apt-get update --quiet && $(SUDO) apt-get install --quiet --yes --no-install-recommends chromium
 
-.PHONY: FORCE help figures record report test test-browser lab claims bench lint renew clean
+.PHONY: FORCE help figures record report example test test-browser lab claims bench lint renew clean
