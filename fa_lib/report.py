@@ -70,7 +70,7 @@ def report(notebook, name, folder, scale="report", **parameters):
     folder = Path(folder).resolve() / name
     executed = run(ROOT / "notebooks" / f"{notebook}.ipynb", scale, into=folder, **parameters)
     found = json.loads((folder / "data" / "results" / f"{notebook}.verdict.json").read_text())
-    path = folder.with_suffix(".html")
+    path = folder.with_name(f"{name}.html")
     with replacing(path) as temporary:
         temporary.write_text(page(executed, name, found["passed"]))
     return path, found

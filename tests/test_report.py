@@ -180,18 +180,19 @@ def command(*words, cwd=ROOT, **env):
 
 
 def test_a_users_file_is_reported_on_in_one_page(tmp_path):
-    (tmp_path / "mine.py").write_text((ROOT / "examples" / "my_kernel.py").read_text())
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.py").write_text((ROOT / "examples" / "my_kernel.py").read_text())
     (ROOT / "build").mkdir(exist_ok=True)
     done = command(
-        "--kernel", "mine:attention", "--out", str(tmp_path / "reports"), "--gate", "--scale", "quick", cwd=tmp_path
+        "--kernel", "own.mine:attention", "--out", str(tmp_path / "reports"), "--gate", "--scale", "quick", cwd=tmp_path
     )
     assert done.returncode == 1, done.stderr
-    assert "mine:attention fails. It carries low precision between tiles: yes, in its accumulator O" in done.stdout
+    assert "own.mine:attention fails. It carries low precision between tiles: yes, in its accumulator O" in done.stdout
     assert "tiles of up to 32 keys" in done.stdout
-    page = (tmp_path / "reports" / "mine_attention.html").read_text()
+    page = (tmp_path / "reports" / "own.mine_attention.html").read_text()
     assert page.count("data:image/png;base64") == 1 and "carries low precision between tiles: yes" in page
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page) and "cell/s" not in page
-    held = json.loads((tmp_path / "reports/mine_attention/data/results/11_your_kernel.verdict.json").read_text())
+    held = json.loads((tmp_path / "reports/own.mine_attention/data/results/11_your_kernel.verdict.json").read_text())
     assert held["passed"] is False and held["words"] in done.stdout
 
 
