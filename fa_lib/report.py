@@ -50,8 +50,8 @@ def page(executed, title, passed=None):
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         if "verdict" in tags:
-            words = escape("".join(output.get("text", "") for output in cell.outputs))
-            cell = new_markdown_cell(f'<div class="verdict">{words}</div>')
+            first, stop, rest = escape("".join(output.get("text", "") for output in cell.outputs)).partition(". ")
+            cell = new_markdown_cell(f'<div class="verdict"><b>{first}{stop}</b>{rest}</div>')
         if "nbval-check-output" not in tags:
             cells.append(cell)
     notebook.cells = cells

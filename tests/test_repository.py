@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from fa_lib import claims, plots, plots_why, results
+from fa_lib import claims, plots, plots_report, plots_why, results
 from fa_lib.microbenchmark import settings, shapes
 from fa_lib.paths import PUBLISHED, RESULTS, ROOT, replacing
 from fa_lib.results import save
 from fa_lib.training import plots as of_study
+from fa_lib.verdict import judge
 
 CONDA = {
     "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},
@@ -149,7 +150,15 @@ def read(name):
     return pd.read_csv(RESULTS / f"{name}.csv")
 
 
+def reported():
+    names = dict(lengths="", asked=".asked", shapes=".shapes", inputs=".inputs", sums=".sums", repeats=".repeats")
+    tables = {name: read(f"11_your_kernel{suffix}") for name, suffix in names.items()}
+    tables = {name: table.fillna(dict(problem="", detail="")) for name, table in tables.items()}
+    return plots_report.kernel_report(judge("every_step", **tables), tables, "")
+
+
 DRAWN = {
+    "figure11_report": reported,
     "inside_a_model": lambda: of_study.inside(read("06_inside_a_model"), ""),
     "figure7_weight_divergence": lambda: of_study.divergence({"here": read("07_weight_divergence")}, ""),
     "figure8_weights_in_context": lambda: of_study.in_context({"here": read("08_weights_in_context")}, "", 20),
@@ -168,7 +177,15 @@ DRAWN = {
 def test_figures_are_those_of_the_committed_tables(figure):
     """All but the caption, of which the notebook words a part."""
     committed = re.findall(r"<text[^>]*>([^<]*)</text>", (ROOT / "figures" / f"{figure}.svg").read_text())
-    captions = ("Lines: mean", "Small points", "a point for each", "Left: mean", "Right: small", "Range over seeds")
+    captions = (
+        "Lines: mean",
+        "Small points",
+        "a point for each",
+        "Left: mean",
+        "Right: small",
+        "Range over seeds",
+        "inputs that make",
+    )
     drawn = [words for words in texts(DRAWN[figure]()) if not any(part in words for part in captions)]
     assert set(drawn) <= set(committed) and len(drawn) > 10, "stale: run `make figures`"
     assert any("seeds" in words for words in committed), "the caption names the seeds"
