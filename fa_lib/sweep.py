@@ -160,10 +160,13 @@ def code_version(fn, cells=()):
 
 
 def _module_text(fn):
-    """The file a kernel comes from, which may call others in it; its name where it has none."""
-    module = inspect.getmodule(inspect.unwrap(fn))
-    path = getattr(module, "__file__", None)
-    return Path(path).read_bytes().hex() if path else repr(fn)
+    """A kernel's own text, and the file it comes from, which it may call; its name where it has none."""
+    try:
+        text = inspect.getsource(inspect.unwrap(fn))
+    except (TypeError, OSError):  # compiled
+        text = repr(fn)
+    path = getattr(inspect.getmodule(inspect.unwrap(fn)), "__file__", None)
+    return text + (Path(path).read_bytes().hex() if path else "")
 
 
 def _digest(value):
