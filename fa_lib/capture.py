@@ -7,12 +7,14 @@ import torch
 
 from fa_lib import kernels
 from fa_lib.biased import problem as biased
+from fa_lib.examine import attempt
 from fa_lib.formats import FP16, FP32, TF32, Format
 from fa_lib.inputs import draw, tensors
 from fa_lib.kernels.rows import Options, by_rows, check
 from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
+from fa_lib.validation import yardstick
 from fa_lib.verdict import RULE, Verdict
 
 CHANGES = {  # cheapest first: what it costs, and what it does to a Precision and to the arguments of `tiled`
@@ -60,22 +62,26 @@ def read(path, fmt=""):
     """
     held = tensors(path)
     q, k, v = held["q"], held["k"], held["v"]
-    options = {name: held[name].item() for name in ("causal", "scale") if name in held}
-    if "mask" in held:
-        options["mask"] = held["mask"]
     try:
+        options = {name: held[name].item() for name in ("causal", "scale") if name in held}
+        if "mask" in held:
+            options["mask"] = held["mask"]
         check(q, k, v, **options)
+        if options.get("mask") is not None and options["mask"].isnan().any():
+            raise ValueError("mask: got NaN; accepted are truth values, or numbers that are added to the scores")
         for name, x in (("q", q), ("k", k), ("v", v)):
             if count := int((~x.isfinite()).sum()):
                 raise ValueError(
                     f"{name}: {count} of {x.numel()} values are NaN or infinite; accepted are finite values: capture "
                     "a call from before the loss went wrong"
                 )
-    except ValueError as error:
+        if fmt:
+            to = Format.of(fmt)
+            q, k, v = (to(x.double()).to(to.dtype) for x in (q, k, v))
+        if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ValueError(f"format: got {q.dtype}; accepted are BF16, FP16 and FP32: FORMAT=BF16 rounds them first")
+    except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    if fmt:
-        to = Format.of(fmt)
-        q, k, v = (to(x.double()).to(to.dtype) for x in (q, k, v))
     return q, k, v, options
 
 
@@ -138,20 +144,17 @@ def deviations(q, k, v, options, names):
     """How far kernels are from the golden value on these tensors, by head.
 
     Returns:
-        rows: head, kernel, max, rmse, times_max and times_rmse over Baseline's (`kernels.baseline`), floor (rmse of the
-        golden value rounded to q's dtype over Baseline's: no kernel that returns this dtype does better), problem: what
-        the kernel raised.
+        rows: head, kernel (the first: the golden value rounded to q's dtype, than which none that returns it does
+        better), max, rmse, times_max and times_rmse over Baseline's (`validation.yardstick`), problem (of `attempt`).
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
-    baseline, rows = kernels.baseline(q, k, v, **options), []
+    baseline, rows = yardstick(fmt)(q, k, v, **options), []
     outs = {"the golden value, rounded": fmt(golden)}
     problems = {}
     for name in names:
-        try:
-            outs[name] = kernels.plain(name)(q, k, v, **options)
-        except Exception as error:
-            problems[name] = f"raises {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        o, problem = attempt(kernels.plain(name), *(x.clone() for x in (q, k, v)), **options)
+        (problems if problem else outs)[name] = problem or o
     own = [deviation(b, g, fmt) for b, g in zip(_by_head(baseline), _by_head(golden))]
     for name, out in outs.items():
         for head, (o, g) in enumerate(zip(_by_head(out), _by_head(golden))):

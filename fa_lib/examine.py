@@ -14,23 +14,23 @@ from fa_lib.formats import BF16, FP16, FP32, FP64, Format
 from fa_lib.inputs import DISTRIBUTIONS, draw
 from fa_lib.metrics import deviation
 from fa_lib.sweep import sweep
-from fa_lib.validation import rule
+from fa_lib.validation import rule, yardstick
 
 BIASED = "two maxima, V > 0"  # `biased.problem`: the inputs that make a BF16 accumulator drift
 ORDINARY = ("uniform", "normal")
-CALLS = {  # n_q, n_kv, heads, kv_heads, head_dim, options
-    "N = 256": (256, 256, 2, 2, 64, {}),
-    "a length off the tiles, N = 203": (203, 203, 2, 2, 64, {}),
+CALLS = {  # n_q, n_kv, heads, kv_heads, head_dim (None: the one asked for), options
+    "N = 256": (256, 256, 2, 2, None, {}),
+    "a length off the tiles, N = 203": (203, 203, 2, 2, None, {}),
     "head_dim 32": (256, 256, 2, 2, 32, {}),
     "head_dim 80": (256, 256, 2, 2, 80, {}),
     "head_dim 128": (256, 256, 2, 2, 128, {}),
-    "another scale": (256, 256, 2, 2, 64, dict(scale=0.05)),
-    "causal": (256, 256, 2, 2, 64, dict(causal=True)),
-    "fewer queries than keys": (64, 256, 2, 2, 64, {}),
-    "causal, fewer queries than keys": (64, 256, 2, 2, 64, dict(causal=True)),
-    "one query, as in decoding": (1, 256, 2, 2, 64, {}),
-    "key heads shared, GQA 4 to 2": (256, 256, 4, 2, 64, {}),
-    "a boolean mask": (256, 256, 2, 2, 64, dict(mask=torch.ones(256, 256, dtype=torch.bool).tril(20))),
+    "another scale": (256, 256, 2, 2, None, dict(scale=0.05)),
+    "causal": (256, 256, 2, 2, None, dict(causal=True)),
+    "fewer queries than keys": (64, 256, 2, 2, None, {}),
+    "causal, fewer queries than keys": (64, 256, 2, 2, None, dict(causal=True)),
+    "one query, as in decoding": (1, 256, 2, 2, None, {}),
+    "key heads shared, GQA 4 to 2": (256, 256, 4, 2, None, {}),
+    "a boolean mask": (256, 256, 2, 2, None, dict(mask=torch.ones(256, 256, dtype=torch.bool).tril(20))),
 }
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 
@@ -49,21 +49,26 @@ def examine(kernel, *, lengths, seeds, shapes, head_dims, troubled_n, bias_seeds
     Returns:
         dict of pandas.DataFrame, for `verdict.judge`: asked (`contract`), shapes (`ruled`), lengths (`measure`, with
         the emulated kernels "as_shipped" and "every_step" beside), inputs (`measure`), sums (`carry`), repeats
-        (`repeats`). BF16 and FP16 are judged, or the first format it has. All but `asked` are empty where it has none.
+        (`repeats`). BF16 and FP16 are judged, else FP32; where it has none of them, all but `asked` are empty.
     """
-    tables = dict(asked=pd.DataFrame(contract(kernel, device)))
-    can = formats(tables["asked"])
-    judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or can[:1]
+    for head_dim in (64, 128, 32):  # the first it has
+        tables = dict(asked=pd.DataFrame(contract(kernel, head_dim, device)))
+        if can := formats(tables["asked"]):
+            break
+    judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
     if not judged:
         return tables | {name: pd.DataFrame() for name in ("shapes", "lengths", "inputs", "sums", "repeats")}
-    common = dict(device=device, fmt=judged)
+    common = dict(device=device, fmt=judged, head_dim=head_dim)
     beside = [kernel, *sorted({"as_shipped", "every_step"} - {kernel})]
     growth = dict(
         distribution=list(ORDINARY), n=list(lengths), seed=range(seeds), kernel=beside
     )  # kernel: the last axis
     trouble = [name for name in DISTRIBUTIONS if name not in ORDINARY] + [BIASED]
     over = {
-        "shapes": (ruled, dict(distribution="normal", seed=0, shape=list(shapes), head_dim=list(head_dims))),
+        "shapes": (
+            ruled,
+            dict(distribution="normal", seed=0, shape=list(shapes), head_dim=sorted({head_dim, *head_dims})),
+        ),
         "lengths": (measure, growth),
         "inputs": (measure, dict(distribution=trouble, n=troubled_n, seed=range(bias_seeds))),
         "sums": (carry, dict(fmt=[fmt for fmt in judged if fmt in ("BF16", "FP16")] or ["BF16"])),
@@ -99,7 +104,7 @@ def attempt(fn, q, k, v, **options):
     return o, f"returns {count} NaN or infinite values of {o.numel()}" if count else ""
 
 
-def contract(kernel, device="cpu"):
+def contract(kernel, head_dim=64, device="cpu"):
     """What a kernel can do: formats, shapes, options, gradients.
 
     Returns:
@@ -108,13 +113,14 @@ def contract(kernel, device="cpu"):
     """
     fn, rows = kernels.plain(kernel), []
 
-    def ask(asked, fmt, n_q, n_kv, heads, kv_heads, head_dim, options):
-        drawn = draw("normal", 0, (2, heads, n_q, head_dim), (2, kv_heads, n_kv, head_dim))
-        q, k, v = (fmt(x).to(device, fmt.dtype) for x in drawn)
+    def ask(asked, fmt, n_q, n_kv, heads, kv_heads, d, options, times=1):
+        d = d or head_dim
+        q, k, v = draw("normal", 0, (2, heads, n_q, d), (2, kv_heads, n_kv, d))
+        q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q * times, k, v))
         options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         o, detail = attempt(fn, q, k, v, **options)
         outcome = "no" if detail.startswith("raises") else "broken" if detail else "yes"
-        if not detail:
+        if not detail and times == 1:  # else a score's own rounding may turn the softmax
             golden = kernels.golden(q, k, v, inputs=fmt, **options)
             if _far(o, golden):
                 outcome, detail = "wrong", "its answer is not attention's"
@@ -131,7 +137,8 @@ def contract(kernel, device="cpu"):
     if can:
         for asked, call in list(CALLS.items())[1:]:
             ask(asked, can[0], *call)
-        rows.append(_gradients(fn, can[0], device))
+        ask("scores up to some 250", can[0], *CALLS["N = 256"], times=64)
+        rows.append(_gradients(fn, can[0], head_dim, device))
     return rows
 
 
@@ -139,8 +146,8 @@ def _far(o, golden):
     return deviation(o, golden).rmse > FAR * golden.square().mean().sqrt().item()
 
 
-def _gradients(fn, fmt, device):
-    q, k, v = (fmt(x).to(device, fmt.dtype).requires_grad_() for x in draw("normal", 0, (1, 2, 256, 64)))
+def _gradients(fn, fmt, head_dim, device):
+    q, k, v = (fmt(x).to(device, fmt.dtype).requires_grad_() for x in draw("normal", 0, (1, 2, 256, head_dim)))
     try:
         grads = torch.autograd.grad(fn(q, k, v).float().sum(), (q, k, v))
     except Exception as error:
@@ -170,8 +177,7 @@ def ruled(shape, head_dim, distribution, fmt, seed, kernel, gradients=True, devi
 def measure(kernel, fmt, distribution, n, seed, head_dim=64, device="cpu"):
     """A cell: the error of a kernel, and Baseline's, to the golden value from the same rounded inputs, N = n.
 
-    Baseline is `kernels.baseline`, the emulated one; in FP32, whose sums a real kernel rounds too, it is
-    `kernels.unfused`.
+    Baseline is `validation.yardstick`.
 
     Args:
         distribution: a name of `inputs.DISTRIBUTIONS`, or BIASED.
@@ -205,8 +211,7 @@ def _problem(fmt, distribution, n, seed, head_dim, device):
         q, k, v = draw(distribution, seed, (1, 1, n, head_dim))
     q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q, k, v))
     golden = kernels.golden(q, k, v, inputs=fmt)
-    own = kernels.baseline(q, k, v) if fmt.precision < FP32.precision else kernels.unfused(q, k, v)
-    return q, k, v, golden, deviation(own, golden, fmt)
+    return q, k, v, golden, deviation(yardstick(fmt)(q, k, v), golden, fmt)
 
 
 def carry(kernel, fmt, n=4096, head_dim=64, device="cpu"):
@@ -257,21 +262,26 @@ def carry(kernel, fmt, n=4096, head_dim=64, device="cpu"):
     return rows
 
 
-def repeats(kernel, fmt, runs, n=512, device="cpu"):
+def repeats(kernel, fmt, runs, n=256, head_dim=64, device="cpu"):
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 
     Returns:
-        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel has no gradients.
+        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none.
     """
     fmt = Format.of(fmt)
-    tensors = [fmt(x).to(device, fmt.dtype).requires_grad_() for x in draw("normal", 0, (1, 2, n, 64))]
+    tensors = [fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
     fn, outputs, gradients = kernels.plain(kernel), set(), set()
     for _ in range(runs):
-        o = fn(*tensors)
-        outputs.add(_digest(o))
-        if o.requires_grad:
-            gradients.add(b"".join(_digest(g) for g in torch.autograd.grad(o.float().sum(), tensors)))
-    return dict(runs=runs, outputs=len(outputs), gradients=len(gradients) or None)
+        o, _ = attempt(fn, *tensors)
+        outputs |= set() if o is None else {_digest(o)}
+    try:
+        tensors = [x.requires_grad_() for x in tensors]
+        for _ in range(runs):
+            grads = torch.autograd.grad(fn(*tensors).float().sum(), tensors)
+            gradients.add(b"".join(_digest(g) for g in grads))
+    except Exception:  # it has none: `contract` says why
+        gradients.clear()
+    return dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
 
 
 def _digest(x):

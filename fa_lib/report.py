@@ -68,6 +68,8 @@ def report(notebook, name, folder, scale="report", **parameters):
         the page's path, and what the notebook left in verdict.json: dict of passed and words.
     """
     folder = Path(folder).resolve() / name
+    if "kernel" in parameters:
+        parameters["cache"] = ""  # what a kernel calls elsewhere may have changed
     executed = run(ROOT / "notebooks" / f"{notebook}.ipynb", scale, into=folder, **parameters)
     found = json.loads((folder / "data" / "results" / f"{notebook}.verdict.json").read_text())
     path = folder.with_name(f"{name}.html")

@@ -50,6 +50,9 @@ def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
         "n.safetensors": (dict(q=q, k=k, v=nan), "v: 1 of 1280 values are NaN .* accepted are finite values"),
         "m.safetensors": (dict(q=q, k=k), "holds no tensor named 'v', but .*q, k and v are needed"),
         "d.safetensors": (dict(q=q, k=k, v=v.float()), "v: got torch.float32"),
+        "f.safetensors": (dict(q=q.double(), k=k.double(), v=v.double()), "FORMAT=BF16 rounds them first"),
+        "c.safetensors": (dict(q=q, k=k, v=v, causal=torch.tensor([True, True])), "Scalar"),
+        "a.safetensors": (dict(q=q, k=k, v=v, mask=torch.full((40, 40), math.nan)), "mask: got NaN"),
         "h.safetensors": (dict(q=q[..., :8].contiguous(), k=k, v=v), "k: got head_dim 16; accepted is q's, 8"),
     }
     for name, (held, message) in cases.items():
@@ -114,6 +117,24 @@ def test_deviations_are_those_of_the_kernels_and_refusals_are_rows():
     assert row["max"] == (out - golden)[0, 1].abs().max().item()
     best = far[far.kernel == "the golden value, rounded"].set_index("head").rmse
     assert (far[far.kernel == "flash"].set_index("head").rmse >= best).all()
+
+
+def test_a_kernel_that_misbehaves_is_a_row_and_harms_no_other():
+    q, k, v = tensors(2)
+    kernels.register("nan", lambda q, k, v: v * math.nan)
+    kernels.register("changes", lambda q, k, v: kernels.flash(q.mul_(2), k, v))
+    names = ["nan", "changes", "flash"]
+    far = pd.DataFrame(capture.deviations(q, k, v, {}, names))
+    assert far[far.kernel == "nan"].problem.iloc[0] == "returns 1280 NaN or infinite values of 1280"
+    assert far[far.kernel == "changes"].problem.iloc[0] == "changes its inputs: q"
+    assert (far[far.kernel == "flash"].times_max < 2).all()
+    assert not capture.judge(names, pd.DataFrame(capture.risks(q, k, v)), far, {}).passed
+
+
+def test_fp32_is_held_against_sums_that_round_too():
+    q, k, v = tensors(2, n=512, dtype=torch.float32)
+    far = pd.DataFrame(capture.deviations(q, k, v, {}, ["flash"]))
+    assert (far[far.kernel == "flash"].times_rmse < 2).all()
 
 
 def test_for_a_kernel_that_carries_bf16_fewer_tiles_help_and_fp32_helps_most():

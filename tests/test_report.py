@@ -113,7 +113,11 @@ def test_a_kernel_that_is_none_is_reported_as_that(name):
     assert asked.outcome.iloc[0] == outcome and re.search(detail, asked.detail.iloc[0]), asked.iloc[0]
     tables = examine(f"broken: {name}", **SMALL)
     verdict = judge(f"broken: {name}", **tables)
-    assert not verdict.passed and verdict.carries is None and "It is no attention kernel" in str(verdict)
+    assert (
+        not verdict.passed
+        and verdict.carries is None
+        and re.search("It (is no attention kernel|could not be run): asked for BF16 it", str(verdict))
+    )
 
 
 def test_a_kernel_that_changes_its_inputs_is_caught():
@@ -139,6 +143,79 @@ def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     shapes = tables["shapes"]
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
     assert shapes[shapes["shape"] == "1024"].passed.astype(bool).all()
+
+
+def written_out(q, k, v, causal=False, scale=None, m=None, sure=lambda q: None):
+    sure(q)
+    S = (q.float() @ k.float().mT) * (scale or q.shape[-1] ** -0.5)
+    S = S.masked_fill(torch.ones(S.shape[-2:]).triu(1) > 0, -math.inf) if causal else S  # top-left
+    P = torch.exp(S - (S.amax(-1, keepdim=True) if m is None else m))
+    return ((P.to(q.dtype).float() @ v.float()) / P.sum(-1, keepdim=True)).to(q.dtype)
+
+
+def only(condition):
+    def sure(q):
+        assert condition(q), "not this one"
+
+    return partial(written_out, sure=sure)
+
+
+def examined(name, fn, **changes):
+    tables = examine(register(name, fn), **SMALL | changes)
+    return judge(name, **tables)
+
+
+def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
+    verdict = examined("no maximum", partial(written_out, m=0.0))
+    assert not verdict.passed and "Asked for scores up to some 250: returns" in str(verdict)
+
+
+def test_nan_on_inputs_that_make_trouble_fails():
+    def nan_on_peaked(q, k, v):
+        return written_out(q, k, v) * (math.nan if q.std() * 8 > 20 and q.shape[-2] == 128 else 1)
+
+    verdict = examined("nan on peaked", nan_on_peaked)
+    assert not verdict.passed and "On peaked inputs in BF16 at N = 128 it returns 8192 NaN" in str(verdict)
+    assert "nan times" not in str(verdict)
+
+
+def test_kernels_of_one_format_or_one_head_dim_are_judged_in_it():
+    assert examined("FP32 alone", only(lambda q: q.dtype == torch.float32)).passed
+    assert examined("FP16 alone", only(lambda q: q.dtype == torch.float16)).passed
+    verdict = examined("FP64 alone", only(lambda q: q.dtype == torch.float64))
+    assert not verdict.passed and "FP64 alone, the golden value's own format" in str(verdict)
+    assert examined("128 alone", only(lambda q: q.shape[-1] == 128)).passed
+
+
+def test_top_left_causality_is_told_and_not_counted():
+    verdict = examined("top left", written_out, shapes=["causal 203", "causal 113 x 203"])
+    assert verdict.passed and "aligned top-left" in str(verdict)
+
+
+def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
+    def short(q, k, v):
+        assert q.shape[-2] < 600, "too long"
+        return torch.from_numpy(written_out(q.float(), k.float(), v.float()).numpy()).to(q.dtype)
+
+    verdict = examined("short", short)
+    assert verdict.passed and "Not judged: On uniform inputs in BF16 at N = 1024 it raises" in str(verdict)
+    assert "could not be seen: raises AssertionError: too long" in str(verdict)
+
+
+def test_low_precision_elsewhere_is_not_called_a_carry():
+    def scaled_first(q, k, v):
+        return written_out((q * (q.shape[-1] ** -0.5 * 1.4427)).to(q.dtype), k, v, scale=0.6931)
+
+    found = carried(pd.DataFrame(carry(register("scaled first", scaled_first), BF16)).assign(fmt="BF16"))
+    assert [one["low"] for one in found] == [False, False] and found[1]["lost"] > 1
+
+
+def test_a_parameter_of_that_name_makes_no_emulated_kernel():
+    def named(q, k, v, precision="highest"):
+        assert precision == "highest"
+        return written_out(q, k, v)
+
+    assert contract(register("named", named))[0]["outcome"] == "yes"
 
 
 def test_an_option_that_is_ignored_fails():

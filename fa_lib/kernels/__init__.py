@@ -83,8 +83,9 @@ def available():
 
 
 def emulates(fn):
-    """True where a kernel takes a Precision, and so runs in any format; others run in their inputs' dtype."""
+    """True where a kernel has to be given a Precision, and so runs in any format; others run in their inputs' dtype."""
     try:
-        return "precision" in inspect.signature(fn).parameters
+        precision = inspect.signature(fn).parameters.get("precision")
+        return precision is not None and precision.default is precision.empty
     except ValueError:  # compiled, and keeps its signature to itself
         return False
