@@ -194,7 +194,7 @@ def test_top_left_causality_is_told_and_not_counted():
 
 def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
     def short(q, k, v):
-        assert q.shape[-2] < 600, "too long"
+        assert k.shape[-2] < 600, "too long"
         return torch.from_numpy(written_out(q.float(), k.float(), v.float()).numpy()).to(q.dtype)
 
     verdict = examined("short", short)
