@@ -1,0 +1,133 @@
+"""On a real Slurm of two nodes: sweeps, training, notebooks; preempted, killed, failing and interrupted."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import torch
+from cells import begun_again, on_a_node, sometimes
+from conftest import ask, wait
+from nbformat.v4 import new_code_cell, new_notebook
+from safetensors.torch import load_file
+
+from fa_lib import sweep
+from fa_lib.paths import ROOT
+from fa_lib.run import run
+from fa_lib.sweep import workers
+from fa_lib.training.model import Config
+from fa_lib.training.settings import weights
+from fa_lib.training.study import study, train_arm
+
+
+def same_weights(a, b, step):
+    a, b = (load_file(weights(folder, step)) for folder in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_two_nodes_finish_a_sweep_with_the_table_of_one_process(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    grid = dict(fmt=["BF16", "FP16"], seed=range(6))
+    here = sweep(on_a_node, grid | dict(folder=str(tmp_path / "here")))
+    with workers("slurm") as jobs:
+        there = sweep(on_a_node, grid | dict(folder=str(tmp_path / "there")), executor=jobs)
+        pd.testing.assert_frame_equal(there.drop(columns="folder"), here.drop(columns="folder"), check_exact=True)
+    cells = [(tmp_path / "there" / node).read_text().splitlines() for node in ("n1", "n2")]
+    assert all(cells) and sum(map(len, cells)) == 12
+    assert not jobs.folder.exists()  # nothing failed, nothing to read
+
+
+def test_arms_of_the_study_end_with_the_same_bits(tmp_path):
+    options = dict(seeds=1, steps=12, every=4, config="tiny")
+    here, runs = study(["flash", "data_order"], folder=tmp_path / "here", **options)
+    with workers("slurm") as jobs:
+        there, sent = study(["flash", "data_order"], folder=tmp_path / "there", executor=jobs, **options)
+    pd.testing.assert_frame_equal(there, here, check_exact=True)
+    assert sent.arm.tolist() == runs.arm.tolist()
+    assert all(same_weights(*at, 12) for at in zip(sent["at"], runs["at"]))
+
+
+@pytest.mark.parametrize(
+    "how", [["scancel", "--signal=USR2"], ["scontrol", "requeue"], ["scancel", "--full", "--signal=KILL"]]
+)
+def test_a_preempted_or_killed_run_goes_on_and_ends_with_the_same_bits(how, tmp_path):
+    cell = dict(arm="flash", seed=0, config=Config.load("tiny"), kernel_of={}, steps=1500, every=10, source="shapes")
+    cell |= dict(device="cpu")
+    begun = tmp_path / "begun"
+    with workers("slurm") as jobs:
+        future = jobs.submit(begun_again, begun, folder=str(tmp_path / "there"), **cell)
+        wait(lambda: list((tmp_path / "there").glob("*/weights-000040.*")), lambda: future)
+        (at,) = (tmp_path / "there").iterdir()
+        first = weights(at, 10).stat()
+        assert not subprocess.run([*how, begun.read_text().strip()]).returncode and not (at / "run.json").exists()
+        row = future.result(120)
+    before, after = begun.read_text().split()
+    assert (before != after) == ("--full" in how)  # Slurm begins it again itself; a killed one is a new job
+    second = weights(at, 10).stat()
+    assert (first.st_ino, first.st_mtime_ns) == (second.st_ino, second.st_mtime_ns)  # it went on
+    here = train_arm(folder=str(tmp_path / "here"), **cell)
+    assert row["status"] == "done" and row["loss"] == here["loss"] and same_weights(at, here["at"], 1500)
+
+
+def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
+    with pytest.raises((ValueError, RuntimeError)), workers("slurm") as jobs:
+        sweep(sometimes, dict(a=range(5), how=1), cache=tmp_path, executor=jobs)
+    printed = [line for line in capfd.readouterr().err.splitlines() if "the other cells go on" in line]
+    by_cell = {a: line for line in printed for a in (1, 2) if f"'a': {a}" in line}
+    assert len(printed) == len(by_cell) == 2
+    assert by_cell[1].startswith("ValueError: no luck; its log: ") and "was killed; its log: " in by_cell[2]
+    logs = {a: Path(line.split("its log: ")[1].split(";")[0]).read_text() for a, line in by_cell.items()}
+    assert "ValueError: no luck" in logs[1] and "Starting with JobEnvironment" in logs[2]
+    assert len(list(tmp_path.rglob("*.json"))) == 3  # the others are done and kept
+
+
+def write(project, parameters, middle):
+    """A notebook in a project of its own."""
+    (project / "notebooks" / "scales").mkdir(parents=True)
+    (project / "notebooks" / "scales" / "paper.yaml").write_text("")
+    save = "import pandas as pd\nfrom fa_lib.results import save\nsave(out, '01_small', {}, table)"
+    cells = [new_code_cell(f"out = ''\n{parameters}", metadata={"tags": ["parameters"]})]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cells += [new_code_cell(middle), new_code_cell(save)]
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), project / "notebooks" / "01_small.ipynb")
+    return project / "notebooks" / "01_small.ipynb"
+
+
+def files(project):
+    held = (project / "data" / "results").iterdir()
+    return {p.name: p.read_text() for p in held if "provenance" not in p.name}
+
+
+@pytest.mark.parametrize("parameters", ["", "processes = 0"])
+def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parameters, tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    table = "from cells import on_a_node\nfrom fa_lib.sweep import sweep, workers\n"
+    table += f"with workers({parameters and 'processes' or 0}) as pool:\n"
+    table += f"    table = sweep(on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(nodes)!r}), executor=pool)"
+    for name, executor in (("here", None), ("there", "slurm")):
+        done = run(write(tmp_path / name, parameters, table), "paper", root=tmp_path / name, executor=executor)
+        assert done == tmp_path / name / "build" / "01_small.ipynb" and done.exists()
+    assert files(tmp_path / "here") == files(tmp_path / "there") != {}
+    assert len((nodes / "here").read_text().splitlines()) == 2
+    assert sum(len((nodes / n).read_text().splitlines()) for n in ("n1", "n2") if (nodes / n).exists()) == 2
+
+
+@pytest.mark.parametrize("parameters", ["", "processes = 0"])
+def test_ctrl_c_ends_the_jobs(parameters, tmp_path):
+    begun = tmp_path / "begun"
+    middle = "from cells import forever\nfrom fa_lib.sweep import sweep, workers\n"
+    middle += f"with workers({parameters and 'processes' or 0}) as pool:\n"
+    middle += f"    table = sweep(forever, dict(begun={str(begun)!r}), executor=pool)"
+    notebook = write(tmp_path, parameters, middle)
+    call = f"run({str(notebook)!r}, 'paper', root=Path({str(tmp_path)!r}), executor='slurm')"
+    script = f"from pathlib import Path\nfrom fa_lib.run import run\n{call}"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        wait(begun.exists)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode
+    wait(lambda: ask("squeue", "--noheader") == "", seconds=20)
