@@ -23,7 +23,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 ReturnToService=2
-KillWait=2
+KillWait=1
 SlurmdTimeout=10
 SlurmdParameters=config_overrides
 StateSaveLocation=$at/state
