@@ -6,23 +6,24 @@ SHELL := /bin/bash
 
 PYTHON ?= .venv/bin/python
 SCALE ?= paper
+EXECUTOR ?=
 export PYTHONPATH := $(CURDIR)
 
 NOTEBOOKS := $(filter-out notebooks/00_%,$(wildcard notebooks/[0-9]*.ipynb))
 LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py' -o -name '*.yaml')) fa_lib/paper.mplstyle data/published.csv
-READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready)
+READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready $(if $(filter slurm,$(EXECUTOR)),.venv/cluster))
 
 help: ## print this
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run the notebooks that changed, through papermill
+figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run the notebooks that changed, through papermill (EXECUTOR=slurm: on a cluster)
 	@$(PYTHON) -m fa_lib.claims --readme > /dev/null
 
 # Stamped with the time the run began, so that an edit made meanwhile counts. A result that is gone is made again.
 .SECONDEXPANSION:
 build/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml build/scale $(LIBRARY) \
 		$$(if $$(wildcard data/results/$$*.csv),,FORCE) | $(READY)
-	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) && mv $@.begun $@
+	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) $(if $(EXECUTOR),--executor $(EXECUTOR)) && mv $@.begun $@
 
 build/08_weights_in_context.done: | build/07_weight_divergence.done # they share their runs
 build/10_biased_rounding.done: | build/08_weights_in_context.done
@@ -37,6 +38,13 @@ record: $(READY) ## on a machine with a CUDA GPU: its kernels and figures, into 
 
 test: $(READY) ## run every test, the notebooks among them (nbval)
 	$(PYTHON) -m pytest
+
+test-cluster: $(READY) $(if $(READY),.venv/cluster) ## test sweeps, training and notebooks on a Slurm of two nodes, started on this machine
+	@command -v slurmctld > /dev/null || echo "installing Slurm: apt-get install slurm-wlm"
+	@command -v slurmctld > /dev/null || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -yqq --no-install-recommends slurm-wlm > /dev/null; } \
+		|| { echo "test-cluster: Slurm's slurmctld is not here, and apt-get did not install slurm-wlm"; exit 1; }
+	$(PYTHON) -m pytest tests/cluster
 
 lab: $(READY) ## open JupyterLab on the notebooks
 	$(PYTHON) -m jupyterlab --notebook-dir notebooks
@@ -65,4 +73,8 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	@touch $@
 
-.PHONY: FORCE help figures record test lab claims bench lint renew clean
+.venv/cluster: .venv/ready
+	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[cluster]'
+	@touch $@
+
+.PHONY: FORCE help figures record test test-cluster lab claims bench lint renew clean

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session", autouse=True)
 def slurm(tmp_path_factory):
     if not shutil.which("slurmctld"):
-        pytest.exit("no Slurm here: as root `apt-get install slurm-wlm`, or `make test-cluster`", 1)
+        pytest.exit("no Slurm here; `make test-cluster` installs it (slurm-wlm)", 1)
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "cluster.yaml").write_text("{time: 30, memory: 1, at_once: 2, retries: 1}\n")
     os.environ |= dict(SLURM_CONF=str(folder / "slurm.conf"), FA_LIB_CLUSTER=str(folder / "cluster.yaml"))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two Slurm nodes on loopback, for tests: `tests/cluster/slurm.sh FOLDER` serves until it is ended, and leaves its
-# settings in FOLDER/slurm.conf for `SLURM_CONF`. No munge, no cgroups, no accounting; as root, Debian's slurm-wlm.
+# settings in FOLDER/slurm.conf for `SLURM_CONF`. Debian's slurm-wlm alone: no munge, no cgroups, no accounting.
 set -euo pipefail
 at=$(realpath "$1")
 host=$(hostname -s)
@@ -11,7 +11,8 @@ cat > "$at/slurm.conf" <<CONF
 ClusterName=loopback
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=17817
-SlurmUser=root
+SlurmUser=$(id -un)
+SlurmdUser=$(id -un)
 AuthType=auth/none
 AuthInfo=cred_expire=5
 CredType=cred/none

@@ -1,8 +1,10 @@
 """On a real Slurm of two nodes: sweeps, training, notebooks; preempted, killed, failing and interrupted."""
 
+import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import nbformat
@@ -77,6 +79,37 @@ def test_a_preempted_or_killed_run_goes_on_and_ends_with_the_same_bits(how, undi
     assert (first.st_ino, first.st_mtime_ns) == (second.st_ino, second.st_mtime_ns)  # it went on
     assert row["status"] == "done" and row["loss"] == undisturbed["loss"]
     assert same_weights(at, undisturbed["at"], 700)
+
+
+def test_one_run_on_two_nodes_by_srun_has_the_bits_of_two_processes_here(tmp_path):
+    train = [sys.executable, "-m", "fa_lib.training.run", "--config", "tiny", "--steps", "8", "--every", "4"]
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=1G"]
+    for at, words in (("here", [*train, "--devices", "2"]), ("there", [*srun, *train])):
+        # loopback's nodes have no names that resolve
+        env = os.environ | dict(MASTER_ADDR="127.0.0.1") if at == "there" else None
+        words = [*words, "--out", str(tmp_path / at)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
+        assert done.returncode == 0, done.stderr
+    assert same_weights(tmp_path / "here", tmp_path / "there", 8)
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "own.yaml"
+    monkeypatch.setenv("FA_LIB_CLUSTER", str(path))
+    for text, message in (
+        (None, "FA_LIB_CLUSTER: got '.*own.yaml', which does not exist"),
+        ("{tyme: 3}", "own.yaml: got 'tyme'; accepted are partition, account, time"),
+        ("{time: 0}", "own.yaml: time: got 0; accepted is a whole number from 1"),
+        ("{account: 3}", "own.yaml: account: got 3; accepted is a text"),
+    ):
+        if text:
+            path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            settings()
+    path.write_text("{gpus: 2, partition: nowhere, memory: 1}")
+    assert settings() | dict(gpus=0, partition="", memory=4) == SETTINGS
+    with pytest.raises(BrokenExecutor, match="(?s)sbatch: error: .*; the jobs' logs: "), workers("slurm") as jobs:
+        sweep(sometimes, dict(a=range(5), how=0), executor=jobs)
 
 
 def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
