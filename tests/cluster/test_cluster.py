@@ -17,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from safetensors.torch import load_file
 
 from fa_lib import sweep
+from fa_lib.cluster import SETTINGS, settings
 from fa_lib.paths import ROOT
 from fa_lib.run import run
 from fa_lib.sweep import workers
@@ -166,7 +167,9 @@ def test_ctrl_c_ends_the_jobs(parameters, tmp_path):
     call = f"run({str(notebook)!r}, 'paper', root=Path({str(tmp_path)!r}), executor='slurm')"
     script = f"from pathlib import Path\nfrom fa_lib.run import run\n{call}"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        wait(begun.exists)
-        process.send_signal(signal.SIGINT)
+        try:
+            wait(begun.exists)
+        finally:
+            process.send_signal(signal.SIGINT)
     assert process.returncode
     wait(lambda: ask("squeue", "--noheader") == "", seconds=20)
