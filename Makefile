@@ -6,27 +6,29 @@ SHELL := /bin/bash
 
 PYTHON ?= .venv/bin/python
 SCALE ?= paper
+EXECUTOR ?=
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 EVERY_NOTEBOOK := $(wildcard notebooks/[0-9]*.ipynb)
 NOTEBOOKS := $(filter-out notebooks/00_%,$(EVERY_NOTEBOOK))
 LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py' -o -name '*.yaml')) fa_lib/paper.mplstyle data/published.csv
-READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready)
+READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready $(if $(filter slurm,$(EXECUTOR)),.venv/cluster))
 BROWSER := $(if $(READY),.venv/browser)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome))
+SLURM := $(shell command -v slurmctld)
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run the notebooks that changed, through papermill
+figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run the notebooks that changed, through papermill (EXECUTOR=slurm: on a cluster)
 	@$(PYTHON) -m fa_lib.claims --readme > /dev/null
 
 # Stamped with the time the run began, so that an edit made meanwhile counts. A result that is gone is made again.
 .SECONDEXPANSION:
 build/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml build/scale $(LIBRARY) \
 		$$(if $$(wildcard data/results/$$*.csv),,FORCE) | $(READY)
-	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) && mv $@.begun $@
+	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) $(if $(EXECUTOR),--executor $(EXECUTOR)) && mv $@.begun $@
 
 build/08_weights_in_context.done: | build/07_weight_divergence.done # they share their runs
 build/10_biased_rounding.done: | build/08_weights_in_context.done
@@ -51,6 +53,9 @@ test: $(READY) ## run every test, the notebooks among them (nbval)
 
 test-browser: $(READY) $(BROWSER) $(if $(CHROMIUM),,/usr/bin/chromium) ## test `make lab` in a real browser, Chromium
 	CHROMIUM=$(or $(CHROMIUM),/usr/bin/chromium) $(PYTHON) -m pytest -s tests/browser.py
+
+test-cluster: $(READY) $(if $(READY),.venv/cluster) $(if $(SLURM),,/usr/sbin/slurmctld) ## test sweeps, training and notebooks on a Slurm of two nodes, started on this machine
+	$(PYTHON) -m pytest tests/cluster
 
 lab: $(READY) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab notebooks/00_explore.ipynb
@@ -87,4 +92,13 @@ clean: ## remove the environment and everything built; results and figures stay
 	@command -v apt-get > /dev/null || { echo "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"; exit 1; }
 	$(SUDO) apt-get update --quiet && $(SUDO) apt-get install --quiet --yes --no-install-recommends chromium
 
-.PHONY: FORCE help figures record report example test test-browser lab claims bench lint renew clean
+/usr/sbin/slurmctld:
+	@command -v apt-get > /dev/null || { echo "no Slurm: install slurmctld, slurmd and their commands"; exit 1; }
+	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
+		apt-get install --quiet --yes --no-install-recommends slurm-wlm
+
+.venv/cluster: .venv/ready
+	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[cluster]'
+	@touch $@
+
+.PHONY: FORCE help figures record report example test test-browser test-cluster lab claims bench lint renew clean

@@ -2,6 +2,9 @@
 
 The executed copy goes to build/. What the notebook writes goes to a folder of its own first, and to data/results/
 and figures/ only when the notebook has ended well: nothing is half-written.
+
+With `--executor slurm` a notebook that has the parameter `processes` runs here and sends its cells as Slurm jobs; any
+other is one job itself.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import torch
 import yaml
 
 from fa_lib.paths import ROOT
+from fa_lib.sweep import workers
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 
@@ -47,16 +51,27 @@ def parameters(notebook, scale, root=ROOT):
     return given
 
 
-def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, **more):
+def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, executor=None, **more):
     """Execute a notebook at a scale; returns the executed copy's path. Results go below `into` instead of the root, and
-    `more` are parameters beside the scale's.
+    `more` are parameters beside the scale's. executor: as for `workers`, instead of the notebook's `processes`.
 
     Raises:
+        Refused: as `parameters`.
         papermill.PapermillExecutionError: a cell failed or ran past `timeout` seconds; the executed copy with its
             traceback is kept as build/<notebook>.failed.ipynb, and no result is touched.
     """
-    notebook, build = Path(notebook), root / "build"
-    given = parameters(notebook, scale, root)
+    notebook = Path(notebook).resolve()
+    given, accepted = parameters(notebook, scale, root) | more, papermill.inspect_notebook(str(notebook))
+    if "processes" in accepted and executor is not None:
+        given = given | dict(processes=executor)
+    with workers("slurm" if executor == "slurm" else 0) as jobs:  # left by an error, it ends the jobs of a kernel too
+        if jobs and "processes" not in accepted:
+            return jobs.submit(_execute, notebook, given, accepted, root, timeout, into).result()
+        return _execute(notebook, given, accepted, root, timeout, into)
+
+
+def _execute(notebook, given, accepted, root, timeout, into):
+    build = root / "build"
     build.mkdir(exist_ok=True)
     done, failed = build / notebook.name, build / f"{notebook.stem}.failed.ipynb"
     failed.unlink(missing_ok=True)
@@ -64,10 +79,10 @@ def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, **more):
         results = Path(staging) / "out"
         executed = Path(staging) / notebook.name
         paths = {"out": str(results), "cache": str(build / "cache")}
-        paths = {k: v for k, v in paths.items() if k in papermill.inspect_notebook(str(notebook))}
+        paths = {k: v for k, v in paths.items() if k in accepted}
         try:
             papermill.execute_notebook(
-                str(notebook), str(executed), given | paths | more, cwd=str(notebook.parent), execution_timeout=timeout,
+                str(notebook), str(executed), given | paths, cwd=str(notebook.parent), execution_timeout=timeout,
                 progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
             )  # fmt: skip
         except BaseException:
@@ -86,6 +101,7 @@ def main():
     parser = argparse.ArgumentParser(description="run a notebook through papermill")
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--scale", default="paper", help="a file of notebooks/scales")
+    parser.add_argument("--executor", type=_executor, help="slurm, or a number of processes, instead of the notebook's")
     parser.add_argument("--record", action="store_true", help="results go to data/recorded/<this GPU>/")
     arguments = parser.parse_args()
     into = None
@@ -102,7 +118,7 @@ def main():
     name, started = arguments.notebook.name, time.monotonic()
     print(f"{name} at scale {arguments.scale}", flush=True)
     try:
-        run(arguments.notebook, arguments.scale, into=into)
+        run(arguments.notebook, arguments.scale, into=into, executor=arguments.executor)
         print(f"{name} done in {time.monotonic() - started:.0f} s", flush=True)
     except Refused as error:
         sys.exit(f"{name}: {error}")
@@ -112,8 +128,14 @@ def main():
             f"The notebook with its traceback: build/{arguments.notebook.stem}.failed.ipynb"
         )
     except Exception as error:
-        sys.exit(f"{name}: {type(error).__name__}: {error}")
+        sys.exit("; ".join((f"{name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ()))))
+
+
+def _executor(text):
+    return int(text) if text.isdigit() else text
 
 
 if __name__ == "__main__":
-    main()
+    from fa_lib import run as here  # a job finds what it is to do by this name, and not by __main__
+
+    here.main()

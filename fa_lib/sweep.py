@@ -8,8 +8,9 @@ import json
 import multiprocessing
 import os
 import re
+import sys
 import threading
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,8 +32,8 @@ def sweep(fn, grid, *, cache=None, executor=None):
         grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are fixed).
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
             sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
-        executor: a concurrent.futures.Executor; `workers` makes one of processes. None works here, one cell after the
-            other. Processes must be spawned: torch's threads do not survive a fork.
+        executor: a concurrent.futures.Executor; `workers` makes one, of processes or of Slurm jobs. None works here,
+            one cell after the other. Processes must be spawned: torch's threads do not survive a fork.
 
     Returns:
         pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows.
@@ -40,7 +41,8 @@ def sweep(fn, grid, *, cache=None, executor=None):
     Raises:
         ValueError: an axis without values, a parameter that fn does not have, or with a cache a value that JSON
             cannot hold.
-        Exception: what fn raised, with the cell in a note; finished cells stay in the cache.
+        Exception: what fn raised, with the cell in a note; finished cells stay in the cache. With an executor each
+            failure is printed as it happens, the other cells are finished, and the first one is raised at the end.
     """
     cells = list(expand(grid))
     try:
@@ -62,10 +64,25 @@ def sweep(fn, grid, *, cache=None, executor=None):
 
 @contextmanager
 def workers(count):
-    """An executor of that many processes, each with torch on one thread, for `sweep`; None, which works here, for 0."""
+    """An executor for `sweep`: that many processes, each with torch on one thread; None, which works here, for 0; or
+    for "slurm" the jobs of a cluster (docs/cluster.md).
+
+    Raises:
+        ValueError: count is something else, or the extra `cluster` is not installed.
+    """
     if not count:
         yield None
         return
+    if count == "slurm":
+        try:
+            from fa_lib.cluster import Slurm
+        except ModuleNotFoundError as error:
+            raise ValueError(f"executor: 'slurm' needs {error.name}; pip install 'fa_lib[cluster]'") from error
+        with Slurm() as jobs:
+            yield jobs
+        return
+    if type(count) is not int or count < 0:
+        raise ValueError(f"executor: got {count!r}; accepted is 'slurm' or a number of processes")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=context, initializer=_settle) as pool:
         yield pool
@@ -99,13 +116,23 @@ def _results(fn, cells, executor):
     else:
         futures = {executor.submit(fn, **cell): i for i, cell in cells.items()}
         pairs = ((futures[future], future.result) for future in as_completed(futures))
+    failures = []
     try:
         for i, result in pairs:
             try:
-                yield i, result()
+                row = result()
             except Exception as error:
                 error.add_note(f"in the cell {cells[i]}")
-                raise
+                if executor is None or isinstance(error, BrokenExecutor):
+                    raise
+                words = "; ".join((f"{type(error).__name__}: {error}", *error.__notes__))
+                tqdm.write(f"{words}; the other cells go on", file=sys.stderr)
+                failures.append(error)
+            else:
+                yield i, row
+        if failures:
+            failures[0].add_note(f"{len(failures)} of {len(cells)} cells failed")
+            raise failures[0]
     finally:
         if executor is not None:
             for future in futures:
@@ -142,8 +169,8 @@ class _Store:
 _HERE = Path(__file__).parent
 _AROUND = [  # no number of a sweep depends on them
     _HERE / f"{name}.py"
-    for name in ("claims", "plots", "run", "results", "paths", "plots_why", "plots_report", "report", "verdict",
-                 "capture", "explore", "plots_explore", "plots_model", "training/plots")
+    for name in ("claims", "cluster", "plots", "run", "results", "paths", "plots_why", "plots_report", "report",
+                 "verdict", "capture", "explore", "plots_explore", "plots_model", "training/plots")
 ]  # fmt: skip
 _CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
 

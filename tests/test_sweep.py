@@ -10,7 +10,7 @@ import pytest
 from fa_lib import sweep
 from fa_lib.kernels import _KERNELS, register
 from fa_lib.microbenchmark import compare
-from fa_lib.sweep import code_version, expand
+from fa_lib.sweep import code_version, expand, workers
 
 CALLS = []
 
@@ -104,6 +104,27 @@ def test_an_executor_gives_the_same_table(pool, tmp_path):
     with pool(2) as executor:
         assert sweep(compare, grid, cache=tmp_path, executor=executor).equals(here)
     assert sweep(compare, grid, cache=tmp_path).equals(here)
+
+
+def test_with_an_executor_a_cell_that_fails_is_reported_and_the_rest_are_finished(tmp_path, capsys):
+    grid = dict(a=[1, 2, 3], b=[0, 1], c="fails")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no luck") as failure:
+        sweep(cell, grid, cache=tmp_path, executor=pool)
+    assert failure.value.__notes__[1:] == ["2 of 6 cells failed"] and len(CALLS) == 6
+    printed = capsys.readouterr().err
+    for b in (0, 1):
+        assert (
+            f"RuntimeError: no luck; in the cell {{'a': 2, 'b': {b}, 'c': 'fails'}}; the other cells go on" in printed
+        )
+    with pytest.raises(RuntimeError):
+        sweep(cell, grid, cache=tmp_path)
+    assert CALLS[6:] == [(2, 0, "fails")]  # the others were kept
+
+
+def test_what_is_no_executor_is_refused():
+    for count in ("slrum", -1, 1.5):
+        with pytest.raises(ValueError, match="executor: got .*; accepted is 'slurm' or a number of processes"):
+            workers(count).__enter__()
 
 
 def test_bad_grids_are_refused():

@@ -239,21 +239,45 @@ def test_what_cannot_be_watched_is_refused_before_training():
         watch(0, "tiny", 3, "0 2", "fa_lib.kernels.flash:_flash_attn")
 
 
-def test_two_processes_match_one(tmp_path):
+def test_two_processes_match_one_by_ddp_torchrun_and_fsdp(tmp_path):
     """Gradients are added up in another order, which is no more than the smallest change of the initial weights: one
     process moved by 1e-7 drifts as far, and ten times that is the bound."""
-    options = ("--arm", "fp32", "--steps", 8, "--every", 8)
-    for devices in (1, 2):
-        words = command(*options, "--devices", devices, "--out", tmp_path / str(devices))
+    options = ("--arm", "fp32", "--steps", 8, "--every", 4)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    for name, start, how in (
+        ("one", command(), ("--devices", 1)),
+        ("ddp", command(), ("--devices", 2)),
+        ("torchrun", [*torchrun, *command()[1:]], ()),
+        ("fsdp", command(), ("--devices", 2, "--strategy", "fsdp")),
+    ):
+        words = [*start, *map(str, (*options, *how)), "--out", tmp_path / name]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
     train(Arm(precision="32-true", perturb=1e-7), 0, TINY, 8, tmp_path / "moved", every=8)
-    one, two, moved = (load_file(weights(tmp_path / name, 8)) for name in ("1", "2", "moved"))
-    apart, bound = distances(two, one), distances(moved, one)
-    assert 0 < apart["relative_l2"] < 10 * bound["relative_l2"]
-    assert 0 < apart["wasserstein"] < 10 * bound["wasserstein"]
-    settings = json.loads((tmp_path / "2" / "run.json").read_text())["settings"]
-    assert settings["devices"] == 2 and settings["batch"] == TINY.batch
+    one, ddp, fsdp, moved = (load_file(weights(tmp_path / name, 8)) for name in ("one", "ddp", "fsdp", "moved"))
+    bound = distances(moved, one)
+    for apart in (distances(ddp, one), distances(fsdp, one)):
+        assert 0 < apart["relative_l2"] < 10 * bound["relative_l2"]
+        assert 0 < apart["wasserstein"] < 10 * bound["wasserstein"]
+    assert same_weights(tmp_path / "ddp", tmp_path / "torchrun", 8)
+    settings = json.loads((tmp_path / "torchrun" / "run.json").read_text())["settings"]
+    assert settings["devices"] == 2 and settings["batch"] == TINY.batch and settings["strategy"] == "ddp"
+
+
+def test_a_killed_run_of_two_processes_with_a_part_of_the_model_each_ends_with_the_same_bits(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = command("--steps", 40, "--every", 5, "--devices", 2, "--strategy", "fsdp", "--out")
+    with subprocess.Popen([*words, killed], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        while not weights(killed, 10).exists():
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert (killed / "resume.ckpt").exists() and not (killed / "run.json").exists()
+    early = weights(killed, 5).stat().st_mtime_ns
+    for folder in (whole, killed):
+        done = subprocess.run([*words, folder], cwd=ROOT, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+    assert weights(killed, 5).stat().st_mtime_ns == early and same_weights(whole, killed, 40)
 
 
 def test_half_products_are_rounded_once():
@@ -283,6 +307,8 @@ def test_the_check_of_bad_arguments_comes_first(tmp_path):
         train(replace(arm, kernel="stepwise"), 0, replace(TINY, text_mask=True), 3, tmp_path / "no", every=1)
     with pytest.raises(ValueError, match="devices: got 3; accepted are divisors of the batch, 4"):
         train(arm, 0, TINY, 3, tmp_path / "no", every=1, devices=3)
+    with pytest.raises(ValueError, match="strategy: got 'fsdp' with devices = 1, bf16-mixed; accepted: ddp, and fsdp"):
+        train(arm, 0, TINY, 3, tmp_path / "no", every=1, strategy="fsdp")
     with pytest.raises(ValueError, match="steps: got 0; accepted"):
         train(arm, 0, TINY, 0, tmp_path / "no", every=1)
     with pytest.raises(ValueError, match="device: got 1 of 'tpu'"):
@@ -296,6 +322,10 @@ def test_the_check_of_bad_arguments_comes_first(tmp_path):
     assert not (tmp_path / "no").exists()
     done = subprocess.run(command("--arm", "flesh", "--out", tmp_path / "no"), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.strip().startswith("arm: got 'flesh'; accepted are baseline, rerun")
+    words, two = command("--devices", 1, "--out", tmp_path / "no"), os.environ | dict(WORLD_SIZE="2")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=two)
+    assert done.returncode and "devices: got 1; accepted is 2, the processes that torchrun or srun" in done.stderr
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(

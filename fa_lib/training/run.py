@@ -1,7 +1,7 @@
 """One training run: `python -m fa_lib.training.run --arm flash --steps 200 --out build/flash`.
 
 A run is killed and started again without a trace: it ends with the same bits. On Lightning Fabric, so that the same
-script runs on one CPU, one GPU, or several of them by DDP.
+script runs on one CPU, one GPU, or several of them by DDP or FSDP, also under torchrun and srun.
 """
 
 import argparse
@@ -17,21 +17,24 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
+from lightning_fabric.strategies import ModelParallelStrategy
 from safetensors.torch import save_file
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from fa_lib.paths import replacing
 from fa_lib.training import data
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
-from fa_lib.training.settings import PRECISIONS, able, describe, finished, same, weights
+from fa_lib.training.settings import NODES, PRECISIONS, STARTED, able, describe, finished, same, weights
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
 
 
 def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming=False, device="cpu", devices=1,
-          watch=None, progress=False):  # fmt: skip
+          strategy="ddp", watch=None, progress=False):  # fmt: skip
     """Train one model, from where an interrupted run in `folder` stopped.
 
     The batch, its noise and its timesteps are those of (seed, step), whatever the arm, the device and the number of
@@ -42,7 +45,8 @@ def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming
         folder: for weights-<step>.safetensors, every `every` steps and at 0 and the end; run.json when it has ended;
             meanwhile resume.ckpt.
         source: "shapes", or a data set as `data.load` takes it, then with streaming.
-        device: "cpu" or "cuda". devices: processes, by DDP; each takes its part of the batch.
+        device: "cpu" or "cuda". devices: processes; each takes its part of the batch. Where torchrun or srun started
+            several, their number. strategy: of several, "ddp" or, for a model that fits no device, "fsdp".
         watch: called with each step's number before it; gives a probe for its attention calls, or None.
         progress: show a bar.
 
@@ -55,13 +59,13 @@ def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
             run or a damaged checkpoint; before the first step.
     """
-    settings = describe(arm, seed, config, steps, every, source, streaming, device, devices)
+    settings = describe(arm, seed, config, steps, every, source, streaming, device, devices, strategy)
     folder = Path(folder)
     held = finished(folder, settings)
     if held:
         return held
     with _repeatable(device):
-        fabric = _fabric(arm.precision, device, devices)
+        fabric = _fabric(arm.precision, device, devices, strategy)
         run = _Run(fabric, arm, seed, config, settings, folder)
         if source == "shapes":
             images = data.shapes(config.images, config.image_size, seed)
@@ -92,8 +96,9 @@ class _Run:
             for p in self.model.parameters():
                 factor = 1 + arm.perturb * torch.randn(p.shape, generator=draw, dtype=torch.float64)
                 p.data.copy_(p.detach().double() * factor)
+        self.parallel = fabric.setup_module(self.model)  # first: FSDP puts other parameters in
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-        self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
+        self.optimizer = fabric.setup_optimizers(optimizer)
         self.scaler = getattr(fabric._precision, "scaler", None)
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
         torch.manual_seed(seed)
@@ -123,16 +128,19 @@ class _Run:
         self.optimizer.zero_grad()
         self.step += 1
         if self.step % self.settings["every"] == 0 or self.step == self.settings["steps"]:
-            if all(p.isfinite().all() for p in self.model.parameters()):
+            if all(p.isfinite().all() for p in self.weights().values()):
                 self.save()
             else:  # the loss was finite, what it moved the weights to is not
                 self.status = f"diverged at step {self.step}"
 
     def zero_gradients(self):
         """Share of exactly zero gradients in the transformer, and in the Q and K projections of its self-attention."""
-        gradients = {n: p.grad for n, p in self.model.transformer.named_parameters()}
+        gradients = {n: _whole(p.grad) for n, p in self.model.transformer.named_parameters()}
         everywhere, inside = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
         return [torch.cat([g.reshape(-1) for g in of]).eq(0).double().mean().item() for of in (everywhere, inside)]
+
+    def weights(self):
+        return {n: _whole(p.detach()).contiguous() for n, p in self.model.named_parameters()}
 
     def state(self):
         rng = {"cpu": torch.get_rng_state()}
@@ -145,9 +153,12 @@ class _Run:
 
     def save(self):
         """The weights, and what it takes to go on: each file whole or not there."""
+        held = self.weights()
         if self.fabric.global_rank == 0:
             with replacing(weights(self.folder, self.step)) as path:
-                save_file({n: p.detach().contiguous() for n, p in self.model.named_parameters()}, path)
+                save_file(held, path)
+        if self.step == 0:  # nothing to go on from; and asked for an empty state, FSDP would have the optimizer step
+            return
         # the strategy gathers the state on every process, and the first one writes it
         temporary = self.folder / f"resume.{os.getpid()}.part"
         self.fabric.save(temporary, self.state())
@@ -167,8 +178,7 @@ class _Run:
         except Exception as error:
             raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
         same(rest["settings"], self.settings, path)
-        self.model.load_state_dict(held["model"])
-        self.optimizer.load_state_dict(held["optimizer"])
+        self.fabric.load(path, dict(model=self.parallel, optimizer=self.optimizer), weights_only=True)
         if self.scaler:
             self.scaler.load_state_dict(held["scaler"])
         torch.set_rng_state(rng["cpu"])
@@ -190,16 +200,30 @@ class _Run:
         return result
 
 
-def _fabric(precision, device, devices):
+def _whole(x):
+    """All of a tensor of which FSDP has a part here; every process must ask."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _shard(model, mesh):
+    for part in (*model.transformer.transformer_blocks, model):
+        fully_shard(part, mesh=mesh["data_parallel"])
+    return model
+
+
+def _fabric(precision, device, devices, strategy):
     # Fabric's own "16-mixed" becomes BF16 on a CPU, without a word
     plugin = None
     if precision in ("16-mixed", "16-mixed-unscaled"):
         scaler = torch.amp.GradScaler(device, enabled=precision == "16-mixed")
         plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
+    sizes = dict(data_parallel_size=devices, tensor_parallel_size=1)
+    sharded = ModelParallelStrategy(_shard, save_distributed_checkpoint=False, **sizes)
     fabric = Fabric(
         accelerator=device,
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
+        devices=devices // NODES,
+        num_nodes=NODES,
+        strategy=sharded if strategy == "fsdp" else "ddp" if devices > 1 else "auto",
         precision=None if plugin else precision,
         plugins=plugin,
     )
@@ -248,7 +272,8 @@ def main():
     )
     parser.add_argument("--streaming", action="store_true", help="never hold the data")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--devices", type=int, default=1, help="processes, by DDP")
+    parser.add_argument("--devices", type=int, default=STARTED, help="processes; torchrun and srun tell it")
+    parser.add_argument("--strategy", default="ddp", choices=["ddp", "fsdp"], help="of several processes")
     parser.add_argument(
         "--out", required=True, type=Path, help="folder for weights and checkpoint; an interrupted run goes on"
     )
@@ -258,7 +283,7 @@ def main():
         result = train(
             replace(arm_named(given.arm), **changes), given.seed, Config.load(given.config), given.steps, given.out,
             every=given.every, source=given.data, streaming=given.streaming, device=given.device, devices=given.devices,
-            progress=True,
+            strategy=given.strategy, progress=True,
         )  # fmt: skip
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(str(error)) from error

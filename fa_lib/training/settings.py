@@ -1,6 +1,7 @@
 """What a training run is made of, what its folder holds, and what is refused before it starts."""
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from fa_lib import kernels
 from fa_lib.sweep import code_version
 
 LIBRARIES = (diffusers, transformers, lightning_fabric)
+
+# What torchrun or srun started: so many processes, on so many machines.
+STARTED = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
+NODES = int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES") or 1)
 
 # The dtype attention then runs in. "16-mixed-unscaled" is Fabric's 16-mixed without loss scaling.
 PRECISIONS = {
@@ -42,7 +47,8 @@ class Arm:
     perturb: float = 0.0
 
 
-def describe(arm, seed, config, steps, every, source="shapes", streaming=False, device="cpu", devices=1):
+def describe(arm, seed, config, steps, every, source="shapes", streaming=False, device="cpu", devices=1,
+             strategy="ddp"):  # fmt: skip
     """The settings of a run: the arguments of `train`, and the version of the code. Of data it knows the place, not the
     content: after a change to a folder of images, train into another folder."""
     if arm.precision not in PRECISIONS:
@@ -52,13 +58,17 @@ def describe(arm, seed, config, steps, every, source="shapes", streaming=False, 
             raise ValueError(f"{name}: got {value!r}; accepted is a whole number from 1")
     if config.batch % devices:
         raise ValueError(f"devices: got {devices}; accepted are divisors of the batch, {config.batch}")
-    if device not in ("cpu", "cuda") or (device == "cuda" and torch.cuda.device_count() < devices):
+    if STARTED not in (1, devices):
+        raise ValueError(f"devices: got {devices}; accepted is {STARTED}, the processes that torchrun or srun started")
+    if strategy not in ("ddp", "fsdp") or (strategy == "fsdp" and (devices == 1 or arm.precision.startswith("16"))):
+        rest = "and fsdp with several devices, not in FP16"
+        raise ValueError(f"strategy: got {strategy!r} with devices = {devices}, {arm.precision}; accepted: ddp, {rest}")
+    if device not in ("cpu", "cuda") or (device == "cuda" and torch.cuda.device_count() < devices // NODES):
         here = f"cpu, and {torch.cuda.device_count()} of cuda"
         raise ValueError(f"device: got {devices} of {device!r}; here are {here}")
     version = [code_version(describe, [asdict(arm)])[:16], *(library.__version__ for library in LIBRARIES)]
-    rest = dict(
-        seed=seed, steps=steps, every=every, source=str(source), streaming=streaming, device=device, devices=devices
-    )
+    rest = dict(seed=seed, steps=steps, every=every, source=str(source), streaming=streaming)
+    rest |= dict(device=device, devices=devices, strategy=strategy)
     return asdict(arm) | asdict(config) | rest | dict(version=" ".join(version))
 
 

@@ -1,0 +1,203 @@
+"""Slurm as an executor for `sweep`: submitit sends and requeues jobs, this file waits for them (docs/cluster.md)."""
+
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+
+import submitit
+import torch
+import yaml
+
+from fa_lib.paths import ROOT
+
+# Of a job: minutes, GB, and for `retries` how often it is begun again when it was killed or its time ran out. An empty
+# partition or account is Slurm's default; sbatch: more of its options, by their long names.
+SETTINGS = dict(partition="", account="", time=60, memory=4, cpus=1, gpus=0, at_once=16, retries=2, sbatch={})
+NAME = os.environ.setdefault("FA_LIB_JOB_NAME", f"fa_lib-{socket.gethostname()}-{os.getpid()}")  # kernels inherit it
+ASK = 5  # seconds between two questions to Slurm; a job that both did not find, and that left no result, was killed
+ARRAY = 1000  # jobs of one array: Slurm's default limit
+
+
+def settings():
+    """SETTINGS, changed by cluster.yaml at the root of the repository, or by the file that FA_LIB_CLUSTER names.
+
+    Raises:
+        ValueError: the named file does not exist, or has a key or a value that does not fit.
+    """
+    named = os.environ.get("FA_LIB_CLUSTER")
+    path = Path(named or ROOT / "cluster.yaml")
+    if named and not path.exists():
+        raise ValueError(f"FA_LIB_CLUSTER: got {named!r}, which does not exist; accepted is a YAML file")
+    given = (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+    for key, value in given.items():
+        if key not in SETTINGS:
+            raise ValueError(f"{path}: got {key!r}; accepted are {', '.join(SETTINGS)}")
+        least, kind = int(key not in ("gpus", "retries")), type(SETTINGS[key])
+        if type(value) is not kind or (kind is int and value < least):
+            words = f"a whole number from {least}" if kind is int else "a text" if kind is str else "a mapping"
+            raise ValueError(f"{path}: {key}: got {value!r}; accepted is {words}")
+    return SETTINGS | given
+
+
+@dataclass(eq=False)
+class _Call:
+    work: tuple  # function, arguments, named arguments
+    future: Future = field(default_factory=Future)
+    lost: int = 0  # jobs that were killed with it
+
+
+class Slurm(Executor):
+    """Calls as Slurm jobs, a concurrent.futures.Executor.
+
+    What is submitted at one time becomes one job array; calls that would take more than four rounds of jobs share
+    jobs. A preempted job is begun again by Slurm, and makes its calls again. The calls of a job that was killed are
+    sent again, each in a job of its own. An exception has a note with the path of its job's log.
+    """
+
+    def __init__(self):
+        self.given = given = settings()
+        (ROOT / "build" / "slurm").mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=ROOT / "build" / "slurm"))
+        self._sender = submitit.SlurmExecutor(self.folder, max_num_timeout=given["retries"])
+        options = {key: given[key] for key in ("partition", "account") if given[key]}
+        options |= dict(job_name=NAME, time=given["time"], mem=f"{given['memory']}GB", cpus_per_task=given["cpus"])
+        options |= dict(gpus_per_node=given["gpus"] or None, array_parallelism=given["at_once"])
+        # since 22.05 srun does not take the number of CPUs from sbatch
+        options |= dict(srun_args=[f"--cpus-per-task={given['cpus']}"], stderr_to_stdout=True)
+        self._sender.update_parameters(additional_parameters=given["sbatch"], **options)
+        self._queue, self._jobs, self._closed, self._cancelled, self._failed = SimpleQueue(), {}, False, False, False
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def submit(self, fn, /, *args, **kwargs):
+        if self._closed:
+            raise RuntimeError("submitted after shutdown")
+        call = _Call((fn, args, kwargs))
+        self._queue.put(call)
+        return call.future
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        self._closed, self._cancelled = True, cancel_futures
+        if wait:
+            self._thread.join()
+
+    def __exit__(self, kind, *_):
+        self.shutdown(cancel_futures=kind is not None)
+        if kind is not None:
+            cancel_all()
+
+    def _work(self):
+        asked, absent, calls = time.monotonic(), set(), []
+        try:
+            while not (self._closed and self._queue.empty() and not self._jobs):
+                time.sleep(0.5)  # what is submitted together goes together
+                calls = self._waiting()
+                if self._cancelled:
+                    for call in calls + sum(self._jobs.values(), []):
+                        call.future.cancel()
+                self._send([call for call in calls if not call.future.cancelled()])
+                lost = set()
+                if time.monotonic() - asked > ASK:
+                    before, absent, asked = absent, self._absent(), time.monotonic()
+                    lost = before & absent
+                self._collect(lost)
+        except BaseException as error:
+            self._closed = self._failed = True
+            cancel_all()
+            for call in calls + self._waiting() + sum(self._jobs.values(), []):
+                _fulfil(call, BrokenExecutor(f"{type(error).__name__}: {error}; the jobs' logs: {self.folder}"))
+        if not self._failed:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _waiting(self):
+        return [self._queue.get() for _ in range(self._queue.qsize())]
+
+    def _send(self, calls):
+        fresh = [call for call in calls if not call.lost]
+        size = max(1, -(-len(fresh) // (4 * self.given["at_once"])))
+        groups = [fresh[i : i + size] for i in range(0, len(fresh), size)] + [[call] for call in calls if call.lost]
+        for i in range(0, len(groups), ARRAY):
+            array = groups[i : i + ARRAY]
+            jobs = self._sender.map_array(_Calls(), [[call.work for call in group] for group in array])
+            self._jobs |= zip(jobs, array)
+
+    def _absent(self):
+        """The jobs that Slurm does not hold as waiting or running; none where it does not answer."""
+        words = ["squeue", "--me", f"--name={NAME}", "--noheader", "--array", "--format=%i"]
+        try:
+            held = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+        except subprocess.SubprocessError:
+            return set()
+        return {job for job in self._jobs if job.job_id not in held}
+
+    def _collect(self, lost):
+        """Fulfil the futures of jobs that are done, and send the calls of lost ones again."""
+        there = set(os.listdir(self.folder))
+        for job, calls in list(self._jobs.items()):
+            done = job.paths.result_pickle.name in there
+            if not (done or job in lost or all(call.future.cancelled() for call in calls)):
+                continue
+            del self._jobs[job]
+            for call, (error, result) in zip(calls, _results(job, done, len(calls))):
+                if not done and call.lost < self.given["retries"]:
+                    call.lost += 1
+                    self._queue.put(call)
+                    continue
+                if error is not None:
+                    self._failed = True
+                    error.add_note(f"its log: {job.paths.stdout}")
+                _fulfil(call, error, result)
+
+
+def _results(job, done, count):
+    """(exception, result) of each call of a job."""
+    words = f"the job {job.job_id} was killed"
+    if done:
+        try:
+            return job.result()
+        except Exception as error:  # outside the calls
+            words = str(error)
+    return [(RuntimeError(words), None) for _ in range(count)]
+
+
+def _fulfil(call, error, result=None):
+    if not call.future.done() and call.future.set_running_or_notify_cancel():
+        call.future.set_result(result) if error is None else call.future.set_exception(error)
+
+
+class _Calls(submitit.helpers.Checkpointable):
+    """What a job does: its calls, one after the other, on one thread as in `workers`; a list of (exception, result)."""
+
+    def __call__(self, calls):
+        torch.set_num_threads(1)
+        results = []
+        for fn, args, kwargs in calls:
+            try:
+                results.append((None, fn(*args, **kwargs)))
+            except Exception as error:
+                traceback.print_exc()  # to the log
+                results.append((_portable(error), None))
+        return results
+
+
+def _portable(error):
+    """The exception where it survives the way back, else its words."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def cancel_all():
+    """End the jobs of this process, and those of the kernels it started."""
+    subprocess.run(["scancel", "--me", f"--name={NAME}"], capture_output=True)

@@ -1,0 +1,40 @@
+"""What the cluster's tests run in jobs."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import submitit
+
+from fa_lib.microbenchmark import compare
+from fa_lib.training.study import train_arm
+
+
+def on_a_node(folder, **cell):
+    """`compare`, and a file that says on which node."""
+    with open(Path(folder) / os.environ.get("SLURMD_NODENAME", "here"), "a") as file:
+        file.write(f"{cell}\n")
+    return compare(n=64, head_dim=16, heads=1, block_kv=32, distribution="normal", **cell)
+
+
+def begun_again(begun, **cell):
+    """`train_arm`, and a line in a file for each time it began: the job's name for Slurm, which for the last one of an
+    array is not SLURM_JOB_ID: that is the name of the whole array."""
+    with open(begun, "a") as file:
+        file.write(f"{submitit.JobEnvironment().job_id}\n")
+    return train_arm(**cell)
+
+
+def sometimes(a, how):
+    """Two of these cells fail for good."""
+    if how and a == 1:
+        raise ValueError("no luck")
+    if how and a == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return dict(square=a * a)
+
+
+def forever(begun):
+    Path(begun).touch()
+    time.sleep(600)

@@ -1,0 +1,46 @@
+"""Two Slurm nodes for the tests of this folder."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fa_lib.paths import ROOT
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def slurm(tmp_path_factory):
+    if not shutil.which("slurmctld"):
+        pytest.exit("no Slurm here; `make test-cluster` installs it (slurm-wlm)", 1)
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "cluster.yaml").write_text("{time: 30, memory: 1, at_once: 2, retries: 1}\n")
+    os.environ |= dict(SLURM_CONF=str(folder / "slurm.conf"), FA_LIB_CLUSTER=str(folder / "cluster.yaml"))
+    os.environ["PYTHONPATH"] = f"{ROOT}:{HERE}"  # for the jobs
+    with open(folder / "log", "w") as log:
+        nodes = subprocess.Popen([HERE / "slurm.sh", folder], stdout=log, stderr=log)
+    try:
+        wait(lambda: ask("sinfo", "-h", "-o", "%D %T") == "2 idle", lambda: (folder / "log").read_text())
+        yield
+    finally:
+        nodes.terminate()
+        nodes.wait(20)
+
+
+def ask(*words):
+    """What a command of Slurm says; they hang where no controller answers."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=5).stdout.strip()
+    except subprocess.TimeoutExpired:
+        return ""
+
+
+def wait(true, said=lambda: "", seconds=90):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds} s; {said()} {ask('squeue')}"
+        time.sleep(0.05)

@@ -1,0 +1,177 @@
+"""On a real Slurm of two nodes: sweeps, training, notebooks; preempted, killed, failing and interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import torch
+from cells import begun_again, on_a_node, sometimes
+from conftest import ask, wait
+from nbformat.v4 import new_code_cell, new_notebook
+from safetensors.torch import load_file
+
+from fa_lib import sweep
+from fa_lib.cluster import SETTINGS, settings
+from fa_lib.paths import ROOT
+from fa_lib.run import run
+from fa_lib.sweep import workers
+from fa_lib.training.model import Config
+from fa_lib.training.settings import weights
+from fa_lib.training.study import study, train_arm
+
+
+def same_weights(a, b, step):
+    a, b = (load_file(weights(folder, step)) for folder in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_two_nodes_finish_a_sweep_with_the_table_of_one_process(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    grid = dict(fmt=["BF16", "FP16"], seed=range(6))
+    here = sweep(on_a_node, grid | dict(folder=str(tmp_path / "here")))
+    with workers("slurm") as jobs:
+        there = sweep(on_a_node, grid | dict(folder=str(tmp_path / "there")), executor=jobs)
+        pd.testing.assert_frame_equal(there.drop(columns="folder"), here.drop(columns="folder"), check_exact=True)
+    cells = [(tmp_path / "there" / node).read_text().splitlines() for node in ("n1", "n2")]
+    assert all(cells) and sum(map(len, cells)) == 12
+    assert not jobs.folder.exists()  # nothing failed, nothing to read
+
+
+def test_arms_of_the_study_end_with_the_same_bits(tmp_path):
+    options = dict(seeds=1, steps=12, every=4, config="tiny")
+    here, runs = study(["flash", "data_order"], folder=tmp_path / "here", **options)
+    with workers("slurm") as jobs:
+        there, sent = study(["flash", "data_order"], folder=tmp_path / "there", executor=jobs, **options)
+    pd.testing.assert_frame_equal(there, here, check_exact=True)
+    assert sent.arm.tolist() == runs.arm.tolist()
+    assert all(same_weights(*at, 12) for at in zip(sent["at"], runs["at"]))
+
+
+WAYS = {
+    "preempted": ["scancel", "--signal=USR2"],
+    "requeued": ["scontrol", "requeue"],
+    "killed": ["scancel", "--full", "--signal=KILL"],
+}
+
+
+def test_preempted_and_killed_runs_go_on_and_end_with_the_same_bits(tmp_path):
+    cell = dict(arm="flash", seed=0, config=Config.load("tiny"), kernel_of={}, steps=700, every=10, source="shapes")
+    cell |= dict(device="cpu")
+    rows, first = {}, {}
+    with workers("slurm") as jobs:
+        for way in WAYS:
+            folder = str(tmp_path / way)
+            rows[way] = jobs.submit(begun_again, tmp_path / f"{way}.begun", folder=folder, **cell)
+        for way, words in WAYS.items():
+            wait(lambda: list((tmp_path / way).glob("*/weights-000020.*")))  # noqa: B023
+            (at,) = (tmp_path / way).iterdir()
+            first[way] = weights(at, 10).stat()
+            subprocess.run([*words, (tmp_path / f"{way}.begun").read_text().strip()], check=True)
+        rows = {way: future.result(300) for way, future in rows.items()}
+    here = train_arm(folder=str(tmp_path / "here"), **cell)
+    for way, row in rows.items():
+        before, after = (tmp_path / f"{way}.begun").read_text().split()
+        assert (before != after) == (way == "killed")  # Slurm begins it again itself; a killed one is a new job
+        second = weights(row["at"], 10).stat()
+        assert (first[way].st_ino, first[way].st_mtime_ns) == (second.st_ino, second.st_mtime_ns)  # it went on
+        assert row["status"] == "done" and row["loss"] == here["loss"] and same_weights(row["at"], here["at"], 700)
+
+
+def test_one_run_on_two_nodes_by_srun_has_the_bits_of_two_processes_here(tmp_path):
+    train = [sys.executable, "-m", "fa_lib.training.run", "--config", "tiny", "--steps", "8", "--every", "4"]
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=1G"]
+    for at, words in (("here", [*train, "--devices", "2"]), ("there", [*srun, *train])):
+        # loopback's nodes have no names that resolve
+        env = os.environ | dict(MASTER_ADDR="127.0.0.1") if at == "there" else None
+        words = [*words, "--out", str(tmp_path / at)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
+        assert done.returncode == 0, done.stderr
+    assert same_weights(tmp_path / "here", tmp_path / "there", 8)
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "own.yaml"
+    monkeypatch.setenv("FA_LIB_CLUSTER", str(path))
+    for text, message in (
+        (None, "FA_LIB_CLUSTER: got '.*own.yaml', which does not exist"),
+        ("{tyme: 3}", "own.yaml: got 'tyme'; accepted are partition, account, time"),
+        ("{time: 0}", "own.yaml: time: got 0; accepted is a whole number from 1"),
+        ("{account: 3}", "own.yaml: account: got 3; accepted is a text"),
+    ):
+        if text:
+            path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            settings()
+    path.write_text("{gpus: 2, partition: nowhere, memory: 1}")
+    assert settings() | dict(gpus=0, partition="", memory=4) == SETTINGS
+    with pytest.raises(BrokenExecutor, match="(?s)sbatch: error: .*; the jobs' logs: "), workers("slurm") as jobs:
+        sweep(sometimes, dict(a=range(5), how=0), executor=jobs)
+
+
+def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
+    with pytest.raises((ValueError, RuntimeError)), workers("slurm") as jobs:
+        sweep(sometimes, dict(a=range(5), how=1), cache=tmp_path, executor=jobs)
+    printed = [line for line in capfd.readouterr().err.splitlines() if "the other cells go on" in line]
+    by_cell = {a: line for line in printed for a in (1, 2) if f"'a': {a}" in line}
+    assert len(printed) == len(by_cell) == 2
+    assert by_cell[1].startswith("ValueError: no luck; its log: ") and "was killed; its log: " in by_cell[2]
+    logs = {a: Path(line.split("its log: ")[1].split(";")[0]).read_text() for a, line in by_cell.items()}
+    assert "ValueError: no luck" in logs[1] and "Starting with JobEnvironment" in logs[2]
+    assert len(list(tmp_path.rglob("*.json"))) == 3  # the others are done and kept
+
+
+def write(project, parameters, middle):
+    """A notebook in a project of its own."""
+    (project / "notebooks" / "scales").mkdir(parents=True)
+    (project / "notebooks" / "scales" / "paper.yaml").write_text("")
+    save = "import pandas as pd\nfrom fa_lib.results import save\nsave(out, '01_small', {}, table)"
+    cells = [new_code_cell(f"out = ''\n{parameters}", metadata={"tags": ["parameters"]})]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cells += [new_code_cell(middle), new_code_cell(save)]
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), project / "notebooks" / "01_small.ipynb")
+    return project / "notebooks" / "01_small.ipynb"
+
+
+def files(project):
+    held = (project / "data" / "results").iterdir()
+    return {p.name: p.read_text() for p in held if "provenance" not in p.name}
+
+
+@pytest.mark.parametrize("parameters", ["", "processes = 0"])
+def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parameters, tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    table = "from cells import on_a_node\nfrom fa_lib.sweep import sweep, workers\n"
+    table += f"with workers({parameters and 'processes' or 0}) as pool:\n"
+    table += f"    table = sweep(on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(nodes)!r}), executor=pool)"
+    for name, executor in (("here", None), ("there", "slurm")):
+        done = run(write(tmp_path / name, parameters, table), "paper", root=tmp_path / name, executor=executor)
+        assert done == tmp_path / name / "build" / "01_small.ipynb" and done.exists()
+    assert files(tmp_path / "here") == files(tmp_path / "there") != {}
+    assert len((nodes / "here").read_text().splitlines()) == 2
+    assert sum(len((nodes / n).read_text().splitlines()) for n in ("n1", "n2") if (nodes / n).exists()) == 2
+
+
+@pytest.mark.parametrize("parameters", ["", "processes = 0"])
+def test_ctrl_c_ends_the_jobs(parameters, tmp_path):
+    begun = tmp_path / "begun"
+    middle = "from cells import forever\nfrom fa_lib.sweep import sweep, workers\n"
+    middle += f"with workers({parameters and 'processes' or 0}) as pool:\n"
+    middle += f"    table = sweep(forever, dict(begun={str(begun)!r}), executor=pool)"
+    notebook = write(tmp_path, parameters, middle)
+    call = f"run({str(notebook)!r}, 'paper', root=Path({str(tmp_path)!r}), executor='slurm')"
+    script = f"from pathlib import Path\nfrom fa_lib.run import run\n{call}"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait(begun.exists)
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode
+    wait(lambda: ask("squeue", "--noheader") == "", seconds=20)
