@@ -5,10 +5,11 @@ script runs on one CPU, one GPU, or several of them by DDP.
 """
 
 import argparse
+import hashlib
+import io
 import json
 import logging
 import math
-import os
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,14 +18,15 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tqdm import tqdm
 
 from fa_lib.paths import replacing
+from fa_lib.sweep import digest
 from fa_lib.training import data
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
-from fa_lib.training.settings import PRECISIONS, able, describe, finished, same, weights
+from fa_lib.training.settings import PRECISIONS, able, checksum, describe, finished, same, weights
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
@@ -141,18 +143,18 @@ class _Run:
         scaler = self.scaler.state_dict() if self.scaler else {}
         rest = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
         rest |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
-        return dict(model=self.parallel, optimizer=self.optimizer, scaler=scaler, rng=rng, rest=rest)
+        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+        return dict(model=model, optimizer=optimizer, scaler=scaler, rng=rng, rest=rest)
 
     def save(self):
         """The weights, and what it takes to go on: each file whole or not there."""
         if self.fabric.global_rank == 0:
+            held, state = {n: p.detach().contiguous() for n, p in self.model.named_parameters()}, io.BytesIO()
             with replacing(weights(self.folder, self.step)) as path:
-                save_file({n: p.detach().contiguous() for n, p in self.model.named_parameters()}, path)
-        # the strategy gathers the state on every process, and the first one writes it
-        temporary = self.folder / f"resume.{os.getpid()}.part"
-        self.fabric.save(temporary, self.state())
-        if self.fabric.global_rank == 0:
-            os.replace(temporary, self.folder / "resume.ckpt")
+                path.write_bytes(save(held, {"sha256": checksum(held)}))
+            torch.save(self.state(), state)
+            with replacing(self.folder / "resume.ckpt") as path:  # torch.load checks nothing: a checksum at the end
+                path.write_bytes(state.getvalue() + hashlib.sha256(state.getvalue()).digest())
         self.fabric.barrier()
 
     def resume(self):
@@ -162,7 +164,10 @@ class _Run:
             self.save()
             return
         try:
-            held = torch.load(path, map_location="cpu", weights_only=True)
+            state = path.read_bytes()
+            if hashlib.sha256(state[:-32]).digest() != state[-32:]:
+                raise ValueError("its checksum does not fit")
+            held = torch.load(io.BytesIO(state[:-32]), map_location="cpu", weights_only=True)
             rest, rng = held["rest"], held["rng"]
         except Exception as error:
             raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
@@ -183,8 +188,8 @@ class _Run:
         result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
         if self.fabric.global_rank == 0:
             with replacing(self.folder / "run.json") as path:
-                path.write_text(json.dumps(result))
-            for path in self.folder.glob("resume.*"):  # also what a killed process left half-written
+                path.write_text(json.dumps(result | dict(checksum=digest(result))))
+            for path in [self.folder / "resume.ckpt", *self.folder.glob(".*")]:  # what a killed one left half-written
                 path.unlink(missing_ok=True)
         self.fabric.barrier()
         return result
