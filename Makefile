@@ -49,6 +49,9 @@ test: $(READY) ## run every test, the notebooks among them (nbval)
 test-browser: $(READY) $(BROWSER) $(if $(CHROMIUM),,/usr/bin/chromium) ## test `make lab` in a real browser, Chromium
 	CHROMIUM=$(or $(CHROMIUM),/usr/bin/chromium) $(PYTHON) -m pytest -s tests/browser.py
 
+test-faults: $(READY) ## kill, fill and damage at random, and count what is lost; KILLS=200 writes docs/reliability.md
+	$(PYTHON) tests/faults.py $(if $(KILLS),--kills $(KILLS))
+
 lab: $(READY) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab notebooks/00_explore.ipynb
 
@@ -84,4 +87,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	@command -v apt-get > /dev/null || { echo "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"; exit 1; }
 	$(SUDO) apt-get update --quiet && $(SUDO) apt-get install --quiet --yes --no-install-recommends chromium
 
-.PHONY: FORCE help figures record report test test-browser lab claims bench lint renew clean
+.PHONY: FORCE help figures record report test test-browser test-faults lab claims bench lint renew clean
