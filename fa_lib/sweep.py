@@ -128,15 +128,19 @@ class _Store:
 
     def get(self, cell):
         try:
-            held = json.loads(self._path(cell).read_text())
-            return held["rows"] if held["checksum"] == digest([held["code"], cell, held["rows"]]) else None
+            text = self._path(cell).read_text()
+            rows = json.loads(text)["rows"]
+            return rows if text == self._text(cell, rows) else None  # to the letter: a changed bit anywhere is seen
         except (OSError, ValueError, KeyError, TypeError):
             return None  # absent, cut short or not ours: computed again, and replaced
 
+    def _text(self, cell, rows):
+        checksum = digest([self.code, cell, rows])
+        return json.dumps({"code": self.code, "cell": cell, "rows": rows, "checksum": checksum})
+
     def put(self, cell, rows):
-        held = {"code": self.code, "cell": cell, "rows": rows, "checksum": digest([self.code, cell, rows])}
         with replacing(self._path(cell)) as path:
-            path.write_text(json.dumps(held))
+            path.write_text(self._text(cell, rows))
 
 
 _HERE = Path(__file__).parent

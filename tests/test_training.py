@@ -214,6 +214,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
     flipped.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ValueError, match=f"{flipped} is damaged"):
         load_weights(flipped)
+    flipped.write_bytes(whole)
     cut = weights(tmp_path / "a", 4)
     cut.write_bytes(cut.read_bytes()[:1000])
     with pytest.raises(ValueError, match=f"{cut} is damaged"):

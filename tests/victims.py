@@ -138,13 +138,13 @@ class Process:
         """SIGKILL, or False where nothing was running any more."""
         below = descendants(self.at.pid)
         spawned = [p for p in below if b"spawn_main" in read(f"/proc/{p}/cmdline")]
-        if self.at.poll() is not None or (whom == "a worker" and not spawned):
+        if self.at.poll() is not None:
             return False
-        if whom == "a worker":
+        if whom == "a worker" and spawned:
             send(chance.choice(spawned))
             self.at.wait(60)  # the sweep says so and ends, and does not hang
             return self.at.returncode != 0
-        if whom != "the parent":
+        if whom in ("everyone", "the group"):
             os.killpg(self.at.pid, signal.SIGKILL)
         for one in [self.at.pid, *(below if whom == "everyone" else [])]:
             send(one)
