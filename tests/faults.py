@@ -130,10 +130,10 @@ def full_disk(what, name, folder, baseline, count, kib):
 
 
 KINDS = {  # kind -> what is disturbed, how, its share of the kills
-    "a sweep in one process": (Sweep(), kills, 0.55),
+    "a sweep in one process": (Sweep(), kills, 0.4),
     "a sweep on two processes: all, the parent or a worker": (Pool(), kills, 0.06),
-    "three writers of one cache": (Sweep(), writers, 0.27),
-    "training": (Training(), kills, 0.12),
+    "three writers of one cache": (Sweep(), writers, 0.42),
+    "training": (Training(), kills, 0.11),
     "`make figures`": (Figures(), kills, 0.01),
 }
 
