@@ -57,6 +57,9 @@ test-browser: $(READY) $(BROWSER) $(if $(CHROMIUM),,/usr/bin/chromium) ## test `
 test-cluster: $(READY) $(if $(READY),.venv/cluster) $(if $(SLURM),,/usr/sbin/slurmctld) ## test sweeps, training and notebooks on a Slurm of two nodes, started on this machine
 	$(PYTHON) -m pytest tests/cluster
 
+test-faults: $(READY) ## kill, fill and damage at random, and count what is lost; KILLS=200 writes docs/reliability.md
+	$(PYTHON) tests/faults.py $(if $(KILLS),--kills $(KILLS))
+
 lab: $(READY) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab notebooks/00_explore.ipynb
 
@@ -101,4 +104,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[cluster]'
 	@touch $@
 
-.PHONY: FORCE help figures record report example test test-browser test-cluster lab claims bench lint renew clean
+.PHONY: FORCE help figures record report example test test-browser test-cluster test-faults lab claims bench lint renew clean

@@ -13,7 +13,11 @@ RECORDED = ROOT / "data" / "recorded"
 
 @contextmanager
 def replacing(path):
-    """A temporary path beside `path` that becomes it when the block ends well, and is removed when it does not."""
+    """A temporary path beside `path` that becomes it when the block ends well, and is removed when it does not.
+
+    Raises:
+        OSError: the disk is full, or `path` cannot be written; with its path.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent)
@@ -22,5 +26,8 @@ def replacing(path):
         yield Path(name)
         os.chmod(name, 0o644)
         os.replace(name, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names no file
+        raise
     finally:
         Path(name).unlink(missing_ok=True)

@@ -146,24 +146,28 @@ class _Store:
         self.folder = Path(folder) / fn.__name__
         self.code = code_version(fn, cells)
         try:
-            _digest(cells)
+            digest(cells)
         except TypeError as error:
             raise ValueError(f"grid: {error}; accepted with a cache are numbers, texts, True, False and None") from None
 
     def _path(self, cell):
-        return self.folder / f"{_digest([self.code, cell])[:24]}.json"
+        return self.folder / f"{digest([self.code, cell])[:24]}.json"
 
     def get(self, cell):
         try:
-            held = json.loads(self._path(cell).read_text())
-            return held["rows"] if held["checksum"] == _digest([held["code"], cell, held["rows"]]) else None
+            text = self._path(cell).read_text()
+            rows = json.loads(text)["rows"]
+            return rows if text == self._text(cell, rows) else None  # to the letter: a changed bit anywhere is seen
         except (OSError, ValueError, KeyError, TypeError):
             return None  # absent, cut short or not ours: computed again, and replaced
 
+    def _text(self, cell, rows):
+        checksum = digest([self.code, cell, rows])
+        return json.dumps({"code": self.code, "cell": cell, "rows": rows, "checksum": checksum})
+
     def put(self, cell, rows):
-        held = {"code": self.code, "cell": cell, "rows": rows, "checksum": _digest([self.code, cell, rows])}
         with replacing(self._path(cell)) as path:
-            path.write_text(json.dumps(held))
+            path.write_text(self._text(cell, rows))
 
 
 _HERE = Path(__file__).parent
@@ -196,5 +200,6 @@ def _module_text(fn):
     return text + (Path(path).read_bytes().hex() if path else "")
 
 
-def _digest(value):
+def digest(value):
+    """SHA-256 of a value as JSON holds it: the checksum of what is kept."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

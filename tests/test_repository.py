@@ -4,6 +4,7 @@ import io
 import json
 import re
 import tomllib
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -105,6 +106,8 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
     with pytest.raises(RuntimeError), replacing(path) as temporary:
         temporary.write_text("seco")
         raise RuntimeError
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), replacing(path):
+        Path("/dev/full").write_text("second")
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
 
 

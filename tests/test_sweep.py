@@ -63,6 +63,7 @@ def test_a_damaged_cell_is_computed_again_whatever_byte_is_cut_or_changed(tmp_pa
     for i in range(len(whole)):
         path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         assert sweep(cell, dict(a=1, b=2), cache=tmp_path).equals(right), i
+        assert path.read_bytes() == whole, i
 
 
 def test_another_kernel_under_the_same_name_is_not_taken_from_the_cache(tmp_path):

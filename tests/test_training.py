@@ -21,7 +21,7 @@ from fa_lib.paths import ROOT
 from fa_lib.sweep import workers
 from fa_lib.training import plots as of_plots
 from fa_lib.training import study as of_study
-from fa_lib.training.compare import at_end, compare, distances, slopes, times_less
+from fa_lib.training.compare import at_end, compare, distances, load_weights, slopes, times_less
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
 from fa_lib.training.run import train
@@ -195,10 +195,26 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
     with pytest.raises(ValueError, match=f"{held} is damaged"):
         train(Arm(), 0, QUICK, 4, tmp_path / "a", every=1)
     assert held.read_bytes() == before[: len(before) // 2]  # nothing is lost by refusing
+    for at in range(100, len(before), len(before) // 20):  # one bit: torch.load itself takes most of them
+        held.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
+        with pytest.raises(ValueError, match=f"{held} is damaged .*checksum does not fit"):
+            train(Arm(), 0, QUICK, 4, tmp_path / "a", every=1)
     held.write_bytes(before)
     assert train(Arm(), 0, QUICK, 4, tmp_path / "a", every=1)["status"] == "done"
     with pytest.raises(ValueError, match="run.json is of another run, seed = 0 and not 1"):
         train(Arm(), 1, QUICK, 4, tmp_path / "a", every=1)
+    ended = tmp_path / "a" / "run.json"
+    right = ended.read_text()
+    ended.write_text(right.replace('"skipped": 0', '"skipped": 1'))
+    with pytest.raises(ValueError, match=f"{ended} is damaged"):
+        train(Arm(), 0, QUICK, 4, tmp_path / "a", every=1)
+    ended.write_text(right)
+    flipped = weights(tmp_path / "a", 3)
+    whole = flipped.read_bytes()
+    flipped.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"{flipped} is damaged"):
+        load_weights(flipped)
+    flipped.write_bytes(whole)
     cut = weights(tmp_path / "a", 4)
     cut.write_bytes(cut.read_bytes()[:1000])
     with pytest.raises(ValueError, match=f"{cut} is damaged"):

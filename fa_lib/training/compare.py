@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fa_lib.metrics import wasserstein
-from fa_lib.training.settings import weights
+from fa_lib.training.settings import checksum, weights
 
 LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
 
@@ -39,7 +40,12 @@ def load_weights(path):
         ValueError: the file is missing or damaged.
     """
     try:
-        return load_file(path)
+        held = load_file(path)
+        with safe_open(path, "pt") as file:
+            kept = file.metadata() or {}
+        if kept.get("sha256") != checksum(held):
+            raise ValueError("its checksum does not fit")
+        return held
     except Exception as error:
         raise ValueError(f"weights: {path} is damaged; remove its folder to train again: {error}") from error
 

@@ -5,10 +5,11 @@ script runs on one CPU, one GPU, or several of them by DDP or FSDP, also under t
 """
 
 import argparse
+import hashlib
+import io
 import json
 import logging
 import math
-import os
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,16 +19,18 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
 from lightning_fabric.strategies import ModelParallelStrategy
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from fa_lib.paths import replacing
+from fa_lib.sweep import digest
 from fa_lib.training import data
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
-from fa_lib.training.settings import NODES, PRECISIONS, STARTED, able, describe, finished, same, weights
+from fa_lib.training.settings import NODES, PRECISIONS, STARTED, able, checksum, describe, finished, same, weights
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
@@ -149,21 +152,19 @@ class _Run:
         scaler = self.scaler.state_dict() if self.scaler else {}
         rest = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
         rest |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
-        return dict(model=self.parallel, optimizer=self.optimizer, scaler=scaler, rng=rng, rest=rest)
+        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+        return dict(model=model, optimizer=optimizer, scaler=scaler, rng=rng, rest=rest)
 
     def save(self):
         """The weights, and what it takes to go on: each file whole or not there."""
-        held = self.weights()
+        held, whole = self.weights(), tree_map(_whole, self.state())  # on every process; the first one writes them
         if self.fabric.global_rank == 0:
             with replacing(weights(self.folder, self.step)) as path:
-                save_file(held, path)
-        if self.step == 0:  # nothing to go on from; and asked for an empty state, FSDP would have the optimizer step
-            return
-        # the strategy gathers the state on every process, and the first one writes it
-        temporary = self.folder / f"resume.{os.getpid()}.part"
-        self.fabric.save(temporary, self.state())
-        if self.fabric.global_rank == 0:
-            os.replace(temporary, self.folder / "resume.ckpt")
+                path.write_bytes(save(held, {"sha256": checksum(held)}))
+            state = io.BytesIO()
+            torch.save(whole, state)
+            with replacing(self.folder / "resume.ckpt") as path:  # torch.load checks nothing: a checksum at the end
+                path.write_bytes(state.getvalue() + hashlib.sha256(state.getvalue()).digest())
         self.fabric.barrier()
 
     def resume(self):
@@ -173,12 +174,16 @@ class _Run:
             self.save()
             return
         try:
-            held = torch.load(path, map_location="cpu", weights_only=True)
+            state = path.read_bytes()
+            if hashlib.sha256(state[:-32]).digest() != state[-32:]:
+                raise ValueError("its checksum does not fit")
+            held = torch.load(io.BytesIO(state[:-32]), map_location="cpu", weights_only=True)
             rest, rng = held["rest"], held["rng"]
         except Exception as error:
             raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
         same(rest["settings"], self.settings, path)
-        self.fabric.load(path, dict(model=self.parallel, optimizer=self.optimizer), weights_only=True)
+        if rest["step"]:  # at 0 there is no optimizer's state, and asked to load none, FSDP makes one
+            self.fabric.load(path, dict(model=self.parallel, optimizer=self.optimizer), weights_only=True)
         if self.scaler:
             self.scaler.load_state_dict(held["scaler"])
         torch.set_rng_state(rng["cpu"])
@@ -193,8 +198,8 @@ class _Run:
         result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
         if self.fabric.global_rank == 0:
             with replacing(self.folder / "run.json") as path:
-                path.write_text(json.dumps(result))
-            for path in self.folder.glob("resume.*"):  # also what a killed process left half-written
+                path.write_text(json.dumps(result | dict(checksum=digest(result))))
+            for path in [self.folder / "resume.ckpt", *self.folder.glob(".*")]:  # what a killed one left half-written
                 path.unlink(missing_ok=True)
         self.fabric.barrier()
         return result

@@ -1,5 +1,6 @@
 """What a training run is made of, what its folder holds, and what is refused before it starts."""
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from fa_lib import kernels
-from fa_lib.sweep import code_version
+from fa_lib.sweep import code_version, digest
 
 LIBRARIES = (diffusers, transformers, lightning_fabric)
 
@@ -77,6 +78,15 @@ def weights(folder, step):
     return Path(folder) / f"weights-{step:06d}.safetensors"
 
 
+def checksum(tensors):
+    """SHA-256 of tensors by name, as a weights file carries it: safetensors itself has none."""
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        whole.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        whole.update(tensors[name].detach().cpu().contiguous().numpy())
+    return whole.hexdigest()
+
+
 def finished(folder, settings):
     """The result of a run that has ended in `folder`, or None.
 
@@ -88,8 +98,10 @@ def finished(folder, settings):
         return None
     try:
         held = json.loads(path.read_text())
+        if held.pop("checksum") != digest(held):
+            raise ValueError("its checksum does not fit")
         last = settings["steps"] if held["status"] == "done" else 0
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"folder: {path} is damaged; remove it to start anew: {error}") from error
     same(held["settings"], settings, path)
     return held if weights(folder, last).exists() else None
