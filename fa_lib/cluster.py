@@ -1,5 +1,6 @@
 """Slurm as an executor for `sweep`: submitit sends and requeues jobs, this file waits for them (docs/cluster.md)."""
 
+import itertools
 import os
 import pickle
 import shutil
@@ -18,7 +19,7 @@ import submitit
 import torch
 import yaml
 
-from fa_lib.paths import ROOT
+from fa_lib.paths import ROOT, replacing
 
 # Of a job: minutes, GB, and for `retries` how often it is begun again when it was killed or its time ran out. An empty
 # partition or account is Slurm's default; sbatch: more of its options, by their long names.
@@ -52,6 +53,7 @@ def settings():
 @dataclass(eq=False)
 class _Call:
     work: tuple  # function, arguments, named arguments
+    path: Path  # its (exception, result)
     future: Future = field(default_factory=Future)
     lost: int = 0  # jobs that were killed with it
 
@@ -60,8 +62,8 @@ class Slurm(Executor):
     """Calls as Slurm jobs, a concurrent.futures.Executor.
 
     What is submitted at one time becomes one job array; calls that would take more than four rounds of jobs share
-    jobs. A preempted job is begun again by Slurm, and makes its calls again. The calls of a job that was killed are
-    sent again, each in a job of its own. An exception has a note with the path of its job's log.
+    jobs. A preempted job is begun again by Slurm. The calls of a job that was killed are sent again, each in a job of
+    its own. Neither makes a call again that has ended. An exception has a note with the path of its job's log.
     """
 
     def __init__(self):
@@ -75,14 +77,15 @@ class Slurm(Executor):
         # since 22.05 srun does not take the number of CPUs from sbatch
         options |= dict(srun_args=[f"--cpus-per-task={given['cpus']}"], stderr_to_stdout=True)
         self._sender.update_parameters(additional_parameters=given["sbatch"], **options)
-        self._queue, self._jobs, self._closed, self._cancelled, self._failed = SimpleQueue(), {}, False, False, False
+        self._queue, self._jobs, self._count = SimpleQueue(), {}, itertools.count()
+        self._closed = self._cancelled = self._failed = False
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def submit(self, fn, /, *args, **kwargs):
         if self._closed:
             raise RuntimeError("submitted after shutdown")
-        call = _Call((fn, args, kwargs))
+        call = _Call((fn, args, kwargs), self.folder / f"call{next(self._count)}.pkl")
         self._queue.put(call)
         return call.future
 
@@ -128,7 +131,7 @@ class Slurm(Executor):
         groups = [fresh[i : i + size] for i in range(0, len(fresh), size)] + [[call] for call in calls if call.lost]
         for i in range(0, len(groups), ARRAY):
             array = groups[i : i + ARRAY]
-            jobs = self._sender.map_array(_Calls(), [[call.work for call in group] for group in array])
+            jobs = self._sender.map_array(_Calls(), [[(call.work, call.path) for call in group] for group in array])
             self._jobs |= zip(jobs, array)
 
     def _absent(self):
@@ -141,33 +144,37 @@ class Slurm(Executor):
         return {job for job in self._jobs if job.job_id not in held}
 
     def _collect(self, lost):
-        """Fulfil the futures of jobs that are done, and send the calls of lost ones again."""
+        """Fulfil the futures of calls that have ended, and send the other calls of lost jobs again."""
         there = set(os.listdir(self.folder))
         for job, calls in list(self._jobs.items()):
-            done = job.paths.result_pickle.name in there
-            if not (done or job in lost or all(call.future.cancelled() for call in calls)):
+            for call in calls:
+                if call.path.name in there and not call.future.done():
+                    self._end(job, call, *submitit.core.utils.pickle_load(call.path))
+            left = [call for call in calls if not call.future.done()]
+            ended = job.paths.result_pickle.name in there
+            if not (ended or job in lost or (not left and any(call.future.cancelled() for call in calls))):
                 continue
             del self._jobs[job]
-            for call, (error, result) in zip(calls, _results(job, done, len(calls))):
-                if not done and call.lost < self.given["retries"]:
+            for call in left:
+                if not ended and call.lost < self.given["retries"]:
                     call.lost += 1
                     self._queue.put(call)
-                    continue
-                if error is not None:
-                    self._failed = True
-                    error.add_note(f"its log: {job.paths.stdout}")
-                _fulfil(call, error, result)
+                else:
+                    self._end(job, call, RuntimeError(_end_of(job) if ended else f"the job {job.job_id} was killed"))
+
+    def _end(self, job, call, error, result=None):
+        if error is not None:
+            self._failed = True
+            error.add_note(f"its log: {job.paths.stdout}")
+        _fulfil(call, error, result)
 
 
-def _results(job, done, count):
-    """(exception, result) of each call of a job."""
-    words = f"the job {job.job_id} was killed"
-    if done:
-        try:
-            return job.result()
-        except Exception as error:  # outside the calls
-            words = str(error)
-    return [(RuntimeError(words), None) for _ in range(count)]
+def _end_of(job):
+    """What submitit says of a job that ended outside its calls."""
+    try:
+        return f"the job {job.job_id} ended without a result: {job.result()}"
+    except Exception as error:
+        return str(error)
 
 
 def _fulfil(call, error, result=None):
@@ -176,18 +183,24 @@ def _fulfil(call, error, result=None):
 
 
 class _Calls(submitit.helpers.Checkpointable):
-    """What a job does: its calls, one after the other, on one thread as in `workers`; a list of (exception, result)."""
+    """What a job does: its calls, one after the other, on one thread as in `workers`. What came out of each is kept at
+    once: a job that is begun again after it was preempted goes on."""
 
     def __call__(self, calls):
         torch.set_num_threads(1)
-        results = []
-        for fn, args, kwargs in calls:
+        for (fn, args, kwargs), path in calls:
+            if path.exists():
+                continue
             try:
-                results.append((None, fn(*args, **kwargs)))
+                _keep((None, fn(*args, **kwargs)), path)
             except Exception as error:
                 traceback.print_exc()  # to the log
-                results.append((_portable(error), None))
-        return results
+                _keep((_portable(error), None), path)
+
+
+def _keep(outcome, path):
+    with replacing(path) as temporary:
+        submitit.core.utils.cloudpickle_dump(outcome, temporary)
 
 
 def _portable(error):

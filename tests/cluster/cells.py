@@ -26,6 +26,17 @@ def begun_again(begun, **cell):
     return train_arm(**cell)
 
 
+def stopped(folder, i):
+    """1 and 3 wait, the first time, for what is done to their job; a line in the file i for each time it began."""
+    path = Path(folder) / str(i)
+    first = not path.exists()
+    with open(path, "a") as file:
+        file.write(f"{submitit.JobEnvironment().job_id}\n")
+    if first and i in (1, 3):
+        time.sleep(600)
+    return dict(square=i * i)
+
+
 def sometimes(a, how):
     """Two of these cells fail for good."""
     if how and a == 1:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def ask(*words):
         return subprocess.run(words, capture_output=True, text=True, timeout=5).stdout.strip()
     except subprocess.TimeoutExpired:
         return ""
+
+
+def order(*words):
+    """A command of Slurm, once: where a job cannot be signalled just now, scancel tries again for minutes, and so hits
+    the job that was begun again."""
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(words, check=True, timeout=3)
 
 
 def wait(true, said=lambda: "", seconds=90):

@@ -11,8 +11,8 @@ import nbformat
 import pandas as pd
 import pytest
 import torch
-from cells import begun_again, on_a_node, sometimes
-from conftest import ask, wait
+from cells import begun_again, on_a_node, sometimes, stopped
+from conftest import ask, order, wait
 from nbformat.v4 import new_code_cell, new_notebook
 from safetensors.torch import load_file
 
@@ -73,7 +73,7 @@ def test_preempted_and_killed_runs_go_on_and_end_with_the_same_bits(tmp_path):
             wait(lambda: list((tmp_path / way).glob("*/weights-000020.*")))  # noqa: B023
             (at,) = (tmp_path / way).iterdir()
             first[way] = weights(at, 10).stat()
-            subprocess.run([*words, (tmp_path / f"{way}.begun").read_text().strip()], check=True)
+            order(*words, (tmp_path / f"{way}.begun").read_text().strip())
         rows = {way: future.result(300) for way, future in rows.items()}
     here = train_arm(folder=str(tmp_path / "here"), **cell)
     for way, row in rows.items():
@@ -82,6 +82,18 @@ def test_preempted_and_killed_runs_go_on_and_end_with_the_same_bits(tmp_path):
         second = weights(row["at"], 10).stat()
         assert (first[way].st_ino, first[way].st_mtime_ns) == (second.st_ino, second.st_mtime_ns)  # it went on
         assert row["status"] == "done" and row["loss"] == here["loss"] and same_weights(row["at"], here["at"], 700)
+
+
+def test_of_a_preempted_and_a_killed_job_only_the_call_they_were_in_is_made_again(tmp_path):
+    with workers("slurm") as jobs:  # ten calls of two rounds of two jobs: two in each job
+        futures = [jobs.submit(stopped, tmp_path, i) for i in range(10)]
+        for i, words in ((1, ["scancel", "--signal=USR2"]), (3, ["scancel", "--full", "--signal=KILL"])):
+            wait(lambda: (tmp_path / str(i)).exists() and (tmp_path / str(i)).read_text())  # noqa: B023
+            order(*words, (tmp_path / str(i)).read_text().strip())
+        assert [future.result(120)["square"] for future in futures] == [i * i for i in range(10)]
+    begun = {i: (tmp_path / str(i)).read_text().split() for i in range(10)}
+    assert [len(begun[i]) for i in range(10)] == [1, 2, 1, 2, 1, 1, 1, 1, 1, 1]
+    assert begun[0] == begun[1][:1] == begun[1][1:] and begun[2] == begun[3][:1] != begun[3][1:]
 
 
 def test_one_run_on_two_nodes_by_srun_has_the_bits_of_two_processes_here(tmp_path):
