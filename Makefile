@@ -69,6 +69,9 @@ claims: $(READY) ## print the ledger: published, ours, verdict; and renew the RE
 bench: $(READY) ## measure what is promised of speed, each as a ratio in one run
 	$(PYTHON) benchmarks/bench.py
 
+scale: $(READY) ## write docs/scale.md: what the paper's scale would take, from unit costs measured here
+	$(PYTHON) benchmarks/scale.py
+
 lint: $(READY) ## check and format the code, strip the notebooks
 	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
 	for f in $(EVERY_NOTEBOOK); do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
@@ -104,4 +107,4 @@ clean: ## remove the environment and everything built; results and figures stay
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[cluster]'
 	@touch $@
 
-.PHONY: FORCE help figures record report example test test-browser test-cluster test-faults lab claims bench lint renew clean
+.PHONY: FORCE help figures record report example test test-browser test-cluster test-faults lab claims bench scale lint renew clean

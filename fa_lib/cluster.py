@@ -19,6 +19,7 @@ import submitit
 import torch
 import yaml
 
+from fa_lib import results
 from fa_lib.paths import ROOT, replacing
 
 # Of a job: minutes, GB, and for `retries` how often it is begun again when it was killed or its time ran out. An empty
@@ -149,7 +150,10 @@ class Slurm(Executor):
         for job, calls in list(self._jobs.items()):
             for call in calls:
                 if call.path.name in there and not call.future.done():
-                    self._end(job, call, *submitit.core.utils.pickle_load(call.path))
+                    error, result, device = submitit.core.utils.pickle_load(call.path)
+                    if device not in results.ELSEWHERE:
+                        results.ELSEWHERE.append(device)
+                    self._end(job, call, error, result)
             left = [call for call in calls if not call.future.done()]
             ended = job.paths.result_pickle.name in there
             if not (ended or job in lost or (not left and any(call.future.cancelled() for call in calls))):
@@ -200,7 +204,7 @@ class _Calls(submitit.helpers.Checkpointable):
 
 def _keep(outcome, path):
     with replacing(path) as temporary:
-        submitit.core.utils.cloudpickle_dump(outcome, temporary)
+        submitit.core.utils.cloudpickle_dump((*outcome, results.device()), temporary)
 
 
 def _portable(error):

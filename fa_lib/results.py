@@ -14,6 +14,7 @@ import torch
 from fa_lib.paths import RECORDED, ROOT, replacing
 
 STARTED = time.perf_counter()
+ELSEWHERE = []  # what the jobs of a cluster ran on
 LIBRARIES = (
     "torch",
     "numpy",
@@ -71,12 +72,13 @@ def recorded(name):
 
 
 def provenance(parameters):
-    """Versions, device, parameters, commit and seconds since fa_lib was loaded."""
+    """Versions, device, those of jobs elsewhere, parameters, commit and seconds since fa_lib was loaded."""
     return {
         "parameters": {key: list(value) if isinstance(value, range) else value for key, value in parameters.items()},
         "python": platform.python_version(),
         "versions": {library: importlib.metadata.version(library) for library in LIBRARIES},
         "device": device(),
+        **({"jobs": ELSEWHERE} if ELSEWHERE else {}),
         "commit": _commit(),
         "seconds": round(time.perf_counter() - STARTED, 1),
     }

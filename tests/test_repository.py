@@ -1,5 +1,6 @@
 """The repository agrees with itself: environments, lock, ledger, published statements, provenance."""
 
+import importlib.util
 import io
 import json
 import re
@@ -214,3 +215,21 @@ def test_shapes_follow_the_papers_formula():
         [16, 16], [16, 16], [16, 16], [64, 256], [256, 64], [128, 128],
     ]  # fmt: skip
     assert table.area.tolist() == [256] * 3 + [64 * 256] * 3
+
+
+def test_the_recorded_campaign_of_faults_lost_nothing():
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    rows = [[word.strip() for word in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    table = pd.DataFrame(rows[1:], columns=rows[0])
+    sums = table.kills[:-1].astype(int).sum(), table.lost.astype(int).sum()
+    assert table.fault.iloc[-1] == "**all**" and int(table.kills.iloc[-1]) == sums[0] >= 200 and sums[1] == 0
+    for equal in table["equal bit for bit"]:
+        done, of = equal.split(" of ")  # a fault that could not be tried has none
+        assert done == of != "0"
+
+
+def test_the_plan_counts_what_the_code_does():
+    spec = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
+    spec.loader.exec_module(scale := importlib.util.module_from_spec(spec))
+    rows = scale.counted({name: scale.count(name) for name in ("small", "large")}).splitlines()[2:]
+    assert len(rows) == 2 and set(rows) <= set((ROOT / "docs" / "scale.md").read_text().splitlines())

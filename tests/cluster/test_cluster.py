@@ -1,5 +1,6 @@
 """On a real Slurm of two nodes: sweeps, training, notebooks; preempted, killed, failing and interrupted."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from fa_lib import sweep
 from fa_lib.cluster import SETTINGS, settings
 from fa_lib.paths import ROOT
+from fa_lib.results import device
 from fa_lib.run import run
 from fa_lib.sweep import workers
 from fa_lib.training.model import Config
@@ -167,6 +169,8 @@ def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parame
         done = run(write(tmp_path / name, parameters, table), "paper", root=tmp_path / name, executor=executor)
         assert done == tmp_path / name / "build" / "01_small.ipynb" and done.exists()
     assert files(tmp_path / "here") == files(tmp_path / "there") != {}
+    provenance = (tmp_path / "there" / "data" / "results" / "01_small.provenance.json").read_text()
+    assert json.loads(provenance).get("jobs") == ([device() | dict(threads=1)] if parameters else None)
     assert len((nodes / "here").read_text().splitlines()) == 2
     assert sum(len((nodes / n).read_text().splitlines()) for n in ("n1", "n2") if (nodes / n).exists()) == 2
 
