@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from fa_lib.training.settings import NODES, PRECISIONS, STARTED, able, checksum,
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
+warnings.filterwarnings("ignore", "The `srun` command is available")  # wherever Slurm is installed
 
 
 def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming=False, device="cpu", devices=1,
