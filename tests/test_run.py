@@ -85,7 +85,7 @@ def test_a_cell_has_a_timeout(project):
 def test_the_command_names_notebook_and_cell(project, monkeypatch):
     write(project, "01_small", middle="raise ValueError('no such thing')")
     monkeypatch.setattr("fa_lib.run.ROOT", project)
-    monkeypatch.setattr(run, "__defaults__", (project, 60, None))
+    monkeypatch.setattr(run, "__defaults__", (project, 60, None, None))
     monkeypatch.setattr(sys, "argv", ["run", str(project / "notebooks" / "01_small.ipynb")])
     with pytest.raises(SystemExit, match=r"01_small.ipynb: cell \d failed: ValueError: no such thing"):
         main()

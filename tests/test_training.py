@@ -356,7 +356,7 @@ def test_the_check_of_bad_arguments_comes_first(tmp_path):
 def test_bad_configurations_are_refused(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         Config.load("tiny", **changes)
-    with pytest.raises(ValueError, match="config: got 'huge'; accepted are large, small, tiny, or a path"):
+    with pytest.raises(ValueError, match="config: got 'huge'; accepted are large, small, tiny, xlarge, or a path"):
         Config.load("huge")
     (tmp_path / "own.yaml").write_text((ROOT / "fa_lib/training/tiny.yaml").read_text())
     assert Config.load(tmp_path / "own.yaml") == TINY
