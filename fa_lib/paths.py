@@ -1,7 +1,9 @@
 """Where things are, and the one way a file is written."""
 
+import fcntl
 import os
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,6 +11,33 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "data" / "published.csv"
 RESULTS = ROOT / "data" / "results"
 RECORDED = ROOT / "data" / "recorded"
+
+
+@contextmanager
+def alone(folder, seconds=20):
+    """Hold a folder against every other process that asks, until the block or the process ends.
+
+    Raises:
+        ValueError: another one holds it, and did so for that many seconds: one that was killed may take some to end.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open(Path(folder) / "lock", "w") as file:
+        deadline = time.monotonic() + seconds
+        while _taken(file):
+            if time.monotonic() > deadline:
+                raise ValueError(f"folder: {folder} is in use by another process; wait for it, or end it")
+            time.sleep(0.2)
+        yield
+
+
+def _taken(file):
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        pass
+    return False
 
 
 @contextmanager

@@ -10,6 +10,7 @@ other is one job itself.
 import argparse
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -64,6 +65,8 @@ def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, executor=No
     given, accepted = parameters(notebook, scale, root) | more, papermill.inspect_notebook(str(notebook))
     if "processes" in accepted and executor is not None:
         given = given | dict(processes=executor)
+    if executor == "slurm":
+        timeout = None  # jobs wait their turn, and have a time of their own
     with workers("slurm" if executor == "slurm" else 0) as jobs:  # left by an error, it ends the jobs of a kernel too
         if jobs and "processes" not in accepted:
             return jobs.submit(_execute, notebook, given, accepted, root, timeout, into).result()
@@ -115,6 +118,8 @@ def main():
     # OpenMP's threads spin while they wait: two notebooks at once (`make -j2`) would take each other's cores, and
     # run 20 times slower than one after the other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what it started ends with it
+        signal.signal(number, signal.default_int_handler)
     name, started = arguments.notebook.name, time.monotonic()
     print(f"{name} at scale {arguments.scale}", flush=True)
     try:

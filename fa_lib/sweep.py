@@ -176,7 +176,7 @@ _AROUND = [  # no number of a sweep depends on them
     for name in ("claims", "cluster", "plots", "run", "results", "paths", "plots_why", "plots_report", "report",
                  "verdict", "capture", "explore", "plots_explore", "plots_model", "training/plots")
 ]  # fmt: skip
-_CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
+CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
 
 
 def code_version(fn, cells=()):
@@ -186,7 +186,7 @@ def code_version(fn, cells=()):
     names = texts | {word for text in texts for word in text.split()}  # a cell may name several
     own = [kernels.get(n) for n in sorted(names) if n in kernels.available() or re.fullmatch(r"[\w.]+:\w+", n)]
     versions = [importlib.metadata.version(library) for library in ("torch", "numpy", "gfloat", "numba")]
-    parts = [*_CORE, *versions, inspect.getsource(inspect.unwrap(fn)), *map(_module_text, own)]
+    parts = [*CORE, *versions, inspect.getsource(inspect.unwrap(fn)), *map(_module_text, own)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -52,7 +52,8 @@ def damaged_run(folder, bits, checkpoint, weight, ended, chance):
         try:
             return read()
         except ValueError as error:
-            count.refused += str(path) in str(error)
+            assert str(path) in str(error), error
+            count.refused += 1
             return None
 
     right = begun(folder / "right")

@@ -213,7 +213,7 @@ Python {platform.python_version()}, {versions}, {platform.system()} on {os.cpu_c
 - **kills** landed while the work ran: one in four while it starts, the others from its first new result on. One to
   five come in a row before the run that ends.
 - **noticed**: a damaged cell was computed again; a damaged checkpoint, weights file or `run.json` was refused with its
-  path; a full disk was named with the path that did not fit. A flip that left every value as it was is not counted.
+  path; a full disk was named with the path that did not fit.
 - **resumed**: runs to the end that found finished work and did not make it again.
 - **lost**: a rerun that failed, made finished work again, or ended with other bits.
 - **equal**: results compared: a sweep's table; a training run's weights, losses and gradients' shares of zeros; the
@@ -225,11 +225,11 @@ Python {platform.python_version()}, {versions}, {platform.system()} on {os.cpu_c
   hidden file beside it, which nothing reads.
 - A sweep's cell holds the SHA-256 of its content. A cell that does not fit it is computed again.
 - `resume.ckpt` ends with its SHA-256, since `torch.load` lets most flipped bits through; a weights file holds that of
-  its tensors, `run.json` that of its content. One that does not fit is refused: the message names the file, and
-  removing it starts that run anew.
-- Workers end when their parent is gone; a sweep that loses a worker ends with an error and keeps its finished cells.
-- What is not tried: power cuts (nothing waits for the disk), network file systems, more than one training run in one
-  folder at once.
+  its tensors, `run.json` that of its content. One that does not fit is refused: the message names the file and what to
+  remove, and then that run starts anew.
+- A training run holds its folder; another one in it is refused. Workers end when their parent is gone; a sweep that
+  loses a worker ends with an error and keeps its finished cells.
+- What is not tried: power cuts (nothing waits for the disk), network file systems.
 """
 
 
@@ -245,7 +245,7 @@ def main():
     rows, total = table(counts)
     seconds = time.monotonic() - since
     print(f"{rows}\n{seconds:.0f} s")
-    if total.lost or total.equal != total.ended or total.kills < given.kills:
+    if total.lost or total.equal != total.ended or total.refused != total.faults or total.kills < given.kills:
         sys.exit("some work was lost")
     if given.kills >= FULL:
         with replacing(ROOT / "docs" / "reliability.md") as path:

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from fa_lib import kernels
-from fa_lib.paths import ROOT
+from fa_lib.paths import ROOT, alone
 from fa_lib.sweep import workers
 from fa_lib.training import plots as of_plots
 from fa_lib.training import study as of_study
@@ -219,6 +220,17 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
     cut.write_bytes(cut.read_bytes()[:1000])
     with pytest.raises(ValueError, match=f"{cut} is damaged"):
         compare(("rerun", 0, tmp_path / "a", tmp_path / "a"))
+
+
+def test_a_folder_in_use_is_refused_and_one_that_lacks_weights_is_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("fa_lib.training.run.alone", partial(alone, seconds=1))
+    with alone(tmp_path), pytest.raises(ValueError, match=f"folder: {tmp_path} is in use by another process"):
+        train(Arm(), 0, TINY, 4, tmp_path, every=2)
+    train(Arm(), 0, TINY, 4, tmp_path, every=2)
+    held = weights(tmp_path, 2).read_bytes()
+    weights(tmp_path, 2).unlink()
+    train(Arm(), 0, TINY, 4, tmp_path, every=2)
+    assert weights(tmp_path, 2).read_bytes() == held and not (tmp_path / "lock").exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkeypatch):

@@ -8,34 +8,28 @@ import argparse
 import hashlib
 import io
 import json
-import logging
 import math
 import time
-import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins import MixedPrecision
-from lightning_fabric.strategies import ModelParallelStrategy
 from safetensors.torch import save
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
-from fa_lib.paths import replacing
+from fa_lib.paths import alone, replacing
 from fa_lib.sweep import digest
 from fa_lib.training import data
+from fa_lib.training.devices import begin, here, repeatable, whole
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
-from fa_lib.training.settings import NODES, PRECISIONS, STARTED, able, checksum, describe, finished, same, weights
+from fa_lib.training.settings import PRECISIONS, STARTED, able, checksum, describe, finished, same, weights
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
-logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
-warnings.filterwarnings("ignore", "The `srun` command is available")  # wherever Slurm is installed
 
 
 def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming=False, device="cpu", devices=1,
@@ -62,21 +56,29 @@ def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming
 
     Raises:
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
-            run or a damaged checkpoint; before the first step.
+            run or a damaged checkpoint, or is in use; before the first step.
     """
     settings = describe(arm, seed, config, steps, every, source, streaming, device, devices, strategy)
     folder = Path(folder)
     held = finished(folder, settings)
     if held:
         return held
-    with _repeatable(device):
-        fabric = _fabric(arm.precision, device, devices, strategy)
+    with repeatable(device), ExitStack() as stack:
+        fabric = begin(arm.precision, device, devices, strategy)
         run = _Run(fabric, arm, seed, config, settings, folder)
         if source == "shapes":
             images = data.shapes(config.images, config.image_size, seed)
         else:
             images = data.load(source, config.image_size, streaming=streaming)
         images.check(config.batch)
+        refused = ""
+        if fabric.global_rank == 0:
+            try:
+                stack.enter_context(alone(folder))
+            except ValueError as error:
+                refused = str(error)
+        if refused := fabric.broadcast(refused):
+            raise ValueError(refused)
         run.resume()
         batches = images.batches(config.batch, data.mixed(seed, arm.order), start=run.step)
         halves = HalfProducts() if device == "cpu" and run.dtype == torch.float16 else nullcontext()
@@ -133,19 +135,21 @@ class _Run:
         self.optimizer.zero_grad()
         self.step += 1
         if self.step % self.settings["every"] == 0 or self.step == self.settings["steps"]:
-            if all(p.isfinite().all() for p in self.weights().values()):
+            if not self.sum([(~here(p).isfinite()).sum() for p in self.model.parameters()]):
                 self.save()
             else:  # the loss was finite, what it moved the weights to is not
                 self.status = f"diverged at step {self.step}"
 
     def zero_gradients(self):
         """Share of exactly zero gradients in the transformer, and in the Q and K projections of its self-attention."""
-        gradients = {n: _whole(p.grad) for n, p in self.model.transformer.named_parameters()}
-        everywhere, inside = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
-        return [torch.cat([g.reshape(-1) for g in of]).eq(0).double().mean().item() for of in (everywhere, inside)]
+        gradients = {n: here(p.grad) for n, p in self.model.transformer.named_parameters()}
+        both = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
+        return [self.sum([(g == 0).sum() for g in of]) / self.sum([g.numel() for g in of]) for of in both]
 
-    def weights(self):
-        return {n: _whole(p.detach()).contiguous() for n, p in self.model.named_parameters()}
+    def sum(self, counts):
+        """Of counts, over the processes too."""
+        counted = torch.tensor(sum(map(int, counts)), device=self.fabric.device)
+        return self.fabric.all_reduce(counted, reduce_op="sum").item()
 
     def state(self):
         rng = {"cpu": torch.get_rng_state()}
@@ -159,27 +163,27 @@ class _Run:
 
     def save(self):
         """The weights, and what it takes to go on: each file whole or not there."""
-        held, whole = self.weights(), tree_map(_whole, self.state())  # on every process; the first one writes them
+        state = tree_map(partial(whole, first=self.fabric.global_rank == 0), self.state())
         if self.fabric.global_rank == 0:
+            held = {n: state["model"][n].contiguous() for n, _ in self.model.named_parameters()}
             with replacing(weights(self.folder, self.step)) as path:
                 path.write_bytes(save(held, {"sha256": checksum(held)}))
-            state = io.BytesIO()
-            torch.save(whole, state)
+            file = io.BytesIO()
+            torch.save(state, file)
             with replacing(self.folder / "resume.ckpt") as path:  # torch.load checks nothing: a checksum at the end
-                path.write_bytes(state.getvalue() + hashlib.sha256(state.getvalue()).digest())
+                path.write_bytes(file.getvalue() + hashlib.sha256(file.getvalue()).digest())
         self.fabric.barrier()
 
     def resume(self):
         path = self.folder / "resume.ckpt"
         if not self.fabric.broadcast(path.exists()):
-            self.folder.mkdir(parents=True, exist_ok=True)
             self.save()
             return
         try:
-            state = path.read_bytes()
-            if hashlib.sha256(state[:-32]).digest() != state[-32:]:
+            state = np.memmap(path, mode="r")
+            if hashlib.sha256(state[:-32]).digest() != state[-32:].tobytes():
                 raise ValueError("its checksum does not fit")
-            held = torch.load(io.BytesIO(state[:-32]), map_location="cpu", weights_only=True)
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             rest, rng = held["rest"], held["rng"]
         except Exception as error:
             raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
@@ -201,66 +205,10 @@ class _Run:
         if self.fabric.global_rank == 0:
             with replacing(self.folder / "run.json") as path:
                 path.write_text(json.dumps(result | dict(checksum=digest(result))))
-            for path in [self.folder / "resume.ckpt", *self.folder.glob(".*")]:  # what a killed one left half-written
-                path.unlink(missing_ok=True)
+            for path in [*self.folder.glob(".*"), self.folder / "resume.ckpt", self.folder / "lock"]:
+                path.unlink(missing_ok=True)  # what a killed run left half-written too
         self.fabric.barrier()
         return result
-
-
-def _whole(x):
-    """All of a tensor of which FSDP has a part here; every process must ask."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def _shard(model, mesh):
-    for part in (*model.transformer.transformer_blocks, model):
-        fully_shard(part, mesh=mesh["data_parallel"])
-    return model
-
-
-def _fabric(precision, device, devices, strategy):
-    # Fabric's own "16-mixed" becomes BF16 on a CPU, without a word
-    plugin = None
-    if precision in ("16-mixed", "16-mixed-unscaled"):
-        scaler = torch.amp.GradScaler(device, enabled=precision == "16-mixed")
-        plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
-    sizes = dict(data_parallel_size=devices, tensor_parallel_size=1)
-    sharded = ModelParallelStrategy(_shard, save_distributed_checkpoint=False, **sizes)
-    fabric = Fabric(
-        accelerator=device,
-        devices=devices // NODES,
-        num_nodes=NODES,
-        strategy=sharded if strategy == "fsdp" else "ddp" if devices > 1 else "auto",
-        precision=None if plugin else precision,
-        plugins=plugin,
-    )
-    fabric.launch()
-    return fabric
-
-
-@contextmanager
-def _repeatable(device):
-    """The same bits again: one thread on a CPU (results differ between one and two), deterministic code on a GPU."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    # FP32 is FP32, and products of 16-bit formats are summed in it
-    flags = [(cudnn, "allow_tf32"), (matmul, "allow_tf32")]
-    flags += [(matmul, f"allow_{fmt}_reduced_precision_reduction") for fmt in ("fp16", "bf16")]
-    before = [getattr(of, name) for of, name in flags]
-    if device == "cpu":
-        torch.set_num_threads(1)
-    else:
-        torch.use_deterministic_algorithms(True)
-        for of, name in flags:
-            setattr(of, name, False)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(strict)
-        if device != "cpu":
-            for (of, name), value in zip(flags, before):
-                setattr(of, name, value)
 
 
 def main():

@@ -88,7 +88,7 @@ def checksum(tensors):
 
 
 def finished(folder, settings):
-    """The result of a run that has ended in `folder`, or None.
+    """The result of a run that has ended in `folder` with all its weights, or None.
 
     Raises:
         ValueError: the folder holds another run, or run.json is damaged.
@@ -100,11 +100,12 @@ def finished(folder, settings):
         held = json.loads(path.read_text())
         if held.pop("checksum") != digest(held):
             raise ValueError("its checksum does not fit")
-        last = settings["steps"] if held["status"] == "done" else 0
+        steps = {*range(0, len(held["losses"]), settings["every"])}
+        steps |= {settings["steps"]} if held["status"] == "done" else set()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"folder: {path} is damaged; remove it to start anew: {error}") from error
     same(held["settings"], settings, path)
-    return held if weights(folder, last).exists() else None
+    return held if all(weights(folder, step).exists() for step in steps) else None
 
 
 def same(held, settings, path):

@@ -1,0 +1,82 @@
+"""What a training run runs on: Lightning Fabric on one CPU or GPU or several, repeatable to the bit."""
+
+import logging
+import warnings
+from contextlib import contextmanager
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
+from lightning_fabric.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from fa_lib.training.settings import NODES
+
+logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
+warnings.filterwarnings("ignore", "The `srun` command is available")  # wherever Slurm is installed
+
+
+def here(x):
+    """What this process has of a tensor."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _shard(model, mesh):
+    for part in (*model.transformer.transformer_blocks, model):
+        fully_shard(part, mesh=mesh["data_parallel"])
+    return model
+
+
+def begin(precision, device, devices, strategy):
+    # Fabric's own "16-mixed" becomes BF16 on a CPU, without a word
+    plugin = None
+    if precision in ("16-mixed", "16-mixed-unscaled"):
+        scaler = torch.amp.GradScaler(device, enabled=precision == "16-mixed")
+        plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
+    sizes = dict(data_parallel_size=devices, tensor_parallel_size=1)
+    sharded = ModelParallelStrategy(_shard, save_distributed_checkpoint=False, **sizes)
+    fabric = Fabric(
+        accelerator=device,
+        devices=devices // NODES,
+        num_nodes=NODES,
+        strategy=sharded if strategy == "fsdp" else "ddp" if devices > 1 else "auto",
+        precision=None if plugin else precision,
+        plugins=plugin,
+    )
+    fabric.launch()
+    return fabric
+
+
+@contextmanager
+def repeatable(device):
+    """The same bits again: one thread on a CPU (results differ between one and two), deterministic code on a GPU."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    # FP32 is FP32, and products of 16-bit formats are summed in it
+    flags = [(cudnn, "allow_tf32"), (matmul, "allow_tf32")]
+    flags += [(matmul, f"allow_{fmt}_reduced_precision_reduction") for fmt in ("fp16", "bf16")]
+    before = [getattr(of, name) for of, name in flags]
+    if device == "cpu":
+        torch.set_num_threads(1)
+    else:
+        torch.use_deterministic_algorithms(True)
+        for of, name in flags:
+            setattr(of, name, False)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict)
+        if device != "cpu":
+            for (of, name), value in zip(flags, before):
+                setattr(of, name, value)
+
+
+def whole(x, first):
+    """A tensor whole, on the host of the first process, and None on the others; anything else as it is. Every process
+    must ask: FSDP gathers one tensor at a time."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    x = x.full_tensor() if isinstance(x, DTensor) else x
+    return x.cpu() if first else None
