@@ -59,7 +59,7 @@ def settings():
         # for YAML 2:00:00 is the number 7200
         if type(value) is not kind or (kind is int and (value < least or not raw[key].isdigit())):
             words = f"a whole number from {least}" if kind is int else "a text" if kind is str else "a mapping"
-            raise ValueError(f"{path}: {key}: got {raw[key]!r}; accepted is {words}")
+            raise ValueError(f"{path}: {key}: got {raw[key] if kind is int else repr(value)}; accepted is {words}")
     for option in given.get("sbatch", {}):
         if option.replace("-", "_") in OURS:
             raise ValueError(f"{path}: sbatch: got {option!r}, which is set here; accepted are other options")

@@ -37,6 +37,15 @@ def stopped(folder, i):
     return dict(square=i * i)
 
 
+def out_of_time(folder):
+    """Raises, the first time, what submitit raises in the middle of a call."""
+    begun = Path(folder) / "begun"
+    if not begun.exists():
+        begun.touch()
+        raise submitit.core.utils.UncompletedJobError("timed out too many times")
+    return dict(square=4)
+
+
 def sometimes(a, how):
     """Two of these cells fail for good."""
     if how and a == 1:

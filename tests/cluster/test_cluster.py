@@ -12,7 +12,7 @@ import nbformat
 import pandas as pd
 import pytest
 import torch
-from cells import begun_again, on_a_node, sometimes, stopped
+from cells import begun_again, on_a_node, out_of_time, sometimes, stopped
 from conftest import ask, order, wait
 from nbformat.v4 import new_code_cell, new_notebook
 from safetensors.torch import load_file
@@ -117,7 +117,11 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         (None, "FA_LIB_CLUSTER: got '.*own.yaml', which does not exist"),
         ("{tyme: 3}", "own.yaml: got 'tyme'; accepted are partition, account, time"),
         ("{time: 0}", "own.yaml: time: got 0; accepted is a whole number from 1"),
+        ("{time: 2:00:00}", "own.yaml: time: got 2:00:00; accepted is a whole number from 1"),
         ("{account: 3}", "own.yaml: account: got 3; accepted is a text"),
+        ("{sbatch: {job-name: mine}}", "own.yaml: sbatch: got 'job-name', which is set here"),
+        ("[time, 3]", "own.yaml: got .*; accepted is a mapping of partition, account"),
+        ("{time: [", "own.yaml: no YAML: "),
     ):
         if text:
             path.write_text(text)
@@ -127,6 +131,17 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     assert settings() | dict(gpus=0, partition="", memory=4) == SETTINGS
     with pytest.raises(BrokenExecutor, match="(?s)sbatch: error: .*; the jobs' logs: "), workers("slurm") as jobs:
         sweep(sometimes, dict(a=range(5), how=0), executor=jobs)
+
+
+def test_the_end_of_a_job_is_not_a_result_of_its_call_and_other_code_is_refused(tmp_path, monkeypatch):
+    refused = pytest.raises(RuntimeError, match="its code was changed after this job was sent")
+    with refused as error, workers("slurm") as jobs:
+        futures = [jobs.submit(out_of_time, tmp_path)]
+        monkeypatch.setattr("fa_lib.cluster._code", lambda fn: "older")
+        futures.append(jobs.submit(out_of_time, tmp_path))
+        assert futures[0].result(120) == dict(square=4)
+        futures[1].result(120)
+    assert error.value.__notes__[0].startswith("its log: ")
 
 
 def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
@@ -175,19 +190,20 @@ def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parame
     assert sum(len((nodes / n).read_text().splitlines()) for n in ("n1", "n2") if (nodes / n).exists()) == 2
 
 
-@pytest.mark.parametrize("parameters", ["", "processes = 0"])
-def test_ctrl_c_ends_the_jobs(parameters, tmp_path):
+@pytest.mark.parametrize("parameters, by", [("", signal.SIGINT), ("processes = 0", signal.SIGTERM)])
+def test_ctrl_c_and_a_closed_terminal_end_the_jobs(parameters, by, tmp_path):
     begun = tmp_path / "begun"
     middle = "from cells import forever\nfrom fa_lib.sweep import sweep, workers\n"
     middle += f"with workers({parameters and 'processes' or 0}) as pool:\n"
     middle += f"    table = sweep(forever, dict(begun={str(begun)!r}), executor=pool)"
     notebook = write(tmp_path, parameters, middle)
-    call = f"run({str(notebook)!r}, 'paper', root=Path({str(tmp_path)!r}), executor='slurm')"
-    script = f"from pathlib import Path\nfrom fa_lib.run import run\n{call}"
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+    script = f"from fa_lib.run import Path, main, run\nrun.__defaults__ = (Path({str(tmp_path)!r}), 60, None, None)\n"
+    script += "main()"
+    words = [sys.executable, "-c", script, str(notebook), "--executor", "slurm"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         try:
             wait(begun.exists)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(by)
     assert process.returncode
-    wait(lambda: ask("squeue", "--noheader") == "", seconds=20)
+    wait(lambda: ask("squeue", "--noheader") == "" and ask("sinfo", "-h", "-o", "%D %T") == "2 idle", seconds=20)
