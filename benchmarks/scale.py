@@ -237,6 +237,7 @@ def document(models, cost):
         lost=span(*(h * 60 * EVERY / STEPS / 8 for h in hours)), write=cost["save"] * million,
         write_share=1 / (1 + hours[0] * 3600 * EVERY / STEPS / 8 / (cost["save"] * million)),
         files=(STEPS / EVERY + 1) * cost["file"] * million / 1e3, state=12 * million / 1e3,
+        resumed=8 * 12 * million / 1e3,
         images=STEPS * m.config.batch / 1e6, passed=STEPS * m.config.batch * cost["skip"] / 60,
         host=cost["save_memory"] * million / 1e3, compared=cost["compare_memory"] * million / 1e3,
         steps=STEPS, every=EVERY,

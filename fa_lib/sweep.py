@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,20 +83,26 @@ def workers(count):
         return
     if type(count) is not int or count < 0:
         raise ValueError(f"executor: got {count!r}; accepted is 'slurm' or a number of processes")
-    context = multiprocessing.get_context("spawn")
+    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     with ProcessPoolExecutor(count, mp_context=context, initializer=_settle) as pool:
-        yield pool
+        try:
+            yield pool
+        except BrokenExecutor:  # of a worker killed while another began, Python 3.11 waits for the other
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.kill()
+            raise
 
 
 def _settle():
     """One thread; and a worker whose parent is killed ends too, instead of working on beside what takes over."""
     torch.set_num_threads(1)
 
-    def wait():
+    def follow():
         multiprocessing.parent_process().join()
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def expand(grid):
@@ -115,7 +121,7 @@ def _results(fn, cells, executor):
         pairs = ((i, lambda cell=cell: fn(**cell)) for i, cell in cells.items())
     else:
         futures = {executor.submit(fn, **cell): i for i, cell in cells.items()}
-        pairs = ((futures[future], future.result) for future in as_completed(futures))
+        pairs = ((futures[future], future.result) for future in _as_done(futures, executor))
     failures = []
     try:
         for i, result in pairs:
@@ -137,6 +143,17 @@ def _results(fn, cells, executor):
         if executor is not None:
             for future in futures:
                 future.cancel()
+
+
+def _as_done(futures, executor):
+    """Futures as they are done. Some of a pool whose worker was killed while they were submitted never are (Python
+    3.11), but it refuses another."""
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=5, return_when=FIRST_COMPLETED)
+        yield from done
+        if not done and isinstance(executor, ProcessPoolExecutor):
+            executor.submit(int)
 
 
 class _Store:

@@ -1,16 +1,20 @@
 """Sweeps: tidy, cached cell by cell, resumed, and never half-read."""
 
 import json
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import os
+import signal
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 import pytest
 
 from fa_lib import sweep
 from fa_lib.kernels import _KERNELS, register
 from fa_lib.microbenchmark import compare
-from fa_lib.sweep import code_version, expand, workers
+from fa_lib.sweep import _as_done, code_version, expand, workers
 
 CALLS = []
 
@@ -120,6 +124,24 @@ def test_with_an_executor_a_cell_that_fails_is_reported_and_the_rest_are_finishe
     with pytest.raises(RuntimeError):
         sweep(cell, grid, cache=tmp_path)
     assert CALLS[6:] == [(2, 0, "fails")]  # the others were kept
+
+
+def test_of_a_broken_pool_no_call_is_waited_for_and_no_worker_is_left():
+    """Python 3.11 forgets calls that are submitted while a worker is killed, and waits for one that was beginning."""
+    with pytest.raises(BrokenProcessPool), workers(1) as pool:
+        pool.submit(int).result()
+        (worker,) = (p for p in active_children() if p.pid in pool._processes)
+        with pytest.raises(BrokenProcessPool, match="not usable"):
+            os.kill(worker.pid, signal.SIGKILL)
+            for _ in _as_done([Future()], pool):  # forgotten
+                pass
+        raise BrokenProcessPool
+    since = time.monotonic()
+    with pytest.raises(BrokenProcessPool), workers(1) as pool:
+        pool.submit(int).result()
+        pool.submit(time.sleep, 60)
+        raise BrokenProcessPool
+    assert time.monotonic() - since < 30
 
 
 def test_what_is_no_executor_is_refused():
