@@ -33,6 +33,7 @@ NAME = os.environ.setdefault("FA_LIB_JOB_NAME", f"fa_lib-{socket.gethostname()}-
 OURS = ("job_name", "array", "output", "error", "open_mode", "signal", "wrap")  # of sbatch's options
 ASK = 5  # seconds between two questions to Slurm; a job that both did not find, and that left no result, was killed
 ARRAY = 1000  # jobs of one array: Slurm's default limit
+LOADED = hashlib.sha256("\0".join(CORE).encode()).digest()
 
 
 def settings():
@@ -242,7 +243,7 @@ def _code(fn):
     module = getattr(fn, "__module__", None)
     file = getattr(sys.modules.get(module), "__file__", None)
     own = Path(file).read_bytes() if file and module != "__main__" else b""  # from there a function is sent whole
-    return hashlib.sha256("\0".join(CORE).encode() + own).hexdigest()
+    return hashlib.sha256(LOADED + own).hexdigest()
 
 
 def _of_the_job(error):
