@@ -170,8 +170,9 @@ class _Run:
                 path.write_bytes(save(held, {"sha256": checksum(held)}))
             file = io.BytesIO()
             torch.save(state, file)
-            with replacing(self.folder / "resume.ckpt") as path:  # torch.load checks nothing: a checksum at the end
-                path.write_bytes(file.getvalue() + hashlib.sha256(file.getvalue()).digest())
+            file.write(hashlib.sha256(file.getbuffer()).digest())  # torch.load checks nothing
+            with replacing(self.folder / "resume.ckpt") as path:
+                path.write_bytes(file.getbuffer())
         self.fabric.barrier()
 
     def resume(self):
