@@ -6,7 +6,8 @@ at=$(realpath "$1")
 host=$(hostname -s)
 mkdir -p "$at/state" "$at/n1" "$at/n2"
 
-# auth/none and linuxproc: nothing else needs to run. cred_expire: without it a requeue takes two minutes.
+# auth/none and linuxproc: nothing else needs to run. cred_expire: without it a requeue takes two minutes. SlurmdTimeout:
+# a machine that stands still for a while must not lose its nodes, whose jobs Slurm would begin again.
 cat > "$at/slurm.conf" <<CONF
 ClusterName=loopback
 SlurmctldHost=$host(127.0.0.1)
@@ -25,7 +26,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 ReturnToService=2
 KillWait=1
-SlurmdTimeout=10
+SlurmdTimeout=300
 SlurmdParameters=config_overrides
 StateSaveLocation=$at/state
 SlurmdSpoolDir=$at/%n

@@ -79,8 +79,9 @@ def test_preempted_and_killed_runs_go_on_and_end_with_the_same_bits(tmp_path):
         rows = {way: future.result(300) for way, future in rows.items()}
     here = train_arm(folder=str(tmp_path / "here"), **cell)
     for way, row in rows.items():
-        before, after = (tmp_path / f"{way}.begun").read_text().split()
-        assert (before != after) == (way == "killed")  # Slurm begins it again itself; a killed one is a new job
+        begun = (tmp_path / f"{way}.begun").read_text().split()
+        # Slurm begins the same job again, once or more; a killed one is a new job
+        assert len(begun) > 1 and len(set(begun)) == 1 + (way == "killed"), begun
         second = weights(row["at"], 10).stat()
         assert (first[way].st_ino, first[way].st_mtime_ns) == (second.st_ino, second.st_mtime_ns)  # it went on
         assert row["status"] == "done" and row["loss"] == here["loss"] and same_weights(row["at"], here["at"], 700)
