@@ -3,6 +3,10 @@ of P V always errs to the same side (arXiv 2510.04212, "Why Low-Precision Transf
 
 Two BF16 values of one sign and size add up to a number half-way between two BF16 values half of the time. Alone, such
 ties would round either way; what the other keys add, however small, tips all of them away from zero.
+
+A kernel that carries O in FP32 rounds it once, after the division by the row sum l, and then l has a say: with P = 1 to
+the last bit l is a little above the number of maxima, and tips ties the other way; torch's exponential at 0 is a little
+below 1, and tips them outwards again.
 """
 
 from dataclasses import replace
@@ -13,15 +17,17 @@ import torch
 from fa_lib import kernels
 from fa_lib.formats import BF16, FP32, FP64, stochastic
 from fa_lib.inputs import draw
-from fa_lib.kernels.models import dynamic_maximum
+from fa_lib.kernels.models import dynamic_maximum, fast_exp
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 SIGNS = {"V > 0": 1, "V < 0": -1, "both signs": 0}
 CURES = (
-    "none",
+    "O carried in BF16",
+    "O carried in FP32",
+    "FP32, torch's exponential",
+    "O in FP32 to the end",
     "delta from P and dP",
-    "O in FP32",
     "dynamic maximum, beta = 2",
     "dynamic maximum, beta = 8",
     "stochastic rounding of O",
@@ -35,12 +41,13 @@ def problem(repeats, sign, seed, gap=16, n=512, rows=256, head_dim=64):
         repeats: keys that attain the maximum. sign: of SIGNS, of V's values (and of dO's, which a loss that pulls one
             way gives). gap: the maximum.
     """
-    q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    dO, *_ = draw("normal", seed + 1_000_000, (1, 1, rows, head_dim))
+    own = seed + 10_000 * list(SIGNS).index(sign)  # else V < 0 would be V > 0 over again
+    q, k, v = draw("normal", own, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    dO, *_ = draw("normal", own + 1_000_000, (1, 1, rows, head_dim))
     along = torch.full((head_dim,), head_dim**-0.5, dtype=torch.float64)
     q = q + (4 - q @ along)[..., None] * along  # 4 along one direction
     k = k - (k @ along)[..., None] * along  # none along it: scores N(0, 1)
-    at = torch.from_numpy(np.random.default_rng(seed).permutation(n)[:repeats].copy())
+    at = torch.from_numpy(np.random.default_rng(own).permutation(n)[:repeats].copy())
     k[..., at, :] = along * gap / 4 * head_dim**0.5
     if SIGNS[sign]:
         v, dO = SIGNS[sign] * v.abs(), SIGNS[sign] * dO.abs()
@@ -48,10 +55,11 @@ def problem(repeats, sign, seed, gap=16, n=512, rows=256, head_dim=64):
 
 
 def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_kv=512):
-    """A cell: the signed error of O and of delta of a kernel that keeps O in BF16, with a cure or none.
+    """A cell: the signed error of O and of delta of a kernel that carries O in BF16, or with a cure of that.
 
     Args:
-        cure: of CURES. repeats, sign, seed: of `problem`.
+        cure: of CURES; "O carried in FP32" still writes it in BF16, as shipped kernels do.
+        repeats, sign, seed: of `problem`.
 
     Returns:
         dict. error: mean of O - golden, in ulp of BF16 at the golden value. outwards: the same, positive where it
@@ -60,8 +68,9 @@ def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_
     """
     q, k, v, dO = problem(repeats, sign, seed, gap, n, rows, head_dim)
     precision, given = replace(Precision.kernel(BF16), accumulator=BF16), {}
-    if cure == "O in FP32":
-        precision = replace(precision, accumulator=FP32, output=FP32)
+    if cure in CURES[1:4]:
+        precision = replace(precision, accumulator=FP32, output=FP32 if cure == "O in FP32 to the end" else BF16)
+        given = dict(exp=fast_exp) if "torch" in cure else {}
     elif cure.startswith("dynamic maximum"):
         given = dict(maximum=dynamic_maximum(float(cure.split("=")[1])))
     elif cure == "stochastic rounding of O":

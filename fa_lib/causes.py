@@ -31,7 +31,7 @@ def ladder(start, step, algorithm, distribution, seed, n=2048, head_dim=64, bloc
     """
     base, other = dict(shipped=(Precision.kernel(BF16), BF16), **{"all BF16": (Precision.uniform(BF16), FP32)})[start]
     precision = base if step == "nothing" else replace(base, **{step: other})
-    q, k, v, golden, baseline = _problem(distribution, seed, n, n, head_dim, BF16, precision.inputs)
+    q, k, v, golden, baseline = _problem(distribution, seed, (1, 1, n, head_dim), n, precision.inputs, BF16)
     o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm)
     return _over_baseline(o, golden, baseline)
 
@@ -71,7 +71,7 @@ def carried(bits, tiles, distribution, seed, n_q=128, block_kv=64, head_dim=64):
     """
     fmt = FP32 if bits == 24 else Format.of((8, bits))
     precision = replace(Precision.kernel(BF16), accumulator=fmt, stats=fmt)
-    q, k, v, golden, baseline = _problem(distribution, seed, n_q, tiles * block_kv, head_dim, BF16, BF16)
+    q, k, v, golden, baseline = _problem(distribution, seed, (1, 1, n_q, head_dim), tiles * block_kv, BF16, BF16)
     return _over_baseline(kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision), golden, baseline)
 
 
@@ -133,11 +133,12 @@ OPTIONS = {  # name -> arguments of `tiled` beside FlashAttention-2 as shipped
 FP8 = ("FP8, one scale", "FP8, a scale per head", "FP8, a scale per block", "FP8, per block, rotated")
 
 
-def option(name, carry, distribution, seed, n=2048, head_dim=64, block_kv=64):
+def option(name, carry, distribution, seed, n=2048, head_dim=64, block_kv=64, heads=2):
     """What an option of newer kernels costs or buys.
 
     Args:
-        name: of OPTIONS, or of FP8 (Q, K, V and P in E4M3).
+        name: of OPTIONS, or of FP8 (Q, K, V and P in E4M3), which is held against the golden value of exact inputs, and
+            so is its Baseline.
         carry: "FP32", as shipped, or "BF16": accumulator and row statistics.
 
     Returns:
@@ -146,7 +147,8 @@ def option(name, carry, distribution, seed, n=2048, head_dim=64, block_kv=64):
     precision = Precision.kernel(BF16)
     if carry == "BF16":
         precision = replace(precision, accumulator=BF16, stats=BF16)
-    q, k, v, golden, baseline = _problem(distribution, seed, n, n, head_dim, BF16, FP64 if name in FP8 else BF16)
+    inputs = FP64 if name in FP8 else BF16
+    q, k, v, golden, baseline = _problem(distribution, seed, (1, heads, n, head_dim), n, inputs, inputs)
     given = dict(OPTIONS.get(name, {}))
     if name in FP8:
         per = "tensor" if "one" in name else "head" if "head" in name else "block"
@@ -159,13 +161,14 @@ def option(name, carry, distribution, seed, n=2048, head_dim=64, block_kv=64):
 
 
 @lru_cache(maxsize=1)  # of cells that differ in their kernel alone
-def _problem(distribution, seed, n_q, n_kv, head_dim, fmt, inputs):
-    """Q, K, V, the golden value, and Baseline's deviation from its own."""
-    q, k, v = draw(distribution, seed, (1, 1, n_q, head_dim), (1, 1, n_kv, head_dim))
-    baseline = kernels.reference(q, k, v, precision=Precision.materialized(fmt))
-    own = kernels.golden(q, k, v, inputs=fmt)
-    golden = own if inputs == fmt else kernels.golden(q, k, v, inputs=inputs)
-    return q, k, v, golden, deviation(baseline, own, fmt)
+def _problem(distribution, seed, shape, n_kv, inputs, baseline_inputs):
+    """Q of that shape, K, V, the golden value, and Baseline's deviation in BF16; each golden value takes inputs rounded
+    to the format given for it."""
+    q, k, v = draw(distribution, seed, shape, (*shape[:2], n_kv, shape[3]))
+    baseline = kernels.reference(q, k, v, precision=Precision.materialized(BF16))
+    own = kernels.golden(q, k, v, inputs=baseline_inputs)
+    golden = own if inputs == baseline_inputs else kernels.golden(q, k, v, inputs=inputs)
+    return q, k, v, golden, deviation(baseline, own, BF16)
 
 
 def _over_baseline(o, golden, baseline):

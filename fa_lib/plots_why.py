@@ -94,7 +94,7 @@ MARKED = {  # (bits, words): who carries how much
     24: "FA1, FA2, FA3, torch: FP32",
     14: "Hopper's FP8 products: about 14 bits",
     11: "FP16's and TF32's significand",
-    8: "the paper's re-implementation: BF16",
+    8: "BF16; the paper's has its scores in it too",
 }
 
 
@@ -151,7 +151,7 @@ def verdicts(table, caption):
                 ax.plot(values.mean(axis=1), y, marker, color=color, ms=5.5, label=kernel)
             ax.set(xscale="log", yticks=range(len(against)), yticklabels=against[::-1], ylim=(-0.5, len(against) - 0.5))
             ax.grid(axis="x")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=6))
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}"))
             ax.xaxis.set_minor_formatter(NullFormatter())
             ax.set_xlabel(f"{words} (1e-6)")
@@ -206,11 +206,11 @@ def mechanism(by_repeats, steps, caption):
         sums = rows.pivot(index="step", columns="run", values="delta").cumsum()
         sums.index += 1
         if "beta = 8" not in cure:  # a thousand times further
-            band(axes[1], sums, color, "", CURE_WORDS.get(cure, cure), ls=line)
+            band(axes[1], sums, color, "", cure, ls=line)
         each = rows.groupby("run")[["delta", "delta_rmse"]].mean()
-        axes[2].plot(each.delta.abs().clip(lower=1e-5), each.delta_rmse, marker, color=color, ms=4, alpha=0.4, mew=0)
-        axes[2].plot(each.delta.mean().__abs__().clip(1e-5), each.delta_rmse.mean(), marker, color=color, ms=7,
-                     label=CURE_WORDS.get(cure, cure))  # fmt: skip
+        shape = dict(marker=marker, color=color, mfc="white" if line == "--" else color, ls="")
+        axes[2].plot(each.delta.abs(), each.delta_rmse, **shape, ms=4, alpha=0.4)
+        axes[2].plot(abs(each.delta.mean()), each.delta_rmse.mean(), **shape, ms=7, label=cure)
     axes[1].set(
         xlabel="steps",
         ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)",
@@ -226,14 +226,15 @@ def mechanism(by_repeats, steps, caption):
 
 
 CURE_STYLE = (
-    ("none", FLASH, "o", "-"),
+    ("O carried in BF16", FLASH, "o", "-"),
+    ("FP32, torch's exponential", FLASH, "D", "--"),
+    ("O carried in FP32", BASELINE, "o", "-"),
     ("dynamic maximum, beta = 8", "#222222", "X", "-."),
-    ("dynamic maximum, beta = 2", BASELINE, "s", "-"),
+    ("dynamic maximum, beta = 2", BASELINE, "s", "--"),
     ("stochastic rounding of O", GREY, "D", "-"),
-    ("O in FP32", GREY, "v", "--"),
+    ("O in FP32 to the end", GREY, "v", "--"),
     ("delta from P and dP", BASELINE, "^", "--"),
 )
-CURE_WORDS = {"none": "as it is: O in BF16"}
 
 
 def directions(table, caption):

@@ -31,21 +31,24 @@ def inside(table, caption):
     """Several kernels at each attention call of a model in training: over the run, and by layer and head."""
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(1, 1, 1.15))
     rows, steps = table.assign(error=table.rmse / table.scale), sorted(table.step.unique())
-    over = rows[rows.against == "ran"].groupby(["kind", "kernel", "step", "seed"]).error.mean().reset_index()
-    golden = rows[rows.against == "golden"].groupby(["kind", "layer", "head", "seed", "kernel"]).error.mean().unstack()
-    names = dict.fromkeys(over.kernel)
+    golden = rows[rows.against == "golden"].groupby(["kind", "layer", "head", "step", "seed", "kernel"]).error.mean()
+    over = golden.groupby(["kind", "step", "seed", "kernel"]).mean().unstack()
+    golden = golden.groupby(["kind", "layer", "head", "seed", "kernel"]).mean().unstack()
+    names = [name for name in golden if name != "ran"]
     own = {name: (name, GREY, "D", 0.0) for name in names if name not in RAN}
     kernels = [(name, *style) for name, style in (RAN | own).items() if name in names]
     for ax, kind in zip(axes, ("self", "cross")):
         for name, label, color, marker, _ in kernels:
-            values = by_seed(over[(over.kind == kind) & (over.kernel == name)], "step", "error")
-            band(ax, values * 1e3, color, marker, label)
-        ax.set(xscale="symlog", xlabel="training step", title=f"{kind}-attention", ylim=(0, over.error.max() * 1.25e3))
+            band(ax, (over[name] / over["ran"])[kind].unstack("seed"), color, marker, label)
+        ax.set(xscale="symlog", xlabel="training step", title=f"{kind}-attention")
+        ax.sharey(axes[2])
         apart = [step == steps[-1] or after > 1.6 * step for step, after in zip(steps, [*steps[1:], 0])]
         ax.set_xticks(steps, labels=[str(step) if room else "" for step, room in zip(steps, apart)])
         ax.xaxis.set_minor_locator(NullLocator())
-    axes[0].set_ylabel("root mean square of kernel − Baseline,\n1/1000 of that of O")
-    axes[1].legend(loc="lower left")
+        ax.axhline(1, color="#333333", lw=0.9)
+        ax.axhline(2, color="#333333", lw=0.9, ls=":")
+    axes[0].set_ylabel("error to golden / Baseline's\n(root mean squares)")
+    axes[0].legend(loc="lower left")
     layers, rng = table.layer.max() + 1, np.random.default_rng(0)
     for name, label, color, marker, shift in kernels:
         ratio = (golden[name] / golden["ran"]).reset_index()
@@ -57,11 +60,13 @@ def inside(table, caption):
     ticks = [*range(layers), *(layers + 0.6 + np.arange(layers))]
     labels = [f"{i}\n{kind}" if i == layers // 2 else f"{i}" for kind in ("self", "cross") for i in range(layers)]
     axes[2].set_xticks(ticks, labels=labels)
-    axes[2].set(xlabel="layer", ylabel="error to golden / Baseline's\n(root mean squares)", title="by layer and head")
+    axes[2].set(xlabel="layer", title="by layer and head, mean over steps")
     axes[2].set_ylim(0)
-    words = [f"{(golden[name] / golden['ran']).mean():.1f} × {label}" for name, label, *_ in kernels]
-    title = f"Inside a model, Flash's error is Baseline's {', '.join(words)}; and so it stays through training"
-    return captioned(figure, title, caption + BANDS + " Right: a point for each head and seed, mean over steps.")
+    mean = over.groupby("step").mean()
+    times = {label: (mean[name] / mean.ran).loc[[steps[0], steps[-1]]] for name, label, *_ in kernels}
+    words = "; ".join(f"{label} {t.iloc[0]:.1f} ×, at the end {t.iloc[1]:.1f} ×" for label, t in times.items())
+    title = f"Inside a model, Flash's error over Baseline's: {words}"
+    return captioned(figure, title, caption + BANDS + " Right: a point for each head and seed.")
 
 
 def divergence(tables, caption):
