@@ -24,13 +24,16 @@ import yaml
 
 from fa_lib import results
 from fa_lib.paths import ROOT, replacing
-from fa_lib.sweep import CORE
+from fa_lib.sweep import CORE, own_files
 
 # Of a job: minutes, GB, and for `retries` how often it is begun again when it was killed or its time ran out. An empty
 # partition or account is Slurm's default; sbatch: more of its options, by their long names.
 SETTINGS = dict(partition="", account="", time=60, memory=4, cpus=1, gpus=0, at_once=16, retries=2, sbatch={})
 NAME = os.environ.setdefault("FA_LIB_JOB_NAME", f"fa_lib-{socket.gethostname()}-{os.getpid()}")  # kernels inherit it
-OURS = ("job_name", "array", "output", "error", "open_mode", "signal", "wrap")  # of sbatch's options
+OURS = (  # of sbatch's options: they have a setting of their own, or submitit sets them
+    "partition", "account", "time", "mem", "cpus_per_task", "gpus", "gpus_per_node",
+    "job_name", "array", "output", "error", "open_mode", "signal", "wrap",
+)  # fmt: skip
 ASK = 5  # seconds between two questions to Slurm; a job that both did not find, and that left no result, was killed
 ARRAY = 1000  # jobs of one array: Slurm's default limit
 LOADED = hashlib.sha256("\0".join(CORE).encode()).digest()
@@ -53,6 +56,7 @@ def settings():
         raise ValueError(f"{path}: no YAML: {error}") from error
     if not isinstance(given, dict):
         raise ValueError(f"{path}: got {given!r}; accepted is a mapping of {', '.join(SETTINGS)}")
+    given = {key: "" if value is None and SETTINGS.get(key) == "" else value for key, value in given.items()}
     for key, value in given.items():
         if key not in SETTINGS:
             raise ValueError(f"{path}: got {key!r}; accepted are {', '.join(SETTINGS)}")
@@ -62,8 +66,8 @@ def settings():
             words = f"a whole number from {least}" if kind is int else "a text" if kind is str else "a mapping"
             raise ValueError(f"{path}: {key}: got {raw[key] if kind is int else repr(value)}; accepted is {words}")
     for option in given.get("sbatch", {}):
-        if option.replace("-", "_") in OURS:
-            raise ValueError(f"{path}: sbatch: got {option!r}, which is set here; accepted are other options")
+        if not isinstance(option, str) or option.replace("-", "_") in OURS:
+            raise ValueError(f"{path}: sbatch: got {option!r}; accepted are options without a setting here")
     return SETTINGS | given
 
 
@@ -79,9 +83,9 @@ class Slurm(Executor):
     """Calls as Slurm jobs, a concurrent.futures.Executor.
 
     What is submitted at one time becomes one job array; calls that would take more than four rounds of jobs share
-    jobs. A preempted job is begun again by Slurm. The calls of a job that was killed, or was out of time too often, are
-    sent again, each in a job of its own. Neither makes a call again that has ended. An exception has a note with the
-    path of its job's log.
+    jobs. A preempted job is begun again by Slurm. The calls of a job that was killed, or that held several and was out
+    of time too often, are sent again, each in a job of its own. Neither makes a call again that has ended. An exception
+    has a note with the path of its job's log.
     """
 
     def __init__(self):
@@ -99,14 +103,16 @@ class Slurm(Executor):
         self._sender.update_parameters(additional_parameters=dict(requeue=True) | given["sbatch"], **options)
         self._queue, self._jobs, self._count = SimpleQueue(), {}, itertools.count()
         self._closed = self._cancelled = self._failed = False
+        self._broken, self._lock = None, threading.Lock()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def submit(self, fn, /, *args, **kwargs):
-        if self._closed:
-            raise RuntimeError("submitted after shutdown")
-        call = _Call((fn, args, kwargs, _code(fn)), self.folder / f"call{next(self._count)}.pkl")
-        self._queue.put(call)
+        call = _Call((fn, args, kwargs, _code(fn, kwargs)), self.folder / f"call{next(self._count)}.pkl")
+        with self._lock:
+            if self._closed:
+                raise self._broken or RuntimeError("submitted after shutdown")
+            self._queue.put(call)
         return call.future
 
     def shutdown(self, wait=True, *, cancel_futures=False):
@@ -115,9 +121,13 @@ class Slurm(Executor):
             self._thread.join()
 
     def __exit__(self, kind, *_):
-        self.shutdown(cancel_futures=kind is not None)
-        if kind is not None:
-            cancel_all()
+        well = False
+        try:
+            self.shutdown(cancel_futures=kind is not None)
+            well = kind is None
+        finally:
+            if not well:
+                cancel_all()
 
     def _work(self):
         asked, absent, calls = time.monotonic(), set(), []
@@ -135,9 +145,12 @@ class Slurm(Executor):
                     lost = before & absent
                 self._collect(lost)
         except BaseException as error:
-            self._closed = self._failed = True
+            broken = BrokenExecutor(f"{type(error).__name__}: {error}; the jobs' logs: {self.folder}")
+            with self._lock:
+                self._closed = self._failed = True
+                self._broken = broken
             for call in calls + self._waiting() + sum(self._jobs.values(), []):
-                _fulfil(call, BrokenExecutor(f"{type(error).__name__}: {error}; the jobs' logs: {self.folder}"))
+                _fulfil(call, broken)
             cancel_all()
         if not self._failed:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -151,7 +164,10 @@ class Slurm(Executor):
         groups = [fresh[i : i + size] for i in range(0, len(fresh), size)] + [[call] for call in calls if call.lost]
         for i in range(0, len(groups), ARRAY):
             array = groups[i : i + ARRAY]
-            jobs = self._sender.map_array(_Calls(), [[(call.work, call.path) for call in group] for group in array])
+            kept = {name: v for name, v in os.environ.items() if name == "SLURM_CONF" or name.startswith("SBATCH_")}
+            with submitit.helpers.clean_env():  # in a job, sbatch would take options from that job's variables
+                os.environ |= kept
+                jobs = self._sender.map_array(_Calls(), [[(call.work, call.path) for call in group] for group in array])
             self._jobs |= zip(jobs, array)
 
     def _absent(self):
@@ -227,23 +243,25 @@ class _Calls(submitit.helpers.Checkpointable):
             if path.exists():
                 continue
             try:
-                if _code(fn) != code:
+                if _code(fn, kwargs) != code:
                     raise RuntimeError("its code was changed after this job was sent; run it again")
                 _keep((None, fn(*args, **kwargs)), path)
             except Exception as error:
                 if _of_the_job(error):
+                    if len(calls) == 1 and isinstance(error, submitit.core.utils.UncompletedJobError):
+                        _keep((RuntimeError(f"out of time: {error}"), None), path)  # it alone took it
                     raise
                 traceback.print_exc()  # to the log
                 _keep((_portable(error), None), path)
 
 
-def _code(fn):
-    """SHA-256 of the library, as this process loaded it, and of the function's module: a sweep keeps what a job finds
-    as what its own code finds, so both have to be the same."""
+def _code(fn, cell):
+    """SHA-256 of the library, as this process loaded it, of the function's module, and of the files that the cell
+    names: a sweep keeps what a job finds as what its own code finds, so both have to be the same."""
     module = getattr(fn, "__module__", None)
     file = getattr(sys.modules.get(module), "__file__", None)
     own = Path(file).read_bytes() if file and module != "__main__" else b""  # from there a function is sent whole
-    return hashlib.sha256(LOADED + own).hexdigest()
+    return hashlib.sha256(LOADED + own + "\0".join(own_files([cell])).encode()).hexdigest()
 
 
 def _of_the_job(error):

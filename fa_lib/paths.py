@@ -20,24 +20,33 @@ def alone(folder, seconds=20):
     Raises:
         ValueError: another one holds it, and did so for that many seconds: one that was killed may take some to end.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with open(Path(folder) / "lock", "w") as file:
-        deadline = time.monotonic() + seconds
-        while _taken(file):
-            if time.monotonic() > deadline:
-                raise ValueError(f"folder: {folder} is in use by another process; wait for it, or end it")
-            time.sleep(0.2)
+    path = Path(folder) / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + seconds
+    while (file := _locked(path)) is None:
+        if time.monotonic() > deadline:
+            raise ValueError(f"folder: {folder} is in use by another process; wait for it, or end it")
+        time.sleep(0.2)
+    try:
         yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held
+        file.close()
 
 
-def _taken(file):
+def _locked(path):
+    """The file, open and locked; None where another process holds it."""
+    file = open(path, "w")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return file
+    except (BlockingIOError, FileNotFoundError):
         pass
-    return False
+    except OSError:  # a file system without locks
+        return file
+    file.close()  # held, or let go and removed since it was opened
+    return None
 
 
 @contextmanager

@@ -72,14 +72,14 @@ def recorded(name):
 
 
 def provenance(parameters):
-    """Versions, device, those of jobs elsewhere, parameters, commit and seconds since fa_lib was loaded."""
+    """Versions, device, those of jobs elsewhere, parameters; since fa_lib was loaded seconds, and the commit then."""
     return {
         "parameters": {key: list(value) if isinstance(value, range) else value for key, value in parameters.items()},
         "python": platform.python_version(),
         "versions": {library: importlib.metadata.version(library) for library in LIBRARIES},
         "device": device(),
         **({"jobs": ELSEWHERE} if ELSEWHERE else {}),
-        "commit": _commit(),
+        "commit": COMMIT,
         "seconds": round(time.perf_counter() - STARTED, 1),
     }
 
@@ -97,8 +97,14 @@ def _commit():
             ["git", *words], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}
         )
 
-    head = git("rev-parse", "HEAD")
+    try:
+        head = git("rev-parse", "HEAD")
+    except OSError:
+        return "unknown: no git here"
     if head.returncode:
         return "not a git checkout"
     changed = git("status", "--porcelain", "--", "fa_lib", "notebooks").stdout.strip()
     return head.stdout.strip() + (" with uncommitted changes" if changed else "")
+
+
+COMMIT = _commit()

@@ -31,7 +31,7 @@ class Refused(ValueError):
 
 
 def parameters(notebook, scale, root=ROOT):
-    """The parameters of a notebook at a scale.
+    """The parameters of a notebook at a scale; None where the scale does not name it.
 
     Raises:
         Refused: the scale, the notebook it names or one of its parameters does not exist.
@@ -45,24 +45,31 @@ def parameters(notebook, scale, root=ROOT):
     known = {p.stem for p in (root / "notebooks").glob("*.ipynb")}
     for name in scales.keys() - known:
         raise Refused(f"{path.name}: names the notebook {name!r}; accepted are {', '.join(sorted(known))}")
-    given = scales.get(notebook.stem) or {}
-    accepted = papermill.inspect_notebook(str(notebook))
+    if notebook.stem not in scales:
+        return None
+    given, accepted = scales[notebook.stem] or {}, papermill.inspect_notebook(str(notebook))
     for name in given.keys() - accepted.keys():
         raise Refused(f"{path.name}: {notebook.stem} has no parameter {name!r}; accepted are {', '.join(accepted)}")
     return given
 
 
 def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, executor=None, **more):
-    """Execute a notebook at a scale; returns the executed copy's path. Results go below `into` instead of the root, and
-    `more` are parameters beside the scale's. executor: as for `workers`, instead of the notebook's `processes`.
+    """Execute a notebook at a scale; returns the executed copy's path, or None where the scale does not name it.
+    Results go below `into` instead of the root, and `more` are parameters beside the scale's.
+    executor: as for `workers`, instead of the notebook's `processes`.
 
     Raises:
-        Refused: as `parameters`.
-        papermill.PapermillExecutionError: a cell failed or ran past `timeout` seconds; the executed copy with its
-            traceback is kept as build/<notebook>.failed.ipynb, and no result is touched.
+        Refused: as `parameters`, or an executor that there is not.
+        papermill.PapermillExecutionError: a cell failed; nbclient's CellTimeoutError: it ran past `timeout` seconds.
+            The executed copy is kept as build/<notebook>.failed.ipynb, and no result is touched.
     """
     notebook = Path(notebook).resolve()
-    given, accepted = parameters(notebook, scale, root) | more, papermill.inspect_notebook(str(notebook))
+    if executor not in (None, "slurm") and type(executor) is not int:
+        raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
+    given = parameters(notebook, scale, root)
+    if given is None:
+        return None
+    given, accepted = given | more, papermill.inspect_notebook(str(notebook))
     if "processes" in accepted and executor is not None:
         given = given | dict(processes=executor)
     if executor == "slurm":
@@ -81,8 +88,8 @@ def _execute(notebook, given, accepted, root, timeout, into):
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
         results = Path(staging) / "out"
         executed = Path(staging) / notebook.name
-        paths = {"out": str(results), "cache": str(build / "cache")}
-        paths = {k: v for k, v in paths.items() if k in accepted}
+        paths = {"cache": str(build / "cache")} | given | {"out": str(results)}
+        paths = {name: paths[name] for name in ("out", "cache") if name in accepted}
         try:
             papermill.execute_notebook(
                 str(notebook), str(executed), given | paths, cwd=str(notebook.parent), execution_timeout=timeout,
@@ -112,28 +119,26 @@ def main():
         if not torch.cuda.is_available():
             sys.exit("record: no CUDA device here; data/recorded/ holds runs on other hardware than the committed one")
         into = ROOT / "data" / "recorded" / re.sub(r"\W+", "_", torch.cuda.get_device_name())
-        if not parameters(arguments.notebook, arguments.scale):
-            print(f"{arguments.notebook.name}: nothing in it turns on the device, so nothing is recorded")
-            return
     # OpenMP's threads spin while they wait: two notebooks at once (`make -j2`) would take each other's cores, and
     # run 20 times slower than one after the other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what it started ends with it
         signal.signal(number, signal.default_int_handler)
     name, started = arguments.notebook.name, time.monotonic()
-    print(f"{name} at scale {arguments.scale}", flush=True)
     try:
-        run(arguments.notebook, arguments.scale, into=into, executor=arguments.executor)
-        print(f"{name} done in {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{name} at scale {arguments.scale}", flush=True)
+        done = run(arguments.notebook, arguments.scale, into=into, executor=arguments.executor)
+        seconds = f"done in {time.monotonic() - started:.0f} s"
+        print(f"{name} {seconds if done else 'is not of this scale: its results stay as they are'}", flush=True)
+        return
     except Refused as error:
         sys.exit(f"{name}: {error}")
     except papermill.PapermillExecutionError as error:
-        sys.exit(
-            f"{name}: cell {error.cell_index} failed: {error.ename}: {error.evalue}\n"
-            f"The notebook with its traceback: build/{arguments.notebook.stem}.failed.ipynb"
-        )
+        words = f"{name}: cell {error.cell_index} failed: {error.ename}: {error.evalue}"
     except Exception as error:
-        sys.exit("; ".join((f"{name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ()))))
+        words = "; ".join((f"{name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+    kept = ROOT / "build" / f"{arguments.notebook.stem}.failed.ipynb"
+    sys.exit(f"{words}\nThe notebook as far as it came: {kept.relative_to(ROOT)}" if kept.exists() else words)
 
 
 def _executor(text):

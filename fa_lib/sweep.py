@@ -180,6 +180,7 @@ class _Store:
 
     def _text(self, cell, rows):
         checksum = digest([self.code, cell, rows])
+        cell = dict(sorted(cell.items()))  # as its path has it
         return json.dumps({"code": self.code, "cell": cell, "rows": rows, "checksum": checksum})
 
     def put(self, cell, rows):
@@ -193,18 +194,33 @@ _AROUND = [  # no number of a sweep depends on them
     for name in ("claims", "cluster", "plots", "run", "results", "paths", "plots_why", "plots_report", "report",
                  "verdict", "capture", "explore", "plots_explore", "plots_model", "training/plots")
 ]  # fmt: skip
-CORE = [p.read_text() for p in sorted(_HERE.rglob("*.py")) if p not in _AROUND]
+CORE = [p.read_text() for p in sorted([*_HERE.rglob("*.py"), *_HERE.rglob("*.yaml")]) if p not in _AROUND]
 
 
 def code_version(fn, cells=()):
-    """A digest of what a cell's numbers depend on: the core of fa_lib as it was loaded, the libraries' versions, fn,
-    and the modules of the reader's own kernels that the cells name."""
-    texts = {value for cell in cells for value in cell.values() if isinstance(value, str)}
-    names = texts | {word for text in texts for word in text.split()}  # a cell may name several
-    own = [kernels.get(n) for n in sorted(names) if n in kernels.available() or re.fullmatch(r"[\w.]+:\w+", n)]
+    """A digest of what a cell's numbers depend on: the core of fa_lib as it was loaded, the libraries' versions, the
+    processor's instructions and, where cells name it, the GPU; fn and its module; what the cells name."""
     versions = [importlib.metadata.version(library) for library in ("torch", "numpy", "gfloat", "numba")]
-    parts = [*CORE, *versions, inspect.getsource(inspect.unwrap(fn)), *map(_module_text, own)]
+    hardware = [torch.backends.cpu.get_cpu_capability()]
+    if torch.cuda.is_available() and any("cuda" in cell.values() for cell in cells):
+        hardware.append(torch.cuda.get_device_name())
+    names = {name for cell in cells for name in _names(cell)}
+    registered = [_module_text(kernels.get(name)) for name in sorted(names & {*kernels.available()})]
+    parts = [*CORE, *versions, *hardware, _module_text(fn), *registered, *own_files(cells)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def own_files(cells):
+    """Texts of the reader's own files that cells name: kernels as package.module:function, configurations as .yaml."""
+    names = sorted({name for cell in cells for name in _names(cell)})
+    own = [_module_text(kernels.get(name)) for name in names if re.fullmatch(r"[\w.]+:\w+", name)]
+    return own + [Path(name).read_text() for name in names if name.endswith(".yaml") and Path(name).is_file()]
+
+
+def _names(cell):
+    """The texts in a cell, and their words: one may name several kernels."""
+    texts = {value for value in cell.values() if isinstance(value, str)}
+    return texts | {word for text in texts for word in text.split()}
 
 
 def _module_text(fn):

@@ -8,6 +8,7 @@ import sys
 import nbformat
 import papermill
 import pytest
+from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib.paths import ROOT
@@ -77,9 +78,29 @@ def test_a_failing_notebook_is_kept_with_its_traceback_and_nothing_is_half_writt
 
 def test_a_cell_has_a_timeout(project):
     write(project, "01_small", middle="import time; time.sleep(60)")
-    with pytest.raises(Exception, match="(?i)timed? ?out"):
+    with pytest.raises(CellTimeoutError):
         run(project / "notebooks" / "01_small.ipynb", "paper", root=project, timeout=2)
     assert "data/results/01_small.csv" not in everything(project)
+    assert "build/01_small.failed.ipynb" in everything(project)
+
+
+def test_what_there_is_not_is_refused_and_what_a_scale_does_not_name_is_left_alone(project, monkeypatch, capsys):
+    notebook = project / "notebooks" / "01_small.ipynb"
+    with pytest.raises(Refused, match="executor: got 'slrum'; accepted is slurm or a number of processes"):
+        run(notebook, "paper", root=project, executor="slrum")
+    (project / "notebooks" / "scales" / "other.yaml").write_text("")
+    monkeypatch.setattr(run, "__defaults__", (project, 60, None, None))
+    monkeypatch.setattr(sys, "argv", ["run", str(notebook), "--scale", "other"])
+    main()
+    assert "01_small.ipynb is not of this scale: its results stay as they are" in capsys.readouterr().out
+    assert everything(project) == []
+
+
+def test_a_cache_that_is_asked_for_is_the_one(project):
+    write(project, "01_small", middle="print(repr(cache))")
+    for given, cache in (({}, str(project / "build" / "cache")), (dict(cache=""), "")):
+        executed = run(project / "notebooks" / "01_small.ipynb", "paper", root=project, **given)
+        assert f"{cache!r}\n" in nbformat.read(executed, 4).cells[-2].outputs[0].text
 
 
 def test_the_command_names_notebook_and_cell(project, monkeypatch):

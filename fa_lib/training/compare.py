@@ -87,7 +87,7 @@ def direction(job):
         job: (pair, seed, folder, folder of the twin), as for `compare`.
 
     Returns:
-        dict: pair, seed, score A, steps T, aligned A / sqrt(T).
+        dict: pair, seed, score A, steps T, aligned A / sqrt(T); no row for a run that left no two weights files.
     """
     pair, seed, folder, twin = job
     paths = sorted(Path(folder).glob("weights-*.safetensors"))
@@ -95,6 +95,8 @@ def direction(job):
     for path in paths:
         a, b = load_weights(path), load_weights(Path(twin) / path.name)
         apart.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
+    if len(apart) < 2:
+        return []
     x = torch.stack(apart).diff(dim=0)  # (T, weights)
     score = (x.sum(0).norm() / x.square().sum().sqrt()).item()
     return dict(pair=pair, seed=seed, score=score, steps=len(x), aligned=score / len(x) ** 0.5)

@@ -75,10 +75,14 @@ def train(arm, seed, config, steps, folder, *, every, source="shapes", streaming
         if fabric.global_rank == 0:
             try:
                 stack.enter_context(alone(folder))
+                held = finished(folder, settings)  # by the process that held it
             except ValueError as error:
                 refused = str(error)
-        if refused := fabric.broadcast(refused):
+        refused, held = fabric.broadcast((refused, held))
+        if refused:
             raise ValueError(refused)
+        if held:
+            return held
         run.resume()
         batches = images.batches(config.batch, data.mixed(seed, arm.order), start=run.step)
         halves = HalfProducts() if device == "cpu" and run.dtype == torch.float16 else nullcontext()
@@ -206,7 +210,7 @@ class _Run:
         if self.fabric.global_rank == 0:
             with replacing(self.folder / "run.json") as path:
                 path.write_text(json.dumps(result | dict(checksum=digest(result))))
-            for path in [*self.folder.glob(".*"), self.folder / "resume.ckpt", self.folder / "lock"]:
+            for path in [*self.folder.glob(".*"), self.folder / "resume.ckpt"]:
                 path.unlink(missing_ok=True)  # what a killed run left half-written too
         self.fabric.barrier()
         return result

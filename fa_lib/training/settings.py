@@ -67,7 +67,8 @@ def describe(arm, seed, config, steps, every, source="shapes", streaming=False, 
     if device not in ("cpu", "cuda") or (device == "cuda" and torch.cuda.device_count() < devices // NODES):
         here = f"cpu, and {torch.cuda.device_count()} of cuda"
         raise ValueError(f"device: got {devices} of {device!r}; here are {here}")
-    version = [code_version(describe, [asdict(arm)])[:16], *(library.__version__ for library in LIBRARIES)]
+    code = code_version(describe, [asdict(arm) | dict(device=device)])[:16]
+    version = [code, *(library.__version__ for library in LIBRARIES)]
     rest = dict(seed=seed, steps=steps, every=every, source=str(source), streaming=streaming)
     rest |= dict(device=device, devices=devices, strategy=strategy)
     return asdict(arm) | asdict(config) | rest | dict(version=" ".join(version))

@@ -41,6 +41,7 @@ def out_of_time(folder):
     """Raises, the first time, what submitit raises in the middle of a call."""
     begun = Path(folder) / "begun"
     if not begun.exists():
+        begun.parent.mkdir(exist_ok=True)
         begun.touch()
         raise submitit.core.utils.UncompletedJobError("timed out too many times")
     return dict(square=4)

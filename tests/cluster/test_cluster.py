@@ -120,7 +120,9 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         ("{time: 0}", "own.yaml: time: got 0; accepted is a whole number from 1"),
         ("{time: 2:00:00}", "own.yaml: time: got 2:00:00; accepted is a whole number from 1"),
         ("{account: 3}", "own.yaml: account: got 3; accepted is a text"),
-        ("{sbatch: {job-name: mine}}", "own.yaml: sbatch: got 'job-name', which is set here"),
+        ("{sbatch: {job-name: mine}}", "own.yaml: sbatch: got 'job-name'; accepted are options without a setting"),
+        ("{sbatch: {time: 120}}", "own.yaml: sbatch: got 'time'; accepted are options without a setting"),
+        ("{sbatch: {1: 2}}", "own.yaml: sbatch: got 1; accepted are options without a setting"),
         ("[time, 3]", "own.yaml: got .*; accepted is a mapping of partition, account"),
         ("{time: [", "own.yaml: no YAML: "),
     ):
@@ -128,7 +130,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
             path.write_text(text)
         with pytest.raises(ValueError, match=message):
             settings()
-    path.write_text("{gpus: 2, partition: nowhere, memory: 1}")
+    path.write_text("{gpus: 2, account: , partition: nowhere, memory: 1}")
     assert settings() | dict(gpus=0, partition="", memory=4) == SETTINGS
     with pytest.raises(BrokenExecutor, match="(?s)sbatch: error: .*; the jobs' logs: "), workers("slurm") as jobs:
         sweep(sometimes, dict(a=range(5), how=0), executor=jobs)
@@ -137,12 +139,24 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
 def test_the_end_of_a_job_is_not_a_result_of_its_call_and_other_code_is_refused(tmp_path, monkeypatch):
     refused = pytest.raises(RuntimeError, match="its code was changed after this job was sent")
     with refused as error, workers("slurm") as jobs:
-        futures = [jobs.submit(out_of_time, tmp_path)]
-        monkeypatch.setattr("fa_lib.cluster._code", lambda fn: "older")
-        futures.append(jobs.submit(out_of_time, tmp_path))
-        assert futures[0].result(300) == dict(square=4)
-        futures[1].result(300)
+        with pytest.raises(RuntimeError, match="out of time: timed out too many times"):
+            jobs.submit(out_of_time, tmp_path / "alone").result(300)
+        futures = [jobs.submit(out_of_time, tmp_path / "several") for _ in range(9)]  # two to a job
+        assert [future.result(300) for future in futures] == [dict(square=4)] * 9
+        monkeypatch.setattr("fa_lib.cluster._code", lambda fn, cell: "older")
+        jobs.submit(out_of_time, tmp_path / "several").result(300)
     assert error.value.__notes__[0].startswith("its log: ")
+
+
+def test_a_sender_inside_a_job(tmp_path):
+    """Of whose variables sbatch must not take any: here a job of one node would get its sender's, which is taken."""
+    script = "from cells import on_a_node\nfrom fa_lib.sweep import sweep, workers\n"
+    script += "with workers('slurm') as jobs:\n"
+    script += f"    sweep(on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(tmp_path)!r}), executor=jobs)"
+    srun = ["srun", "--nodelist=n1", "--mem=1G", sys.executable, "-c", script]
+    done = subprocess.run(srun, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "n2").read_text().splitlines()) == 2
 
 
 def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
@@ -160,7 +174,7 @@ def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_pa
 def write(project, parameters, middle):
     """A notebook in a project of its own."""
     (project / "notebooks" / "scales").mkdir(parents=True)
-    (project / "notebooks" / "scales" / "paper.yaml").write_text("")
+    (project / "notebooks" / "scales" / "paper.yaml").write_text("01_small: {}\n")
     save = "import pandas as pd\nfrom fa_lib.results import save\nsave(out, '01_small', {}, table)"
     cells = [new_code_cell(f"out = ''\n{parameters}", metadata={"tags": ["parameters"]})]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
