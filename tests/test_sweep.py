@@ -1,8 +1,10 @@
 """Sweeps: tidy, cached cell by cell, resumed, and never half-read."""
 
+import importlib
 import json
 import os
 import signal
+import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -10,6 +12,7 @@ from functools import partial
 from multiprocessing import active_children, get_context
 
 import pytest
+import torch
 
 from fa_lib import sweep
 from fa_lib.kernels import _KERNELS, register
@@ -174,3 +177,25 @@ def test_kernels_are_found_among_the_words_of_a_cell():
     assert plain != code_version(own_kernel, [dict(names="flash test_sweep:own_kernel")])
     with pytest.raises(ValueError, match="kernel: got 'nowhere:f'"):
         code_version(own_kernel, [dict(names="flash nowhere:f")])
+
+
+def test_what_a_cell_depends_on_is_part_of_its_key(tmp_path, monkeypatch):
+    """A function beside the one swept, a configuration's text, the processor's instructions."""
+    config, module, versions = tmp_path / "mine.yaml", tmp_path / "mine_module.py", []
+    monkeypatch.syspath_prepend(tmp_path)
+    for step in range(5):
+        config.write_text("layers: 2" if step else "layers: 1")
+        helped = 10 if step > 1 else 1
+        module.write_text(f"def f(config, device):\n    return helper()\n\ndef helper():\n    return {helped}")
+        if step > 2:
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+        sys.modules.pop("mine_module", None)
+        fn = importlib.import_module("mine_module").f
+        versions.append(code_version(fn, [dict(config=str(config), device="cpu")]))
+    assert len(set(versions)) == 4 and versions[3] == versions[4]
+
+
+def test_the_order_of_a_grids_names_does_not_matter_to_its_cache(tmp_path):
+    for grid in (dict(a=[1, 2], b=3), dict(b=3, a=[1, 2]), dict(a=[1, 2], b=3)):
+        sweep(cell, grid, cache=tmp_path)
+    assert len(CALLS) == 2

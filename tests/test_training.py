@@ -1,12 +1,13 @@
 """The training study: the model's attention, arms that differ in one thing, interrupted runs, comparisons."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from fa_lib.paths import ROOT, alone
 from fa_lib.sweep import workers
 from fa_lib.training import plots as of_plots
 from fa_lib.training import study as of_study
-from fa_lib.training.compare import at_end, compare, distances, load_weights, slopes, times_less
+from fa_lib.training.compare import at_end, compare, direction, distances, load_weights, slopes, times_less
 from fa_lib.training.half import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
 from fa_lib.training.run import train
@@ -231,6 +232,41 @@ def test_a_folder_in_use_is_refused_and_one_that_lacks_weights_is_trained_again(
     weights(tmp_path, 2).unlink()
     train(Arm(), 0, TINY, 4, tmp_path, every=2)
     assert weights(tmp_path, 2).read_bytes() == held and not (tmp_path / "lock").exists()
+
+
+def test_a_run_that_another_process_ends_meanwhile_is_not_trained_again(tmp_path, monkeypatch):
+    @contextmanager
+    def waited(folder):
+        monkeypatch.setattr("fa_lib.training.run.alone", alone)
+        train(Arm(), 0, TINY, 4, tmp_path, every=2)  # what holds the folder ends while this one waits
+        with alone(folder):
+            yield
+
+    monkeypatch.setattr("fa_lib.training.run.alone", waited)
+    train(Arm(), 0, TINY, 4, tmp_path, every=2, watch=(steps := []).append)
+    assert steps == []
+
+
+def test_a_lock_that_its_holder_removes_while_one_waits_is_not_taken(tmp_path, monkeypatch):
+    flock, calls = fcntl.flock, []
+
+    def late(*words):
+        if not calls:
+            (tmp_path / "lock").unlink()  # opened, and not yet held
+        calls.append(words)
+        flock(*words)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with alone(tmp_path), pytest.raises(ValueError, match="in use by another process"), alone(tmp_path, seconds=0.3):
+        pass
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_run_with_one_checkpoint_has_no_direction(tmp_path):
+    train(Arm(), 0, TINY, 2, tmp_path, every=2)
+    assert direction(("rerun", 0, tmp_path, tmp_path)) != []
+    weights(tmp_path, 2).unlink()
+    assert direction(("rerun", 0, tmp_path, tmp_path)) == []
 
 
 def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkeypatch):
