@@ -149,14 +149,15 @@ def test_the_end_of_a_job_is_not_a_result_of_its_call_and_other_code_is_refused(
 
 
 def test_a_sender_inside_a_job(tmp_path):
-    """Of whose variables sbatch must not take any: here a job of one node would get its sender's, which is taken."""
+    """Whose variables its jobs must not get: one that had those of an array would take itself for a part of it."""
     script = "from cells import on_a_node\nfrom fa_lib.sweep import sweep, workers\n"
     script += "with workers('slurm') as jobs:\n"
-    script += f"    sweep(on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(tmp_path)!r}), executor=jobs)"
-    srun = ["srun", "--nodelist=n1", "--mem=1G", sys.executable, "-c", script]
-    done = subprocess.run(srun, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    script += f"    sweep(on_a_node, dict(fmt='BF16', seed=0, folder={str(tmp_path)!r}), executor=jobs)"
+    part = ["env", "SLURM_ARRAY_JOB_ID=77", "SLURM_ARRAY_TASK_ID=0"]
+    words = ["srun", "--nodelist=n1", "--mem=1G", *part, sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "n2").read_text().splitlines()) == 2
+    assert len((tmp_path / "n2").read_text().splitlines()) == 1
 
 
 def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
