@@ -52,6 +52,6 @@ def by_layer(table, caption, baseline="baseline"):
     ax.grid(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     ran = max(largest[(*layer, "ran")] / largest[(*layer, baseline)] for layer in layers)
-    title = f"In this model attention is at most {ran:.1f} × as far off as Baseline"
+    title = f"In this model attention's largest error in a layer is at most {ran:.1f} × Baseline's"
     points = " Small points: a head at a step; large ones: the layer's largest error over Baseline's largest."
     return captioned(figure, title, caption + points)
