@@ -151,7 +151,7 @@ def verdicts(table, caption):
                 ax.plot(values.mean(axis=1), y, marker, color=color, ms=5.5, label=kernel)
             ax.set(xscale="log", yticks=range(len(against)), yticklabels=against[::-1], ylim=(-0.5, len(against) - 0.5))
             ax.grid(axis="x")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+            ax.xaxis.set_major_locator(LogLocator(subs=(1,) if metric == "bias" else (1, 2, 5), numticks=6))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}"))
             ax.xaxis.set_minor_formatter(NullFormatter())
             ax.set_xlabel(f"{words} (1e-6)")
@@ -210,7 +210,8 @@ def mechanism(by_repeats, steps, caption):
         each = rows.groupby("run")[["delta", "delta_rmse"]].mean()
         shape = dict(marker=marker, color=color, mfc="white" if line == "--" else color, ls="")
         axes[2].plot(each.delta.abs(), each.delta_rmse, **shape, ms=4, alpha=0.4)
-        axes[2].plot(abs(each.delta.mean()), each.delta_rmse.mean(), **shape, ms=7, label=cure)
+        size = 11 if "torch" in cure else 7  # around the one it equals
+        axes[2].plot(abs(each.delta.mean()), each.delta_rmse.mean(), **shape, ms=size, label=cure)
     axes[1].set(
         xlabel="steps",
         ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)",
@@ -222,7 +223,8 @@ def mechanism(by_repeats, steps, caption):
         caption
         + " Left: mean and 95 % interval over seeds. Middle: mean and range over runs. Right: small points are runs."
     )
-    return captioned(figure, "Ties that always round away from zero: O is biased, and delta drifts with it", words)
+    title = "Ties that round away from zero bias O, and delta drifts; carrying O in FP32 is no cure by itself"
+    return captioned(figure, title, words)
 
 
 CURE_STYLE = (
