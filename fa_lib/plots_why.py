@@ -208,7 +208,7 @@ def mechanism(by_repeats, steps, caption):
         if "beta = 8" not in cure:  # a thousand times further
             band(axes[1], sums, color, "", cure, ls=line)
         each = rows.groupby("run")[["delta", "delta_rmse"]].mean()
-        shape = dict(marker=marker, color=color, mfc="white" if line == "--" else color, ls="")
+        shape = dict(marker=marker, color=color, mfc="none" if line == "--" else color, ls="")
         axes[2].plot(each.delta.abs(), each.delta_rmse, **shape, ms=4, alpha=0.4)
         size = 11 if "torch" in cure else 7  # around the one it equals
         axes[2].plot(abs(each.delta.mean()), each.delta_rmse.mean(), **shape, ms=size, label=cure)
