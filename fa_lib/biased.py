@@ -22,16 +22,18 @@ from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 SIGNS = {"V > 0": 1, "V < 0": -1, "both signs": 0}
-CURES = (
-    "O carried in BF16",
-    "O carried in FP32",
-    "FP32, torch's exponential",
-    "O in FP32 to the end",
-    "delta from P and dP",
-    "dynamic maximum, beta = 2",
-    "dynamic maximum, beta = 8",
-    "stochastic rounding of O",
-)
+_CARRIED = dict(accumulator=BF16)
+_KERNELS = {  # what changes in Precision.kernel(BF16), and arguments of `tiled`
+    "O carried in BF16": (_CARRIED, {}),
+    "O carried in FP32": ({}, {}),
+    "FP32, torch's exponential": ({}, dict(exp=fast_exp)),
+    "O in FP32 to the end": (dict(output=FP32), {}),
+    "delta from P and dP": (_CARRIED, {}),
+    "dynamic maximum, beta = 2": (_CARRIED, dict(maximum=dynamic_maximum(2.0))),
+    "dynamic maximum, beta = 8": (_CARRIED, dict(maximum=dynamic_maximum(8.0))),
+    "stochastic rounding of O": ({}, {}),  # by the seed
+}
+CURES = tuple(_KERNELS)
 
 
 def problem(repeats, sign, seed, gap=16, n=512, rows=256, head_dim=64):
@@ -67,14 +69,10 @@ def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_
         roundoff times rowsum |dO ∘ O|; delta_rmse: its root mean square.
     """
     q, k, v, dO = problem(repeats, sign, seed, gap, n, rows, head_dim)
-    precision, given = replace(Precision.kernel(BF16), accumulator=BF16), {}
-    if cure in CURES[1:4]:
-        precision = replace(precision, accumulator=FP32, output=FP32 if cure == "O in FP32 to the end" else BF16)
-        given = dict(exp=fast_exp) if "torch" in cure else {}
-    elif cure.startswith("dynamic maximum"):
-        given = dict(maximum=dynamic_maximum(float(cure.split("=")[1])))
-    elif cure == "stochastic rounding of O":
-        precision = replace(precision, accumulator=stochastic(BF16, seed), output=stochastic(BF16, seed + 1))
+    changes, given = _KERNELS[cure]
+    if cure == "stochastic rounding of O":
+        changes = dict(accumulator=stochastic(BF16, seed), output=stochastic(BF16, seed + 1))
+    precision = replace(Precision.kernel(BF16), **changes)
     o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, **given)
     golden = kernels.golden(q, k, v, inputs=FP64)
     error = (o - golden) / BF16.ulp(golden)

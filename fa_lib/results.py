@@ -92,10 +92,10 @@ def device():
 
 
 def _commit():
+    env = os.environ | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
+
     def git(*words):
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}
-        )
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, env=env)
 
     try:
         head = git("rev-parse", "HEAD")

@@ -69,6 +69,7 @@ def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, executor=No
     given = parameters(notebook, scale, root)
     if given is None:
         return None
+    _failed(notebook, root).unlink(missing_ok=True)  # of an earlier run
     given, accepted = given | more, papermill.inspect_notebook(str(notebook))
     if "processes" in accepted and executor is not None:
         given = given | dict(processes=executor)
@@ -80,11 +81,14 @@ def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, executor=No
         return _execute(notebook, given, accepted, root, timeout, into)
 
 
+def _failed(notebook, root):
+    return root / "build" / f"{notebook.stem}.failed.ipynb"
+
+
 def _execute(notebook, given, accepted, root, timeout, into):
     build = root / "build"
     build.mkdir(exist_ok=True)
-    done, failed = build / notebook.name, build / f"{notebook.stem}.failed.ipynb"
-    failed.unlink(missing_ok=True)
+    done = build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
         results = Path(staging) / "out"
         executed = Path(staging) / notebook.name
@@ -97,7 +101,7 @@ def _execute(notebook, given, accepted, root, timeout, into):
             )  # fmt: skip
         except BaseException:
             if executed.exists():
-                os.replace(executed, failed)
+                os.replace(executed, _failed(notebook, root))
             raise
         for path in sorted(p for p in results.rglob("*") if p.is_file()):
             target = (into or root) / path.relative_to(results)
@@ -137,7 +141,7 @@ def main():
         words = f"{name}: cell {error.cell_index} failed: {error.ename}: {error.evalue}"
     except Exception as error:
         words = "; ".join((f"{name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
-    kept = ROOT / "build" / f"{arguments.notebook.stem}.failed.ipynb"
+    kept = _failed(arguments.notebook, ROOT)
     sys.exit(f"{words}\nThe notebook as far as it came: {kept.relative_to(ROOT)}" if kept.exists() else words)
 
 

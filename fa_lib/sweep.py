@@ -204,23 +204,22 @@ def code_version(fn, cells=()):
     hardware = [torch.backends.cpu.get_cpu_capability()]
     if torch.cuda.is_available() and any("cuda" in cell.values() for cell in cells):
         hardware.append(torch.cuda.get_device_name())
-    names = {name for cell in cells for name in _names(cell)}
-    registered = [_module_text(kernels.get(name)) for name in sorted(names & {*kernels.available()})]
+    registered = [_module_text(kernels.get(name)) for name in _names(cells) if name in kernels.available()]
     parts = [*CORE, *versions, *hardware, _module_text(fn), *registered, *own_files(cells)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def own_files(cells):
     """Texts of the reader's own files that cells name: kernels as package.module:function, configurations as .yaml."""
-    names = sorted({name for cell in cells for name in _names(cell)})
+    names = _names(cells)
     own = [_module_text(kernels.get(name)) for name in names if re.fullmatch(r"[\w.]+:\w+", name)]
     return own + [Path(name).read_text() for name in names if name.endswith(".yaml") and Path(name).is_file()]
 
 
-def _names(cell):
-    """The texts in a cell, and their words: one may name several kernels."""
-    texts = {value for value in cell.values() if isinstance(value, str)}
-    return texts | {word for text in texts for word in text.split()}
+def _names(cells):
+    """The texts in cells, and their words, sorted: one may name several kernels."""
+    texts = {value for cell in cells for value in cell.values() if isinstance(value, str)}
+    return sorted(texts | {word for text in texts for word in text.split()})
 
 
 def _module_text(fn):

@@ -45,8 +45,6 @@ def inside(table, caption):
         apart = [step == steps[-1] or after > 1.6 * step for step, after in zip(steps, [*steps[1:], 0])]
         ax.set_xticks(steps, labels=[str(step) if room else "" for step, room in zip(steps, apart)])
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.axhline(1, color="#333333", lw=0.9)
-        ax.axhline(2, color="#333333", lw=0.9, ls=":")
     axes[0].set_ylabel("error to golden / Baseline's\n(root mean squares)")
     axes[0].legend(loc="lower left")
     layers, rng = table.layer.max() + 1, np.random.default_rng(0)
@@ -55,7 +53,8 @@ def inside(table, caption):
         at = ratio.layer + (ratio.kind == "cross") * (layers + 0.6) + shift + rng.uniform(-0.07, 0.07, len(ratio))
         axes[2].plot(at, ratio[0], marker, color=color, ms=3.5, alpha=0.55, mew=0, label=label)
     for level, words, line in ((1, "as far as Baseline", "-"), (2, "the rule's limit", ":")):
-        axes[2].axhline(level, color="#333333", lw=0.9, ls=line)
+        for ax in axes:
+            ax.axhline(level, color="#333333", lw=0.9, ls=line)
         axes[2].annotate(words, (2 * layers - 0.2, level), (0, 3), textcoords="offset points", ha="right", fontsize=7)
     ticks = [*range(layers), *(layers + 0.6 + np.arange(layers))]
     labels = [f"{i}\n{kind}" if i == layers // 2 else f"{i}" for kind in ("self", "cross") for i in range(layers)]
