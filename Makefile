@@ -11,7 +11,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 EVERY_NOTEBOOK := $(wildcard notebooks/[0-9]*.ipynb)
 NOTEBOOKS := $(filter-out notebooks/00_%,$(EVERY_NOTEBOOK))
-LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py' -o -name '*.yaml')) fa_lib/paper.mplstyle data/published.csv
+LIBRARY := $(filter-out fa_lib/claims.py,$(shell find fa_lib -name '*.py' -o -name '*.yaml')) fa_lib/plots/paper.mplstyle data/published.csv
 READY := $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready $(if $(filter slurm,$(EXECUTOR)),.venv/cluster))
 BROWSER := $(if $(READY),.venv/browser)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
@@ -28,7 +28,7 @@ figures: $(NOTEBOOKS:notebooks/%.ipynb=build/%.done) ## draw every figure: run t
 .SECONDEXPANSION:
 build/%.done: notebooks/%.ipynb notebooks/scales/$(SCALE).yaml build/scale $(LIBRARY) \
 		$$(if $$(wildcard data/results/$$*.csv),,FORCE) | $(READY)
-	@touch $@.begun && $(PYTHON) -m fa_lib.run $< --scale $(SCALE) $(if $(EXECUTOR),--executor $(EXECUTOR)) && mv $@.begun $@
+	@touch $@.begun && $(PYTHON) -m fa_lib.execution.notebook $< --scale $(SCALE) $(if $(EXECUTOR),--executor $(EXECUTOR)) && mv $@.begun $@
 
 build/08_weights_in_context.done: | build/07_weight_divergence.done # they share their runs
 build/10_biased_rounding.done: | build/08_weights_in_context.done
@@ -39,10 +39,10 @@ build/scale: FORCE # changes when SCALE does
 FORCE:
 
 record: $(READY) ## on a machine with a CUDA GPU: its kernels and figures, into data/recorded/<device>/
-	for f in $(NOTEBOOKS); do $(PYTHON) -m fa_lib.run "$$f" --scale gpu --record; done
+	for f in $(NOTEBOOKS); do $(PYTHON) -m fa_lib.execution.notebook "$$f" --scale gpu --record; done
 
 report: $(READY) ## KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
-	@$(PYTHON) -m fa_lib.report $(if $(KERNEL),--kernel '$(KERNEL)') $(if $(QKV),--qkv '$(QKV)') \
+	@$(PYTHON) -m fa_lib.check.report $(if $(KERNEL),--kernel '$(KERNEL)') $(if $(QKV),--qkv '$(QKV)') \
 		$(if $(FORMAT),--format '$(FORMAT)')
 
 example: $(READY) ## check a model: a tiny decoder under the probe, which saves the worst call for `make report`

@@ -19,7 +19,7 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from fa_lib import BF16, Precision, Tiling, draw, kernels, round_to, wasserstein
-from fa_lib.paths import replacing
+from fa_lib.execution.files import replacing
 
 RESULTS = Path(__file__).with_name("results.md")
 

@@ -20,12 +20,14 @@ from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fa_lib.paths import RESULTS, ROOT, replacing
+from fa_lib.execution.files import replacing
+from fa_lib.paths import RESULTS, ROOT
 from fa_lib.training import data
-from fa_lib.training.compare import distances, load_weights
+from fa_lib.training.arm import Arm
+from fa_lib.training.distances import distances
 from fa_lib.training.model import Config, TextToImage
 from fa_lib.training.run import _Run, train
-from fa_lib.training.settings import Arm, weights
+from fa_lib.training.run_folder import load_weights, weights
 from fa_lib.training.study import ARMS, PAIRS
 
 KINDS = ("Baseline", "Flash", "FP32")  # the first two in BF16; Baseline's kernel in the last

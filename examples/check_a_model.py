@@ -4,9 +4,10 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fa_lib.paths import ROOT, replacing
-from fa_lib.plots_model import by_layer
-from fa_lib.probe import Probe
+from fa_lib.check.model import Probe
+from fa_lib.execution.files import replacing
+from fa_lib.paths import ROOT
+from fa_lib.plots.model_report import by_layer
 
 torch.manual_seed(0)
 shape = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, vocab_size=512)

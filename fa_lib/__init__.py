@@ -14,11 +14,11 @@ for _dtype in (torch.float32, torch.float64):
     torch.exp(torch.zeros(64, dtype=_dtype))
 
 from fa_lib import kernels  # noqa: E402
+from fa_lib.execution.sweep import sweep  # noqa: E402
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to  # noqa: E402
 from fa_lib.inputs import draw, load  # noqa: E402
 from fa_lib.metrics import deviation, wasserstein  # noqa: E402
 from fa_lib.precision import Precision  # noqa: E402
-from fa_lib.sweep import sweep  # noqa: E402
 from fa_lib.tiling import Tiling  # noqa: E402
 
 __all__ = [

@@ -10,7 +10,8 @@ import re
 import numpy as np
 import pandas as pd
 
-from fa_lib.paths import PUBLISHED, RESULTS, ROOT, replacing
+from fa_lib.execution.files import replacing
+from fa_lib.paths import PUBLISHED, RESULTS, ROOT
 
 BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
 

@@ -6,11 +6,11 @@ import torch
 from safetensors.torch import load_file
 from victims import cell, stamps
 
-from fa_lib.sweep import sweep
-from fa_lib.training.compare import load_weights
+from fa_lib.execution.sweep import sweep
+from fa_lib.training.arm import Arm
 from fa_lib.training.model import Config
 from fa_lib.training.run import train
-from fa_lib.training.settings import Arm, weights
+from fa_lib.training.run_folder import load_weights, weights
 
 
 def flipped(whole, chance):

@@ -11,7 +11,7 @@ from test_kernels import EXACT, plain, problems
 
 from fa_lib import BF16, FP16, FP32, FP64, Precision, Tiling, deviation, draw, round_to
 from fa_lib.kernels import flash, golden, reference, tiled
-from fa_lib.kernels.models import fast_exp
+from fa_lib.kernels.exponentials import fast_exp
 
 
 def gradients(kernel, q, k, v, dO):

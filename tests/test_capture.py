@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fa_lib import BF16, FP16, FP32, capture, draw, kernels
+from fa_lib import BF16, FP16, FP32, draw, kernels
+from fa_lib.check import tensors as capture
 from fa_lib.paths import ROOT
 
 
@@ -159,7 +160,17 @@ def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
 
 def test_a_capture_is_reported_on_in_one_page(tmp_path):
     path = written(tmp_path / "mine.npz", **dict(zip("qkv", tensors(dtype=torch.float32))))
-    words = [sys.executable, "-m", "fa_lib.report", "--qkv", str(path), "--format", "BF16", "--out", str(tmp_path)]
+    words = [
+        sys.executable,
+        "-m",
+        "fa_lib.check.report",
+        "--qkv",
+        str(path),
+        "--format",
+        "BF16",
+        "--out",
+        str(tmp_path),
+    ]
     env = os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from fa_lib import sweep
-from fa_lib.biased import bias, problem
-from fa_lib.causes import carried, ladder, option, outliers, rescaling, verdicts
+from fa_lib.experiments.ablation import carried, ladder, verdicts
+from fa_lib.experiments.biased_rounding import bias, problem
+from fa_lib.experiments.newer_kernels import option, outliers
+from fa_lib.experiments.rescaling import rescaling
 from fa_lib.formats import BF16, FP64
 from fa_lib.kernels import flash, golden
-from fa_lib.kernels.models import vectorised
+from fa_lib.kernels.known import vectorised
 
 
 def mean(table, by, value):

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, Precision, Tiling, draw, kernels, round_to, sweep
-from fa_lib.training.compare import load_weights
+from fa_lib.experiments.rule import rule
+from fa_lib.experiments.validation import agree
+from fa_lib.training.arm import Arm
 from fa_lib.training.model import Config
 from fa_lib.training.run import train
-from fa_lib.training.settings import Arm, weights
-from fa_lib.validation import agree, rule
+from fa_lib.training.run_folder import load_weights, weights
 
 pytestmark = [
     pytest.mark.cuda,

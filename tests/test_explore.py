@@ -9,22 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, microbenchmark
-from fa_lib import explore as panel
-from fa_lib.explore import (
-    STEPS,
-    Setting,
-    compare,
-    explore,
-    follow,
-    in_numbers,
-    in_words,
-    message,
-    read,
-    reasons,
-    verdict,
-)
-from fa_lib.plots_explore import picture, png
+from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, microbenchmark, panel
+from fa_lib.panel import STEPS, Setting, compare, explore, follow, in_numbers, in_words, message, read, reasons, verdict
+from fa_lib.plots.panel import picture, png
 
 SMALL = Setting(n=256)
 

@@ -4,8 +4,9 @@ import matplotlib.pyplot as plt
 import pytest
 
 from fa_lib import plots, sweep
+from fa_lib.experiments.microbenchmark import compare, exponent, shapes, wide
 from fa_lib.inputs import DISTRIBUTIONS
-from fa_lib.microbenchmark import compare, exponent, settings, shapes, wide
+from fa_lib.plots.captions import settings
 
 SCALE = dict(n=2048, head_dim=64, heads=1, block_kv=64, distribution="uniform", fmt="BF16", seed=range(5))
 

@@ -10,10 +10,11 @@ import scipy.linalg
 import torch
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
-from fa_lib.causes import OPTIONS
+from fa_lib.experiments.newer_kernels import OPTIONS
 from fa_lib.formats import stochastic
-from fa_lib.inputs import DISTRIBUTIONS, quantized, rotated
-from fa_lib.kernels.models import dynamic_maximum, polynomial_exp
+from fa_lib.inputs import DISTRIBUTIONS
+from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
+from fa_lib.kernels.scaling import quantized, rotated
 
 EXACT = Precision.uniform(FP64)
 TILING = Tiling(16, 16)

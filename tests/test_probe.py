@@ -16,10 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fa_lib
-from fa_lib import BF16, capture, kernels, paths
+from fa_lib import BF16, kernels, paths
+from fa_lib.check import tensors as capture
+from fa_lib.check.model import Probe, register_with_transformers
 from fa_lib.paths import ROOT
-from fa_lib.plots_model import by_layer
-from fa_lib.probe import Probe, register_with_transformers
+from fa_lib.plots.model_report import by_layer
 
 IDS = torch.randint(64, (2, 48), generator=torch.Generator().manual_seed(0))
 PADDED = torch.ones_like(IDS).masked_fill(torch.arange(48) < torch.tensor([[10], [0]]), 0)
@@ -138,7 +139,7 @@ def test_the_mask_of_the_worst_call_is_saved_and_nothing_when_writing_fails(tmp_
         )
         assert held.get_tensor("mask").shape[-2:] == (48, 48)
     before = path.read_bytes()
-    monkeypatch.setattr("fa_lib.probe.save_file", lambda tensors, at, metadata: at.write_bytes(b"half") and 1 / 0)
+    monkeypatch.setattr("fa_lib.check.model.save_file", lambda tensors, at, metadata: at.write_bytes(b"half") and 1 / 0)
     with pytest.warns(UserWarning, match="worst.safetensors: division by zero"), probe:
         decoder()(IDS)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, Precision, Tiling, kernels
-from fa_lib.examine import BIASED, attempt, carry, contract, examine, measure, repeats, ruled
+from fa_lib.check.judge import carried, interval, judge
+from fa_lib.check.kernel import BIASED, attempt, carry, contract, examine, measure, repeats, ruled
 from fa_lib.paths import ROOT
-from fa_lib.verdict import carried, interval, judge
 
 SMALL = dict(lengths=[128, 1024], seeds=2, shapes=["97", "causal 203"], head_dims=[32], troubled_n=128, bias_seeds=3,
              runs=3)  # fmt: skip
@@ -251,7 +251,7 @@ def test_ruled_answers_whatever_a_kernel_does():
 
 def command(*words, cwd=ROOT, **env):
     return subprocess.run(
-        [sys.executable, "-m", "fa_lib.report", *words], cwd=cwd, capture_output=True, text=True,
+        [sys.executable, "-m", "fa_lib.check.report", *words], cwd=cwd, capture_output=True, text=True,
         env={**__import__("os").environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1", **env},
     )  # fmt: skip
 

@@ -13,12 +13,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from fa_lib import claims, plots, plots_report, plots_why, results
-from fa_lib.microbenchmark import settings, shapes
-from fa_lib.paths import PUBLISHED, RESULTS, ROOT, replacing
-from fa_lib.results import save
-from fa_lib.training import plots as of_study
-from fa_lib.verdict import judge
+from fa_lib import claims, plots, plots_report, plots_why
+from fa_lib.check.judge import judge
+from fa_lib.execution import results
+from fa_lib.execution.files import replacing
+from fa_lib.execution.results import save
+from fa_lib.experiments.microbenchmark import shapes
+from fa_lib.paths import PUBLISHED, RESULTS, ROOT
+from fa_lib.plots import training as of_study
+from fa_lib.plots.captions import settings
 
 CONDA = {
     "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},

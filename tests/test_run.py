@@ -11,8 +11,8 @@ import pytest
 from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
+from fa_lib.execution.notebook import Refused, main, parameters, run
 from fa_lib.paths import ROOT
-from fa_lib.run import Refused, main, parameters, run
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def project(tmp_path):
 def write(project, name, middle="", after=""):
     cells = [
         new_code_cell("n = 2\nout = ''\ncache = ''", metadata={"tags": ["parameters"]}),
-        new_code_cell("import pandas as pd\nfrom fa_lib.results import save\n" + middle),
+        new_code_cell("import pandas as pd\nfrom fa_lib.execution.results import save\n" + middle),
         new_code_cell(f"save(out, {name!r}, dict(n=n), pd.DataFrame(dict(n=[n])))\n{after}"),
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -105,7 +105,7 @@ def test_a_cache_that_is_asked_for_is_the_one(project):
 
 def test_the_command_names_notebook_and_cell(project, monkeypatch):
     write(project, "01_small", middle="raise ValueError('no such thing')")
-    monkeypatch.setattr("fa_lib.run.ROOT", project)
+    monkeypatch.setattr("fa_lib.execution.notebook.ROOT", project)
     monkeypatch.setattr(run, "__defaults__", (project, 60, None, None))
     monkeypatch.setattr(sys, "argv", ["run", str(project / "notebooks" / "01_small.ipynb")])
     with pytest.raises(SystemExit, match=r"01_small.ipynb: cell \d failed: ValueError: no such thing"):

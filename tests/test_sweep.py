@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from fa_lib import sweep
-from fa_lib.kernels import _KERNELS, register
-from fa_lib.microbenchmark import compare
-from fa_lib.sweep import _as_done, code_version, expand, workers
+from fa_lib.execution.fingerprint import code_version
+from fa_lib.execution.pools import workers
+from fa_lib.execution.sweep import _as_done, expand
+from fa_lib.experiments.microbenchmark import compare
+from fa_lib.kernels.registry import _KERNELS, register
 
 CALLS = []
 

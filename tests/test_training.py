@@ -19,15 +19,17 @@ import torch
 from safetensors.torch import load_file
 
 from fa_lib import kernels
-from fa_lib.paths import ROOT, alone
-from fa_lib.sweep import workers
-from fa_lib.training import plots as of_plots
+from fa_lib.execution.files import alone
+from fa_lib.execution.pools import workers
+from fa_lib.paths import ROOT
+from fa_lib.plots import training as of_plots
 from fa_lib.training import study as of_study
-from fa_lib.training.compare import at_end, compare, direction, distances, load_weights, slopes, times_less
-from fa_lib.training.half import HalfProducts
+from fa_lib.training.arm import Arm
+from fa_lib.training.distances import at_end, compare, direction, distances, slopes, times_less
+from fa_lib.training.fp16_cpu import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
 from fa_lib.training.run import train
-from fa_lib.training.settings import Arm, weights
+from fa_lib.training.run_folder import load_weights, weights
 from fa_lib.training.study import ARMS, PAIRS, arm_named, samples, study, timing, watch
 
 TINY = Config.load("tiny")
@@ -164,7 +166,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from fa_lib.sweep import workers\n"
+        "from fa_lib.execution.pools import workers\n"
         "if __name__ == '__main__':\n"
         "    with workers(1) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n"

@@ -12,10 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fa_lib.training import data
+from fa_lib.training.arm import Arm
 from fa_lib.training.data import Captioned, load, shapes
 from fa_lib.training.model import Config
 from fa_lib.training.run import train
-from fa_lib.training.settings import Arm, weights
+from fa_lib.training.run_folder import weights
 
 WORDS = ("red", "green", "blue", "black", "white")
 

@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 
 from fa_lib import sweep
-from fa_lib.kernels.models import vectorised as is_vectorised
-from fa_lib.validation import SHAPES, agree, exponential, rule
+from fa_lib.experiments.rule import SHAPES, rule
+from fa_lib.experiments.validation import agree, exponential
+from fa_lib.kernels.known import vectorised as is_vectorised
 
 BITS = dict(head_dim=64, heads=1, seed=0, distribution=["uniform", "normal"])
 vectorised = pytest.mark.skipif(not is_vectorised(), reason="its exponential is of the AVX2 and AVX512 code")

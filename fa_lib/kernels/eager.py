@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from fa_lib.kernels.backward import differentiable
-from fa_lib.kernels.rows import check
+from fa_lib.kernels.options import check
 from fa_lib.kernels.tiled import fa1_last, fa1_tile
 from fa_lib.precision import Precision
 

@@ -11,7 +11,7 @@ from torch.nn.attention import (
     sdpa_kernel,
 )
 
-from fa_lib.kernels.rows import check
+from fa_lib.kernels.options import check
 
 BACKENDS = ("torch", "torch:FA3", "torch:FA4", "flash_attn")
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from fa_lib.formats import FP64, Format, round_to
+from fa_lib.formats import FP64, Format
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.rows import Options, by_rows
+from fa_lib.kernels.options import Options
+from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
 from fa_lib.precision import Precision
 
 
@@ -92,22 +93,3 @@ def golden(q, k, v, *, inputs, allow_nonfinite=False, **options):
     exact = Precision.uniform(FP64)
     q, k, v = (x.double() if isinstance(x, torch.Tensor) else x for x in (q, k, v))
     return reference(q, k, v, precision=replace(exact, inputs=inputs), **options)
-
-
-def rounding(precision):
-    """`precision`, if it is one."""
-    if not hasattr(precision, "probs"):
-        raise ValueError(
-            f"precision: got {precision!r}; accepted is a Precision, such as Precision.kernel({precision!r})"
-        )
-    return precision
-
-
-def nonzero(l):
-    """The row sum to divide by: 1 where no key is visible, so that the row is 0 / 1 = 0."""
-    return torch.where(l == 0, 1.0, l)
-
-
-def stored(o, dtype):
-    """Float64 values in the dtype a kernel returns, rounded straight to it."""
-    return o.contiguous() if dtype == torch.float64 else round_to(o, str(dtype)).to(dtype)

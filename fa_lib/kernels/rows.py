@@ -1,155 +1,15 @@
-"""What the emulated kernels share: checked arguments, the scores some rows of Q see, and rows worked off by threads.
+"""What the emulated kernels share: rows of Q worked off by threads, and how results are stored.
 
 A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it.
 """
 
-import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from fa_lib.formats import round_to
+
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
-
-
-def check(q, k, v, *, causal=False, scale=None, mask=None, window=None, softcap=None, keep=None, dropout_p=0.0):
-    """The contract of every kernel: shapes that fit, options that mean something.
-
-    Raises:
-        ValueError: names the argument, what came and what is accepted.
-    """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.ndim < 2:
-            raise ValueError(
-                f"{name}: got {_describe(x)}; accepted is a floating-point tensor (batch, heads, sequence, head_dim)"
-            )
-        if 0 in x.shape:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are dimensions of at least 1")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(f"{name}: got {x.dtype} on {x.device}; accepted is q's, {q.dtype} on {q.device}")
-    if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"v: got shape {tuple(v.shape)}; accepted is k's {tuple(k.shape[:-1])} before head_dim")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"k: got head_dim {k.shape[-1]}; accepted is q's, {q.shape[-1]}")
-    if q.ndim != k.ndim or q.shape[:-3] != k.shape[:-3]:
-        raise ValueError(f"k: got shape {tuple(k.shape)}; accepted are q's leading dimensions, {tuple(q.shape[:-2])}")
-    if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
-        raise ValueError(f"k: got {k.shape[-3]} heads; accepted is a divisor of q's {q.shape[-3]} heads (GQA)")
-    for name, x in (("scale", scale), ("softcap", softcap)):
-        if x is not None and not (math.isfinite(x) and x > 0):
-            raise ValueError(f"{name}: got {x!r}; accepted is a finite number above 0, or None")
-    if window is not None and (len(window) != 2 or any(side is not None and side < 0 for side in window)):
-        raise ValueError(f"window: got {window!r}; accepted is (left, right), keys from 0, or None for no limit")
-    if not 0 <= dropout_p < 1 or (dropout_p > 0) != (keep is not None):
-        raise ValueError(f"dropout_p: got {dropout_p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask")
-    full = (*q.shape[:-1], k.shape[-2])
-    for name, x in (("mask", mask), ("keep", keep)):
-        if x is None:
-            continue
-        kinds = "boolean" if name == "keep" else "boolean or floating-point"
-        if not isinstance(x, torch.Tensor) or not (x.dtype == torch.bool or (name == "mask" and x.is_floating_point())):
-            raise ValueError(f"{name}: got {_describe(x)}; accepted is a {kinds} tensor")
-        try:
-            fits = torch.broadcast_shapes(x.shape, full) == torch.Size(full)
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}")
-
-
-def _describe(x):
-    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a call asks for beside Q, K and V, for the whole problem; `rows` cuts it for some rows of one head."""
-
-    lead: tuple  # leading dimensions of q, the heads included
-    n_q: int
-    n_kv: int
-    group: int  # Q heads that share a K/V head
-    scale: float
-    left: int | None  # a query sees the keys from its own - left to its own + right; None has no limit
-    right: int | None
-    mask: torch.Tensor | None  # (*lead, n_q, n_kv), boolean or added to S
-    softcap: float | None
-    keep: torch.Tensor | None  # (*lead, n_q, n_kv), the entries of P that dropout leaves
-    dropout_p: float
-
-    @classmethod
-    def of(cls, q, k, v, **options):
-        check(q, k, v, **options)
-        lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
-        left, right = options.get("window") or (None, None)
-        if options.get("causal"):
-            right = 0 if right is None else min(right, 0)
-        masks = {}
-        for name in ("mask", "keep"):
-            x = options.get(name)
-            x = x if x is None or x.dtype == torch.bool else x.detach().double()
-            masks[name] = x if x is None else x.expand(*lead, n_q, n_kv)
-        group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
-        scale = options.get("scale") or 1 / math.sqrt(q.shape[-1])
-        rest = dict(softcap=options.get("softcap"), dropout_p=options.get("dropout_p", 0.0))
-        return cls(lead, n_q, n_kv, group, scale, left, right, **masks, **rest)
-
-    def rows(self, head, here):
-        """The scores that the rows `here`, a slice, of flattened head `head` see."""
-        index = np.unravel_index(head, self.lead)
-        return Scores(self, here, *(x if x is None else x[index][here] for x in (self.mask, self.keep)))
-
-
-class Scores:
-    """S of some rows of one head, tile by tile: scaled, capped, masked, not yet rounded."""
-
-    def __init__(self, options, here, mask, keep):
-        self.o, self.mask, self.keep_mask = options, mask, keep
-        offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
-        self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
-        self.trivial = mask is None and options.left is None and options.right is None
-
-    def sees(self, j, stop):
-        """False where no row sees any of the keys j .. stop - 1 for causality or the window."""
-        o = self.o
-        return not (
-            o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left
-        )
-
-    def __call__(self, q, k, j):
-        """S (rows, keys) in float64 of the rows against keys k, the first of them j; what is hidden at -inf."""
-        S = self.capped(q, k)
-        if self.mask is not None:
-            tile = self.mask[:, j : j + S.shape[1]]
-            S = S.masked_fill_(~tile, -math.inf) if tile.dtype == torch.bool else S.add_(tile)
-        o, stop = self.o, j + S.shape[1]
-        beyond = o.right is not None and stop - 1 > self.first + o.right
-        before = o.left is not None and j < self.last - o.left
-        if beyond or before:
-            own = torch.arange(self.first, self.last + 1, device=S.device)[:, None]
-            keys = torch.arange(j, stop, device=S.device)
-            if beyond:
-                S.masked_fill_(keys > own + o.right, -math.inf)
-            if before:
-                S.masked_fill_(keys < own - o.left, -math.inf)
-        return S
-
-    def capped(self, q, k):
-        """S before masks: scale * Q Kᵀ, softcap * tanh(S / softcap) where there is one."""
-        S = (q @ k.mT).mul_(self.o.scale)
-        return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
-
-    def seen(self, S):
-        """Rows of an unrounded S that see a key of it: (rows, 1), or True where nothing is masked. A score that
-        overflows when rounded, or is NaN, is no hidden key."""
-        return True if self.trivial else S.amax(-1, keepdim=True) != -math.inf
-
-    def drop(self, P, j):
-        """P with dropout: what is not kept is 0, the rest divided by 1 - p."""
-        if self.keep_mask is None:
-            return P
-        return P * self.keep_mask[:, j : j + P.shape[1]] / (1 - self.o.dropout_p)
 
 
 def flat(x, precision):
@@ -216,3 +76,22 @@ def run(tasks, work, device):
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
+
+
+def rounding(precision):
+    """`precision`, if it is one."""
+    if not hasattr(precision, "probs"):
+        raise ValueError(
+            f"precision: got {precision!r}; accepted is a Precision, such as Precision.kernel({precision!r})"
+        )
+    return precision
+
+
+def nonzero(l):
+    """The row sum to divide by: 1 where no key is visible, so that the row is 0 / 1 = 0."""
+    return torch.where(l == 0, 1.0, l)
+
+
+def stored(o, dtype):
+    """Float64 values in the dtype a kernel returns, rounded straight to it."""
+    return o.contiguous() if dtype == torch.float64 else round_to(o, str(dtype)).to(dtype)

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.reference import nonzero, rounding, stored
-from fa_lib.kernels.rows import Options, by_rows, tiles
+from fa_lib.kernels.options import Options
+from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored, tiles
 from fa_lib.tiling import Tiling
 
 ALGORITHMS = ("fa1", "fa2", "fa4")

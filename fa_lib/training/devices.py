@@ -11,7 +11,7 @@ from lightning_fabric.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fa_lib.training.settings import NODES
+from fa_lib.training.preflight import NODES
 
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
 warnings.filterwarnings("ignore", "The `srun` command is available")  # wherever Slurm is installed

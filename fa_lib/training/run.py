@@ -21,13 +21,15 @@ from safetensors.torch import save
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
-from fa_lib.paths import alone, replacing
-from fa_lib.sweep import digest
+from fa_lib.execution.files import alone, replacing
+from fa_lib.execution.fingerprint import digest
 from fa_lib.training import data
+from fa_lib.training.arm import PRECISIONS
 from fa_lib.training.devices import begin, here, repeatable, whole
-from fa_lib.training.half import HalfProducts
+from fa_lib.training.fp16_cpu import HalfProducts
 from fa_lib.training.model import Config, TextToImage, noised
-from fa_lib.training.settings import PRECISIONS, STARTED, able, checksum, describe, finished, same, weights
+from fa_lib.training.preflight import STARTED, able, describe
+from fa_lib.training.run_folder import checksum, finished, same, weights
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 

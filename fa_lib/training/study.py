@@ -11,12 +11,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fa_lib.probe import Probe
-from fa_lib.sweep import sweep
-from fa_lib.training.compare import compare, load_weights
+from fa_lib.check.model import Probe
+from fa_lib.execution.sweep import sweep
+from fa_lib.training.arm import PRECISIONS, Arm
+from fa_lib.training.distances import compare
 from fa_lib.training.model import Config, TextToImage, noised, sample
+from fa_lib.training.preflight import able, describe
 from fa_lib.training.run import train
-from fa_lib.training.settings import PRECISIONS, Arm, able, describe
+from fa_lib.training.run_folder import load_weights
 
 _BASELINE, _FP32 = Arm(), Arm(precision="32-true")
 ARMS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import submitit
 
-from fa_lib.microbenchmark import compare
+from fa_lib.experiments.microbenchmark import compare
 from fa_lib.training.study import train_arm
 
 

@@ -18,13 +18,13 @@ from nbformat.v4 import new_code_cell, new_notebook
 from safetensors.torch import load_file
 
 from fa_lib import sweep
-from fa_lib.cluster import SETTINGS, settings
+from fa_lib.execution.notebook import run
+from fa_lib.execution.pools import workers
+from fa_lib.execution.results import device
+from fa_lib.execution.slurm import SETTINGS, settings
 from fa_lib.paths import ROOT
-from fa_lib.results import device
-from fa_lib.run import run
-from fa_lib.sweep import workers
 from fa_lib.training.model import Config
-from fa_lib.training.settings import weights
+from fa_lib.training.run_folder import weights
 from fa_lib.training.study import study, train_arm
 
 
@@ -143,14 +143,14 @@ def test_the_end_of_a_job_is_not_a_result_of_its_call_and_other_code_is_refused(
             jobs.submit(out_of_time, tmp_path / "alone").result(300)
         futures = [jobs.submit(out_of_time, tmp_path / "several") for _ in range(9)]  # two to a job
         assert [future.result(300) for future in futures] == [dict(square=4)] * 9
-        monkeypatch.setattr("fa_lib.cluster._code", lambda fn, cell: "older")
+        monkeypatch.setattr("fa_lib.execution.slurm._code", lambda fn, cell: "older")
         jobs.submit(out_of_time, tmp_path / "several").result(300)
     assert error.value.__notes__[0].startswith("its log: ")
 
 
 def test_a_sender_inside_a_job(tmp_path):
     """Whose variables its jobs must not get: one that had those of an array would take itself for a part of it."""
-    script = "from cells import on_a_node\nfrom fa_lib.sweep import sweep, workers\n"
+    script = "from cells import on_a_node\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
     script += "with workers('slurm') as jobs:\n"
     script += f"    sweep(on_a_node, dict(fmt='BF16', seed=0, folder={str(tmp_path)!r}), executor=jobs)"
     part = ["env", "SLURM_ARRAY_JOB_ID=77", "SLURM_ARRAY_TASK_ID=0"]
@@ -176,7 +176,7 @@ def write(project, parameters, middle):
     """A notebook in a project of its own."""
     (project / "notebooks" / "scales").mkdir(parents=True)
     (project / "notebooks" / "scales" / "paper.yaml").write_text("01_small: {}\n")
-    save = "import pandas as pd\nfrom fa_lib.results import save\nsave(out, '01_small', {}, table)"
+    save = "import pandas as pd\nfrom fa_lib.execution.results import save\nsave(out, '01_small', {}, table)"
     cells = [new_code_cell(f"out = ''\n{parameters}", metadata={"tags": ["parameters"]})]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     cells += [new_code_cell(middle), new_code_cell(save)]
@@ -193,7 +193,7 @@ def files(project):
 def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parameters, tmp_path):
     nodes = tmp_path / "nodes"
     nodes.mkdir()
-    table = "from cells import on_a_node\nfrom fa_lib.sweep import sweep, workers\n"
+    table = "from cells import on_a_node\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
     table += f"with workers({parameters and 'processes' or 0}) as pool:\n"
     table += f"    table = sweep(on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(nodes)!r}), executor=pool)"
     for name, executor in (("here", None), ("there", "slurm")):
@@ -209,11 +209,11 @@ def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parame
 @pytest.mark.parametrize("parameters, by", [("", signal.SIGINT), ("processes = 0", signal.SIGTERM)])
 def test_ctrl_c_and_a_closed_terminal_end_the_jobs(parameters, by, tmp_path):
     begun = tmp_path / "begun"
-    middle = "from cells import forever\nfrom fa_lib.sweep import sweep, workers\n"
+    middle = "from cells import forever\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
     middle += f"with workers({parameters and 'processes' or 0}) as pool:\n"
     middle += f"    table = sweep(forever, dict(begun={str(begun)!r}), executor=pool)"
     notebook = write(tmp_path, parameters, middle)
-    script = f"from fa_lib.run import Path, main, run\nrun.__defaults__ = (Path({str(tmp_path)!r}), 60, None, None)\n"
+    script = f"from fa_lib.execution.notebook import Path, main, run\nrun.__defaults__ = (Path({str(tmp_path)!r}), 60, None, None)\n"
     script += "main()"
     words = [sys.executable, "-c", script, str(notebook), "--executor", "slurm"]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as process:

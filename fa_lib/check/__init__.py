@@ -1,0 +1,1 @@
+"""Somebody's kernel, tensors or model, judged."""

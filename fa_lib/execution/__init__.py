@@ -1,0 +1,1 @@
+"""How cells, notebooks and jobs are run, cached and written. It knows no kernel."""

@@ -1,0 +1,52 @@
+"""Executors for `sweep`: processes of this machine, or the jobs of a cluster."""
+
+import multiprocessing
+import os
+import threading
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def workers(count):
+    """An executor for `sweep`: that many processes, each with torch on one thread; None, which works here, for 0; or
+    for "slurm" the jobs of a cluster (docs/cluster.md).
+
+    Raises:
+        ValueError: count is something else, or the extra `cluster` is not installed.
+    """
+    if not count:
+        yield None
+        return
+    if count == "slurm":
+        try:
+            from fa_lib.execution.slurm import Slurm
+        except ModuleNotFoundError as error:
+            raise ValueError(f"executor: 'slurm' needs {error.name}; pip install 'fa_lib[cluster]'") from error
+        with Slurm() as jobs:
+            yield jobs
+        return
+    if type(count) is not int or count < 0:
+        raise ValueError(f"executor: got {count!r}; accepted is 'slurm' or a number of processes")
+    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_settle) as pool:
+        try:
+            yield pool
+        except BrokenExecutor:  # of a worker killed while another began, Python 3.11 waits for the other
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.kill()
+            raise
+
+
+def _settle():
+    """One thread; and a worker whose parent is killed ends too, instead of working on beside what takes over."""
+    torch.set_num_threads(1)
+
+    def follow():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,102 @@
+"""A grid of cells to one tidy table, cached cell by cell, on any executor."""
+
+import inspect
+import itertools
+import sys
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
+
+import numpy
+import pandas as pd
+from tqdm import tqdm
+
+from fa_lib.execution.cache import _Store
+
+
+def sweep(fn, grid, *, cache=None, executor=None):
+    """Call `fn(**cell)` for every cell of a grid and put the rows together.
+
+    Args:
+        fn: returns a dict, or a list of them: the rows of one cell. A function of a module where an executor
+            carries it to other processes.
+        grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are fixed).
+        cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
+            sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
+        executor: a concurrent.futures.Executor; `workers` makes one, of processes or of Slurm jobs. None works here,
+            one cell after the other. Processes must be spawned: torch's threads do not survive a fork.
+
+    Returns:
+        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows.
+
+    Raises:
+        ValueError: an axis without values, a parameter that fn does not have, or with a cache a value that JSON
+            cannot hold.
+        Exception: what fn raised, with the cell in a note; finished cells stay in the cache. With an executor each
+            failure is printed as it happens, the other cells are finished, and the first one is raised at the end.
+    """
+    cells = list(expand(grid))
+    try:
+        for cell in cells:
+            inspect.signature(fn).bind(**cell)
+    except TypeError as error:
+        raise ValueError(f"grid: {error}; accepted are the parameters {inspect.signature(fn)}") from None
+    store = _Store(cache, fn, cells) if cache else None
+    rows = {i: store.get(cell) for i, cell in enumerate(cells)} if store else {}
+    todo = [i for i in range(len(cells)) if rows.get(i) is None]
+    with tqdm(total=len(cells), initial=len(cells) - len(todo), desc=fn.__name__, unit="cell") as bar:
+        for i, result in _results(fn, {i: cells[i] for i in todo}, executor):
+            rows[i] = result if isinstance(result, list) else [result]
+            if store:
+                store.put(cells[i], rows[i])
+            bar.update()
+    return pd.DataFrame([cell | row for i, cell in enumerate(cells) for row in rows[i]])
+
+
+def expand(grid):
+    """The cells of a grid: every combination of its axes, the last axis fastest."""
+    grid = {name: v.tolist() if isinstance(v, numpy.ndarray) else v for name, v in grid.items()}
+    axes = {name: list(v) if isinstance(v, (list, tuple, range)) else [v] for name, v in grid.items()}
+    for name, values in axes.items():
+        if not values:
+            raise ValueError(f"grid: {name} has no values; accepted is a value or a list of at least one")
+    return (dict(zip(axes, values)) for values in itertools.product(*axes.values()))
+
+
+def _results(fn, cells, executor):
+    """(index, rows) of each cell as it is done."""
+    if executor is None:
+        pairs = ((i, lambda cell=cell: fn(**cell)) for i, cell in cells.items())
+    else:
+        futures = {executor.submit(fn, **cell): i for i, cell in cells.items()}
+        pairs = ((futures[future], future.result) for future in _as_done(futures, executor))
+    failures = []
+    try:
+        for i, result in pairs:
+            try:
+                row = result()
+            except Exception as error:
+                error.add_note(f"in the cell {cells[i]}")
+                if executor is None or isinstance(error, BrokenExecutor):
+                    raise
+                words = "; ".join((f"{type(error).__name__}: {error}", *error.__notes__))
+                tqdm.write(f"{words}; the other cells go on", file=sys.stderr)
+                failures.append(error)
+            else:
+                yield i, row
+        if failures:
+            failures[0].add_note(f"{len(failures)} of {len(cells)} cells failed")
+            raise failures[0]
+    finally:
+        if executor is not None:
+            for future in futures:
+                future.cancel()
+
+
+def _as_done(futures, executor):
+    """Futures as they are done. Some of a pool whose worker was killed while they were submitted never are (Python
+    3.11), but it refuses another."""
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=5, return_when=FIRST_COMPLETED)
+        yield from done
+        if not done and isinstance(executor, ProcessPoolExecutor):
+            executor.submit(int)

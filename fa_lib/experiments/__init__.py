@@ -1,0 +1,1 @@
+"""Each question as a pure function from parameters to rows: what the notebooks sweep."""

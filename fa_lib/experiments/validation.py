@@ -1,0 +1,68 @@
+"""The emulator held against real kernels, bit for bit."""
+
+from dataclasses import replace
+
+import torch
+
+from fa_lib import kernels
+from fa_lib.formats import FP32, Format, round_to
+from fa_lib.inputs import draw
+from fa_lib.kernels.known import fa2_cuda, torch_cpu
+from fa_lib.metrics import deviation
+from fa_lib.tiling import Tiling
+
+
+def agree(n, head_dim, heads, distribution, fmt, seed, device="cpu"):
+    """How many outputs of torch's flash kernel and of its model in `tiled` are the same bits.
+
+    Returns:
+        rows, one per modelling choice ("model" is all of them): choice, identical (share of equal outputs), max_ulp
+        (distance, in ulp of the format at the golden value), rmse and rmse_real (to the golden value).
+    """
+    fmt = Format.of(fmt)
+    q, k, v = (round_to(x, fmt).to(device, fmt.dtype) for x in draw(distribution, seed, (1, heads, n, head_dim)))
+    real = kernels.flash(q, k, v, backend="torch")
+    golden = kernels.golden(q, k, v, inputs=fmt)
+    model = torch_cpu(fmt, n) if device == "cpu" else fa2_cuda(fmt, head_dim)
+    p = model["precision"]
+    choices = {
+        "model": model,
+        "exponential exact": model | dict(exp=torch.exp),
+        "P not rounded": model | dict(precision=replace(p, probs=p.accumulator)),
+        "row sums of rounded P": model | dict(exp=lambda x: fmt(model["exp"](x))),
+        "tile of 64 keys": model | dict(tiling=Tiling(64, 64)),
+    }
+    rows = []
+    for choice, call in choices.items():
+        o = kernels.tiled(q, k, v, **call)
+        distance = (o.double() - real.double()).abs() / fmt.ulp(golden)
+        rows.append({
+            "choice": choice,
+            "identical": (o == real).double().mean().item(),
+            "max_ulp": distance.max().item(),
+            "max_difference": (o.double() - real.double()).abs().max().item(),
+            "rmse": deviation(o, golden).rmse,
+            "rmse_real": deviation(real, golden).rmse,
+        })  # fmt: skip
+    return rows
+
+
+def exponential(fmt="BF16", keys=64):
+    """The exponential inside torch's flash kernel on CPU, made visible: one key scores 0 and all others x, so that the
+    kernel's log-sum-exp, which it returns in FP32, is log(1 + (keys - 1) exp(x)).
+
+    Returns:
+        x: every value of `fmt` in [-4, -2**-10], where 64 FP32 additions leave exp(x) right to 1e-5.
+        measured, modelled: relative errors of the kernel's exponential, and of its model's.
+    """
+    dtype = Format.of(fmt).dtype
+    x = torch.arange(-(2**15), 0, dtype=torch.int32).to(torch.int16).view(dtype)
+    x = x[(x >= -4) & (x <= -(2.0**-10))].sort().values
+    q = torch.zeros(x.numel(), 1, 1, 16, dtype=dtype)
+    k, v = torch.zeros(2, x.numel(), 1, keys, 16, dtype=dtype)
+    q[..., 0] = 1
+    k[:, 0, 1:, 0] = x[:, None]
+    _, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
+    x, exp = x.double(), torch_cpu(fmt, 1)["exp"]
+    measured = (lse.double().flatten().exp() - exp(x.new_zeros(1))) / (keys - 1)
+    return x, measured / x.exp() - 1, exp(FP32(x)) / x.exp() - 1

@@ -1,0 +1,94 @@
+"""Exponentials, and a row maximum, of real kernels, for `tiled` to use in place of the exact ones."""
+
+import math
+
+import numpy as np
+import torch
+
+from fa_lib.formats import FP32
+
+# Minimax coefficients of 2**f - 1 - f on [0, 1), lowest power first, as ATen has them.
+_COEFFICIENTS = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)
+
+
+_LOG2_E = FP32(torch.tensor(math.log2(math.e), dtype=torch.float64))
+
+
+_SMALLEST = -87.33654022216797  # below it the result is 0
+
+
+def fast_exp(x):
+    """exp(x) as torch's flash kernel on CPU computes it for BF16 and FP16: `fexp_u20` of ATen's vector library.
+
+    After Malossi, Ineichen, Bekas, Curioni (2015), "Fast exponential computation on SIMD architectures": 2**y is put
+    together as the bits of a float32, its exponent from floor(y) and its mantissa from y's fraction f, corrected by a
+    cubic of f. Every operation is one of FP32. The relative error is up to 1e-4, some 800 ulp of FP32: small beside
+    BF16's unit roundoff of 3.9e-3, and not beside FP16's of 4.9e-4.
+
+    Args:
+        x: float64 tensor with FP32 values, x <= 0 (the arguments of softmax).
+
+    Returns:
+        float64 tensor with FP32 values.
+    """
+    c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
+    y = FP32(x * _LOG2_E.to(x.device))
+    f = y - torch.floor(y)  # exact
+    correction = FP32(f * FP32(f * FP32(f * c3 + c2) + c1) + c0)  # by fused multiply-adds: one rounding each
+    bits = FP32(FP32(y - correction) * 2.0**23 + 127 * 2.0**23)  # exponent and mantissa field of the result
+    result = bits.clamp(0).nan_to_num(nan=0).to(torch.int32).view(torch.float32).double()
+    return torch.where(x < _SMALLEST, 0.0, result)
+
+
+def polynomial_exp(degree):
+    """exp as FlashAttention-4 computes part of its exponentials, in FP32: 2**y = 2**floor(y) times a polynomial of the
+    fraction of y (Cody and Waite's range reduction), by fused multiply-adds.
+
+    The coefficients are of the polynomial through 2**f at the Chebyshev points of [0, 1], whose largest relative error
+    is within a few percent of the best one's: 1e-4 for degree 3, 4e-6 for degree 4, 2e-7 for degree 5.
+
+    Args:
+        degree: of the polynomial, from 1.
+
+    Returns:
+        a function of a float64 tensor with FP32 values <= some tens, for `tiled`.
+
+    Raises:
+        ValueError: the degree is no whole number from 1.
+    """
+    if type(degree) is not int or degree < 1:
+        raise ValueError(f"degree: got {degree!r}; accepted is a whole number from 1")
+    series = np.polynomial.Chebyshev.interpolate(lambda f: 2.0**f, degree, domain=[0, 1])
+    coefficients = [float(np.float32(c)) for c in series.convert(kind=np.polynomial.Polynomial).coef[::-1]]
+
+    def exp(x):
+        y = FP32(x * _LOG2_E.to(x.device)).clamp(min=-200)  # -inf gives 0
+        whole = torch.floor(y)
+        f, result = y - whole, torch.full_like(y, coefficients[0])  # f exact
+        for c in coefficients[1:]:
+            result = FP32(result * f + c)
+        return FP32(result * torch.exp2(whole))
+
+    return exp
+
+
+def dynamic_maximum(beta):
+    """The row maximum of arXiv 2510.04212, section 4: where several keys attain it, it is replaced by beta times itself
+    if it is positive, and by 0 if it is negative, so that no P is exactly 1.
+
+    As printed it has no bound: a repeated maximum m above some 87 / (beta - 1) makes every P of the row 0 in FP32, and
+    the row 0 / 0. It leaves a repeated maximum of 0 as it is.
+
+    Args:
+        beta: above 1; there from 2 to 8.
+
+    Returns:
+        function of S (rows, B_c) giving (rows, 1), for `tiled`.
+    """
+
+    def maximum(S):
+        m = S.amax(-1, keepdim=True)
+        repeated = (m == S).sum(-1, keepdim=True) > 1
+        return torch.where(repeated & (m > 0), beta * m, torch.where(repeated & (m < 0), 0.0, m))
+
+    return maximum

@@ -1,0 +1,38 @@
+"""Real kernels in the emulator's words: the arguments with which `tiled` does what they do."""
+
+from dataclasses import replace
+
+import torch
+
+from fa_lib.formats import BF16, FP16, Format
+from fa_lib.kernels.exponentials import fast_exp
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
+
+
+def torch_cpu(fmt, n_q):
+    """torch's flash kernel on CPU (ATen, FlashAttentionKernel.cpp) for n_q queries.
+
+    Tiles of 512 keys, and of 256, 64 or 32 queries. In BF16 and FP16 the scores, row statistics and O are FP32, P is
+    rounded before P V but not in the row sums, and the exponential of P is `fast_exp` where the processor has AVX2 or
+    AVX512 (ATEN_CPU_CAPABILITY=default takes the C library's). The gradients dQ, dK, dV are
+    added up, tile after tile, in tensors of the inputs' format. What is left out: the order of FP32 additions.
+
+    Returns:
+        dict of tiling, precision and exp, for `tiled`.
+    """
+    fmt = Format.of(fmt)
+    block_q = 256 if n_q >= 768 else 64 if n_q >= 192 else 32
+    precision = replace(Precision.kernel(fmt), grad_sums=fmt)
+    exp = fast_exp if fmt in (BF16, FP16) and vectorised() else torch.exp
+    return dict(tiling=Tiling(block_q, 512), precision=precision, exp=exp)
+
+
+def vectorised():
+    """True where torch's CPU kernels run as AVX2 or AVX512 code."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+def fa2_cuda(fmt, head_dim):
+    """FlashAttention-2 on CUDA (sm80 and later): tiles of 128 x 128 at head_dim up to 64, 128 x 64 above."""
+    return dict(tiling=Tiling(128, 128 if head_dim <= 64 else 64), precision=Precision.kernel(fmt), exp=torch.exp)

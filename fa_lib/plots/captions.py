@@ -1,0 +1,45 @@
+"""The words around a figure: its message above, every setting the paper leaves out below."""
+
+import textwrap
+
+
+def label(flash):
+    """What a kernel of `compare` is, in a legend."""
+    return "Flash, every step in the format" if flash == "tiled" else f"kernel {flash!r}"
+
+
+def settings(table):
+    """The caption line of a figure: every setting the paper leaves out."""
+    flash, algorithm = table.flash.iloc[0], table.algorithm.iloc[0]
+    given = {"N": table.n, "d": table.head_dim, "B_c": table.block_kv, "M": table.get("sram"), "heads": table.heads}
+    words = [f"{label(flash)} ({algorithm})" if flash == "tiled" else label(flash)]
+    words.append("Baseline: S, P and O written in the format, its softmax inside in FP32 where nothing else is said")
+    words += [f"{name} = {_span(values.unique())}" for name, values in given.items() if values is not None]
+    words.append(f"{table.seed.nunique()} seeds")
+    if "golden" in set(table.against):
+        words.append(
+            "golden value from inputs "
+            + ("after" if table.golden_inputs.iloc[0] == "rounded" else "before")
+            + " rounding"
+        )
+    if table.nonfinite.any():
+        words.append(f"{(table.nonfinite > 0).sum()} results with NaN or infinite values")
+    if "FP64" in set(table.fmt):
+        words.append("in FP64 the sums inside dot products round as well")
+    return "; ".join(words) + "."
+
+
+def _span(values):
+    values = sorted(values)
+    return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean over seeds; bands: min to max."
+
+
+def captioned(figure, title, caption):
+    """The message above, every setting the paper leaves out below."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()))
+    figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#555555")
+    return figure

@@ -1,0 +1,170 @@
+"""The figures of the study: one function each, from its tidy tables to a matplotlib Figure."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import NullLocator
+
+from fa_lib.plots.captions import BANDS, captioned
+from fa_lib.plots.style import BASELINE, FLASH, FORMATS, band, by_seed
+from fa_lib.training.distances import at_end, slopes
+from fa_lib.training.study import PAIRS
+
+GREY = "#777777"
+
+
+STYLE = {  # of a pair: colour, marker, line
+    "flash": (FLASH, "o", "-"),
+    "flash_emulated": (FLASH, "s", "--"),
+    "flash_fp32": (FLASH, "^", ":"),
+    "perturb": (GREY, "v", "-"),
+    "data_order": (GREY, "D", "--"),
+    "init": ("#222222", "P", "-"),
+    "fp16": (FORMATS["FP16"][0], "o", "-"),
+    "fp16_scaled": (FORMATS["FP16"][0], "s", "--"),
+    "bf16": (BASELINE, "D", "-"),
+}
+
+
+RAN = {  # kernel: label, colour, marker, place
+    "flash": ("as shipped", FLASH, "o", 0.13),
+    "stepwise": ("carried in BF16", BASELINE, "s", -0.13),
+    "every_step": ("emulated in BF16", BASELINE, "s", -0.13),
+}
+
+
+def inside(table, caption):
+    """Several kernels at each attention call of a model in training: over the run, and by layer and head."""
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(1, 1, 1.15))
+    rows, steps = table.assign(error=table.rmse / table.scale), sorted(table.step.unique())
+    golden = rows[rows.against == "golden"].groupby(["kind", "layer", "head", "step", "seed", "kernel"]).error.mean()
+    over = golden.groupby(["kind", "step", "seed", "kernel"]).mean().unstack()
+    golden = golden.groupby(["kind", "layer", "head", "seed", "kernel"]).mean().unstack()
+    names = [name for name in golden if name != "ran"]
+    own = {name: (name, GREY, "D", 0.0) for name in names if name not in RAN}
+    kernels = [(name, *style) for name, style in (RAN | own).items() if name in names]
+    for ax, kind in zip(axes, ("self", "cross")):
+        for name, label, color, marker, _ in kernels:
+            band(ax, (over[name] / over["ran"])[kind].unstack("seed"), color, marker, label)
+        ax.set(xscale="symlog", xlabel="training step", title=f"{kind}-attention")
+        ax.sharey(axes[2])
+        apart = [step == steps[-1] or after > 1.6 * step for step, after in zip(steps, [*steps[1:], 0])]
+        ax.set_xticks(steps, labels=[str(step) if room else "" for step, room in zip(steps, apart)])
+        ax.xaxis.set_minor_locator(NullLocator())
+    axes[0].set_ylabel("error to golden / Baseline's\n(root mean squares)")
+    axes[0].legend(loc="lower left")
+    layers, rng = table.layer.max() + 1, np.random.default_rng(0)
+    for name, label, color, marker, shift in kernels:
+        ratio = (golden[name] / golden["ran"]).reset_index()
+        at = ratio.layer + (ratio.kind == "cross") * (layers + 0.6) + shift + rng.uniform(-0.07, 0.07, len(ratio))
+        axes[2].plot(at, ratio[0], marker, color=color, ms=3.5, alpha=0.55, mew=0, label=label)
+    for level, words, line in ((1, "as far as Baseline", "-"), (2, "the rule's limit", ":")):
+        for ax in axes:
+            ax.axhline(level, color="#333333", lw=0.9, ls=line)
+        axes[2].annotate(words, (2 * layers - 0.2, level), (0, 3), textcoords="offset points", ha="right", fontsize=7)
+    ticks = [*range(layers), *(layers + 0.6 + np.arange(layers))]
+    labels = [f"{i}\n{kind}" if i == layers // 2 else f"{i}" for kind in ("self", "cross") for i in range(layers)]
+    axes[2].set_xticks(ticks, labels=labels)
+    axes[2].set(xlabel="layer", title="by layer and head, mean over steps")
+    axes[2].set_ylim(0)
+    mean = over.groupby("step").mean()
+    times = {label: (mean[name] / mean.ran).loc[[steps[0], steps[-1]]] for name, label, *_ in kernels}
+    words = "; ".join(f"{label} {t.iloc[0]:.1f} ×, at the end {t.iloc[1]:.1f} ×" for label, t in times.items())
+    title = f"Inside a model, Flash's error over Baseline's: {words}"
+    return captioned(figure, title, caption + BANDS + " Right: a point for each head and seed.")
+
+
+def divergence(tables, caption):
+    """Figure 7: Wasserstein distance and max difference of the weights over training; tables: machine -> table."""
+    ends = [at_end(table, "wasserstein").unstack("pair") for table in tables.values()]
+    nudged = (ends[0]["flash"] / ends[0]["perturb"]).dropna()
+    far = f": {nudged.min():.1f} to {nudged.max():.1f} times as far as from a nudge of 1e-7" if len(nudged) else ""
+    return _over_training(
+        tables, caption, ("flash", "flash_emulated", "perturb", "flash_fp32"),
+        {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"},
+        f"Figure 7. Flash and Baseline runs drift apart{far}",
+    )  # fmt: skip
+
+
+def in_context(tables, caption, start):
+    """Figure 8: the same for every pair of the study, and slopes; tables: machine -> table."""
+    figure = _over_training(
+        tables, caption, tuple(STYLE),
+        {"relative_wasserstein": "relative Wasserstein distance\n(the primary metric)",
+         "relative_l2": "relative L2 distance,\nelement by element"},
+        "Figure 8. What Flash does to the weights, next to what nobody worries about", extra=1,
+    )  # fmt: skip
+    for ax, table in zip(figure.axes[2::3], tables.values()):
+        table = table[table.pair != "rerun"]
+        each = slopes(table, "relative_wasserstein", start)
+        names = [name for name in STYLE if name in each.index.get_level_values("pair")][::-1]
+        for y, name in enumerate(names):
+            color, marker, _ = STYLE[name]
+            ax.plot(each[name], [y] * len(each[name]), marker, color=color, ms=3.5, alpha=0.5, mew=0)
+            ax.plot(each[name].mean(), y, marker, color=color, ms=6.5)
+        if (each > 0).all():
+            ax.set_xscale("log")
+        else:
+            ax.set_xscale("symlog", linthresh=each.abs().groupby("pair").mean().min())
+        ax.set(
+            yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names], ylim=(-0.6, len(names) - 0.4)
+        )
+        for text, name in zip(ax.get_yticklabels(), names):
+            text.set(color=STYLE[name][0], fontweight="bold" if name == "flash" else "normal")
+        ax.set(xlabel="slope per step of the left panel", title="slopes; lines at the left as named here")
+        if "flash" in names:
+            ax.axvline(each["flash"].mean(), color=FLASH, lw=0.8, ls=":")
+        ax.grid(axis="x")
+    return figure
+
+
+def _over_training(tables, caption, pairs, metrics, title, extra=0):
+    figure, axes = plt.subplots(
+        len(tables), len(metrics) + extra, figsize=(4.4 * len(metrics) + 3.4 * extra, 3.8 * len(tables)), squeeze=False
+    )
+    for row, (machine, table) in zip(axes, tables.items()):
+        for ax, (metric, words) in zip(row, metrics.items()):
+            drawn = [name for name in pairs if name in set(table.pair)]
+            for name in drawn:
+                values = by_seed(table[(table.pair == name) & (table.step > 0)], "step", metric)
+                color, marker, line = STYLE[name]
+                band(ax, values, color, marker, PAIRS[name].label, ls=line)
+            ax.set(yscale="log", xlabel="training iteration", ylabel=words)
+        row[0].set_title(machine if len(tables) > 1 else "")
+    if not extra:
+        axes[0][1].legend(loc="center left", bbox_to_anchor=(0, 0.42), fontsize=7)
+    return captioned(figure, title, caption + BANDS)
+
+
+def key_bias(table, caption):
+    """Figure 8b: the share of the mean Wasserstein distance that the biases of key projections make."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.5))
+    for name, color, marker in (("flash", FLASH, "o"), ("bf16", BASELINE, "D")):
+        for biased, line in ((True, "-"), (False, "--")):
+            rows = table[(table.pair == name) & (table.biased == biased) & (table.step > 0)]
+            label = f"{PAIRS[name].label}, {'with' if biased else 'without'} the biases"
+            band(axes[0], by_seed(rows, "step", "wasserstein"), color, marker, label, ls=line)
+            if biased:
+                band(axes[1], by_seed(rows, "step", "key_bias") * 100, color, marker, PAIRS[name].label)
+    axes[0].set(yscale="log", xlabel="training iteration", ylabel="Wasserstein distance,\nmean over tensors")
+    axes[1].set(ylim=(0, 100), xlabel="training iteration", ylabel="% of it in the biases of key projections")
+    axes[0].legend(fontsize=7)
+    axes[1].legend()
+    title = "Figure 8b. A warning: attention biases whose gradient is zero drown what is measured"
+    return captioned(figure, title, caption + BANDS)
+
+
+def drawn(images, captions, caption):
+    """Figure 8c: what the trained models draw from the same captions and noise; images: label -> uint8 tensor."""
+    figure, axes = plt.subplots(
+        len(images), len(captions), figsize=(1.45 * len(captions) + 1.6, 1.38 * len(images) + 0.9), squeeze=False
+    )
+    for row, (label, of) in zip(axes, images.items()):
+        for ax, image in zip(row, of):
+            ax.imshow(image.permute(1, 2, 0).numpy())
+            ax.set(xticks=[], yticks=[])
+            ax.grid(False)
+            ax.spines[:].set_visible(False)
+        row[0].set_ylabel(label, rotation=0, ha="right", va="center")
+    for ax, words in zip(axes[0], captions):
+        ax.set_title(words.replace(" ", "\n", 2).replace("\n", " ", 1), fontsize=7, loc="center", fontweight="normal")
+    return captioned(figure, "Figure 8c. The same caption and noise, drawn by models trained otherwise", caption)

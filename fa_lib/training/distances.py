@@ -1,0 +1,107 @@
+"""How far the weights of two training runs are apart, over training.
+
+Chosen before any run was looked at, and not changed since. (What was changed once after a first look is the training
+itself, its learning rate, noise levels, batch and steps, so that 300 steps draw something.)
+    primary metric: the Wasserstein distance between the values of each weight tensor, mean over tensors, divided by
+        the mean absolute weight of those tensors in the twin ("relative_wasserstein");
+    window of slopes: from the end of the learning rate's warm-up to the last step, a least-squares line per seed;
+    "x times less": the ratio of the distances at the last step, per seed; the ratio of slopes is reported beside it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fa_lib.metrics import wasserstein
+from fa_lib.training.run_folder import load_weights, weights
+
+LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
+
+
+def compare(job):
+    """Rows of the differences between two runs, job = (pair, seed, folder, folder of the twin): one a checkpoint that
+    both have."""
+    pair, seed, *folders = job
+    steps = [{int(p.stem.split("-")[1]) for p in Path(folder).glob("weights-*.safetensors")} for folder in folders]
+    return [
+        dict(pair=pair, seed=seed, step=step) | distances(*(load_weights(weights(folder, step)) for folder in folders))
+        for step in sorted(steps[0] & steps[1])
+    ]
+
+
+def distances(a, b):
+    """How far weights a are from b, dicts of name -> tensor of the same shapes.
+
+    Returns:
+        dict. wasserstein: of each tensor's values, mean over tensors. wasserstein_by_size: the same, weighted by size.
+        wasserstein_all: of all values at once. relative_wasserstein: the first, divided by the mean absolute weight of
+        a tensor of b, mean over tensors. max, mean: of the absolute differences, element by element. relative_l2: of
+        a - b, divided by that of b. key_bias: the share of the first that the biases of key projections make.
+    """
+    if {n: x.shape for n, x in a.items()} != {n: x.shape for n, x in b.items()}:
+        raise ValueError("a: got other names or shapes than b; accepted are weights of one model")
+    per_tensor = {n: wasserstein(a[n], b[n]) for n in a}
+    sizes = np.array([x.numel() for x in a.values()])
+    flat_a, flat_b = (torch.cat([w[n].reshape(-1).double() for n in a]) for w in (a, b))
+    apart, each = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
+    return dict(
+        wasserstein=each.mean(),
+        wasserstein_by_size=(each * sizes).sum() / sizes.sum(),
+        wasserstein_all=wasserstein(flat_a, flat_b),
+        relative_wasserstein=each.mean() / np.mean([b[n].double().abs().mean().item() for n in b]),
+        max=apart.max().item(),
+        mean=apart.mean().item(),
+        relative_l2=(apart.norm() / flat_b.norm()).item(),
+        key_bias=sum(w for n, w in per_tensor.items() if n.endswith("to_k.bias")) / max(each.sum(), 1e-300),
+    )
+
+
+def direction(job):
+    """How far the steps that part two training runs point the same way (arXiv 2510.04212's drift, as one number).
+
+    With x_t the difference of the two runs' updates between two checkpoints, A = |sum x_t| / sqrt(sum |x_t|^2): 1 in
+    the mean for steps that have nothing to do with each other, sqrt(T) for T steps in one direction.
+
+    Args:
+        job: (pair, seed, folder, folder of the twin), as for `compare`.
+
+    Returns:
+        dict: pair, seed, score A, steps T, aligned A / sqrt(T); no row for a run that left no two weights files.
+    """
+    pair, seed, folder, twin = job
+    paths = sorted(Path(folder).glob("weights-*.safetensors"))
+    apart = []
+    for path in paths:
+        a, b = load_weights(path), load_weights(Path(twin) / path.name)
+        apart.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
+    if len(apart) < 2:
+        return []
+    x = torch.stack(apart).diff(dim=0)  # (T, weights)
+    score = (x.sum(0).norm() / x.square().sum().sqrt()).item()
+    return dict(pair=pair, seed=seed, score=score, steps=len(x), aligned=score / len(x) ** 0.5)
+
+
+def slopes(table, metric, start):
+    """Slope of a metric per step, a least-squares line over the steps from `start`: a Series by pair and seed."""
+    groups = table[table.step >= start].groupby(["pair", "seed"], sort=False)
+    fitted = {key: np.polyfit(g.step, g[metric], 1)[0] for key, g in groups if len(g) > 1}
+    return pd.Series(fitted).rename_axis(["pair", "seed"])
+
+
+def at_end(table, metric):
+    """A metric at the last step, by pair and seed; of runs that diverged there is none."""
+    return table[table.step == table.step.max()].set_index(["pair", "seed"])[metric]
+
+
+def times_less(table, start):
+    """How many times less than low precision Flash moves the weights: by pair and seed, in the primary metric at the
+    last step (ratio), the ratio of slopes (slopes), and in the relative L2 distance at the last step (elements)."""
+    metric = "relative_wasserstein"
+    columns = dict(
+        ratio=at_end(table, metric), slopes=slopes(table, metric, start), elements=at_end(table, "relative_l2")
+    )
+    wide = {name: of.unstack("pair").reindex(columns=["flash", *LOW_PRECISION]) for name, of in columns.items()}
+    rows = {pair: pd.DataFrame({name: of[pair] / of["flash"] for name, of in wide.items()}) for pair in LOW_PRECISION}
+    return pd.concat(rows, names=["pair", "seed"]).dropna()  # of runs that diverged there is none
