@@ -1,5 +1,6 @@
 """How far a result is from the golden value, and two sets of weights from each other."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -66,6 +67,23 @@ def deviation(out, golden, fmt=None):
         nonfinite=int((~signed.isfinite()).sum()),
         count=size.numel(),
     )
+
+
+def over_baseline(error, baseline):
+    """How many times Baseline's error an error is: the one place where two errors are divided.
+
+    Args:
+        error, baseline: two numbers of at least 0, or two pandas objects of them.
+
+    Returns:
+        error / baseline; 1 where both are 0; infinite where Baseline's alone is 0; NaN where one is NaN.
+    """
+    if np.ndim(error) == np.ndim(baseline) == 0:
+        if baseline:
+            return float(error / baseline)
+        return math.nan if math.isnan(error) else 1.0 if error == 0 else math.inf
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (error / baseline).where((error != 0) | (baseline != 0), 1.0)
 
 
 def wasserstein(a, b):

@@ -11,7 +11,7 @@ from fa_lib import kernels
 from fa_lib.check.judge import RULE
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format
 from fa_lib.inputs import DISTRIBUTIONS, draw
-from fa_lib.kernels.tiled import ALGORITHMS
+from fa_lib.kernels.algorithm import NAMES as ALGORITHMS
 from fa_lib.metrics import Deviation, deviation
 from fa_lib.plots.panel import COLORS, png
 from fa_lib.precision import Precision

@@ -1,14 +1,21 @@
-"""Where things are."""
+"""Where things are: what fa_lib reads, and where it writes when nothing else is said.
+
+In a checkout notebooks/ and data/ are beside the package. An installed wheel brings them inside, below share/, which
+nothing writes to: what is written then goes below the current folder.
+"""
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").exists() else None
+ROOT = CHECKOUT or PACKAGE / "share"  # of what is read
+NOTEBOOKS = ROOT / "notebooks"
 PUBLISHED = ROOT / "data" / "published.csv"
-
-
 RESULTS = ROOT / "data" / "results"
-
-
 RECORDED = ROOT / "data" / "recorded"
+STYLE = PACKAGE / "plots" / "paper.mplstyle"
+
+
+def build():
+    """The folder for whatever is made anew and not told where to go: build/ of the checkout, or of the current folder."""
+    return (CHECKOUT or Path.cwd()) / "build"

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from fa_lib import kernels
-from fa_lib.execution.files import alone
+from fa_lib.execution.files import held as alone
 from fa_lib.execution.pools import workers
 from fa_lib.paths import ROOT
 from fa_lib.plots import training as of_plots

@@ -1,39 +1,41 @@
-"""Finished cells of a sweep, one JSON file each."""
+"""Finished cells of a sweep, one JSON file each: what was computed, by which code, and a checksum over both."""
 
 import json
 from pathlib import Path
 
 from fa_lib.execution.files import replacing
-from fa_lib.execution.fingerprint import code_version, digest
+from fa_lib.execution.fingerprint import digest
 
 
-class _Store:
-    """Finished cells, one JSON file each: what was computed, by which code, and a checksum over both."""
+class Cells:
+    """The finished cells of one function.
 
-    def __init__(self, folder, fn, cells):
-        self.folder = Path(folder) / fn.__name__
-        self.code = code_version(fn, cells)
-        try:
-            digest(cells)
-        except TypeError as error:
-            raise ValueError(f"grid: {error}; accepted with a cache are numbers, texts, True, False and None") from None
+    Args:
+        folder: that holds them, below a folder of the function's name.
+        name: of the function. code: a digest of what its results depend on (`fingerprint.code_version`).
+    """
 
-    def _path(self, cell):
-        return self.folder / f"{digest([self.code, cell])[:24]}.json"
+    def __init__(self, folder, name: str, code: str):
+        self.folder, self.code = Path(folder) / name, code
 
-    def get(self, cell):
+    def get(self, cell: dict) -> list[dict] | None:
+        """The rows of a cell; None where it is absent, cut short, damaged or of other code."""
         try:
             text = self._path(cell).read_text()
             rows = json.loads(text)["rows"]
             return rows if text == self._text(cell, rows) else None  # to the letter: a changed bit anywhere is seen
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # absent, cut short or not ours: computed again, and replaced
+            return None
 
-    def _text(self, cell, rows):
-        checksum = digest([self.code, cell, rows])
-        cell = dict(sorted(cell.items()))  # as its path has it
-        return json.dumps({"code": self.code, "cell": cell, "rows": rows, "checksum": checksum})
-
-    def put(self, cell, rows):
+    def put(self, cell: dict, rows: list[dict]) -> None:
+        """Keep the rows of a cell: its file is whole or not there."""
         with replacing(self._path(cell)) as path:
             path.write_text(self._text(cell, rows))
+
+    def _path(self, cell):
+        return self.folder / f"{digest([self.code, cell])[:24]}.json"
+
+    def _text(self, cell, rows):
+        cell = dict(sorted(cell.items()))  # as its path has it
+        checksum = digest([self.code, cell, rows])
+        return json.dumps({"code": self.code, "cell": cell, "rows": rows, "checksum": checksum})

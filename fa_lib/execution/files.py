@@ -1,47 +1,34 @@
 """How a file is written whole, and how a folder is held by one process."""
 
-import fcntl
 import os
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 
 @contextmanager
-def alone(folder, seconds=20):
+def held(folder, seconds: float = 20):
     """Hold a folder against every other process that asks, until the block or the process ends.
+
+    The lock is a file beside the folder, `.<name>.lock`, and stays there.
 
     Raises:
         ValueError: another one holds it, and did so for that many seconds: one that was killed may take some to end.
     """
-    path = Path(folder) / "lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + seconds
-    while (file := _locked(path)) is None:
-        if time.monotonic() > deadline:
-            raise ValueError(f"folder: {folder} is in use by another process; wait for it, or end it")
-        time.sleep(0.2)
+    folder = Path(folder).resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout:
+        words = f"folder: {folder} is in use by another process; wait for it, or end it"
+        raise ValueError(words) from None
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held
-        file.close()
-
-
-def _locked(path):
-    """The file, open and locked; None where another process holds it."""
-    file = open(path, "w")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            return file
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:  # a file system without locks
-        return file
-    file.close()  # held, or let go and removed since it was opened
-    return None
+        lock.release()
 
 
 @contextmanager

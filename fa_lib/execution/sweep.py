@@ -3,29 +3,36 @@
 import inspect
 import itertools
 import sys
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
+from dataclasses import asdict, is_dataclass
 
 import numpy
 import pandas as pd
 from tqdm import tqdm
 
-from fa_lib.execution.cache import _Store
+from fa_lib.execution.cache import Cells
+from fa_lib.execution.fingerprint import code_version, digest
 
 
-def sweep(fn, grid, *, cache=None, executor=None):
+def sweep(fn: Callable, grid: dict, *, fixed: dict | None = None, uses: Iterable = (), cache="", executor=None):
     """Call `fn(**cell)` for every cell of a grid and put the rows together.
 
     Args:
         fn: returns a dict, or a list of them: the rows of one cell. A function of a module where an executor
             carries it to other processes.
-        grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are fixed).
+        grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are one value).
+        fixed: name -> value, the same for every cell, whatever its type.
+        uses: functions, and paths of files, that results depend on and that fn does not import: kernels that cells
+            name. (A text "package.module:function" in a cell is seen by itself.)
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
             sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
-        executor: a concurrent.futures.Executor; `workers` makes one, of processes or of Slurm jobs. None works here,
-            one cell after the other. Processes must be spawned: torch's threads do not survive a fork.
+        executor: a concurrent.futures.Executor; `pools.workers` makes one, of processes or of Slurm jobs. None works
+            here, one cell after the other. Processes must be spawned: torch's threads do not survive a fork.
 
     Returns:
-        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows.
+        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows. Of what is fixed
+        numbers and texts are columns too, and the fields of a dataclass; nothing else is.
 
     Raises:
         ValueError: an axis without values, a parameter that fn does not have, or with a cache a value that JSON
@@ -33,22 +40,24 @@ def sweep(fn, grid, *, cache=None, executor=None):
         Exception: what fn raised, with the cell in a note; finished cells stay in the cache. With an executor each
             failure is printed as it happens, the other cells are finished, and the first one is raised at the end.
     """
-    cells = list(expand(grid))
+    fixed = fixed or {}
+    cells = [cell | fixed for cell in expand(grid)]
     try:
         for cell in cells:
             inspect.signature(fn).bind(**cell)
     except TypeError as error:
         raise ValueError(f"grid: {error}; accepted are the parameters {inspect.signature(fn)}") from None
-    store = _Store(cache, fn, cells) if cache else None
-    rows = {i: store.get(cell) for i, cell in enumerate(cells)} if store else {}
+    keys = [{name: asdict(x) if is_dataclass(x) else x for name, x in cell.items()} for cell in cells]
+    kept = _kept(fn, keys, uses, cache)
+    rows = {i: kept.get(key) for i, key in enumerate(keys)} if kept else {}
     todo = [i for i in range(len(cells)) if rows.get(i) is None]
     with tqdm(total=len(cells), initial=len(cells) - len(todo), desc=fn.__name__, unit="cell") as bar:
         for i, result in _results(fn, {i: cells[i] for i in todo}, executor):
             rows[i] = result if isinstance(result, list) else [result]
-            if store:
-                store.put(cells[i], rows[i])
+            if kept:
+                kept.put(keys[i], rows[i])
             bar.update()
-    return pd.DataFrame([cell | row for i, cell in enumerate(cells) for row in rows[i]])
+    return pd.DataFrame([_columns(cell, fixed) | row for i, cell in enumerate(cells) for row in rows[i]])
 
 
 def expand(grid):
@@ -59,6 +68,28 @@ def expand(grid):
         if not values:
             raise ValueError(f"grid: {name} has no values; accepted is a value or a list of at least one")
     return (dict(zip(axes, values)) for values in itertools.product(*axes.values()))
+
+
+def _kept(fn, keys, uses, cache):
+    """The finished cells of fn, or None where nothing is kept."""
+    if not cache:
+        return None
+    try:
+        digest(keys)
+    except TypeError as error:
+        raise ValueError(f"grid: {error}; accepted with a cache are numbers, texts, True, False and None") from None
+    return Cells(cache, fn.__name__, code_version(fn, keys, uses))
+
+
+def _columns(cell, fixed):
+    """What a row says of its cell."""
+    columns = {}
+    for name, x in cell.items():
+        if is_dataclass(x):
+            columns |= asdict(x)
+        elif name not in fixed or x is None or isinstance(x, (str, int, float)):
+            columns[name] = x
+    return columns
 
 
 def _results(fn, cells, executor):

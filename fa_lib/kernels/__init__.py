@@ -4,6 +4,7 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 (batch, heads, sequence, head_dim). The emulated ones also take a Precision, and `tiled` a Tiling.
 """
 
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
@@ -12,6 +13,6 @@ from fa_lib.kernels.registry import available, emulates, get, plain, register
 from fa_lib.kernels.tiled import rescales, tiled
 
 __all__ = [
-    "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden", "plain", "reference",
+    "Algorithm", "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden", "plain", "reference",
     "register", "rescales", "stepwise", "tiled", "unfused",
 ]  # fmt: skip

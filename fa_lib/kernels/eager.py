@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
 from fa_lib.kernels.options import check
 from fa_lib.kernels.tiled import fa1_last, fa1_tile
@@ -53,6 +54,7 @@ def stepwise(q, k, v, *, causal=False, scale=None, mask=None, block_kv=64):
     scale = scale or 1 / math.sqrt(q.shape[-1])
     k, v = (_as_many_heads(x, q) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
+    how = Algorithm("fa1")
     p = SimpleNamespace(**dict.fromkeys(Precision.__dataclass_fields__, lambda x: x))  # the dtype rounds
 
     def forward(q, k, v):
@@ -60,7 +62,7 @@ def stepwise(q, k, v, *, causal=False, scale=None, mask=None, block_kv=64):
         l, O = torch.zeros_like(m), torch.zeros_like(q[..., :1] * v[..., :1, :])  # (..., n_q, head_dim)
         for k_j, v_j in zip(k.split(block_kv, -2), v.split(block_kv, -2)):
             S = _scaled_product(q, k_j, scale)  # (..., n_q, B_c)
-            m, l, O = fa1_tile(p, torch.exp, lambda P: P, S, v_j, S.amax(-1, keepdim=True), m, l, O)
+            m, l, O = fa1_tile(p, how, lambda P: P, S, v_j, S.amax(-1, keepdim=True), (m, l, O))
         return fa1_last(p, l, O), m + torch.log(l)  # o; log-sum-exp (..., n_q, 1)
 
     def backward(q, k, v, o, L, dO):

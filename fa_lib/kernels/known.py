@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from fa_lib.formats import BF16, FP16, Format
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
@@ -19,13 +20,13 @@ def torch_cpu(fmt, n_q):
     added up, tile after tile, in tensors of the inputs' format. What is left out: the order of FP32 additions.
 
     Returns:
-        dict of tiling, precision and exp, for `tiled`.
+        dict of tiling, precision and algorithm, for `tiled`.
     """
     fmt = Format.of(fmt)
     block_q = 256 if n_q >= 768 else 64 if n_q >= 192 else 32
     precision = replace(Precision.kernel(fmt), grad_sums=fmt)
     exp = fast_exp if fmt in (BF16, FP16) and vectorised() else torch.exp
-    return dict(tiling=Tiling(block_q, 512), precision=precision, exp=exp)
+    return dict(tiling=Tiling(block_q, 512), precision=precision, algorithm=Algorithm("fa2", exp=exp))
 
 
 def vectorised():
@@ -35,4 +36,4 @@ def vectorised():
 
 def fa2_cuda(fmt, head_dim):
     """FlashAttention-2 on CUDA (sm80 and later): tiles of 128 x 128 at head_dim up to 64, 128 x 64 above."""
-    return dict(tiling=Tiling(128, 128 if head_dim <= 64 else 64), precision=Precision.kernel(fmt), exp=torch.exp)
+    return dict(tiling=Tiling(128, 128 if head_dim <= 64 else 64), precision=Precision.kernel(fmt), algorithm="fa2")

@@ -1,21 +1,28 @@
 """Flash Attention, tile by tile, each step rounded: the paper's microbenchmark."""
 
-import math
-from functools import partial
-
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from fa_lib.kernels.algorithm import LN2, Algorithm
 from fa_lib.kernels.backward import Backward, differentiable
 from fa_lib.kernels.options import Options
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored, tiles
+from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-ALGORITHMS = ("fa1", "fa2", "fa4")
-LN2 = math.log(2)
 
-
-def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, threshold=None, offset=None, maximum=None,
-          splits=1, reverse=False, rows=None, **options):  # fmt: skip
+def tiled(
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    *,
+    tiling: Tiling,
+    precision: Precision,
+    algorithm: Algorithm | str = "fa2",
+    rows: int | None = None,
+    **options,
+) -> Float[Tensor, "*lead n_q d_v"]:
     """Flash Attention with online softmax, each step rounded as `precision` says. Differentiable, as FA is.
 
     A tile in which a row sees no key leaves that row as it was, as kernels do that skip such tiles. Rows are
@@ -26,21 +33,7 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, thresho
         tiling: a Tiling; block_kv keys are handled at a time. The gradients dK and dV are summed over tiles of
             block_q queries.
         precision: a Precision.
-        algorithm: "fa1" (arXiv 2205.14135, Algorithm 1: O is normalised at every tile) or
-            "fa2" (arXiv 2307.08691, Algorithm 1: O is divided by the row sum once, at the end) or
-            "fa4" (FlashAttention-4: as "fa2", but m is replaced, and O and l rescaled, only when the row's maximum
-            has risen by more than `threshold` since; P is then as large as 2**threshold).
-        exp: the exponential of S - m, a function of a float64 tensor; `models.fast_exp` is torch's on CPU,
-            `models.polynomial_exp` FlashAttention-4's. The few factors exp(m - m') are always torch.exp, and so is the
-            backward pass.
-        threshold: of "fa4", in powers of two; None is 8.
-        offset: P is 2**offset times exp(S - m), and so is l; it cancels in O, and moves P away from the format's
-            subnormals. Whole; of "fa2" and "fa4". None is 0.
-        maximum: the row maximum of a tile, a function of S (rows, B_c) that gives (rows, 1); None is the largest score.
-            `models.dynamic_maximum` is that of arXiv 2510.04212.
-        splits: parts of the keys, whole tiles each, that are worked on apart and merged by their log-sum-exp at the
-            end, as in flash decoding. Each part's O is in `precision.accumulator`.
-        reverse: the last tile first, as FlashAttention-2 has it on CUDA.
+        algorithm: an Algorithm, or the name of one: "fa1", "fa2", "fa4".
         rows: rows worked on at once instead of the choice made here; no result depends on it.
         q, k, v, options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p.
 
@@ -51,26 +44,16 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, thresho
     Raises:
         ValueError: an argument does not fit.
     """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm: got {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
     if not isinstance(tiling, Tiling):
         raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
-    for name, value, least, of in (("threshold", threshold, 0, ("fa4",)), ("offset", offset, None, ("fa2", "fa4"))):
-        if value is not None and (
-            algorithm not in of or least is not None and not value >= least or value != int(value)
-        ):
-            raise ValueError(
-                f"{name}: got {value!r} with {algorithm!r}; accepted is a whole number, for {' and '.join(of)}"
-            )
-    if type(splits) is not int or splits < 1:
-        raise ValueError(f"splits: got {splits!r}; accepted is a whole number from 1")
-    options = Options.of(q, k, v, **options)
-    step, last = _steps(algorithm, threshold, offset)
+    how = Algorithm.of(algorithm)
+    asked = Options.of(q, k, v, **options)
+    step, last = (fa1_tile, fa1_last) if how.name == "fa1" else (fa2_tile, fa2_last)
     p = rounding(precision)
 
     def few_rows(q_i, k, v, scores):
-        seen = list(tiles(k, v, tiling.block_kv, scores))[:: -1 if reverse else 1]
-        size = max(1, -(-len(seen) // splits))  # tiles of a part
+        seen = list(tiles(k, v, tiling.block_kv, scores))[:: -1 if how.reverse else 1]
+        size = max(1, -(-len(seen) // how.splits))  # tiles of a part
         parts = [part(q_i, seen[i : i + size], v.shape[1], scores) for i in range(0, max(1, len(seen)), size)]
         return parts[0] if len(parts) == 1 else merged(p, parts)
 
@@ -82,26 +65,26 @@ def tiled(q, k, v, *, tiling, precision, algorithm="fa2", exp=torch.exp, thresho
             S = scores(q_i, k_j, j)  # (rows, B_c)
             seen = scores.seen(S)
             S = p.scores(S)
-            m_tile = p.stats(S.amax(-1, keepdim=True) if maximum is None else maximum(S))  # (rows, 1)
-            new = step(p, exp, lambda P, j=j: p.probs(scores.drop(P, j)), S, v_j, m_tile, m, l, O)
+            m_tile = p.stats(S.amax(-1, keepdim=True) if how.maximum is None else how.maximum(S))  # (rows, 1)
+            new = step(p, how, lambda P, j=j: p.probs(scores.drop(P, j)), S, v_j, m_tile, (m, l, O))
             if seen is not True:
                 new = (after.where(seen, before) for after, before in zip(new, (m, l, O)))
             m, l, O = new
         m = m.where(l != 0, 0.0)  # of a row that saw no key
-        log = p.stats(torch.log(nonzero(l)) - (offset or 0) * LN2)
-        L = p.stats(m + log).where(l != 0, -torch.inf if splits > 1 else 0.0)  # log-sum-exp (rows, 1)
+        log = p.stats(torch.log(nonzero(l)) - (how.offset or 0) * LN2)
+        L = p.stats(m + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
         O = last(p, l, O)  # (rows, head_dim)
-        return torch.cat([O if splits > 1 else p.output(O), L], -1)  # (rows, head_dim + 1)
+        return torch.cat([O if how.splits > 1 else p.output(O), L], -1)  # (rows, head_dim + 1)
 
     def forward(q, k, v):
         width = tiling.block_kv
-        out = by_rows(few_rows, q, k, v, p, options, features=v.shape[-1] + 1, width=width, rows=rows)
+        out = by_rows(few_rows, q, k, v, p, asked, features=v.shape[-1] + 1, width=width, rows=rows)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
         return p.exponent(torch.exp_(p.exponent(S - L)))  # P, divided by the row sum already
 
-    return differentiable(q, k, v, forward, Backward(p, options, probabilities, tiling))
+    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling))
 
 
 def merged(p, parts):
@@ -115,16 +98,15 @@ def merged(p, parts):
     return torch.cat([p.output(out), p.stats(m + p.stats(torch.log(nonzero(l))))], -1)
 
 
-def _steps(algorithm, threshold, offset):
-    """What is done at every tile, and at the end."""
-    if algorithm == "fa1":
-        return fa1_tile, fa1_last
-    above = 0 if algorithm == "fa2" else 8 if threshold is None else threshold
-    return partial(fa2_tile, raised=2.0 ** (offset or 0), slack=above * LN2), fa2_last
+def fa1_tile(p, how, dropped, S, v, m_tile, carried):
+    """m, l and O after one more tile.
 
-
-def fa1_tile(p, exp, dropped, S, v, m_tile, m, l, O):
-    P = p.exponent(exp(p.exponent(S - m_tile)))  # (rows, B_c)
+    Args:
+        p: a Precision. how: an Algorithm. dropped: P after dropout, rounded, of P.
+        S: (rows, B_c). v: (B_c, head_dim). m_tile: (rows, 1). carried: m, l and O so far.
+    """
+    m, l, O = carried
+    P = p.exponent(how.exp(p.exponent(S - m_tile)))  # (rows, B_c)
     l_tile = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
     m_new = torch.maximum(m, m_tile)
     l_old = p.stats(p.stats(torch.exp_(p.stats(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
@@ -139,11 +121,13 @@ def fa1_last(p, l, O):
     return O
 
 
-def fa2_tile(p, exp, dropped, S, v, m_tile, m, l, O, raised=1.0, slack=0.0):
+def fa2_tile(p, how, dropped, S, v, m_tile, carried):
+    """As `fa1_tile`, and O is not divided by l."""
+    m, l, O = carried
     m_new = torch.maximum(m, m_tile)
-    if slack:
-        m_new = m.where(m_new - m <= slack, m_new)  # not worth a rescale
-    P = p.exponent(exp(p.exponent(S - m_new)) * raised)  # (rows, B_c)
+    if how.slack:
+        m_new = m.where(m_new - m <= how.slack, m_new)  # not worth a rescale
+    P = p.exponent(how.exp(p.exponent(S - m_new)) * how.raised)  # (rows, B_c)
     a = p.stats(torch.exp_(p.stats(m - m_new)))  # rescale of what was accumulated (rows, 1)
     l = p.stats(p.stats(a * l) + p.stats(P.sum(-1, keepdim=True)))
     PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
@@ -154,7 +138,14 @@ def fa2_last(p, l, O):
     return p.accumulator(O / nonzero(l))
 
 
-def rescales(q, k, *, tiling, precision, **options):
+def rescales(
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    *,
+    tiling: Tiling,
+    precision: Precision,
+    **options,
+) -> Int[Tensor, "*lead n_q"]:
     """How often each row's maximum is raised by a tile after its first: the rescales that change a value.
 
     Args: as `tiled`.
@@ -162,8 +153,7 @@ def rescales(q, k, *, tiling, precision, **options):
     Returns:
         int64 tensor (batch, heads, n_q).
     """
-    options = Options.of(q, k, k, **options)
-    p = precision
+    asked, p = Options.of(q, k, k, **options), precision
 
     def few_rows(q_i, k, _, scores):
         m, count = None, torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
@@ -175,4 +165,4 @@ def rescales(q, k, *, tiling, precision, **options):
             m = m_tile if m is None else torch.maximum(m, m_tile)
         return count
 
-    return by_rows(few_rows, q, k, k, p, options, features=1, width=tiling.block_kv).squeeze(-1).long()
+    return by_rows(few_rows, q, k, k, p, asked, features=1, width=tiling.block_kv).squeeze(-1).long()

@@ -14,19 +14,18 @@ from fa_lib.plots.style import (
     INPUTS,
     SOFTMAX,
     SOFTMAX_LABEL,
-    _format_axis,
-    _in_roundoff,
-    _panels,
-    _power,
     band,
     by_seed,
     dots,
+    format_axis,
+    in_roundoff,
+    panels,
 )
 
 
 def precision(table, caption):
     """Figure 3: max difference Flash - Baseline in one format, against the format."""
-    distributions, figure, axes = _panels(table, height=3.4)
+    distributions, figure, axes = panels(table, height=3.4)
     flash = table[table.kernel == "flash"]
     for ax, distribution in zip(axes, distributions):
         rows = flash[flash.distribution == distribution]
@@ -37,7 +36,7 @@ def precision(table, caption):
             ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
         values = by_seed(rows[rows.against == "baseline, softmax in format"], "fmt", "max").loc[formats]
         dots(ax, range(len(formats)), values, BASELINE, "s", f"against {SOFTMAX_LABEL}", mfc="none", ms=10)
-        _format_axis(ax, formats, distribution)
+        format_axis(ax, formats, distribution)
     axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
     axes[0].legend(loc="lower left")
     return captioned(
@@ -47,7 +46,7 @@ def precision(table, caption):
 
 def golden_value(table, caption):
     """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format."""
-    distributions, figure, axes = _panels(table, height=3.8)
+    distributions, figure, axes = panels(table, height=3.8)
     series = (
         ("flash", label_of(table.flash.iloc[0]), FLASH, "o", -0.16),
         ("baseline", BASELINE_LABEL, BASELINE, "s", 0.0),
@@ -59,7 +58,7 @@ def golden_value(table, caption):
         formats = list(dict.fromkeys(rows.fmt))
         values = {}
         for kernel, label, color, marker, shift in series:
-            values[kernel] = _in_roundoff(rows[rows.kernel == kernel], "fmt", "max").loc[formats]
+            values[kernel] = in_roundoff(rows[rows.kernel == kernel], "fmt", "max").loc[formats]
             dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=floor), color, marker, label)
         for x, (fmt, ratios) in enumerate((values["flash"] / values["baseline"]).iterrows()):
             flash, baseline = values["flash"].loc[fmt].mean(), values["baseline"].loc[fmt].mean()
@@ -81,7 +80,7 @@ def golden_value(table, caption):
             )
             at = dict(textcoords="offset points", color=FLASH, fontsize=8, fontweight="bold")
             ax.annotate(words, (x - 0.16, flash), (-14, 7), **at)
-        _format_axis(ax, formats, distribution)
+        format_axis(ax, formats, distribution)
     axes[0].set(yscale="log", ylim=(floor / 1.3, 90), ylabel="max |kernel − golden value|\n(units of roundoff u)")
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes[-1].legend(loc="upper left")
@@ -96,7 +95,7 @@ def golden_value(table, caption):
 
 def sequence_length(table, caption):
     """Figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff."""
-    distributions, figure, axes = _panels(table, rows=2, height=5.8)
+    distributions, figure, axes = panels(table, rows=2, height=5.8)
     for row, columns in enumerate((("max",), ("mean", "std"))):
         for ax, distribution in zip(axes[row], distributions):
             rows = table[
@@ -104,7 +103,7 @@ def sequence_length(table, caption):
             ]
             for column in columns:
                 for fmt, group in rows.groupby("fmt", sort=False):
-                    values = _in_roundoff(group, "n", column)
+                    values = in_roundoff(group, "n", column)
                     style = dict(ls=":", lw=1.2) if column == "std" else {}
                     band(
                         ax, values, *FORMATS.get(fmt, ("#888888", "v")), fmt if column == columns[0] else None, **style
@@ -139,14 +138,14 @@ def algorithm_changes(table, caption):
         for ax, variant in zip(axes[:, column], ("swapped", "square", None)):
             for distribution, color in zip(dict.fromkeys(table.distribution), (FLASH, BASELINE, "#333333")):
                 rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
-                given = _in_roundoff(rows[rows.variant == "as given"], "area", "max")
+                given = in_roundoff(rows[rows.variant == "as given"], "area", "max")
                 band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
                 if variant:
-                    changed = _in_roundoff(rows[rows.variant == variant], "area", "max")
+                    changed = in_roundoff(rows[rows.variant == variant], "area", "max")
                     band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
             ax.set(xscale="log", yscale="log")
             ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axes[0, column].set_title(f"{fmt}, u = {_power(fmt)}")
+        axes[0, column].set_title(f"{fmt}, u = {power(fmt)}")
         axes[-1, column].set_xlabel("block area $B_r · B_c$")
     for ax, words in zip(axes[:, 0], ("(a) swapped", "(b) square", "(c) as given")):
         ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")

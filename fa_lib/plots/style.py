@@ -1,23 +1,21 @@
-"""The figures' style: colours, markers, and the marks that every figure draws its numbers with."""
+"""The figures' style: colours, markers, axes, and the marks that every figure draws its numbers with.
 
-from pathlib import Path
+A function that draws a figure is `@styled`: importing this file changes no setting of matplotlib's.
+"""
+
+from functools import wraps
 
 import matplotlib.pyplot as plt
 import seaborn
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from fa_lib.formats import Format
-
-plt.style.use(Path(__file__).with_name("paper.mplstyle"))
+from fa_lib.paths import STYLE
 
 _COLORS = seaborn.color_palette("colorblind").as_hex()
-
-
 FLASH, BASELINE, SOFTMAX = _COLORS[3], _COLORS[0], _COLORS[9]  # told apart by marker where colour is not seen
-
-
-FORMATS = {"BF16": (_COLORS[3], "o"), "FP16": (_COLORS[1], "s"), "FP32": (_COLORS[0], "^"), "FP64": ("#333333", "D")}
-
-
+GREY, INK = "#777777", "#333333"
+FORMATS = {"BF16": (FLASH, "o"), "FP16": (_COLORS[1], "s"), "FP32": (BASELINE, "^"), "FP64": (INK, "D")}
 INPUTS = {
     "uniform": "uniform inputs on [0, 1)",
     "normal": "normal inputs, N(0, 1)",
@@ -31,17 +29,43 @@ INPUTS = {
 }
 
 
-BASELINE_LABEL = "Baseline, softmax inside in FP32"
+def styled(draw):
+    """A figure function, drawn in the style of `paper.mplstyle`."""
+
+    @wraps(draw)
+    def in_style(*args, **kwargs):
+        with plt.style.context(STYLE):
+            return draw(*args, **kwargs)
+
+    return in_style
 
 
-SOFTMAX_LABEL = "Baseline, softmax in the format too"
+def plain_ticks(axis):
+    """Ticks as plain numbers: 0.01, 1, 1000."""
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
 
 
-def _panels(table, height, rows=1):
+def minor_2_and_5(axis):
+    """Of a logarithmic axis, minor ticks named at 2 and 5 alone."""
+    axis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else ""))
+
+
+def log_ticks(axis):
+    """A logarithmic axis that says 1, 2, 5, 10."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    plain_ticks(axis)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def panels(table, height, rows=1):
+    """A column of panels for each distribution of a table.
+
+    Returns:
+        distributions, figure, axes (columns,), or (rows, columns) where there are several rows.
+    """
     distributions = list(dict.fromkeys(table.distribution))
-    figure, axes = plt.subplots(
-        rows, len(distributions), figsize=(4.6 * len(distributions), height), squeeze=False, sharey="row"
-    )
+    size = (4.6 * len(distributions), height)
+    figure, axes = plt.subplots(rows, len(distributions), figsize=size, squeeze=False, sharey="row")
     return distributions, figure, axes if rows > 1 else axes[0]
 
 
@@ -50,41 +74,48 @@ def by_seed(rows, index, value):
     return rows.pivot(index=index, columns="seed", values=value)
 
 
-def _in_roundoff(rows, index, value):
+def in_roundoff(rows, index, value):
     """index x seeds, in units of each row's format's unit roundoff."""
     scaled = rows[value] / rows.fmt.map(lambda fmt: Format.of(fmt).unit_roundoff)
     return by_seed(rows.assign(**{value: scaled}), index, value)
 
 
 def dots(ax, x, values, color, marker, label, **style):
+    """A small point for each seed at the places x, and a large one for their mean.
+
+    Args:
+        values: x x seeds, as `by_seed` gives them.
+    """
     for seed in values:
         ax.plot(x, values[seed], marker, color=color, ms=3.2, alpha=0.35, mew=0)
-    ax.plot(
-        x, values.mean(axis=1, skipna=False), color=color, marker=marker, label=label, **{"ms": 6, "ls": ""} | style
-    )
+    mean = values.mean(axis=1, skipna=False)
+    ax.plot(x, mean, color=color, marker=marker, label=label, **{"ms": 6, "ls": ""} | style)
 
 
-def _format_axis(ax, formats, distribution):
-    labels = [f"{fmt}\n{_power(fmt)}" for fmt in formats]
+def band(ax, values, color, marker, label, **style):
+    """A line of means over seeds, and a band from their least to their largest value.
+
+    Args:
+        values: x x seeds, as `by_seed` gives them; x are numbers.
+    """
+    values = values.sort_index()
+    low, high, mean = (getattr(values, name)(axis=1, skipna=False) for name in ("min", "max", "mean"))
+    ax.fill_between(values.index, low, high, color=color, alpha=0.15, lw=0)
+    ax.plot(values.index, mean, color=color, marker=marker, ms=3.5, label=label, **{"lw": 1.3} | style)
+
+
+def format_axis(ax, formats, distribution):
+    """An axis of number formats, with their unit roundoff."""
+    labels = [f"{fmt}\n{power(fmt)}" for fmt in formats]
     ax.set(xticks=range(len(formats)), xticklabels=labels, xlim=(-0.5, len(formats) - 0.3))
     ax.set(title=INPUTS[distribution], xlabel="number format (unit roundoff u)")
 
 
-def band(ax, values, color, marker, label, **style):
-    values = values.sort_index()
-    ax.fill_between(
-        values.index, values.min(axis=1, skipna=False), values.max(axis=1, skipna=False), color=color, alpha=0.15, lw=0
-    )
-    ax.plot(
-        values.index,
-        values.mean(axis=1, skipna=False),
-        color=color,
-        marker=marker,
-        ms=3.5,
-        label=label,
-        **{"lw": 1.3} | style,
-    )
-
-
-def _power(fmt):
+def power(fmt):
+    """The unit roundoff of a format as a power of two."""
     return f"$2^{{-{Format.of(fmt).precision}}}$"
+
+
+def no_minor_ticks(axis):
+    """A logarithmic axis whose ticks are those given."""
+    axis.set_minor_locator(NullLocator())

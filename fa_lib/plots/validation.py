@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from fa_lib.plots.captions import POINTS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, INPUTS, SOFTMAX, _panels
+from fa_lib.plots.style import BASELINE, FLASH, INPUTS, SOFTMAX, panels
 
 
 def validation(exponential, agreement, caption):
@@ -41,7 +41,7 @@ def validation(exponential, agreement, caption):
 
 def ruled(table, caption):
     """The rule of the field: largest errors in units of Baseline's own, every shape a point."""
-    distributions, figure, axes = _panels(table, height=3.6)
+    distributions, figure, axes = panels(table, height=3.6)
     names, tensors = list(dict.fromkeys(table.kernel)), list(dict.fromkeys(table.tensor))
     rng = np.random.default_rng(0)
     for ax, distribution in zip(axes, distributions):

@@ -21,7 +21,8 @@ from safetensors.torch import save
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
-from fa_lib.execution.files import alone, replacing
+from fa_lib.execution.files import held as alone
+from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import digest
 from fa_lib.training import data
 from fa_lib.training.arm import PRECISIONS

@@ -1,0 +1,70 @@
+"""How `tiled` goes over the tiles: FlashAttention 1, 2 or 4, and what real kernels change in them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+NAMES = ("fa1", "fa2", "fa4")
+LN2 = math.log(2)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An order of steps over the tiles.
+
+    Attributes:
+        name: "fa1" (arXiv 2205.14135, Algorithm 1: O is normalised at every tile), "fa2" (arXiv 2307.08691,
+            Algorithm 1: O is divided by the row sum once, at the end) or "fa4" (FlashAttention-4: as "fa2", but m is
+            replaced, and O and l rescaled, only when the row's maximum has risen by more than `threshold` since; P is
+            then as large as 2**threshold).
+        exp: the exponential of S - m, a function of a float64 tensor; `exponentials.fast_exp` is torch's on CPU,
+            `exponentials.polynomial_exp` FlashAttention-4's. The few factors exp(m - m') are always torch.exp, and so
+            is the backward pass.
+        threshold: of "fa4", in powers of two; None is 8.
+        offset: P is 2**offset times exp(S - m), and so is l; it cancels in O, and moves P away from the format's
+            subnormals. Whole; of "fa2" and "fa4". None is 0.
+        maximum: the row maximum of a tile, a function of S (rows, B_c) that gives (rows, 1); None is the largest
+            score. `exponentials.dynamic_maximum` is that of arXiv 2510.04212.
+        splits: parts of the keys, whole tiles each, that are worked on apart and merged by their log-sum-exp at the
+            end, as in flash decoding. Each part's O is in `precision.accumulator`.
+        reverse: the last tile first, as FlashAttention-2 has it on CUDA.
+
+    Raises:
+        ValueError: an attribute does not fit the others.
+    """
+
+    name: str = "fa2"
+    exp: Callable = torch.exp
+    threshold: int | None = None
+    offset: int | None = None
+    maximum: Callable | None = None
+    splits: int = 1
+    reverse: bool = False
+
+    def __post_init__(self):
+        if self.name not in NAMES:
+            raise ValueError(f"algorithm: got {self.name!r}; accepted are {', '.join(NAMES)}, or an Algorithm")
+        for field, least, of in (("threshold", 0, ("fa4",)), ("offset", -math.inf, ("fa2", "fa4"))):
+            value = getattr(self, field)
+            if value is not None and (self.name not in of or not value >= least or value != int(value)):
+                accepted = f"a whole number, for {' and '.join(of)}"
+                raise ValueError(f"{field}: got {value!r} with {self.name!r}; accepted is {accepted}")
+        if type(self.splits) is not int or self.splits < 1:
+            raise ValueError(f"splits: got {self.splits!r}; accepted is a whole number from 1")
+
+    @classmethod
+    def of(cls, spec: "Algorithm | str") -> "Algorithm":
+        """The Algorithm named by `spec`, or `spec` itself."""
+        return spec if isinstance(spec, Algorithm) else cls(spec)
+
+    @property
+    def slack(self) -> float:
+        """By how much a row's maximum may rise before it is replaced."""
+        return (8 if self.threshold is None else self.threshold) * LN2 if self.name == "fa4" else 0.0
+
+    @property
+    def raised(self) -> float:
+        """The factor of P and of l."""
+        return 2.0 ** (self.offset or 0)
