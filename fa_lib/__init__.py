@@ -1,11 +1,6 @@
 """fa_lib: is an attention kernel numerically safe? Reference, tiled-emulated and real kernels, and their deviation."""
 
-import os
-
-# Read once, at the first product on a GPU: what lets training be deterministic there.
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-import torch  # noqa: E402
+import torch
 
 # The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in
 # how MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick, and what

@@ -16,7 +16,10 @@ _KERNELS = {f.__name__: f for f in (reference, tiled, flash, unfused, stepwise, 
 
 
 def register(name, fn):
-    """Add a kernel under a name, for `get` and for every notebook.
+    """Add a kernel under a name, for `get`, in this process.
+
+    A notebook's kernel, a worker and a job are processes of their own and do not have the name: in a grid with an
+    executor, in a notebook's parameters and on the command line, say package.module:function.
 
     Args:
         name: not taken yet.
@@ -41,8 +44,9 @@ def get(name):
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
-        accepted = f"{', '.join(_KERNELS)}, what was registered, or package.module:function"
-        raise ValueError(f"kernel: got {name!r}; accepted are {accepted}")
+        accepted = f"{', '.join(_KERNELS)}, or package.module:function"
+        words = "a name that was registered is known in its own process alone, and not in workers, jobs and notebooks"
+        raise ValueError(f"kernel: got {name!r}; accepted are {accepted} ({words})")
     module, function = name.split(":", 1)
     try:
         found = getattr(importlib.import_module(module), function)

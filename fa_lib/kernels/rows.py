@@ -17,13 +17,13 @@ def flat(x, precision):
     return precision.inputs(x.detach().double().reshape(-1, *x.shape[-2:]).contiguous())
 
 
-def by_rows(kernel, q, k, v, precision, options, *, features, width, rows=None, beside=()):
+def by_rows(kernel, tensors, precision, options, *, features, width, rows=None, beside=()):
     """Apply `kernel(q_i, k, v, scores, *beside_i)` to every few rows of every head, on torch's number of threads.
 
     Args:
         kernel: takes q_i (rows, head_dim), k (n_kv, head_dim), v (n_kv, features), float64 and rounded to
             `precision.inputs`, the Scores of these rows, and the same rows of what is beside; returns (rows, features).
-        options: the call's Options.
+        tensors: Q, K and V of the call. options: its Options.
         features: of the result.
         width: keys the kernel works on at once, from which the number of rows that fit the cache follows.
         rows: that number instead of the one that follows.
@@ -32,7 +32,7 @@ def by_rows(kernel, q, k, v, precision, options, *, features, width, rows=None, 
     Returns:
         float64 tensor (*lead, n_q, features).
     """
-    q, k, v = (flat(x, precision) for x in (q, k, v))
+    q, k, v = (flat(x, precision) for x in tensors)
     out = q.new_empty(q.shape[0], options.n_q, features)
     rows = rows or rows_at_once(q, width, options)
 
