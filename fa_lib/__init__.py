@@ -9,7 +9,6 @@ for _dtype in (torch.float32, torch.float64):
     torch.exp(torch.zeros(64, dtype=_dtype))
 
 from fa_lib import kernels  # noqa: E402
-from fa_lib.execution.sweep import sweep  # noqa: E402
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to  # noqa: E402
 from fa_lib.inputs import draw, load  # noqa: E402
 from fa_lib.metrics import deviation, wasserstein  # noqa: E402
@@ -20,3 +19,12 @@ __all__ = [
     "BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "Precision", "Tiling",
     "deviation", "draw", "kernels", "load", "round_to", "sweep", "wasserstein",
 ]  # fmt: skip
+
+
+def __getattr__(name):
+    """`fa_lib.sweep`, which brings pandas, when it is first asked for."""
+    if name != "sweep":
+        raise AttributeError(f"module 'fa_lib' has no attribute {name!r}")
+    from fa_lib.execution.sweep import sweep
+
+    return sweep

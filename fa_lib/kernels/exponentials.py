@@ -1,9 +1,12 @@
 """Exponentials, and a row maximum, of real kernels, for `tiled` to use in place of the exact ones."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from fa_lib.formats import FP32
 
@@ -17,7 +20,7 @@ _LOG2_E = FP32(torch.tensor(math.log2(math.e), dtype=torch.float64))
 _SMALLEST = -87.33654022216797  # below it the result is 0
 
 
-def fast_exp(x):
+def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     """exp(x) as torch's flash kernel on CPU computes it for BF16 and FP16: `fexp_u20` of ATen's vector library.
 
     After Malossi, Ineichen, Bekas, Curioni (2015), "Fast exponential computation on SIMD architectures": 2**y is put
@@ -40,7 +43,7 @@ def fast_exp(x):
     return torch.where(x < _SMALLEST, 0.0, result)
 
 
-def polynomial_exp(degree):
+def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
     """exp as FlashAttention-4 computes part of its exponentials, in FP32: 2**y = 2**floor(y) times a polynomial of the
     fraction of y (Cody and Waite's range reduction), by fused multiply-adds.
 
@@ -72,7 +75,7 @@ def polynomial_exp(degree):
     return exp
 
 
-def dynamic_maximum(beta):
+def dynamic_maximum(beta: float) -> Callable[[Tensor], Tensor]:
     """The row maximum of arXiv 2510.04212, section 4: where several keys attain it, it is replaced by beta times itself
     if it is positive, and by 0 if it is negative, so that no P is exactly 1.
 

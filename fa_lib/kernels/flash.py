@@ -65,8 +65,9 @@ def flash(
     if window is not None or (causal and not own_causal):
         left, right = window or (None, None)
         visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
-        if causal or right is not None:
-            visible = visible.tril(n_kv - n_q + (0 if causal else right))
+        right = 0 if causal else right
+        if right is not None:
+            visible = visible.tril(n_kv - n_q + right)
         if left is not None:
             visible = visible.triu(n_kv - n_q - left)
         if mask is None or mask.dtype == torch.bool:
@@ -117,7 +118,7 @@ def _flash_attn(q, k, v, asked):
     if q.device.type != "cuda":
         raise RuntimeError(f"flash_attn needs a CUDA device, and the tensors are on {q.device}; here 'torch' can run")
     try:
-        from flash_attn import flash_attn_func
+        from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise RuntimeError(f"the package flash-attn is missing ({error}); environment-cuda.yml has it") from error
     sides = tuple(-1 if side is None else side for side in asked.window or (None, None))

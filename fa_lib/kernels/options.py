@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 
@@ -132,67 +134,67 @@ class Options:
         left, right = asked.window or (None, None)
         if asked.causal:
             right = 0 if right is None else min(right, 0)
-        masks = {}
-        for name in ("mask", "keep"):
-            x = getattr(asked, name)
+
+        def whole(x: Tensor | None) -> Tensor | None:
             x = x if x is None or x.dtype == torch.bool else x.detach().double()
-            masks[name] = x if x is None else x.expand(*lead, n_q, n_kv)
+            return x if x is None else x.expand(*lead, n_q, n_kv)
+
         group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
         scale = asked.scale or 1 / math.sqrt(q.shape[-1])
-        rest = dict(softcap=asked.softcap, dropout_p=asked.dropout_p)
-        return cls(lead, n_q, n_kv, group, scale, left, right, **masks, **rest)
+        mask, keep = whole(asked.mask), whole(asked.keep)
+        return cls(lead, n_q, n_kv, group, scale, left, right, mask, asked.softcap, keep, asked.dropout_p)
 
-    def rows(self, head, here):
+    def rows(self, head: int, here: slice) -> "Scores":
         """The scores that the rows `here`, a slice, of flattened head `head` see."""
         index = np.unravel_index(head, self.lead)
-        return Scores(self, here, *(x if x is None else x[index][here] for x in (self.mask, self.keep)))
+        return Scores(self, here, *(None if x is None else x[index][here] for x in (self.mask, self.keep)))
 
 
 class Scores:
     """S of some rows of one head, tile by tile: scaled, capped, masked, not yet rounded."""
 
-    def __init__(self, options, here, mask, keep):
+    def __init__(self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None):
         self.o, self.mask, self.keep_mask = options, mask, keep
         offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
         self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
         self.trivial = mask is None and options.left is None and options.right is None
 
-    def sees(self, j, stop):
+    def sees(self, j: int, stop: int) -> bool:
         """False where no row sees any of the keys j .. stop - 1 for causality or the window."""
         o = self.o
         return not (
             o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left
         )
 
-    def __call__(self, q, k, j):
+    def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "rows keys"]:
         """S (rows, keys) in float64 of the rows against keys k, the first of them j; what is hidden at -inf."""
         S = self.capped(q, k)
         if self.mask is not None:
             tile = self.mask[:, j : j + S.shape[1]]
             S = S.masked_fill_(~tile, -math.inf) if tile.dtype == torch.bool else S.add_(tile)
-        o, stop = self.o, j + S.shape[1]
-        beyond = o.right is not None and stop - 1 > self.first + o.right
-        before = o.left is not None and j < self.last - o.left
-        if beyond or before:
-            own = torch.arange(self.first, self.last + 1, device=S.device)[:, None]
-            keys = torch.arange(j, stop, device=S.device)
-            if beyond:
-                S.masked_fill_(keys > own + o.right, -math.inf)
-            if before:
-                S.masked_fill_(keys < own - o.left, -math.inf)
+        left, right, stop = self.o.left, self.o.right, j + S.shape[1]
+        if right is not None and stop - 1 > self.first + right:
+            S.masked_fill_(self._distance(j, stop, S.device) > right, -math.inf)
+        if left is not None and j < self.last - left:
+            S.masked_fill_(self._distance(j, stop, S.device) < -left, -math.inf)
         return S
 
-    def capped(self, q, k):
+    def _distance(self, j, stop, device):
+        """Of keys j .. stop - 1 from the key that aligns with a row: (rows, keys)."""
+        own = torch.arange(self.first, self.last + 1, device=device)[:, None]
+        return torch.arange(j, stop, device=device) - own
+
+    def capped(self, q: Tensor, k: Tensor) -> Tensor:
         """S before masks: scale * Q Kᵀ, softcap * tanh(S / softcap) where there is one."""
         S = (q @ k.mT).mul_(self.o.scale)
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
-    def seen(self, S):
+    def seen(self, S: Tensor) -> Tensor | Literal[True]:
         """Rows of an unrounded S that see a key of it: (rows, 1), or True where nothing is masked. A score that
         overflows when rounded, or is NaN, is no hidden key."""
         return True if self.trivial else S.amax(-1, keepdim=True) != -math.inf
 
-    def drop(self, P, j):
+    def drop(self, P: Tensor, j: int) -> Tensor:
         """P with dropout: what is not kept is 0, the rest divided by 1 - p."""
         if self.keep_mask is None:
             return P

@@ -1,5 +1,7 @@
 """Three kernels that are easily confused, emulated in the format of their inputs, under names of their own."""
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -36,4 +38,5 @@ def every_step(
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
     """Flash of arXiv 2405.02803: every step in q's dtype, O, m and l too (`Precision.uniform`, fa1), tiles of 64."""
-    return tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.uniform(q.dtype), **{"algorithm": "fa1"} | options)
+    given: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=Precision.uniform(q.dtype), algorithm="fa1")
+    return tiled(q, k, v, **given | options)
