@@ -52,7 +52,7 @@ class Precision:
     def materialized(cls, fmt: FormatLike) -> "Precision":
         """PyTorch's unfused attention: each matrix it writes (S, P, O) in `fmt`, the inside of its softmax and
         of its matrix products in FP32 (in `fmt` where that is wider). The paper's Baseline."""
-        return replace(cls.kernel(fmt), scores=fmt)
+        return replace(cls.kernel(fmt), scores=Format.of(fmt))
 
     @classmethod
     def kernel(cls, fmt: FormatLike) -> "Precision":

@@ -14,7 +14,7 @@ from fa_lib.formats import FP32
 _COEFFICIENTS = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)
 
 
-_LOG2_E = FP32(torch.tensor(math.log2(math.e), dtype=torch.float64))
+_LOG2_E = float(np.float32(math.log2(math.e)))
 
 
 _SMALLEST = -87.33654022216797  # below it the result is 0
@@ -35,7 +35,7 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         float64 tensor with FP32 values.
     """
     c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
-    y = FP32(x * _LOG2_E.to(x.device))
+    y = FP32(x * _LOG2_E)
     f = y - torch.floor(y)  # exact
     correction = FP32(f * FP32(f * FP32(f * c3 + c2) + c1) + c0)  # by fused multiply-adds: one rounding each
     bits = FP32(FP32(y - correction) * 2.0**23 + 127 * 2.0**23)  # exponent and mantissa field of the result
@@ -65,7 +65,7 @@ def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
     coefficients = [float(np.float32(c)) for c in series.convert(kind=np.polynomial.Polynomial).coef[::-1]]
 
     def exp(x):
-        y = FP32(x * _LOG2_E.to(x.device)).clamp(min=-200)  # -inf gives 0
+        y = FP32(x * _LOG2_E).clamp(min=-200)  # -inf gives 0
         whole = torch.floor(y)
         f, result = y - whole, torch.full_like(y, coefficients[0])  # f exact
         for c in coefficients[1:]:
