@@ -15,7 +15,7 @@ from fa_lib.experiments.microbenchmark import Setup, compare, exponent, factors,
 from fa_lib.formats import Format
 from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.metrics import over_baseline
-from fa_lib.paths import RESULTS
+from fa_lib.paths import RESULTS, ROOT
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots.captions import settings
 from fa_lib.plots.style import band, dots
@@ -277,6 +277,13 @@ def test_captions_say_every_setting_that_the_paper_leaves_out(name, drawn):
     assert ("golden value from inputs after rounding" in said) == ("golden" in set(table.against))
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_committed_figure_says_the_message(name, drawn):
+    (path,) = (ROOT / "figures").glob(f"figure{int(name[:2]) + 1}_*.svg")
+    said = message(drawn(name, committed(name))).split("$")[0]  # symbols are drawn letter by letter
+    assert len(said) > 20 and said in path.read_text(), "stale: draw it again"
+
+
 def grey(color):
     red, green, blue = to_rgb(color)
     return red == green == blue
@@ -320,4 +327,5 @@ def test_a_mean_is_of_all_seeds_or_is_not_drawn(scale):
         ax.set_yscale(scale)
         mark(ax)
         np.testing.assert_array_equal(ax.lines[-1].get_ydata(), [2.0, np.nan, 50.5])
+        assert missing([2.0, 50.5, 7.0], ax).tolist() == [7.0]
         plt.close(figure)
