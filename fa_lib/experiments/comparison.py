@@ -89,7 +89,7 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        """ "passes" or "fails" the rule of the field, as NaN does; "silent" where Baseline is no measure."""
+        """By the rule of the field: "passes", "fails" (as NaN does), or "silent" where Baseline is no measure."""
         if not self.measured:
             return "silent"
         return "passes" if self.times <= ALLOWED["o"] else "fails"

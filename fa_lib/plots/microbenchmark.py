@@ -1,4 +1,4 @@
-"""Figures 3 to 6, from tables of `experiments.microbenchmark.compare`. What is of FP64 is grey: it is the machine's."""
+"""Figures 3 to 6, from tables of `experiments.microbenchmark.compare`. FP64 is grey: it changes with the machine."""
 
 import textwrap
 from itertools import cycle
