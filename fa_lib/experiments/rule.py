@@ -7,6 +7,7 @@ from fa_lib.formats import FP32, Format, round_to
 from fa_lib.inputs import draw
 from fa_lib.metrics import deviation
 
+ALLOWED = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error: flash-attention's own tests
 SHAPES = {  # n_q, n_kv, heads, kv_heads, options
     "97": (97, 97, 2, 2, {}),
     "113 x 203": (113, 203, 2, 2, {}),
