@@ -2,7 +2,9 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from fa_lib.experiments.ablation import KERNELS, REFERENCES, STARTS, STEPS
@@ -16,7 +18,7 @@ _CARRIED = ("stats", "accumulator")  # from tile to tile
 
 
 @styled
-def ladder(table, caption):
+def ladder(table: pd.DataFrame, caption: str) -> Figure:
     """One step of a kernel changed at a time: how many times Baseline's error it then makes.
 
     Args:
@@ -54,7 +56,7 @@ MARKED = {  # bits -> who carries so many
 
 
 @styled
-def bits_and_tiles(table, caption):
+def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
     """Flash / Baseline over the bits of what is carried, and the number of tiles, for each kind of inputs.
 
     Args:
@@ -90,7 +92,7 @@ _MEASURES = {"max": "max |difference|", "rmse": "root mean square", "bias": "|bi
 
 
 @styled
-def references(table, caption):
+def references(table: pd.DataFrame, caption: str) -> Figure:
     """One kernel and Baseline, held against what people compare with, by three measures.
 
     Args:

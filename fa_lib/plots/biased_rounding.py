@@ -1,9 +1,12 @@
 """Figure 10: biased rounding."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import seaborn
+from matplotlib.figure import Figure
 
 from fa_lib.experiments.biased_rounding import CURES, SIGNS
 from fa_lib.plots.captions import POINTS, captioned
@@ -38,7 +41,7 @@ _CURE_STYLES = {
 
 
 @styled
-def mechanism(by_repeats, steps, caption):
+def mechanism(by_repeats: pd.DataFrame, steps: pd.DataFrame, caption: str) -> Figure:
     """Biased rounding: the error of O by the number of keys at the maximum; delta's over steps; and the cures.
 
     Args:
@@ -87,7 +90,7 @@ _FLASH_PAIRS = ("flash", "flash_emulated", "flash_fp32")  # of training: Flash a
 
 
 @styled
-def directions(table, labels, caption):
+def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> Figure:
     """How far the steps that part two training runs point the same way, by pair of the study.
 
     Args:

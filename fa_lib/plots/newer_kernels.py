@@ -1,6 +1,8 @@
 """Figure 9e: what newer kernels change."""
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
 
 from fa_lib.experiments.newer_kernels import FP8, OPTIONS
 from fa_lib.plots.captions import POINTS, captioned
@@ -9,7 +11,7 @@ from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, styled
 
 
 @styled
-def options(table, caption):
+def options(table: pd.DataFrame, caption: str) -> Figure:
     """What newer kernels' options cost or buy, where O, m and l are carried in FP32 and in BF16.
 
     Args:

@@ -25,7 +25,7 @@ def points(
     hue: tuple[str, Mapping[str, Mark]],
     legend: str = "",
     dodge: bool = True,
-):
+) -> None:
     """Values along x, a row of the axis for each category, the first at the top.
 
     The arithmetic mean is drawn, on a logarithmic axis too: set the scale afterwards.

@@ -1,7 +1,9 @@
 """Figure 9b: is it the rescaling?"""
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import seaborn
+from matplotlib.figure import Figure
 
 from fa_lib.experiments.rescaling import ORDERS
 from fa_lib.plots.captions import BANDS, captioned
@@ -12,7 +14,7 @@ _MARKERS = "soDP"  # of distributions
 
 
 @styled
-def rescaling(table, caption):
+def rescaling(table: pd.DataFrame, caption: str) -> Figure:
     """The deviation against the number of tiles, for rows that rescale at every tile, as drawn, or never.
 
     Args:

@@ -3,7 +3,9 @@
 from contextlib import contextmanager
 
 import numpy as np
+import pandas as pd
 import seaborn
+from matplotlib.figure import Figure
 
 from fa_lib.experiments.rule import ALLOWED, BESIDE
 from fa_lib.plots.captions import captioned
@@ -24,7 +26,7 @@ def _seeded():
 
 
 @styled
-def ruled(table, caption):
+def ruled(table: pd.DataFrame, caption: str) -> Figure:
     """The rule of the field: largest errors in units of Baseline's own, every shape a point.
 
     Args:

@@ -3,6 +3,9 @@
 import math
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from fa_lib.experiments.validation import CHOICES
 from fa_lib.plots.captions import POINTS, captioned
@@ -11,7 +14,7 @@ from fa_lib.plots.style import BASELINE, FLASH, styled
 
 
 @styled
-def validation(exponential, agreement, caption):
+def validation(exponential: tuple[Tensor, Tensor, Tensor], agreement: pd.DataFrame, caption: str) -> Figure:
     """Figure 2: the exponential inside torch's kernel, and the share of its bits that each modelling choice gets.
 
     Args:
