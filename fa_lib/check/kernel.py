@@ -47,7 +47,7 @@ def examine(kernel, *, lengths, seeds, shapes, head_dims, troubled_n, bias_seeds
     Args:
         kernel: a name for `kernels.get`.
         lengths: N, for the growth of the error, each with that many seeds.
-        shapes, head_dims: of the rule over shapes and masks, names of `validation.SHAPES`.
+        shapes, head_dims: of the rule over shapes and masks, names of `rule.CALLS`.
         troubled_n, bias_seeds: N of the inputs that make trouble, and how many seeds of each.
         runs: of one call.
         cache: as `sweep`.
@@ -169,9 +169,9 @@ def formats(table):
 
 
 def ruled(shape, head_dim, distribution, fmt, seed, kernel, gradients=True, device="cpu"):
-    """A cell: `validation.rule` of one kernel, whatever it does: rows of that, or one with what it answered instead."""
+    """A cell: `rule.rule` of one kernel, whatever it does: rows of that, or one with what it answered instead."""
     try:
-        rows = rule(shape, head_dim, distribution, fmt, seed, kernel, gradients, device, beside=False)
+        rows = rule(shape, head_dim, distribution, fmt, seed, [kernel], gradients, device)
         return [row | dict(problem="") for row in rows]
     except Exception as error:
         if gradients:
@@ -183,7 +183,7 @@ def ruled(shape, head_dim, distribution, fmt, seed, kernel, gradients=True, devi
 def measure(kernel, fmt, distribution, n, seed, head_dim=64, device="cpu"):
     """A cell: the error of a kernel, and Baseline's, to the golden value from the same rounded inputs, N = n.
 
-    Baseline is `validation.yardstick`.
+    Baseline is `rule.yardstick`.
 
     Args:
         distribution: a name of `inputs.DISTRIBUTIONS`, or BIASED.
@@ -212,7 +212,7 @@ def measure(kernel, fmt, distribution, n, seed, head_dim=64, device="cpu"):
 @lru_cache(maxsize=1)  # of cells that differ in their kernel alone
 def _problem(fmt, distribution, n, seed, head_dim, device):
     if distribution == BIASED:
-        q, k, v, _ = biased(2, "V > 0", seed, n=n, rows=n, head_dim=head_dim)
+        q, k, v, _ = biased(2, "positive", seed, n=n, rows=n, head_dim=head_dim)
     else:
         q, k, v = draw(distribution, seed, (1, 1, n, head_dim))
     q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q, k, v))

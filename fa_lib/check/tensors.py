@@ -48,7 +48,8 @@ BETTER = 0.75  # of the error before: a change that saves less is none
 
 def example(n=512, head_dim=64, seed=0):
     """Q, K, V in BF16 of one head for each of KINDS, (1, heads, n, head_dim)."""
-    drawn = [draw(kind, seed, (1, 1, n, head_dim)) for kind in KINDS[:-1]] + [biased(2, "V > 0", seed, n=n, rows=n)[:3]]
+    drawn = [draw(kind, seed, (1, 1, n, head_dim)) for kind in KINDS[:-1]]
+    drawn.append(biased(2, "positive", seed, n=n, rows=n)[:3])
     return [torch.cat(heads, 1).bfloat16() for heads in zip(*drawn)]
 
 
@@ -152,7 +153,7 @@ def deviations(q, k, v, options, names):
 
     Returns:
         rows: head, kernel (the first: the golden value rounded to q's dtype, than which none that returns it does
-        better), max, rmse, times_max and times_rmse over Baseline's (`validation.yardstick`), problem (of `attempt`).
+        better), max, rmse, times_max and times_rmse over Baseline's (`rule.yardstick`), problem (of `attempt`).
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
