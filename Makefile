@@ -66,7 +66,7 @@ scale: $(call has,test) ## write docs/scale.md: what the paper's scale would tak
 
 lint: $(call has,test) ## check and format the code, check its types and the workflows, strip the notebooks
 	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
-	$(PYTHON) -m pyright --pythonpath $(PYTHON)
+	$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	for f in $(NOTEBOOKS); do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
 		--extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info.version"; done

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,7 +26,7 @@ CONDA = {
 
 
 def requirements(specs):
-    return {re.match(r"[\w.-]+", s)[0]: re.sub(r"^[\w.-]+ *", "", s) for s in specs}
+    return {re.match(r"[\w.-]+", s)[0]: re.sub(r"^[\w.-]+(\[.*?\])? *", "", s) for s in specs}
 
 
 @pytest.fixture
@@ -34,10 +36,11 @@ def project():
 
 @pytest.mark.parametrize("name", ["environment.yml", "environment-cuda.yml"])
 def test_conda_environments_ask_for_what_pyproject_asks(name, project):
-    wanted = requirements(project["dependencies"] + project["optional-dependencies"]["test"])
+    extras = project["optional-dependencies"]
+    wanted = requirements([*project["dependencies"], *extras["notebooks"], *extras["train"], *extras["test"]])
     wanted["python"] = project["requires-python"]
     if "cuda" in name:
-        wanted |= requirements(project["optional-dependencies"]["cuda"]) | {"cuda-version": ">=12.9"}
+        wanted |= requirements(extras["cuda"]) | {"cuda-version": ">=12.9"}
     renamed = {package: CONDA.get(package, package) for package in wanted}
     wanted = {(new if isinstance(new, str) else new[name]): wanted[package] for package, new in renamed.items()}
     assert requirements(yaml.safe_load((ROOT / name).read_text())["dependencies"]) == wanted
@@ -48,7 +51,21 @@ def test_the_lock_holds_every_direct_requirement_exactly(project):
     assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in lines)
     locked = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
     extras = project["optional-dependencies"]
-    assert requirements(project["dependencies"] + extras["test"] + extras["browser"]).keys() <= locked
+    direct = [*project["dependencies"], *(s for name in extras if name != "cuda" for s in extras[name])]
+    assert requirements(direct).keys() <= locked
+
+
+@pytest.mark.slow
+def test_the_vocabulary_and_the_kernels_pass_pyright():
+    done = subprocess.run([sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "0 errors" in done.stdout, done.stdout
+
+
+def test_the_workflows_are_valid():
+    paths = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *paths]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert len(paths) == 4 and done.returncode == 0, done.stdout
 
 
 def test_published_statements_are_whole():

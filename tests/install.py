@@ -1,0 +1,75 @@
+"""The built wheel in an empty environment, in another folder: `make test-install`. (Not collected by `make test`.)"""
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fa_lib.paths import ROOT
+
+HEAVY = ("jupyterlab", "papermill", "diffusers", "transformers", "datasets", "pytest")
+
+
+def run(*words, cwd, **options):
+    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True, **options)
+    print(*words, done.returncode, done.stdout[-1500:], done.stderr[-1500:], sep="\n")
+    return done
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """The folder of an empty environment's commands, after the wheel was installed in it."""
+    home = tmp_path_factory.mktemp("home")
+    assert run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", home, ROOT, cwd=home).returncode == 0
+    (wheel,) = home.glob("fa_lib-*.whl")
+    run(sys.executable, "-m", "venv", home / "venv", cwd=home)
+    lock = ROOT / "requirements.lock"
+    pip = [home / "venv/bin/python", "-m", "pip"]
+    assert run(*pip, "install", "--quiet", "--constraint", lock, wheel, cwd=home).returncode == 0
+    assert run(*pip, "check", cwd=home).returncode == 0
+    return home / "venv" / "bin"
+
+
+@pytest.fixture
+def there(tmp_path):
+    return tmp_path
+
+
+def contents(installed):
+    """The installed package, file by file, but for compiled code."""
+    (package,) = (installed.parent / "lib").glob("python*/site-packages/fa_lib")
+    files = [p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return {str(p.relative_to(package)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_the_install_is_thin(installed):
+    held = json.loads(run(installed / "python", "-m", "pip", "list", "--format=json", cwd="/").stdout)
+    names = {package["name"].lower() for package in held}
+    assert not names & set(HEAVY) and {"torch", "numba", "gfloat", "typer"} <= names
+    assert {"share/data/published.csv", "share/notebooks/02_precision.ipynb"} <= contents(installed).keys()
+
+
+def test_a_kernel_is_judged_and_nothing_is_written_into_the_package(installed, there):
+    before = contents(installed)
+    words = ("check", "kernel", "flash", "--json", "out.json", "--gate")
+    done = run(installed / "fa-lib", *words, cwd=there)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((there / "out.json").read_text())
+    assert told["passed"] is True and told["findings"] and told["versions"]["torch"] and told["settings"]
+    assert "flash passes" in (there / "build/reports/flash.html").read_text()
+    (there / "mine.py").write_text((ROOT / "examples/my_kernel.py").read_text())
+    bad = run(installed / "fa-lib", "check", "kernel", "mine:attention", "--gate", "--quick", cwd=there)
+    assert bad.returncode == 1 and "fails" in bad.stdout
+    assert contents(installed) == before
+
+
+def test_the_ledger_is_printed_and_what_needs_an_extra_says_which(installed, there):
+    ledger = run(installed / "fa-lib", "claims", cwd=there)
+    assert ledger.returncode == 0 and "**reproduced**" in ledger.stdout
+    figures = run(installed / "fa-lib", "figures", cwd=there)
+    assert figures.returncode == 2 and "pip install 'fa_lib[notebooks]'" in figures.stderr
+    train = run(installed / "fa-lib", "train", "--out", "x", cwd=there)
+    assert train.returncode == 2 and "pip install 'fa_lib[train]'" in train.stderr
+    assert list(there.iterdir()) == []
