@@ -8,7 +8,7 @@ import ipywidgets as widgets
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.judge import RULE
+from fa_lib.experiments.rule import ALLOWED
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format
 from fa_lib.inputs import DISTRIBUTIONS, draw
 from fa_lib.kernels.algorithm import NAMES as ALGORITHMS
@@ -152,7 +152,7 @@ def verdict(found):
     baseline = found.deviations["Baseline"]
     if not baseline.max or baseline.nonfinite:
         return "silent"
-    return "passes" if found.times <= RULE["o"] else "fails"  # as NaN does
+    return "passes" if found.times <= ALLOWED["o"] else "fails"  # as NaN does
 
 
 def reasons(setting, found):
@@ -191,7 +191,7 @@ def in_numbers(setting, found):
 def in_words(setting, found):
     """The verdict and its reasons, as HTML."""
     said, color = VERDICTS[verdict(found)]
-    rule = f"{said} the rule of the field: at most {RULE['o']} × Baseline's largest error"
+    rule = f"{said} the rule of the field: at most {ALLOWED['o']} × Baseline's largest error"
     return (
         f"<div class='fa-verdict' style='border-left: 6px solid {color}; padding-left: 10px; line-height: 1.45'>"
         f"<b style='color: {color}; font-size: 130%'>{rule}</b><br>{'<br>'.join(reasons(setting, found))}</div>"

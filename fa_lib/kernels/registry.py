@@ -33,11 +33,13 @@ def register(name, fn):
 
 
 def get(name):
-    """The kernel registered under `name`, or the function that "package.module:function" names.
+    """The kernel registered under `name`, or the function that "package.module:function" names; a function is itself.
 
     Raises:
         ValueError: there is none.
     """
+    if callable(name):
+        return name
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
@@ -46,7 +48,7 @@ def get(name):
     module, function = name.split(":", 1)
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module may end the process that imports it
         where = "modules are looked for in the current folder and on PYTHONPATH"
         raise ValueError(f"kernel: got {name!r}; it cannot be had: {error!r} ({where})") from error
     if not callable(found):
