@@ -57,35 +57,12 @@ def blamed() -> Iterator[None]:
         raise KernelError("no", f"raises {shown(type(error).__name__)}: {message(error)}") from error
 
 
-def guarded(fn: Callable) -> Callable:
-    """A kernel whose errors, forward and backward, are KernelErrors. It has the bits of `fn`, gradients included."""
+def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """fn(q, k, v, **options).
 
-    def call(q, k, v, **options):
-        if any(x.requires_grad for x in (q, k, v)):
-            return _Guarded.apply(fn, options, q, k, v)
-        return _called(fn, options, q, k, v)
-
-    return call
-
-
-def attempt(fn: Callable, q, k, v, **options) -> Answer:
-    """Call a kernel, and see that it did what a kernel does: it returns a tensor of q's dtype, of the shape that is due
-    and of finite values, and leaves its inputs as they are."""
-    before = [x.detach().clone() for x in (q, k, v)]
-    try:
-        o = _called(fn, options, q, k, v)
-    except KernelError as error:
-        return Answer(None, error.outcome, str(error))
-    changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
-    if changed:
-        return Answer(None, "broken", f"changes its inputs: {', '.join(changed)}")
-    count = int((~o.isfinite()).sum())
-    if count:
-        return Answer(o, "broken", f"returns {count} NaN or infinite values of {o.numel()}")
-    return Answer(o)
-
-
-def _called(fn, options, q, k, v):
+    Raises:
+        KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
+    """
     with blamed():
         o = fn(q, k, v, **options)
     if not isinstance(o, torch.Tensor):
@@ -97,6 +74,34 @@ def _called(fn, options, q, k, v):
     return o
 
 
+def guarded(fn: Callable) -> Callable:
+    """A kernel whose errors, forward and backward, are KernelErrors. It has the bits of `fn`, gradients included."""
+
+    def call(q, k, v, **options):
+        if any(x.requires_grad for x in (q, k, v)):
+            return _Guarded.apply(fn, options, q, k, v)
+        return called(fn, options, q, k, v)
+
+    return call
+
+
+def attempt(fn: Callable, q, k, v, **options) -> Answer:
+    """Call a kernel, and see that it did what a kernel does: it returns a tensor of q's dtype, of the shape that is due
+    and of finite values, and leaves its inputs as they are."""
+    before = [x.detach().clone() for x in (q, k, v)]
+    try:
+        o = called(fn, options, q, k, v)
+    except KernelError as error:
+        return Answer(None, error.outcome, str(error))
+    changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
+    if changed:
+        return Answer(None, "broken", f"changes its inputs: {', '.join(changed)}")
+    count = int((~o.isfinite()).sum())
+    if count:
+        return Answer(o, "broken", f"returns {count} NaN or infinite values of {o.numel()}")
+    return Answer(o)
+
+
 class _Guarded(torch.autograd.Function):
     """The kernel's own graph inside one node, so that an error of its backward pass is known to be its own."""
 
@@ -104,7 +109,7 @@ class _Guarded(torch.autograd.Function):
     def forward(ctx, fn, options, *tensors):
         with torch.enable_grad():
             ctx.given = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-            ctx.o = _called(fn, options, *ctx.given)
+            ctx.o = called(fn, options, *ctx.given)
         return ctx.o.detach()
 
     @staticmethod
