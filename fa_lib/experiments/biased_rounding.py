@@ -9,46 +9,74 @@ the last bit l is a little above the number of maxima, and tips ties the other w
 below 1, and tips them outwards again.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.experiments.variant import Variant, by_key, known
 from fa_lib.formats import BF16, FP32, FP64, stochastic
 from fa_lib.inputs import draw
 from fa_lib.kernels.exponentials import dynamic_maximum, fast_exp
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-SIGNS = {"V > 0": 1, "V < 0": -1, "both signs": 0}
+
+@dataclass(frozen=True)
+class Sign:
+    """The sign of V's values.
+
+    Attributes:
+        key: as tables hold it. label: as figures show it.
+        factor: of |V|; 0 leaves both signs.
+    """
+
+    key: str
+    label: str
+    factor: int
 
 
-_CARRIED = dict(accumulator=BF16)
+SIGNS = by_key((Sign("positive", "V > 0", 1), Sign("negative", "V < 0", -1), Sign("both", "both signs", 0)))
 
 
-_KERNELS = {  # what changes in Precision.kernel(BF16), and arguments of `tiled`
-    "O carried in BF16": (_CARRIED, {}),
-    "O carried in FP32": ({}, {}),
-    "FP32, torch's exponential": ({}, dict(exp=fast_exp)),
-    "O in FP32 to the end": (dict(output=FP32), {}),
-    "delta from P and dP": (_CARRIED, {}),
-    "dynamic maximum, beta = 2": (_CARRIED, dict(maximum=dynamic_maximum(2.0))),
-    "dynamic maximum, beta = 8": (_CARRIED, dict(maximum=dynamic_maximum(8.0))),
-    "stochastic rounding of O": ({}, {}),  # by the seed
-}
+@dataclass(frozen=True)
+class Cure(Variant):
+    """A change to `Precision.kernel(BF16)`, that carries O in FP32 and writes it in BF16.
+
+    Attributes:
+        stochastic: whether O is rounded up or down at random, by the cell's seed.
+        delta_from_probs: whether delta is rowsum(P ∘ dP), instead of rowsum(dO ∘ O).
+    """
+
+    stochastic: bool = False
+    delta_from_probs: bool = False
 
 
-CURES = tuple(_KERNELS)
+_IN_BF16 = dict(accumulator=BF16)
+CURES = by_key((  # the first is the kernel to be cured
+    Cure("carried_bf16", "O carried in BF16", _IN_BF16),
+    Cure("carried_fp32", "O carried in FP32"),
+    Cure("fast_exp", "FP32, torch's exponential", algorithm=dict(exp=fast_exp)),
+    Cure("output_fp32", "O in FP32 to the end", dict(output=FP32)),
+    Cure("delta_from_probs", "delta from P and dP", _IN_BF16, delta_from_probs=True),
+    Cure("dynamic_2", "dynamic maximum, beta = 2", _IN_BF16, dict(maximum=dynamic_maximum(2.0))),
+    Cure("dynamic_8", "dynamic maximum, beta = 8", _IN_BF16, dict(maximum=dynamic_maximum(8.0))),
+    Cure("stochastic", "stochastic rounding of O", stochastic=True),
+))  # fmt: skip
 
 
-def problem(repeats, sign, seed, gap=16, n=512, rows=256, head_dim=64):
+def problem(
+    repeats: int, sign: str, seed: int, gap: float = 16, n: int = 512, rows: int = 256, head_dim: int = 64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Q, K, V, dO in BF16: each row's maximum is attained by `repeats` keys, the other scores are N(0, 1) and below it.
 
     Args:
-        repeats: keys that attain the maximum. sign: of SIGNS, of V's values (and of dO's, which a loss that pulls one
-            way gives). gap: the maximum.
+        repeats: keys that attain the maximum. sign: a key of SIGNS, of V's values (and of dO's, which a loss that pulls
+            one way gives). gap: the maximum. n: keys. rows: queries.
     """
+    factor = known("sign", sign, SIGNS).factor
     own = seed + 10_000 * list(SIGNS).index(sign)  # else V < 0 would be V > 0 over again
     q, k, v = draw("normal", own, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     dO, *_ = draw("normal", own + 1_000_000, (1, 1, rows, head_dim))
@@ -57,17 +85,27 @@ def problem(repeats, sign, seed, gap=16, n=512, rows=256, head_dim=64):
     k = k - (k @ along)[..., None] * along  # none along it: scores N(0, 1)
     at = torch.from_numpy(np.random.default_rng(own).permutation(n)[:repeats].copy())
     k[..., at, :] = along * gap / 4 * head_dim**0.5
-    if SIGNS[sign]:
-        v, dO = SIGNS[sign] * v.abs(), SIGNS[sign] * dO.abs()
+    if factor:
+        v, dO = factor * v.abs(), factor * dO.abs()
     return tuple(BF16(x) for x in (q, k, v, dO))
 
 
-def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_kv=512):
-    """A cell: the signed error of O and of delta of a kernel that carries O in BF16, or with a cure of that.
+def bias(
+    repeats: int,
+    sign: str,
+    cure: str,
+    seed: int,
+    gap: float = 16,
+    n: int = 512,
+    rows: int = 256,
+    head_dim: int = 64,
+) -> dict[str, float]:
+    """A cell: the signed error of O and of delta of a kernel that carries O in BF16, or with a cure of that. All keys
+    are one tile.
 
     Args:
-        cure: of CURES; "O carried in FP32" still writes it in BF16, as shipped kernels do.
-        repeats, sign, seed: of `problem`.
+        cure: a key of CURES; "carried_fp32" still writes O in BF16, as shipped kernels do.
+        repeats, sign, seed, gap, n, rows, head_dim: of `problem`.
 
     Returns:
         dict. error: mean of O - golden, in ulp of BF16 at the golden value. outwards: the same, positive where it
@@ -75,16 +113,15 @@ def bias(repeats, sign, cure, seed, gap=16, n=512, rows=256, head_dim=64, block_
         roundoff times rowsum |dO ∘ O|; delta_rmse: its root mean square.
     """
     q, k, v, dO = problem(repeats, sign, seed, gap, n, rows, head_dim)
-    changes, given = _KERNELS[cure]
-    if cure == "stochastic rounding of O":
-        changes = dict(accumulator=stochastic(BF16, seed), output=stochastic(BF16, seed + 1))
-    precision = replace(Precision.kernel(BF16), **changes)
-    o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, **given)
+    variant, precision = known("cure", cure, CURES), Precision.kernel(BF16)
+    if variant.stochastic:
+        precision = replace(precision, accumulator=stochastic(BF16, seed), output=stochastic(BF16, seed + 1))
+    o = kernels.tiled(q, k, v, tiling=Tiling(64, n), **variant.of(precision))
     golden = kernels.golden(q, k, v, inputs=FP64)
     error = (o - golden) / BF16.ulp(golden)
     exact, scale = (dO * golden).sum(-1), (dO * golden).abs().sum(-1)
     delta = (dO * o).sum(-1)
-    if cure == "delta from P and dP":  # both as the backward pass has them: P in FP32, dP = dO Vᵀ in FP32
+    if variant.delta_from_probs:  # both as the backward pass has them: P in FP32, dP = dO Vᵀ in FP32
         S = FP32(q @ k.mT / head_dim**0.5)
         P = FP32(torch.exp(FP32(S - torch.logsumexp(S, -1, keepdim=True))))
         delta = (P * FP32(dO @ v.mT)).sum(-1)

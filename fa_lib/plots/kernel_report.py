@@ -6,6 +6,7 @@ import numpy as np
 from fa_lib.check import words
 from fa_lib.check.findings import Judgement
 from fa_lib.check.judge import LOST, interval
+from fa_lib.check.kernel import BIASED
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import (
@@ -24,6 +25,7 @@ from fa_lib.plots.style import (
 )  # fmt: skip
 
 BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
+TROUBLE = {BIASED: "two maxima, V > 0"}  # beside INPUTS
 MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 
@@ -121,7 +123,7 @@ def _inputs(ax, inputs):
     ax.axvline(0, color=INK, lw=1)
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, -0.1), max(high, 0.1))
-    ax.set(yticks=range(len(names)), yticklabels=[INPUTS.get(name, name) for name in names])
+    ax.set(yticks=range(len(names)), yticklabels=[(INPUTS | TROUBLE)[name] for name in names])
     ax.set(title="do its errors have a side?", xlabel="mean error away from zero (ulp), 95 % interval")
     ax.grid(axis="x")
     if len(names):
