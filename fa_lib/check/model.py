@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, called, message, shown
-from fa_lib.check.call_sites import Places, apart, handed_on
-from fa_lib.check.sampling import both, sampled, size
+from fa_lib.check.call_sites import Asked, Places, apart, handed_on
+from fa_lib.check.sampling import sampled, size
 from fa_lib.execution.files import replacing
 from fa_lib.experiments.rule import yardstick
 from fa_lib.formats import Format
@@ -252,24 +252,15 @@ class Probe(TorchFunctionMode):
             self.calls += 1
             place = self._places.here()
             if self._wanted(place):
-                self._compare(place, o, *args, **kwargs)
+                self._compare(place, o, Asked(*args, **kwargs))
         except Exception as error:
             self._skip("all", error)
 
-    def _compare(self, place, o, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-                 enable_gqa=False):  # fmt: skip
-        if dropout_p:
+    def _compare(self, place, o, asked):
+        if asked.dropout_p:
             return self._skip("all", "dropout_p: above 0, and what was dropped is not known")
         if type(o) is not torch.Tensor or o.is_nested or o.is_cuda and torch.cuda.is_current_stream_capturing():
             return self._skip("all", f"{type(o).__name__}: accepted are plain tensors, and no CUDA graph's capture")
-        q, k, v = (x.detach().to(o.dtype) for x in (query, key, value))  # as autocast does
-        mask = None if attn_mask is None else attn_mask.detach()
-        if mask is not None and mask.dtype == query.dtype:
-            mask = mask.to(o.dtype)
-        n_q, n_kv = q.shape[-2], k.shape[-2]
-        if is_causal and (mask is not None or n_q != n_kv):  # torch aligns top-left, and causal here is bottom-right
-            top = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).tril()
-            is_causal, mask = False, both(top, mask)
-        options = dict(causal=bool(is_causal)) | ({} if scale is None else dict(scale=scale))
-        options |= {} if mask is None else dict(mask=mask)
-        self(q, k, v, o, place | dict(fmt=Format.of(o.dtype).name, n_q=n_q, n_kv=n_kv), **options)
+        q, k, v = (x.detach().to(o.dtype) for x in (asked.query, asked.key, asked.value))  # as autocast does
+        fmt = Format.of(o.dtype).name
+        self(q, k, v, o, place | dict(fmt=fmt, n_q=q.shape[-2], n_kv=k.shape[-2]), **asked.options(o.dtype))
