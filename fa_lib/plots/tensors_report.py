@@ -35,7 +35,7 @@ def tensors_report(
     ran = far[far.outcome == "yes"]
     worst = ran.groupby("head").times_max.max().sort_values(ascending=False)
     heads = sorted(worst.index[:most].astype(int))
-    height = max(3.6, 0.34 * len(heads) + 1.9)
+    height = max(4.5, 0.34 * len(heads) + 2.6)
     figure, axes = plt.subplots(1, 3, figsize=(13.5, height), width_ratios=(1.25, 0.8, 1.1))
     _risks(axes[0], risky.set_index("head").loc[heads])
     _errors(axes[1], ran[ran["head"].isin(heads)], heads)
@@ -56,6 +56,7 @@ def _risks(ax, risky):
     ax.set_xticklabels([label for label, _ in RISKS.values()], fontsize=6.5, rotation=0)
     ax.tick_params(axis="y", rotation=0)
     ax.tick_params(length=0)
+    ax.grid(False)
 
 
 def _errors(ax, far, heads):
@@ -63,14 +64,15 @@ def _errors(ax, far, heads):
     for (color, marker), name in zip(styles, dict.fromkeys(far.kernel)):
         rows = far[far.kernel == name].set_index("head").loc[heads]
         label = words.KERNELS.get(name, name)
-        ax.plot(rows.times_max, range(len(heads)), marker, color=color, ms=5, ls="", label=label)
+        style = dict(ms=11, mew=1.6, zorder=4) if marker == "|" else dict(ms=5)
+        ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
     ax.set(xscale="log", ylim=(len(heads) - 0.5, -0.5), yticks=range(len(heads)), yticklabels=heads)
     plain_ticks(ax.xaxis)
     minor_2_and_5(ax.xaxis)
     ax.set(title="how far is each kernel on it?", xlabel="largest error / Baseline's")
     ax.grid(axis="y")
-    ax.legend(loc="best", fontsize=6.5, frameon=True)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=6.5, ncols=2)
 
 
 def _changes(ax, better):
