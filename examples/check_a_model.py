@@ -1,6 +1,6 @@
 """Is attention safe in my model? A tiny decoder with random weights, in BF16, with each of its attention calls checked:
-`python examples/check_a_model.py`, or `fa-lib check model examples.check_a_model:run`. It needs no network; put your own
-model and inputs in its place."""
+`python examples/check_a_model.py`, or `fa-lib check model examples.check_a_model:run`. It needs no network; put your
+own model and inputs in its place."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
