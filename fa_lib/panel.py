@@ -1,144 +1,35 @@
 """The panel of notebook 00: every choice a control, and what it does to the deviation, drawn at once."""
 
 import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import replace
 
 import ipywidgets as widgets
-import torch
 
-from fa_lib import kernels
+from fa_lib.experiments.comparison import PRESETS, STEPS, Found, Setting, compare, formats_of_steps
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format
-from fa_lib.inputs import DISTRIBUTIONS, draw
+from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.kernels.algorithm import NAMES as ALGORITHMS
-from fa_lib.metrics import Deviation, deviation
-from fa_lib.plots.panel import COLORS, png
+from fa_lib.plots.panel import COLORS, KERNELS, PRECISIONS, png
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-FORMATS = {f.name: f for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2)}
-
-
-STEPS = {  # of a forward pass, as the controls name them
+FORMATS = [f.name for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2)]
+CONTROLS = {  # of the steps
     "inputs": "Q, K, V", "scores": "scores S", "exponent": "exponent", "probs": "probs P",
     "stats": "stats m, l", "accumulator": "accumulator O", "output": "output",
 }  # fmt: skip
-
-
-PRESETS = {"every step": Precision.uniform, "as shipped": Precision.kernel}
-
-
+VERDICTS = {"passes": ("Passes", "#1b7837"), "fails": ("Fails", "#b2182b"), "silent": ("Outside", "#555555")}
 BIASED = 3  # standard errors
 
 
-VERDICTS = {"passes": ("Passes", "#1b7837"), "fails": ("Fails", "#b2182b"), "silent": ("Outside", "#555555")}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One position of all controls. The defaults are figure 4's, at half its N.
-
-    Attributes:
-        fmt: Format of Baseline, and of the units of an error. precision: Flash's. (The golden value takes the inputs
-            as the kernel does.)
-        tiling: B_r rows are worked on at once, against B_c keys at a time. n, head_dim: of Q, K, V; one head.
-        algorithm, causal: as `tiled`. distribution, seed: as `draw`.
-    """
-
-    fmt: Format = BF16
-    precision: Precision = Precision.uniform(BF16)
-    algorithm: str = "fa1"
-    tiling: Tiling = Tiling(128, 64)
-    n: int = 1024
-    head_dim: int = 64
-    distribution: str = "uniform"
-    seed: int = 0
-    causal: bool = False
-
-    @property
-    def preset(self):
-        """The name of the preset that Flash's steps are, or "custom"."""
-        return next((name for name in PRESETS if not self._unlike(name)), "custom")
-
-    def _unlike(self, preset):
-        """The steps that differ from a preset's."""
-        like = steps(PRESETS[preset](self.fmt))
-        return {step: name for step, name in steps(self.precision).items() if name != like[step]}
-
-    def __str__(self):
-        nearest = min(PRESETS, key=lambda name: len(self._unlike(name)))
-        flash = ", ".join([nearest, *(f"{step} {name}" for step, name in self._unlike(nearest).items())])
-        tiles = f"B_r = {self.tiling.block_q}, B_c = {self.tiling.block_kv}"
-        inputs = f"{self.distribution} inputs, seed {self.seed}{', causal' if self.causal else ''}"
-        return f"{self.fmt}; Flash: {flash}; {self.algorithm}, {tiles}; N = {self.n}, d = {self.head_dim}, {inputs}"
-
-
-def steps(precision):
-    """The names of the formats of a forward pass's steps, by step."""
-    return {step: getattr(precision, step).name for step in STEPS}
-
-
-@dataclass(frozen=True)
-class Found:
-    """What `compare` finds. In dicts by name: "Flash", "Baseline".
-
-    Attributes:
-        errors: out - golden, float64 (n, head_dim). deviations: the Deviation of each.
-        rescales: tiles that raised a row's maximum, mean over rows. tiles: of K and V.
-    """
-
-    errors: dict[str, torch.Tensor]
-    deviations: dict[str, Deviation]
-    rescales: float
-    tiles: int
-
-    @property
-    def times(self):
-        """Flash's largest error over Baseline's: NaN where that is 0, the golden value itself, or one is NaN."""
-        flash, baseline = (self.deviations[name].max for name in ("Flash", "Baseline"))
-        return flash / baseline if baseline else math.nan
-
-
-def compare(setting):
-    """Flash and Baseline of a Setting held against the golden value."""
-    s = setting
-    drawn = s.distribution, s.seed, s.n, s.head_dim
-    q, k, v = _drawn(*drawn)
-    options = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
-    flash = kernels.tiled(q, k, v, algorithm=s.algorithm, rows=s.tiling.block_q, **options)
-    outs = {"Flash": (flash, s.precision.inputs), "Baseline": (_baseline(*drawn, s.causal, s.fmt), s.fmt)}
-    golden = {name: _golden(*drawn, s.causal, inputs) for name, (_, inputs) in outs.items()}
-    return Found(
-        {name: (out - golden[name])[0, 0] for name, (out, _) in outs.items()},
-        {name: deviation(out, golden[name], s.fmt) for name, (out, _) in outs.items()},
-        kernels.rescales(q, k, **options).double().mean().item(),
-        -(-k.shape[-2] // s.tiling.block_kv),
-    )
-
-
-@lru_cache(4)
-def _drawn(distribution, seed, n, head_dim):
-    return draw(distribution, seed, (1, 1, n, head_dim))
-
-
-@lru_cache(4)
-def _golden(distribution, seed, n, head_dim, causal, inputs):
-    return kernels.golden(*_drawn(distribution, seed, n, head_dim), inputs=inputs, causal=causal)
-
-
-@lru_cache(4)
-def _baseline(distribution, seed, n, head_dim, causal, fmt):
-    drawn = _drawn(distribution, seed, n, head_dim)
-    return kernels.reference(*drawn, precision=Precision.materialized(fmt), causal=causal)
-
-
-def message(found):
+def message(found: Found) -> str:
     """What a comparison says, in one line."""
-    for name, d in found.deviations.items():
+    for key, d in found.deviations.items():
         if d.nonfinite:
-            return f"{name} gives {d.nonfinite:,} of {d.count:,} values that are NaN or infinite"
-    if math.isnan(found.times):
+            return f"{KERNELS[key]} gives {d.nonfinite:,} of {d.count:,} values that are NaN or infinite"
+    if not found.measured:
         return "Baseline is the golden value itself"
     if 0.95 <= found.times < 1.05:
         return "Flash is as far as Baseline from the golden value"
@@ -147,18 +38,10 @@ def message(found):
     return f"Flash is {found.times:.1f} × further than Baseline from the golden value"
 
 
-def verdict(found):
-    """A key of VERDICTS: what the rule of the field says of Flash; nothing, where Baseline is no measure."""
-    baseline = found.deviations["Baseline"]
-    if not baseline.max or baseline.nonfinite:
-        return "silent"
-    return "passes" if found.times <= ALLOWED["o"] else "fails"  # as NaN does
-
-
-def reasons(setting, found):
+def reasons(setting: Setting, found: Found) -> Iterator[str]:
     """Sentences beside the verdict: what is carried from tile to tile, how often it is rescaled, and whether errors
     have a sign."""
-    carried, flash = (setting.precision.accumulator, setting.precision.stats), found.deviations["Flash"]
+    carried, flash = (setting.precision.accumulator, setting.precision.stats), found.deviations["flash"]
     low = any(fmt.precision < FP32.precision for fmt in carried)
     words = f"O in {carried[0]}, m and l in {carried[1]}: {'below FP32' if low else 'no less than kernels as shipped'}"
     if found.tiles == 1:
@@ -173,24 +56,24 @@ def reasons(setting, found):
         yield words + ("biased, for these K and V (compare seeds)." if away > BIASED else "no bias to be seen.")
 
 
-def in_numbers(setting, found):
+def in_numbers(setting: Setting, found: Found) -> str:
     """Flash and Baseline in numbers, as HTML."""
     u = setting.fmt.unit_roundoff
     head = ("", "largest error", "99 % are below", "root mean square", "mean signed error", "not finite")
     rows = [
-        [f"<b style='color:{COLORS[name]}'>{name}</b>"]
+        [f"<b style='color:{COLORS[key]}'>{KERNELS[key]}</b>"]
         + [f"{size / u:.3g} u" for size in (d.max, d.p99, d.rmse)]
         + [f"{d.bias / u / 2:+.3f} ± {d.bias_se / u / 2:.3f} ulp", f"{d.nonfinite:,}"]
-        for name, d in found.deviations.items()
+        for key, d in found.deviations.items()
     ]
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in [head, *rows])
     style = "<style>.fa-numbers td {padding: 0 14px 0 0; line-height: 1.5}</style>"
     return f"{style}<table class='fa-numbers'>{lines}</table>"
 
 
-def in_words(setting, found):
+def in_words(setting: Setting, found: Found) -> str:
     """The verdict and its reasons, as HTML."""
-    said, color = VERDICTS[verdict(found)]
+    said, color = VERDICTS[found.verdict]
     rule = f"{said} the rule of the field: at most {ALLOWED['o']} × Baseline's largest error"
     return (
         f"<div class='fa-verdict' style='border-left: 6px solid {color}; padding-left: 10px; line-height: 1.45'>"
@@ -198,7 +81,7 @@ def in_words(setting, found):
     )
 
 
-def explore():
+def explore() -> widgets.HBox:
     """The panel: controls on the left; verdict, picture and numbers on the right, made anew at every change.
 
     A preset sets every step; a step set by hand makes the preset "custom" where it agrees with none. Another format
@@ -242,26 +125,26 @@ def explore():
     return panel
 
 
-def follow(name, old, values):
+def follow(name: str, old, values: dict) -> dict:
     """The other controls' values that a change of the one called `name` brings with it."""
     preset, fmt, now = values["preset"], values["fmt"], {step: values[step] for step in STEPS}
     if name in ("preset", "fmt") and preset in PRESETS:
-        return steps(PRESETS[preset](fmt))
+        return formats_of_steps(PRESETS[preset](fmt))
     moved = {step: fmt for step in STEPS if now[step] == old} if name == "fmt" else {}
     return moved | {"preset": read(values | moved).preset} if name in ("fmt", *STEPS) else {}
 
 
-def read(values):
+def read(values: dict) -> Setting:
     """The Setting of the controls' values."""
     precision = replace(Precision.uniform(values["fmt"]), **{step: values[step] for step in STEPS})
     tiling = Tiling(values["block_q"], values["block_kv"])
-    same = ("algorithm", "n", "head_dim", "distribution", "seed", "causal")
-    return Setting(Format.of(values["fmt"]), precision, tiling=tiling, **{name: values[name] for name in same})
+    rest = {name: values[name] for name in ("algorithm", "n", "head_dim", "distribution", "seed", "causal")}
+    return Setting(Format.of(values["fmt"]), precision, tiling=tiling, **rest)
 
 
 def _controls(setting):
     """Rows of widgets by name: a heading, and the choices below it."""
-    s, layout = setting, dict(width="272px", height="26px", margin="1px")
+    s, own, layout = setting, formats_of_steps(setting.precision), dict(width="272px", height="26px", margin="1px")
     common = dict(layout=layout, style=dict(description_width="96px"))
 
     def menu(label, options, value):
@@ -274,13 +157,13 @@ def _controls(setting):
     inert = "Rows are independent: B_r cannot change the result, though the emulator does work on B_r rows at once."
     return {
         "The kernel": dict(
-            preset=menu("precision", [*PRESETS, "custom"], s.preset),
+            preset=menu("precision", [(label, key) for key, label in PRECISIONS.items()], s.preset),
             fmt=menu("format", FORMATS, s.fmt.name),
             algorithm=menu("algorithm", ALGORITHMS, s.algorithm),
             block_kv=powers("keys B_c", 4, 10, s.tiling.block_kv),
             block_q=powers("rows B_r", 7, 10, s.tiling.block_q, inert),
         ),
-        "Each step of it": {step: menu(STEPS[step], FORMATS, name) for step, name in steps(s.precision).items()},
+        "Each step of it": {step: menu(CONTROLS[step], FORMATS, name) for step, name in own.items()},
         "The problem": dict(
             distribution=menu("inputs", DISTRIBUTIONS, s.distribution),
             n=powers("N", 7, 12, s.n),

@@ -34,7 +34,7 @@ def lab(tmp_path_factory):
     (home / "fa_lib").symlink_to(ROOT / "fa_lib")
     no_news = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
     no_news.parent.mkdir(parents=True)
-    no_news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    no_news.write_text(SETTINGS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -128,9 +128,8 @@ def slider(page, label):
 
 
 def choose(page, label, value):
-    page.locator(".widget-dropdown").filter(has=page.get_by_text(label, exact=True)).locator("select").select_option(
-        value
-    )
+    menu = page.locator(".widget-dropdown").filter(has=page.get_by_text(label, exact=True))
+    menu.locator("select").select_option(value)
 
 
 def verdict(page):
@@ -193,9 +192,5 @@ def test_fast_keys_end_at_the_last_setting_and_nothing_stale_is_drawn(page):
 
 def test_no_error_is_on_the_page(page):
     assert page.errors == []
-    assert (
-        page.locator(
-            ".jp-OutputArea-output[data-mime-type*=error], .jp-OutputArea-output[data-mime-type*=stderr]"
-        ).count()
-        == 0
-    )
+    bad = ", ".join(f".jp-OutputArea-output[data-mime-type*={kind}]" for kind in ("error", "stderr"))
+    assert page.locator(bad).count() == 0

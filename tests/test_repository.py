@@ -1,27 +1,20 @@
 """The repository agrees with itself: environments, lock, ledger, published statements, provenance."""
 
 import importlib.util
-import io
 import json
 import re
 import tomllib
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
-from fa_lib import claims, plots, plots_report, plots_why
-from fa_lib.check.judge import judge
-from fa_lib.execution import results
+from fa_lib import claims
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import save
-from fa_lib.experiments.microbenchmark import shapes
 from fa_lib.paths import PUBLISHED, RESULTS, ROOT
-from fa_lib.plots import training as of_study
-from fa_lib.plots.captions import settings
 
 CONDA = {
     "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},
@@ -119,105 +112,6 @@ def test_nothing_is_written_where_nothing_is_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save("", "name", {}, pd.DataFrame())
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "name, draw",
-    [
-        ("02_precision", plots.precision),
-        ("03_golden_value", plots.golden_value),
-        ("04_sequence_length", plots.sequence_length),
-        ("05_algorithm_changes", plots.algorithm_changes),
-    ],
-)
-def test_figures_draw_every_setting_and_name_their_axes(name, draw):
-    table = pd.read_csv(RESULTS / f"{name}.csv")
-    shown = table.query("kernel == 'flash' and against == 'baseline'") if name.startswith("05") else table
-    figure = draw(shown, settings(table))
-    caption = figure._supxlabel.get_text().replace("\n", " ")
-    assert all(words in caption for words in ("N = ", "d = 64", "B_c = ", " seeds", "softmax inside in FP32"))
-    assert figure.axes[0].get_ylabel() and figure.axes[-1].get_xlabel()
-    assert table.seed.nunique() >= 5
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
-    plt.close(figure)
-    committed = next((ROOT / "figures").glob(f"figure{int(name[:2]) + 1}_*.svg")).read_text()
-    words = re.compile(r"<text[^>]*>([^<]*)</text>")
-    assert words.findall(drawn.getvalue()) == words.findall(committed), "stale: run `make figures`"
-
-
-def texts(figure):
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
-    plt.close(figure)
-    return re.findall(r"<text[^>]*>([^<]*)</text>", drawn.getvalue())
-
-
-def read(name):
-    return pd.read_csv(RESULTS / f"{name}.csv")
-
-
-def reported():
-    names = dict(lengths="", asked=".asked", shapes=".shapes", inputs=".inputs", sums=".sums", repeats=".repeats")
-    tables = {name: read(f"11_your_kernel{suffix}") for name, suffix in names.items()}
-    tables = {name: table.fillna(dict(problem="", detail="")) for name, table in tables.items()}
-    return plots_report.kernel_report(judge("every_step", **tables), tables, "")
-
-
-DRAWN = {
-    "figure11_report": reported,
-    "inside_a_model": lambda: of_study.inside(read("06_inside_a_model"), ""),
-    "figure7_weight_divergence": lambda: of_study.divergence({"here": read("07_weight_divergence")}, ""),
-    "figure8_weights_in_context": lambda: of_study.in_context({"here": read("08_weights_in_context")}, "", 20),
-    "figure8b_key_bias": lambda: of_study.key_bias(read("08_weights_in_context.bias"), ""),
-    "figure9_ladder": lambda: plots_why.ladder(read("09_why_ten_times"), ""),
-    "figure9b_rescaling": lambda: plots_why.rescaling(read("09_why_ten_times.rescaling"), ""),
-    "figure9c_map": lambda: plots_why.bits_and_tiles(read("09_why_ten_times.map"), ""),
-    "figure9d_verdicts": lambda: plots_why.verdicts(read("09_why_ten_times.verdicts"), ""),
-    "figure9e_options": lambda: plots_why.options(read("09_why_ten_times.options"), ""),
-    "figure10_mechanism": lambda: plots_why.mechanism(read("10_biased_rounding"), read("10_biased_rounding.steps"), ""),
-    "figure10b_directions": lambda: plots_why.directions(read("10_biased_rounding.directions"), ""),
-}
-
-
-@pytest.mark.parametrize("figure", DRAWN)
-def test_figures_are_those_of_the_committed_tables(figure):
-    """All but the caption, of which the notebook words a part."""
-    committed = re.findall(r"<text[^>]*>([^<]*)</text>", (ROOT / "figures" / f"{figure}.svg").read_text())
-    captions = (
-        "Lines: mean",
-        "Small points",
-        "a point for each",
-        "Left: mean",
-        "Right: small",
-        "Range over seeds",
-        "inputs that make",
-    )
-    drawn = [words for words in texts(DRAWN[figure]()) if not any(part in words for part in captions)]
-    assert set(drawn) <= set(committed) and len(drawn) > 10, "stale: run `make figures`"
-    assert any("seeds" in words for words in committed), "the caption names the seeds"
-
-
-def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "RECORDED", tmp_path)
-    assert results.recorded("07_weight_divergence") == {}
-    folder = tmp_path / "Some_GPU" / "data" / "results"
-    folder.mkdir(parents=True)
-    table = pd.read_csv(RESULTS / "08_weights_in_context.csv")
-    table.to_csv(folder / "08_weights_in_context.csv", index=False)
-    tables = {"here": table, **results.recorded("08_weights_in_context")}
-    assert list(tables) == ["here", "Some GPU"]
-    for figure, panels in ((of_study.divergence(tables, ""), 4), (of_study.in_context(tables, "", 20), 6)):
-        assert len(figure.axes) == panels
-        assert {"here", "Some GPU"} <= set(texts(figure))
-
-
-def test_shapes_follow_the_papers_formula():
-    table = shapes([4 * 64 * 16, 4 * 64 * 256], 64)
-    assert table[["block_q", "block_kv"]].to_numpy().tolist() == [
-        [16, 16], [16, 16], [16, 16], [64, 256], [256, 64], [128, 128],
-    ]  # fmt: skip
-    assert table.area.tolist() == [256] * 3 + [64 * 256] * 3
 
 
 def test_the_recorded_campaign_of_faults_lost_nothing():

@@ -78,9 +78,9 @@ def run(notebook, scale: str, build, *, into=None, executor=None, timeout=CELL_T
     if given is None:
         return None
     with held(build / notebook.stem, seconds=2 * CELL_TIMEOUT):  # another `make figures` may be at it
+        _failed(notebook, build).unlink(missing_ok=True)  # of an earlier run
         if is_fresh(notebook, scale, build, into):
             return None
-        _failed(notebook, build).unlink(missing_ok=True)  # of an earlier run
         accepted = papermill.inspect_notebook(str(notebook))
         if executor is not None and "processes" in accepted:
             given = given | dict(processes=executor)

@@ -1,10 +1,14 @@
 """What newer kernels change: FlashAttention-3 and -4, split keys, FP8."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.experiments.ablation import _over_baseline, _problem
-from fa_lib.formats import BF16, E4M3, FP16, FP64
+from fa_lib.experiments.problem import Problem
+from fa_lib.experiments.variant import Variant, by_key, known
+from fa_lib.formats import BF16, E4M3, FP16, FP64, Format
 from fa_lib.inputs import draw
 from fa_lib.kernels.exponentials import polynomial_exp
 from fa_lib.kernels.scaling import quantized, rotated
@@ -13,7 +17,87 @@ from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 
-def outliers(n, head_dim, golden_inputs, seed, heads=2, rows=512):
+@dataclass(frozen=True)
+class Quantized(Variant):
+    """A kernel that takes Q, K and V in FP8, scaled, and rounds P to FP8.
+
+    Attributes:
+        fmt: of Q, K, V.
+        per: what has a scale of its own: as of `scaling.quantized`.
+        rotate: whether Q and K are rotated first (`scaling.rotated`).
+    """
+
+    fmt: Format = E4M3
+    per: str = "tensor"
+    rotate: bool = False
+
+    def loaded(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> list[Tensor]:
+        """Q, K and V as the kernel loads them, with a block of that many keys."""
+        q, k = rotated(q, k, seed=0) if self.rotate else (q, k)
+        return [quantized(x, self.fmt, self.per, block) for x in (q, k, v)]
+
+
+_E4M3 = dict(inputs=FP64, probs=E4M3)  # the inputs are rounded when they are loaded
+
+OPTIONS = by_key((  # changes to FlashAttention-2 as shipped
+    Variant("fa2", "FA2 as shipped"),
+    Variant("fa1", "FA1 as shipped", algorithm=dict(name="fa1")),
+    Variant("reversed", "reversed keys", algorithm=dict(reverse=True)),
+    Variant("splits_8", "8 splits, merged", algorithm=dict(splits=8)),
+    Variant("fa4", "FA4, rescale above 2^8", algorithm=dict(name="fa4")),
+    Variant("fa4_offset_4", "FA4, P raised by 2^4", algorithm=dict(name="fa4", offset=4)),
+    Variant("exp_degree_3", "2^x of degree 3", algorithm=dict(exp=polynomial_exp(3))),
+    Variant("exp_degree_5", "2^x of degree 5", algorithm=dict(exp=polynomial_exp(5))),
+))  # fmt: skip
+
+FP8 = by_key((
+    Quantized("fp8_tensor", "FP8, one scale", _E4M3),
+    Quantized("fp8_head", "FP8, a scale per head", _E4M3, per="head"),
+    Quantized("fp8_block", "FP8, a scale per block", _E4M3, per="block"),
+    Quantized("fp8_block_rotated", "FP8, per block, rotated", _E4M3, per="block", rotate=True),
+))  # fmt: skip
+
+CARRIED = {"FP32": {}, "BF16": dict(accumulator=BF16, stats=BF16)}  # format of O, m and l -> steps of a Precision
+
+
+def options(
+    distribution: str,
+    seed: int,
+    n: int = 2048,
+    *,
+    carries: Sequence[str] = tuple(CARRIED),
+    names: Sequence[str] = (*OPTIONS, *FP8),
+    head_dim: int = 64,
+    block_kv: int = 64,
+    heads: int = 2,
+) -> list[dict]:
+    """A cell: what options of newer kernels cost or buy, on one problem.
+
+    Args:
+        carries: keys of CARRIED.
+        names: keys of OPTIONS, or of FP8: these are held against the golden value of exact inputs, and so is their
+            Baseline.
+
+    Returns:
+        rows: carry, name, and `Problem.errors`.
+    """
+    chosen = [known("name", name, OPTIONS | FP8) for name in names]
+    inputs = dict.fromkeys(FP64 if variant.key in FP8 else BF16 for variant in chosen)
+    size = dict(heads=heads, head_dim=head_dim)
+    problems, rows = {fmt: Problem.drawn(distribution, seed, n, n, inputs=fmt, **size) for fmt in inputs}, []
+    for carry in carries:
+        base = replace(Precision.kernel(BF16), **known("carry", carry, CARRIED))
+        for variant in chosen:
+            problem = problems[FP64 if variant.key in FP8 else BF16]
+            loaded = (problem.q, problem.k, problem.v)
+            if variant.key in FP8:
+                loaded = variant.loaded(*loaded, block_kv)
+            o = kernels.tiled(*loaded, tiling=Tiling(64, block_kv), **variant.of(base))
+            rows.append(dict(carry=carry, name=variant.key) | problem.errors(o))
+    return rows
+
+
+def outliers(n: int, head_dim: int, golden_inputs: str, seed: int, heads: int = 2, rows: int = 512) -> dict[str, float]:
     """FlashAttention-3's comparison in FP16 (arXiv 2407.08608, section 4.3): RMSE of Baseline and of Flash as shipped.
 
     Args:
@@ -24,7 +108,8 @@ def outliers(n, head_dim, golden_inputs, seed, heads=2, rows=512):
         flash-attention's own tests do; flash; times and times_scaled_first, of flash's.
     """
     q, k, v = draw("outliers", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
-    golden = kernels.golden(q, k, v, inputs=FP16 if golden_inputs == "rounded" else FP64)
+    inputs = known("golden_inputs", golden_inputs, dict(rounded=FP16, exact=FP64))
+    golden = kernels.golden(q, k, v, inputs=inputs)
     precision, scaled = Precision.materialized(FP16), FP16(FP16(k) * head_dim**-0.5)
     outs = dict(
         baseline=kernels.reference(q, k, v, precision=precision),
@@ -33,45 +118,3 @@ def outliers(n, head_dim, golden_inputs, seed, heads=2, rows=512):
     )
     rmse = {name: deviation(out, golden, FP16).rmse for name, out in outs.items()}
     return rmse | dict(times=rmse["baseline"] / rmse["flash"], times_scaled_first=rmse["scaled_first"] / rmse["flash"])
-
-
-OPTIONS = {  # name -> arguments of `tiled` beside FlashAttention-2 as shipped
-    "FA2 as shipped": {},
-    "FA1 as shipped": dict(algorithm="fa1"),
-    "reversed keys": dict(reverse=True),
-    "8 splits, merged": dict(splits=8),
-    "FA4, rescale above 2^8": dict(algorithm="fa4"),
-    "FA4, P raised by 2^4": dict(algorithm="fa4", offset=4),
-    "2^x of degree 3": dict(exp=polynomial_exp(3)),
-    "2^x of degree 5": dict(exp=polynomial_exp(5)),
-}
-
-
-FP8 = ("FP8, one scale", "FP8, a scale per head", "FP8, a scale per block", "FP8, per block, rotated")
-
-
-def option(name, carry, distribution, seed, n=2048, head_dim=64, block_kv=64, heads=2):
-    """What an option of newer kernels costs or buys.
-
-    Args:
-        name: of OPTIONS, or of FP8 (Q, K, V and P in E4M3), which is held against the golden value of exact inputs, and
-            so is its Baseline.
-        carry: "FP32", as shipped, or "BF16": accumulator and row statistics.
-
-    Returns:
-        dict as `ladder`, bias_se with it.
-    """
-    precision = Precision.kernel(BF16)
-    if carry == "BF16":
-        precision = replace(precision, accumulator=BF16, stats=BF16)
-    inputs = FP64 if name in FP8 else BF16
-    q, k, v, golden, baseline = _problem(distribution, seed, (1, heads, n, head_dim), n, inputs, inputs)
-    given = dict(OPTIONS.get(name, {}))
-    if name in FP8:
-        per = "tensor" if "one" in name else "head" if "head" in name else "block"
-        if "rotated" in name:
-            q, k = rotated(q, k, seed=0)
-        q, k, v = (quantized(x, E4M3, per, block_kv) for x in (q, k, v))
-        precision = replace(precision, inputs=FP64, probs=E4M3)
-    o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, **given)
-    return _over_baseline(o, golden, baseline)

@@ -1,43 +1,86 @@
 """The emulator held against real kernels, bit for bit."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.experiments.variant import by_key
 from fa_lib.formats import FP32, Format, round_to
 from fa_lib.inputs import draw
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.known import fa2_cuda, torch_cpu
 from fa_lib.metrics import deviation
 from fa_lib.tiling import Tiling
 
 
-def agree(n, head_dim, heads, distribution, fmt, seed, device="cpu"):
-    """How many outputs of torch's flash kernel and of its model in `tiled` are the same bits.
+@dataclass(frozen=True)
+class Choice:
+    """The model of a real kernel with one modelling choice undone.
+
+    Attributes:
+        key: as tables hold it. label: as figures show it.
+        change: (model, fmt) -> the arguments of `tiled` that differ from the model's.
+    """
+
+    key: str
+    label: str
+    change: Callable[[dict, Format], dict]
+
+
+def _none(model, fmt):
+    return {}
+
+
+def _exact_exp(model, fmt):
+    return dict(algorithm=replace(model["algorithm"], exp=torch.exp))
+
+
+def _exact_probs(model, fmt):
+    return dict(precision=replace(model["precision"], probs=model["precision"].accumulator))
+
+
+def _rounded_sums(model, fmt):
+    exp = model["algorithm"].exp
+    return dict(algorithm=replace(model["algorithm"], exp=lambda x: fmt(exp(x))))
+
+
+def _tile_64(model, fmt):
+    return dict(tiling=Tiling(64, 64))
+
+
+CHOICES = by_key((
+    Choice("model", "model", _none),
+    Choice("exact_exp", "exponential exact", _exact_exp),
+    Choice("exact_probs", "P not rounded", _exact_probs),
+    Choice("rounded_sums", "row sums of rounded P", _rounded_sums),
+    Choice("tile_64", "tile of 64 keys", _tile_64),
+))  # fmt: skip
+
+
+def agree(
+    n: int, head_dim: int, heads: int, distribution: str, fmt: Format | str, seed: int, device: str = "cpu"
+) -> list[dict]:
+    """A cell: how many outputs of torch's flash kernel and of its model in `tiled` are the same bits.
 
     Returns:
-        rows, one per modelling choice ("model" is all of them): choice, identical (share of equal outputs), max_ulp
-        (distance, in ulp of the format at the golden value), rmse and rmse_real (to the golden value).
+        rows: choice (of CHOICES; "model" has all of them), identical (share of equal outputs), max_ulp (distance, in
+        ulp of the format at the golden value), max_difference, rmse and rmse_real (to the golden value).
     """
     fmt = Format.of(fmt)
     q, k, v = (round_to(x, fmt).to(device, fmt.dtype) for x in draw(distribution, seed, (1, heads, n, head_dim)))
     real = kernels.flash(q, k, v, backend="torch")
     golden = kernels.golden(q, k, v, inputs=fmt)
     model = torch_cpu(fmt, n) if device == "cpu" else fa2_cuda(fmt, head_dim)
-    p = model["precision"]
-    choices = {
-        "model": model,
-        "exponential exact": model | dict(exp=torch.exp),
-        "P not rounded": model | dict(precision=replace(p, probs=p.accumulator)),
-        "row sums of rounded P": model | dict(exp=lambda x: fmt(model["exp"](x))),
-        "tile of 64 keys": model | dict(tiling=Tiling(64, 64)),
-    }
+    model["algorithm"] = Algorithm.of(model["algorithm"])
     rows = []
-    for choice, call in choices.items():
-        o = kernels.tiled(q, k, v, **call)
+    for choice in CHOICES.values():
+        o = kernels.tiled(q, k, v, **model | choice.change(model, fmt))
         distance = (o.double() - real.double()).abs() / fmt.ulp(golden)
         rows.append({
-            "choice": choice,
+            "choice": choice.key,
             "identical": (o == real).double().mean().item(),
             "max_ulp": distance.max().item(),
             "max_difference": (o.double() - real.double()).abs().max().item(),
@@ -47,7 +90,7 @@ def agree(n, head_dim, heads, distribution, fmt, seed, device="cpu"):
     return rows
 
 
-def exponential(fmt="BF16", keys=64):
+def exponential(fmt: Format | str = "BF16", keys: int = 64) -> tuple[Tensor, Tensor, Tensor]:
     """The exponential inside torch's flash kernel on CPU, made visible: one key scores 0 and all others x, so that the
     kernel's log-sum-exp, which it returns in FP32, is log(1 + (keys - 1) exp(x)).
 
@@ -63,6 +106,6 @@ def exponential(fmt="BF16", keys=64):
     q[..., 0] = 1
     k[:, 0, 1:, 0] = x[:, None]
     _, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
-    x, exp = x.double(), torch_cpu(fmt, 1)["exp"]
+    x, exp = x.double(), torch_cpu(fmt, 1)["algorithm"].exp
     measured = (lse.double().flatten().exp() - exp(x.new_zeros(1))) / (keys - 1)
     return x, measured / x.exp() - 1, exp(FP32(x)) / x.exp() - 1

@@ -1,76 +1,109 @@
 """Figure 10: biased rounding."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn
+from matplotlib.figure import Figure
 
-from fa_lib.plots.ablation import GREY
+from fa_lib.experiments.biased_rounding import CURES, SIGNS
 from fa_lib.plots.captions import POINTS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, band
+from fa_lib.plots.points import Mark, points
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, band, styled
+
+_SIGN_STYLES = {"positive": (FLASH, "o"), "negative": (BASELINE, "s"), "both": (GREY, "D")}
 
 
-def mechanism(by_repeats, steps, caption):
-    """Biased rounding: the error of O by the number of keys at the maximum; delta's over steps; and the cures."""
+@dataclass(frozen=True)
+class _Style:
+    """How a cure is drawn: drift is whether its sum of errors is (that of dynamic_8 is a thousand times larger), size
+    that of its marker, larger around the marker of a cure that it equals."""
+
+    color: str
+    marker: str
+    line: str = "-"
+    drift: bool = True
+    size: int = 7
+
+
+_CURE_STYLES = {
+    "carried_bf16": _Style(FLASH, "o"),
+    "fast_exp": _Style(FLASH, "D", "--", size=11),
+    "carried_fp32": _Style(BASELINE, "o"),
+    "dynamic_8": _Style("#222222", "X", "-.", drift=False),
+    "dynamic_2": _Style(BASELINE, "s", "--"),
+    "stochastic": _Style(GREY, "D"),
+    "output_fp32": _Style(GREY, "v", "--"),
+    "delta_from_probs": _Style(BASELINE, "^", "--"),
+}
+
+
+@styled
+def mechanism(by_repeats: pd.DataFrame, steps: pd.DataFrame, caption: str) -> Figure:
+    """Biased rounding: the error of O by the number of keys at the maximum; delta's over steps; and the cures.
+
+    Args:
+        by_repeats, steps: tables of `experiments.biased_rounding.bias`; steps with the columns step and run.
+    """
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.9))
-    for sign, color, marker in (("V > 0", FLASH, "o"), ("V < 0", BASELINE, "s"), ("both signs", GREY, "D")):
-        rows = by_repeats[by_repeats.sign == sign].groupby("repeats").error
-        mean, half = rows.mean(), 1.96 * rows.std() / rows.count() ** 0.5
-        axes[0].errorbar(range(len(mean)), mean, half, color=color, marker=marker, ms=5, lw=1.3, capsize=3, label=sign)
-    axes[0].set_xticks(range(len(mean)), labels=mean.index)
-    axes[0].axhline(0, color="#333333", lw=0.9)
-    axes[0].set(
-        xlabel="keys that attain the row's maximum", ylabel="mean error of O (ulp of BF16)", title="O is biased"
+    seaborn.pointplot(
+        data=by_repeats.assign(sign=by_repeats.sign.map({key: sign.label for key, sign in SIGNS.items()})),
+        x="repeats",
+        y="error",
+        hue="sign",
+        hue_order=[sign.label for sign in SIGNS.values()],
+        palette=[_SIGN_STYLES[key][0] for key in SIGNS],
+        markers=[_SIGN_STYLES[key][1] for key in SIGNS],
+        errorbar=("se", 1.96),
+        capsize=0.15,
+        markersize=5,
+        linewidth=1.3,
+        ax=axes[0],
     )
-    axes[0].legend()
-    for cure, color, marker, line in CURE_STYLE:
+    axes[0].axhline(0, color=INK, lw=0.9)
+    axes[0].set(xlabel="keys that attain the row's maximum", ylabel="mean error of O (ulp of BF16)")
+    axes[0].set_title("O is biased")
+    axes[0].legend(title=None)
+    for cure, look in _CURE_STYLES.items():
         rows = steps[steps.cure == cure].sort_values("step")
         sums = rows.pivot(index="step", columns="run", values="delta").cumsum()
         sums.index += 1
-        if "beta = 8" not in cure:  # a thousand times further
-            band(axes[1], sums, color, "", cure, ls=line)
+        if look.drift:
+            band(axes[1], sums, look.color, "", CURES[cure].label, ls=look.line)
         each = rows.groupby("run")[["delta", "delta_rmse"]].mean()
-        shape = dict(marker=marker, color=color, mfc="none" if line == "--" else color, ls="")
+        shape = dict(marker=look.marker, color=look.color, mfc="none" if look.line == "--" else look.color, ls="")
         axes[2].plot(each.delta.abs(), each.delta_rmse, **shape, ms=4, alpha=0.4)
-        size = 11 if "torch" in cure else 7  # around the one it equals
-        axes[2].plot(abs(each.delta.mean()), each.delta_rmse.mean(), **shape, ms=size, label=cure)
-    axes[1].set(
-        xlabel="steps",
-        ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)",
-        title="delta drifts; colours as at the right",
-    )
+        mean = each.mean()
+        axes[2].plot(abs(mean.delta), mean.delta_rmse, **shape, ms=look.size, label=CURES[cure].label)
+    axes[1].set(xlabel="steps", ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)")
+    axes[1].set_title("delta drifts; colours as at the right")
     axes[2].set(xscale="log", yscale="log", xlabel="|bias of delta| a step", ylabel="rms error of delta", title="cures")
-    axes[2].legend(fontsize=6.5, loc="upper left")
-    words = (
-        caption
-        + " Left: mean and 95 % interval over seeds. Middle: mean and range over runs. Right: small points are runs."
-    )
+    axes[2].legend(fontsize=6.5, loc="lower right")
+    spread = "Left: mean and 95 % interval over seeds. Middle: mean and range over runs. Right: small points are runs."
     title = "Ties that round away from zero bias O, and delta drifts; carrying O in FP32 is no cure by itself"
-    return captioned(figure, title, words)
+    return captioned(figure, title, f"{caption} {spread}")
 
 
-CURE_STYLE = (
-    ("O carried in BF16", FLASH, "o", "-"),
-    ("FP32, torch's exponential", FLASH, "D", "--"),
-    ("O carried in FP32", BASELINE, "o", "-"),
-    ("dynamic maximum, beta = 8", "#222222", "X", "-."),
-    ("dynamic maximum, beta = 2", BASELINE, "s", "--"),
-    ("stochastic rounding of O", GREY, "D", "-"),
-    ("O in FP32 to the end", GREY, "v", "--"),
-    ("delta from P and dP", BASELINE, "^", "--"),
-)
+_FLASH_PAIRS = ("flash", "flash_emulated", "flash_fp32")  # of training: Flash against Baseline
 
 
-def directions(table, caption):
-    """How far the steps that part two training runs point the same way, by pair of the study."""
+@styled
+def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> Figure:
+    """How far the steps that part two training runs point the same way, by pair of the study.
+
+    Args:
+        table: of `training.distances.direction`. labels: pair -> label, in the order shown.
+    """
     figure, ax = plt.subplots(figsize=(6.6, 3.4))
-    pairs = list(dict.fromkeys(table.pair))
-    for y, pair in zip(range(len(pairs))[::-1], pairs):
-        rows = table[table.pair == pair]
-        ax.plot(rows.score, [y] * len(rows), "o", color=FLASH if "flash" in pair else GREY, ms=3.5, alpha=0.5, mew=0)
-        ax.plot(rows.score.mean(), y, "o", color=FLASH if "flash" in pair else GREY, ms=7)
-    ax.set_yticks(range(len(pairs)), labels=[table[table.pair == pair].label.iloc[0] for pair in pairs][::-1])
-    for x, words in ((1, "unrelated steps"), (table.steps.iloc[0] ** 0.5, "all in one direction")):
-        ax.axvline(x, color="#333333", lw=0.9, ls=":")
-        ax.annotate(words, (x, len(pairs) - 0.45), (3, 0), textcoords="offset points", fontsize=7)
-    ax.set(xlabel="A = |sum of steps| / root of the sum of their squares", xlim=(0, None), ylim=(-0.6, len(pairs)))
-    ax.grid(axis="x")
+    table = table.assign(kind=["flash" if pair in _FLASH_PAIRS else "other" for pair in table.pair])
+    marks = {"flash": Mark("Flash against Baseline", FLASH, "o"), "other": Mark("another difference", GREY, "o")}
+    points(ax, table, "score", ("pair", labels), ("kind", marks), dodge=False)
+    ends = ((1, "unrelated steps", "left", 3), (table.steps.iloc[0] ** 0.5, "all in one direction", "right", -3))
+    for x, words, side, shift in ends:
+        ax.axvline(x, color=INK, lw=0.9, ls=":")
+        ax.annotate(words, (x, -0.55), (shift, 0), textcoords="offset points", fontsize=7, ha=side)
+    ax.set(xlabel="A = |sum of steps| / root of the sum of their squares", xlim=(0, None), ylim=(len(labels) - 0.5, -1))
     title = "The direction in which two runs part: Flash's is that of any small nudge"
     return captioned(figure, title, caption + POINTS)

@@ -2,14 +2,22 @@
 
 import textwrap
 
+import pandas as pd
+from matplotlib.figure import Figure
 
-def label(flash):
-    """What a kernel of `compare` is, in a legend."""
+KERNELS = {  # of `experiments.microbenchmark`
+    "baseline": "Baseline, softmax inside in FP32",
+    "baseline_in_format": "Baseline, softmax in the format too",
+}
+
+
+def label(flash: str) -> str:
+    """The legend of a kernel that `compare` takes."""
     return "Flash, every step in the format" if flash == "tiled" else f"kernel {flash!r}"
 
 
-def settings(table):
-    """The caption line of a figure: every setting the paper leaves out."""
+def settings(table: pd.DataFrame) -> str:
+    """The caption line of a figure of `compare`: every setting the paper leaves out."""
     flash, algorithm = table.flash.iloc[0], table.algorithm.iloc[0]
     given = {"N": table.n, "d": table.head_dim, "B_c": table.block_kv, "M": table.get("sram"), "heads": table.heads}
     words = [f"{label(flash)} ({algorithm})" if flash == "tiled" else label(flash)]
@@ -17,15 +25,15 @@ def settings(table):
     words += [f"{name} = {_span(values.unique())}" for name, values in given.items() if values is not None]
     words.append(f"{table.seed.nunique()} seeds")
     if "golden" in set(table.against):
-        words.append(
-            "golden value from inputs "
-            + ("after" if table.golden_inputs.iloc[0] == "rounded" else "before")
-            + " rounding"
-        )
+        when = "after" if table.golden_inputs.iloc[0] == "rounded" else "before"
+        words.append(f"golden value from inputs {when} rounding")
     if table.nonfinite.any():
         words.append(f"{(table.nonfinite > 0).sum()} results with NaN or infinite values")
     if "FP64" in set(table.fmt):
-        words.append("in FP64 the sums inside dot products round as well")
+        words.append(
+            "FP64 in grey: there the sums inside dot products round as well, in an order that the BLAS library chooses "
+            "for the processor, so that its numbers change with the machine"
+        )
     return "; ".join(words) + "."
 
 
@@ -37,7 +45,7 @@ def _span(values):
 POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean over seeds; bands: min to max."
 
 
-def captioned(figure, title, caption):
+def captioned(figure: Figure, title: str, caption: str) -> Figure:
     """The message above, every setting the paper leaves out below."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()))

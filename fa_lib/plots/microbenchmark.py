@@ -1,155 +1,187 @@
-"""Figures 3 to 6."""
+"""Figures 3 to 6, from tables of `experiments.microbenchmark.compare`. FP64 is grey: it changes with the machine."""
+
+import textwrap
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import FuncFormatter, NullLocator
+import pandas as pd
+from matplotlib.figure import Figure
 
-from fa_lib.plots.captions import BANDS, POINTS, captioned
+from fa_lib.experiments.microbenchmark import portable
+from fa_lib.metrics import over_baseline
+from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned
 from fa_lib.plots.captions import label as label_of
 from fa_lib.plots.style import (
     BASELINE,
-    BASELINE_LABEL,
     FLASH,
     FORMATS,
+    GREY,
+    INK,
     INPUTS,
     SOFTMAX,
-    SOFTMAX_LABEL,
     band,
     by_seed,
     dots,
     format_axis,
     in_roundoff,
+    no_minor_ticks,
     panels,
+    plain_ticks,
+    power,
+    styled,
 )
 
+NOT_PORTABLE = "FP64: changes with the machine"
+FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
 
-def precision(table, caption):
+
+@styled
+def precision(table: pd.DataFrame, caption: str) -> Figure:
     """Figure 3: max difference Flash - Baseline in one format, against the format."""
     distributions, figure, axes = panels(table, height=3.4)
-    flash = table[table.kernel == "flash"]
     for ax, distribution in zip(axes, distributions):
-        rows = flash[flash.distribution == distribution]
+        rows = table[(table.kernel == "flash") & (table.distribution == distribution)]
         formats = list(dict.fromkeys(rows.fmt))
+        at = np.arange(len(formats))
         values = by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]
-        dots(ax, range(len(formats)), values, FLASH, "o", f"against {BASELINE_LABEL}", lw=1.2, ls="-")
-        for x, mean in enumerate(values.mean(axis=1, skipna=False)):
-            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
-        values = by_seed(rows[rows.against == "baseline, softmax in format"], "fmt", "max").loc[formats]
-        dots(ax, range(len(formats)), values, BASELINE, "s", f"against {SOFTMAX_LABEL}", mfc="none", ms=10)
+        _dots(ax, at, values, FLASH, "o", f"against {KERNELS['baseline']}", lw=1.2, ls="-")
+        for x, (fmt, mean) in enumerate(values.mean(axis=1, skipna=False).items()):
+            color = FLASH if portable([fmt]) else GREY
+            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=color, fontsize=8)
+            if not portable([fmt]):
+                _say_not_portable(ax, (x, mean), (0, 20), width=18, ha="center")
+        values = by_seed(rows[rows.against == "baseline_in_format"], "fmt", "max").loc[formats]
+        _dots(ax, at, values, BASELINE, "s", f"against {KERNELS['baseline_in_format']}", mfc="none", ms=10)
         format_axis(ax, formats, distribution)
     axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
     axes[0].legend(loc="lower left")
-    return captioned(
-        figure, "Figure 3. More mantissa bits, less difference between Flash and Baseline", caption + POINTS
-    )
+    title = "Figure 3. More mantissa bits, less difference between Flash and Baseline"
+    return captioned(figure, title, caption + POINTS)
 
 
-def golden_value(table, caption):
+@styled
+def golden_value(table: pd.DataFrame, caption: str) -> Figure:
     """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format."""
     distributions, figure, axes = panels(table, height=3.8)
-    series = (
-        ("flash", label_of(table.flash.iloc[0]), FLASH, "o", -0.16),
-        ("baseline", BASELINE_LABEL, BASELINE, "s", 0.0),
-        ("baseline, softmax in format", SOFTMAX_LABEL, SOFTMAX, "D", 0.16),
-    )
-    floor, measured = 0.15, None  # where 0 is drawn; what the title says
+    series = {  # label, color, marker, shift
+        "flash": (label_of(table.flash.iloc[0]), FLASH, "o", -0.16),
+        "baseline": (KERNELS["baseline"], BASELINE, "s", 0.0),
+        "baseline_in_format": (KERNELS["baseline_in_format"], SOFTMAX, "D", 0.16),
+    }
+    said = []  # format, times, distribution: where Baseline is a measure
     for ax, distribution in zip(axes, distributions):
         rows = table[(table.distribution == distribution) & (table.against == "golden")]
         formats = list(dict.fromkeys(rows.fmt))
-        values = {}
-        for kernel, label, color, marker, shift in series:
-            values[kernel] = in_roundoff(rows[rows.kernel == kernel], "fmt", "max").loc[formats]
-            dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=floor), color, marker, label)
-        for x, (fmt, ratios) in enumerate((values["flash"] / values["baseline"]).iterrows()):
-            flash, baseline = values["flash"].loc[fmt].mean(), values["baseline"].loc[fmt].mean()
-            words = f"{ratios.mean():.1f} ×\n({ratios.min():.1f} to {ratios.max():.1f})"
-            measured = measured or (baseline > 0 and (fmt, ratios.mean(), distribution))
-            if baseline == 0:
-                words = ""
-                ax.annotate(
-                    "0: the golden\nvalue itself", (x - 0.08, floor), (0, 8), textcoords="offset points", fontsize=7
-                )
-            ax.plot(
-                [x - 0.16] * 2,
-                [max(baseline, floor), flash],
-                color=FLASH,
-                lw=6,
-                alpha=0.25,
-                zorder=1,
-                solid_capstyle="butt",
-            )
-            at = dict(textcoords="offset points", color=FLASH, fontsize=8, fontweight="bold")
-            ax.annotate(words, (x - 0.16, flash), (-14, 7), **at)
+        values = {kernel: in_roundoff(rows[rows.kernel == kernel], "fmt", "max").loc[formats] for kernel in series}
+        for kernel, (label, color, marker, shift) in series.items():
+            _dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=FLOOR), color, marker, label)
+        times = over_baseline(values["flash"], values["baseline"])
+        means = {kernel: each.mean(axis=1, skipna=False) for kernel, each in values.items()}
+        for x, fmt in enumerate(formats):
+            _say_times(ax, x + series["flash"][-1], fmt, means["flash"][fmt], means["baseline"][fmt], times.loc[fmt])
+        said += [(fmt, times.loc[fmt].mean(), distribution) for fmt in formats if means["baseline"][fmt] > 0]
         format_axis(ax, formats, distribution)
-    axes[0].set(yscale="log", ylim=(floor / 1.3, 90), ylabel="max |kernel − golden value|\n(units of roundoff u)")
-    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes[0].set(yscale="log", ylim=(FLOOR / 1.3, 90), ylabel="max |kernel − golden value|\n(units of roundoff u)")
+    plain_ticks(axes[0].yaxis)
     axes[-1].legend(loc="upper left")
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
-    if measured:
-        fmt, times, distribution = measured
-        title = (
-            f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further than Baseline from golden"
-        )
+    if said:
+        fmt, times, distribution = said[0]
+        flash = f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further than Baseline"
+        title = f"{flash} from the golden value"
     return captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash.")
 
 
-def sequence_length(table, caption):
+def _say_times(ax, x, fmt, flash, baseline, times):
+    """A bar from Baseline to Flash, and how many times Baseline's error Flash's is."""
+    color = FLASH if portable([fmt]) else GREY
+    bar = dict(lw=6, alpha=0.25, zorder=1, solid_capstyle="butt")
+    ax.plot([x, x], [max(baseline, FLOOR), flash], color=color, **bar)
+    if baseline == 0:
+        at = (x + 0.08, FLOOR)
+        ax.annotate("0: the golden\nvalue itself", at, (0, 8), textcoords="offset points", color=color, fontsize=7)
+    else:
+        words = f"{times.mean():.1f} ×\n({times.min():.1f} to {times.max():.1f})"
+        bold = dict(textcoords="offset points", color=color, fontsize=8, fontweight="bold")
+        ax.annotate(words, (x, flash), (-14, 7), **bold)
+    if not portable([fmt]):
+        _say_not_portable(ax, (x, flash), (6, -32), width=13)
+
+
+@styled
+def sequence_length(table: pd.DataFrame, caption: str) -> Figure:
     """Figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff."""
     distributions, figure, axes = panels(table, rows=2, height=5.8)
+    lengths = sorted(table.n.unique())
+    tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
     for row, columns in enumerate((("max",), ("mean", "std"))):
         for ax, distribution in zip(axes[row], distributions):
-            rows = table[
-                (table.distribution == distribution) & (table.kernel == "flash") & (table.against == "baseline")
-            ]
-            for column in columns:
-                for fmt, group in rows.groupby("fmt", sort=False):
+            rows = table[table.distribution == distribution].query("kernel == 'flash' and against == 'baseline'")
+            for fmt, group in rows.groupby("fmt", sort=False):
+                for column, style in zip(columns, ({}, dict(ls=":", lw=1.2))):
                     values = in_roundoff(group, "n", column)
-                    style = dict(ls=":", lw=1.2) if column == "std" else {}
-                    band(
-                        ax, values, *FORMATS.get(fmt, ("#888888", "v")), fmt if column == columns[0] else None, **style
-                    )
-            lengths = sorted(table.n.unique())
-            tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
+                    band(ax, values, *FORMATS.get(fmt, (INK, "v")), fmt if column == columns[0] else None, **style)
+                if not portable([fmt]):
+                    first = in_roundoff(group, "n", columns[0]).sort_index().iloc[0].max()
+                    _say_not_portable(ax, (lengths[0], first), (-4, 11), width=18)
             ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-            ax.set(
-                title=INPUTS[distribution] if row == 0 else "",
-                xlabel="sequence length N / number of K, V tiles" if row else "",
-            )
+            no_minor_ticks(ax.xaxis)
+            plain_ticks(ax.yaxis)
+            ax.set_title(INPUTS[distribution] if row == 0 else "")
+            ax.set_xlabel("sequence length N / number of K, V tiles" if row else "")
     for row, words in enumerate(("(a)  max |Flash − Baseline|", "(b)  mean (solid), std (dotted)")):
         axes[row][0].set_ylabel(f"{words}\n(units of roundoff u)")
-        limits = [ax.get_ylim() for ax in axes[row]]
-        for ax in axes[row]:
-            ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     axes[0][-1].legend(loc="upper left", ncols=2)
-    return captioned(
-        figure, "Figure 5. Whether the difference grows with the sequence length turns on the inputs", caption + BANDS
-    )
+    title = "Figure 5. Whether the difference grows with the sequence length turns on the inputs"
+    return captioned(figure, title, caption + BANDS)
 
 
-def algorithm_changes(table, caption):
+@styled
+def algorithm_changes(table: pd.DataFrame, caption: str) -> Figure:
     """Figure 6: max difference against block area: (a) dimensions swapped, (b) square, (c) as given."""
-    formats = list(dict.fromkeys(table.fmt))
-    figure, axes = plt.subplots(
-        3, len(formats), figsize=(2.5 * len(formats), 7.2), sharex=True, sharey=True, squeeze=False
-    )
+    table = table.query("kernel == 'flash' and against == 'baseline'")
+    formats, distributions = list(dict.fromkeys(table.fmt)), list(dict.fromkeys(table.distribution))
+    size = (2.5 * len(formats), 7.2)
+    figure, axes = plt.subplots(3, len(formats), figsize=size, sharex=True, sharey=True, squeeze=False)
     for column, fmt in enumerate(formats):
         for ax, variant in zip(axes[:, column], ("swapped", "square", None)):
-            for distribution, color in zip(dict.fromkeys(table.distribution), (FLASH, BASELINE, "#333333")):
+            for distribution, color in zip(distributions, cycle(_colors(fmt))):
                 rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
-                given = in_roundoff(rows[rows.variant == "as given"], "area", "max")
+                given = in_roundoff(rows[rows.variant == "as_given"], "area", "max")
                 band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
                 if variant:
                     changed = in_roundoff(rows[rows.variant == variant], "area", "max")
                     band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
+                if not portable([fmt]):
+                    at = (given.index.min(), given.sort_index().iloc[0].max())
+                    ax.annotate(distribution, at, (0, 3), textcoords="offset points", color=color, fontsize=7)
+            if not portable([fmt]):
+                _say_not_portable(ax, (0.97, 0.42), (0, 0), width=40, xycoords="axes fraction", ha="right")
             ax.set(xscale="log", yscale="log")
-            ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+            plain_ticks(ax.yaxis)
         axes[0, column].set_title(f"{fmt}, u = {power(fmt)}")
         axes[-1, column].set_xlabel("block area $B_r · B_c$")
     for ax, words in zip(axes[:, 0], ("(a) swapped", "(b) square", "(c) as given")):
         ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")
-    axes[0, -1].legend(loc="lower left", fontsize=7)
-    return captioned(
-        figure, "Figure 6. Up to FP32 what counts is $B_c$: fewer K, V tiles, less difference", caption + BANDS
-    )
+    handles = axes[0, 0].get_legend_handles_labels()
+    axes[0, -1].legend(*handles, loc="lower left", fontsize=7)
+    title = "Figure 6. Up to FP32 what counts is $B_c$: fewer K, V tiles, less difference"
+    return captioned(figure, title, caption + BANDS)
+
+
+def _colors(fmt):
+    """Of the distributions of figure 6."""
+    return (FLASH, BASELINE, INK) if portable([fmt]) else (GREY, "#aaaaaa", "#cccccc")
+
+
+def _dots(ax, at, values, color, marker, label, **style):
+    """`dots` of formats, grey where they are not portable."""
+    own = values.index.isin(portable(values.index))
+    dots(ax, at[own], values[own], color, marker, label, **style)
+    dots(ax, at[~own], values[~own], GREY, marker, None, **style)
+
+
+def _say_not_portable(ax, at, offset, width, **style):
+    words = textwrap.fill(NOT_PORTABLE, width)
+    ax.annotate(words, at, offset, textcoords="offset points", color=GREY, fontsize=7, **style)

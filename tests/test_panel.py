@@ -9,9 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, microbenchmark, panel
-from fa_lib.panel import STEPS, Setting, compare, explore, follow, in_numbers, in_words, message, read, reasons, verdict
-from fa_lib.plots.panel import picture, png
+from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, panel
+from fa_lib.experiments import microbenchmark
+from fa_lib.experiments.comparison import STEPS, Setting, compare
+from fa_lib.panel import explore, follow, in_numbers, in_words, message, read, reasons
+from fa_lib.plots.panel import PRECISIONS, described, picture, png
 
 SMALL = Setting(n=256)
 
@@ -26,12 +28,13 @@ def shown(box):
 
 @pytest.mark.parametrize("distribution, fmt, algorithm", [("uniform", "BF16", "fa1"), ("normal", "FP16", "fa2")])
 def test_it_finds_what_the_microbenchmark_finds(distribution, fmt, algorithm):
-    given = dict(distribution=distribution, seed=3, n=256, head_dim=32, algorithm=algorithm)
-    rows = {row["kernel"]: row for row in microbenchmark.compare(heads=1, block_kv=64, fmt=fmt, **given)[:2]}
-    found = compare(Setting(BF16.of(fmt), Precision.uniform(fmt), tiling=Tiling(128, 64), **given))
-    for name, row in (("Flash", rows["flash"]), ("Baseline", rows["baseline"])):
-        assert asdict(found.deviations[name]).items() <= row.items()
-    assert (found.rescales, found.tiles) == (row["rescales"], row["tiles"])
+    drawn, kernel = dict(distribution=distribution, seed=3, n=256), dict(head_dim=32, algorithm=algorithm)
+    setup = microbenchmark.Setup(heads=1, **kernel)
+    rows = {row["kernel"]: row for row in microbenchmark.compare(block_kv=[64], fmt=fmt, setup=setup, **drawn)[:2]}
+    found = compare(Setting(BF16.of(fmt), Precision.uniform(fmt), tiling=Tiling(128, 64), **drawn, **kernel))
+    for key in ("flash", "baseline"):
+        assert asdict(found.deviations[key]).items() <= rows[key].items()
+        assert (found.rescales, found.tiles) == (rows[key]["rescales"], rows[key]["tiles"])
 
 
 def test_each_kernels_golden_value_takes_the_inputs_as_it_does():
@@ -40,26 +43,26 @@ def test_each_kernels_golden_value_takes_the_inputs_as_it_does():
     o = kernels.tiled(q, k, v, tiling=setting.tiling, precision=setting.precision, algorithm="fa1", causal=True)
     base = kernels.reference(q, k, v, precision=Precision.materialized(BF16), causal=True)
     found = compare(setting)
-    for name, out, inputs in (("Flash", o, FP32), ("Baseline", base, BF16)):
+    for key, out, inputs in (("flash", o, FP32), ("baseline", base, BF16)):
         golden = kernels.golden(q, k, v, inputs=inputs, causal=True)
-        assert found.deviations[name] == deviation(out, golden, BF16)
-        assert torch.equal(found.errors[name], (out - golden)[0, 0])
+        assert found.deviations[key] == deviation(out, golden, BF16)
+        assert torch.equal(found.errors[key], (out - golden)[0, 0])
 
 
 def test_the_rows_of_a_tile_change_nothing():
     first, *others = (compare(replace(SMALL, tiling=Tiling(rows, 64), causal=True)) for rows in (128, 256, 1024))
-    assert all(torch.equal(other.errors["Flash"], first.errors["Flash"]) for other in others)
+    assert all(torch.equal(other.errors["flash"], first.errors["flash"]) for other in others)
 
 
 def test_what_the_notebook_says_to_try():
     """What is carried decides, and no other step does; normal inputs and fewer tiles are kinder."""
     first = Setting()
-    assert verdict(compare(first)) == "fails" and 6 < compare(first).times < 9
-    assert verdict(compare(with_steps(first, accumulator=FP32, stats=FP32))) == "passes"
+    assert compare(first).verdict == "fails" and 6 < compare(first).times < 9
+    assert compare(with_steps(first, accumulator=FP32, stats=FP32)).verdict == "passes"
     for step in STEPS:
-        assert verdict(compare(with_steps(first, **{step: FP32}))) == "fails"
+        assert compare(with_steps(first, **{step: FP32})).verdict == "fails"
         shipped = with_steps(replace(first, precision=Precision.kernel(BF16)), **{step: BF16})
-        assert verdict(compare(shipped)) == ("fails" if step in ("accumulator", "stats") else "passes")
+        assert compare(shipped).verdict == ("fails" if step in ("accumulator", "stats") else "passes")
     assert compare(replace(first, distribution="normal")).times < 0.5 * compare(first).times
     by_length = [compare(replace(first, n=n)).times for n in (256, 1024, 2048)]
     by_tile = [compare(replace(first, tiling=Tiling(128, keys))).times for keys in (256, 64, 16)]
@@ -69,14 +72,14 @@ def test_what_the_notebook_says_to_try():
 def test_presets_and_formats_take_the_steps_along():
     values = {name: control.value for name, control in explore().controls.items()}
     assert read(values) == Setting()
-    shipped = follow("preset", "every step", values | {"preset": "as shipped"})
+    shipped = follow("preset", "every_step", values | {"preset": "as_shipped"})
     assert shipped == {step: getattr(Precision.kernel(BF16), step).name for step in STEPS}
     assert follow("fmt", "BF16", values | {"fmt": "FP16"}) == dict.fromkeys(STEPS, "FP16")
     custom = values | {"stats": "FP32"}
     assert follow("stats", "BF16", custom) == {"preset": "custom"}
     moved = follow("fmt", "BF16", custom | {"preset": "custom", "fmt": "FP16"})
     assert moved == {step: "FP16" for step in STEPS if step != "stats"} | {"preset": "custom"}
-    assert follow("stats", "FP32", values | {"preset": "custom"}) == {"preset": "every step"}
+    assert follow("stats", "FP32", values | {"preset": "custom"}) == {"preset": "every_step"}
     assert follow("seed", 0, values | {"seed": 1}) == {}
 
 
@@ -84,54 +87,57 @@ def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
     drawn = []
     monkeypatch.setattr(panel, "png", lambda *given: drawn.append(given) or png(*given))
     box = explore()
-    assert shown(box) == str(Setting())
+    assert shown(box) == described(Setting())
     others = dict(fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", n=128, head_dim=16)
-    others |= dict(seed=5, causal=True, preset="as shipped") | dict.fromkeys(reversed(STEPS), "E4M3")
+    others |= dict(seed=5, causal=True, preset="as_shipped") | dict.fromkeys(reversed(STEPS), "E4M3")
     assert others.keys() == box.controls.keys()
     for count, (name, value) in enumerate(others.items(), start=2):
         before = shown(box)
         box.controls[name].value = value
         assert len(drawn) == count, name
         now = read({name: control.value for name, control in box.controls.items()})
-        assert shown(box) == str(now) != before and ("causal" if value is True else str(value)) in shown(box)
+        words = "causal" if value is True else PRECISIONS.get(value, str(value))
+        assert shown(box) == described(now) != before and words in shown(box)
     assert box.controls["preset"].value == "custom"
-    box.controls["preset"].value = "every step"
+    box.controls["preset"].value = "every_step"
     assert {box.controls[step].value for step in STEPS} == {"FP16"} and len(drawn) == count + 1
+
+
+def options(control):
+    """The values that a control can take."""
+    return [each[1] if isinstance(each, tuple) else each for each in getattr(control, "options", [0, 1])]
 
 
 def test_whatever_the_controls_say_is_drawn_without_a_warning():
     rng = np.random.default_rng(0)
     controls = explore().controls
     for i in range(60):
-        values = {name: rng.choice(getattr(c, "options", [0, 1])).item() for name, c in controls.items()}
+        values = {name: rng.choice(options(control)).item() for name, control in controls.items()}
         values |= dict(n=128, causal=bool(values["causal"]))
         values |= dict.fromkeys(STEPS, values["fmt"]) if i % 2 else {}
         setting = read(values)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = compare(setting)
-            assert png(setting, found, message(found)) and verdict(found) in panel.VERDICTS
-        assert (
-            str(setting)
-            and "<table" in in_numbers(setting, found)
-            and "the rule of the field" in in_words(setting, found)
-        )
+            assert png(setting, found, message(found)) and found.verdict in panel.VERDICTS
+        assert described(setting) and "<table" in in_numbers(setting, found)
+        assert "the rule of the field" in in_words(setting, found)
 
 
-def altered(setting, value, name="Flash"):
+def altered(setting, value, key="flash"):
     """What is found if one value of O is another."""
     found = compare(setting)
-    errors = found.errors | {name: found.errors[name].clone()}
-    errors[name][7, 7] = value
-    golden = torch.zeros_like(errors[name])
-    return replace(found, errors=errors, deviations=found.deviations | {name: deviation(errors[name], golden, BF16)})
+    errors = found.errors | {key: found.errors[key].clone()}
+    errors[key][7, 7] = value
+    golden = torch.zeros_like(errors[key])
+    return replace(found, errors=errors, deviations=found.deviations | {key: deviation(errors[key], golden, BF16)})
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_said_and_never_passes(value):
-    for name, said in (("Flash", "fails"), ("Baseline", "silent")):
-        found = altered(SMALL, value, name)
-        assert verdict(found) == said
+    for key, name, said in (("flash", "Flash", "fails"), ("baseline", "Baseline", "silent")):
+        found = altered(SMALL, value, key)
+        assert found.verdict == said
         assert message(found) == f"{name} gives 1 of 16,384 values that are NaN or infinite"
         assert png(SMALL, found, message(found)) and ">1<" in in_numbers(SMALL, found)
 
@@ -147,13 +153,9 @@ def test_the_title_says_what_was_found():
     assert title(paper) == f"Flash is {compare(paper).times:.1f} × further than Baseline from the golden value"
     assert "nearer than Baseline" in title(replace(SMALL, precision=Precision.kernel(BF16)))
     exact = replace(SMALL, fmt=FP64, precision=Precision.uniform(FP64))
-    assert title(exact) == "Baseline is the golden value itself" and verdict(compare(exact)) == "silent"
-    assert (
-        replace(
-            compare(SMALL), deviations=dict.fromkeys(("Flash", "Baseline"), compare(SMALL).deviations["Flash"])
-        ).times
-        == 1
-    )
+    assert title(exact) == "Baseline is the golden value itself" and compare(exact).verdict == "silent"
+    alike = dict.fromkeys(("flash", "baseline"), compare(SMALL).deviations["flash"])
+    assert replace(compare(SMALL), deviations=alike).times == 1
 
 
 def test_the_reasons_name_what_is_carried():

@@ -1,0 +1,63 @@
+"""The rule of the field: the largest error of any kernel in units of Baseline's own."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pandas as pd
+import seaborn
+from matplotlib.figure import Figure
+
+from fa_lib.experiments.rule import ALLOWED, BESIDE
+from fa_lib.plots.captions import captioned
+from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, SOFTMAX, panels, plain_ticks, styled
+
+_COLORS = {"as_shipped": SOFTMAX, "every_step": FLASH}
+
+
+@contextmanager
+def _seeded():
+    """numpy's global generator, from which seaborn draws its jitter, started anew and put back afterwards."""
+    before = np.random.get_state()
+    np.random.seed(0)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+@styled
+def ruled(table: pd.DataFrame, caption: str) -> Figure:
+    """The rule of the field: largest errors in units of Baseline's own, every shape a point.
+
+    Args:
+        table: of `experiments.rule.rule`, with a column `distribution`.
+    """
+    distributions, figure, axes = panels(table, height=3.6)
+    labels = {name: BESIDE.get(name, name) for name in dict.fromkeys(table.kernel)}
+    tensors = [tensor for tensor in ALLOWED if tensor in set(table.tensor)]
+    for ax, distribution in zip(axes, distributions):
+        rows = table[table.distribution == distribution]
+        with _seeded():
+            seaborn.stripplot(
+                data=rows.assign(kernel=rows.kernel.map(labels)),
+                x="tensor",
+                y="ratio",
+                order=tensors,
+                hue="kernel",
+                hue_order=list(labels.values()),
+                palette=[_COLORS.get(name, BASELINE) for name in labels],
+                dodge=True,
+                jitter=0.09,
+                size=3,
+                alpha=0.5,
+                legend=ax is axes[-1],
+                ax=ax,
+            )
+        for i, tensor in enumerate(tensors):
+            ax.hlines(ALLOWED[tensor], i - 0.42, i + 0.42, color=INK, lw=1.2)
+        ax.set(yscale="log", xlabel="output, gradients", title=INPUTS[distribution])
+        plain_ticks(ax.yaxis)
+    axes[0].set_ylabel("largest error / Baseline's")
+    seaborn.move_legend(axes[-1], "upper right", title=None, markerscale=2)
+    title = "The rule of the field: at most twice Baseline's error (three times for gradients)"
+    return captioned(figure, title, f"{caption} Lines: what the rule allows.")

@@ -1,0 +1,49 @@
+"""The command: pages of help, exit codes, words on what cannot be done."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fa_lib.paths import ROOT
+
+
+def command(*words, cwd=ROOT, **env):
+    """`fa-lib` in a process of its own."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1", "COLUMNS": "120"} | env
+    return subprocess.run(
+        [sys.executable, "-m", "fa_lib", *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env
+    )
+
+
+PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("figures",), ("publish",),
+         ("claims",), ("train",), ("bench",)]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_every_command_has_a_page_of_help(words):
+    done = command(*words, "--help")
+    assert done.returncode == 0 and "Usage: fa-lib" in done.stdout and len(done.stdout.splitlines()) > 8
+    if words in ((), ("check",)):
+        assert "Exit codes: 0" in done.stdout
+
+
+def test_the_ledger_is_printed_with_a_line_for_each_setting(tmp_path):
+    done = command("claims", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("| figure | statement |") and "**reproduced**" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
+        (("figures", "99_nothing"), "only: got '99_nothing'; accepted are 01_kernels"),
+        (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper"),
+        (("figures", "--record"), "record: no CUDA device here"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):
+    done = command(*words)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr

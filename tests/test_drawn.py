@@ -1,0 +1,226 @@
+"""The other figures: each draws the numbers of its committed table, says a message, and names its axes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from marks import caption, is_named, message, missing, title
+
+from fa_lib.check.judge import judge
+from fa_lib.execution import results
+from fa_lib.paths import RESULTS, ROOT
+from fa_lib.plots import ablation, biased_rounding, kernel_report, training, validation
+
+WORDS = "The words of the notebook."
+
+
+def read(name):
+    return pd.read_csv(RESULTS / f"{name}.csv")
+
+
+def spread(values, by):
+    """Least, mean and largest over what `by` leaves out: the marks of a band."""
+    groups = values.groupby(by)
+    return np.concatenate([getattr(groups, name)() for name in ("min", "mean", "max")])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure of committed tables.
+
+    Attributes:
+        figure: its file. tables: their names. draw: from the tables.
+        shown: from the tables, the numbers that it must have drawn.
+    """
+
+    figure: str
+    tables: tuple[str, ...]
+    draw: Callable
+    shown: Callable
+
+
+# Figure 2
+
+
+def of_validation(agreement):
+    rows = agreement[(agreement.fmt == "BF16") & (agreement.n == agreement.n.max())]
+    different = (1 - rows.identical).clip(lower=1e-6)
+    return [*different, *different.groupby([rows.distribution, rows.choice]).mean()]
+
+
+EXPONENTIAL = (np.linspace(-10, 0, 5), np.linspace(0, 1e-4, 5), np.linspace(0, 2e-4, 5))
+
+# Figures 9 and 10
+
+
+def of_ladder(table):
+    by = ["distribution", "start", "algorithm", "step"]
+    return [*table.times_max, *table.groupby(by).times_max.mean()]
+
+
+def of_rescaling(table):
+    most = table[table.tiles == table.tiles.max()]
+    drawn = most[most.order == "as drawn"].groupby("distribution").rmse.mean()
+    keys = [table[name] for name in ("distribution", "order", "tiles")]
+    return [*spread(table.rmse * 1e3, keys), *(most.rmse / most.distribution.map(drawn)), *most.rescales]
+
+
+def of_map(table):
+    return np.log2(table.groupby(["distribution", "bits", "tiles"]).times_max.mean())
+
+
+def of_references(table):
+    sizes = table[["max", "rmse", "bias"]].abs() * 1e6
+    means = sizes.where(sizes > 0).groupby([table.distribution, table.kernel, table.against]).mean()
+    return [*sizes.where(sizes > 0).to_numpy().ravel(), *means.to_numpy().ravel()]
+
+
+def of_options(table):
+    by = ["distribution", "carry", "name"]
+    return [*table.times_rmse, *table.bias, *table.groupby(by)[["times_rmse", "bias"]].mean().to_numpy().ravel()]
+
+
+def of_mechanism(by_repeats, steps):
+    runs = steps.groupby(["cure", "run"])[["delta", "delta_rmse"]].mean()
+    sums = steps[steps.cure == steps.cure.iloc[0]].pivot(index="step", columns="run", values="delta").cumsum()
+    edges = [*sums.min(axis=1), *sums.mean(axis=1), *sums.max(axis=1)]
+    return [*by_repeats.groupby(["sign", "repeats"]).error.mean(), *runs.delta.abs(), *runs.delta_rmse, *edges]
+
+
+def of_directions(table):
+    return [*table.score, *table.groupby("pair").score.mean()]
+
+
+# The study
+
+
+def of_inside(table):
+    """Errors over Baseline's: for each kind, step and seed the spread, for each head the mean."""
+    rows = table[table.against == "golden"].assign(error=lambda t: t.rmse / t.scale)
+    heads = rows.groupby(["kind", "layer", "head", "step", "seed", "kernel"]).error.mean()
+    over = heads.groupby(["kind", "step", "seed", "kernel"]).mean().unstack()
+    each = heads.groupby(["kind", "layer", "head", "seed", "kernel"]).mean().unstack()
+    found = []
+    for name in over.columns.drop("ran"):
+        found += [*spread(over[name] / over["ran"], ["kind", "step"]), *(each[name] / each["ran"])]
+    return found
+
+
+def over_training(table, pairs, metrics):
+    rows = table[table.pair.isin(pairs) & (table.step > 0)]
+    keys = [rows.pair, rows.step]
+    return np.concatenate([spread(rows[metric], keys) for metric in metrics])
+
+
+def of_divergence(table):
+    return over_training(table, ("flash", "flash_emulated", "perturb", "flash_fp32"), ("wasserstein", "max"))
+
+
+def of_context(table):
+    pairs = set(table.pair) - {"rerun"}
+    return over_training(table, pairs, ("relative_wasserstein", "relative_l2"))
+
+
+def of_key_bias(table):
+    rows = table[table.step > 0]
+    far = spread(rows.wasserstein, [rows.pair, rows.biased, rows.step])
+    biased = rows[rows.biased]
+    return [*far, *spread(biased.key_bias * 100, [biased.pair, biased.step])]
+
+
+# A kernel's report
+
+REPORTED = dict(lengths="", asked=".asked", shapes=".shapes", inputs=".inputs", sums=".sums", repeats=".repeats")
+
+
+def draw_report(*tables):
+    tables = {name: table.fillna(dict(problem="", detail="")) for name, table in zip(REPORTED, tables)}
+    return kernel_report.kernel_report(judge("every_step", **tables), tables, WORDS)
+
+
+def of_report(lengths, asked, shapes, inputs, sums, repeats):
+    first = lengths[lengths.fmt == lengths.fmt.iloc[0]]
+    own = first[first.kernel == "every_step"]
+    grown = spread(own.times_max, [own.distribution, own.n])
+    means = inputs.groupby(["fmt", "distribution"]).outwards.mean()
+    return [*grown, *shapes.ratio, *sums.lost.clip(lower=0.05), *means]
+
+
+REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"
+DRAWN = [
+    Drawn("figure2_validation", ("01_kernels",), lambda t: validation.validation(EXPONENTIAL, t, WORDS), of_validation),
+    Drawn("figure2b_rule", ("01_kernels.rule",), lambda t: validation.ruled(t, WORDS), lambda t: t.ratio),
+    Drawn("inside_a_model", ("06_inside_a_model",), lambda t: training.inside(t, WORDS), of_inside),
+    Drawn(
+        "figure7_weight_divergence",
+        ("07_weight_divergence",),
+        lambda t: training.divergence({"here": t}, WORDS),
+        of_divergence,
+    ),
+    Drawn(
+        "figure8_weights_in_context",
+        ("08_weights_in_context",),
+        lambda t: training.in_context({"here": t}, WORDS, 20),
+        of_context,
+    ),
+    Drawn("figure8b_key_bias", ("08_weights_in_context.bias",), lambda t: training.key_bias(t, WORDS), of_key_bias),
+    Drawn("figure9_ladder", ("09_why_ten_times",), lambda t: ablation.ladder(t, WORDS), of_ladder),
+    Drawn("figure9b_rescaling", ("09_why_ten_times.rescaling",), lambda t: ablation.rescaling(t, WORDS), of_rescaling),
+    Drawn("figure9c_map", ("09_why_ten_times.map",), lambda t: ablation.bits_and_tiles(t, WORDS), of_map),
+    Drawn("figure9d_verdicts", ("09_why_ten_times.verdicts",), lambda t: ablation.verdicts(t, WORDS), of_references),
+    Drawn("figure9e_options", ("09_why_ten_times.options",), lambda t: ablation.options(t, WORDS), of_options),
+    Drawn(
+        "figure10_mechanism",
+        (REPEATED, f"{REPEATED}.steps"),
+        lambda *t: biased_rounding.mechanism(*t, WORDS),
+        of_mechanism,
+    ),
+    Drawn("figure10b_directions", (PARTING,), lambda t: biased_rounding.directions(t, WORDS), of_directions),
+    Drawn("figure11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
+]
+
+
+@pytest.mark.parametrize("each", DRAWN, ids=lambda each: each.figure)
+def test_a_figure_draws_its_table(each):
+    before = dict(plt.rcParams)
+    tables = [read(name) for name in each.tables]
+    figure = each.draw(*tables)
+    assert dict(plt.rcParams) == before  # the style is of the drawing
+    assert not missing(each.shown(*tables), *figure.axes).size
+    assert len(message(figure)) > 20 and caption(figure).startswith(WORDS)
+    own = [ax for ax in figure.axes if ax.get_subplotspec()]  # not a colour bar
+    assert all(is_named(ax.xaxis) for ax in own if ax.get_subplotspec().is_last_row())
+    assert all(is_named(ax.yaxis) for ax in own if ax.get_subplotspec().is_first_col())
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("each", DRAWN, ids=lambda each: each.figure)
+def test_the_committed_figure_says_its_message_and_how_many_seeds(each):
+    """Of the notebook's words the seeds; the message as it is drawn from the committed table."""
+    committed = (ROOT / "figures" / f"{each.figure}.svg").read_text()
+    assert each.figure == "figure2b_rule" or "seeds" in committed, "the caption names the seeds"
+    figure = each.draw(*(read(name) for name in each.tables))
+    assert message(figure) in committed, "stale: draw it again"
+    plt.close(figure)
+
+
+def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RECORDED", tmp_path)
+    assert results.recorded("07_weight_divergence") == {}
+    folder = tmp_path / "Some_GPU" / "data" / "results"
+    folder.mkdir(parents=True)
+    table = read("08_weights_in_context")
+    other = table.assign(**{name: 2 * table[name] for name in ("wasserstein", "max", "relative_wasserstein")})
+    other.to_csv(folder / "08_weights_in_context.csv", index=False)
+    tables = {"here": table, **results.recorded("08_weights_in_context")}
+    assert list(tables) == ["here", "Some GPU"]
+    shown = ((training.divergence(tables, ""), of_divergence), (training.in_context(tables, "", 20), of_context))
+    for (figure, of), columns in zip(shown, (2, 3)):
+        rows = np.reshape(figure.axes, (2, columns))
+        for axes, (machine, numbers) in zip(rows, tables.items()):
+            assert title(axes[0]) == machine
+            assert not missing(of(numbers), *axes).size
+        plt.close(figure)
