@@ -1,5 +1,5 @@
 """A kernel as one may write it: tile by tile, and in the inputs' dtype. Is it safe?
-`make report KERNEL=examples.my_kernel:attention` says what is wrong with it."""
+`fa-lib check kernel examples.my_kernel:attention` says what is wrong with it."""
 
 import torch
 

@@ -1,29 +1,33 @@
-"""A verdict on kernels whose faults are known, and on files: what the reports say, and what they refuse."""
+"""A judgement on kernels whose faults are known, and on files: what the reports say, and what they refuse."""
 
 import json
 import math
 import re
-import subprocess
-import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import pandas as pd
 import pytest
 import torch
 
-from fa_lib import BF16, FP16, Precision, Tiling, kernels
-from fa_lib.check.judge import carried, interval, judge
-from fa_lib.check.kernel import BIASED, attempt, carry, contract, examine, measure, repeats, ruled
+from fa_lib import BF16, FP16, Precision, Tiling, kernels, reports
+from fa_lib.check import kernel as of_kernel
+from fa_lib.check.attempt import KernelError, attempt, guarded, shown
+from fa_lib.check.contract import contract
+from fa_lib.check.findings import Finding, Judgement, Severity
+from fa_lib.check.judge import carried, interval, judge_kernel
+from fa_lib.check.kernel import BIASED, QUICK, Depth, carry, examine, measure, repeats, ruled
+from fa_lib.check.report import Section, page
+from fa_lib.check.words import in_words, sentences, title
+from fa_lib.kernels import Algorithm
 from fa_lib.paths import ROOT
 
-SMALL = dict(lengths=[128, 1024], seeds=2, shapes=["97", "causal 203"], head_dims=[32], troubled_n=128, bias_seeds=3,
-             runs=3)  # fmt: skip
+SMALL = replace(QUICK, shapes=("97", "causal 203"))
 
 
-def emulated(q, k, v, steps=(), block_kv=64, **options):
+def emulated(q, k, v, steps=(), block_kv=64, algorithm="fa2", **options):
     precision = replace(Precision.kernel(q.dtype), **dict.fromkeys(steps, q.dtype))
-    return kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, **options)
+    return kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **options)
 
 
 def register(name, fn):
@@ -35,21 +39,23 @@ def register(name, fn):
 @pytest.mark.parametrize("fmt", [BF16, FP16])
 @pytest.mark.parametrize("steps", [(), ("accumulator",), ("stats",), ("accumulator", "stats")])
 @pytest.mark.parametrize(
-    "given", [dict(), dict(algorithm="fa1"), dict(reverse=True), dict(block_kv=16), dict(block_kv=256)]
-)
+    "given",
+    [dict(), dict(algorithm=Algorithm("fa1")), dict(algorithm=Algorithm(reverse=True)), dict(block_kv=16),
+     dict(block_kv=256)],
+)  # fmt: skip
 def test_what_a_kernel_carries_is_seen_from_outside(fmt, steps, given):
     """Which of its sums, and in tiles of how many keys."""
     name = f"{steps}, {given}"
     found = carried(
         pd.DataFrame(carry(register(name, partial(emulated, steps=steps, **given)), fmt)).assign(fmt=fmt.name)
     )
-    low = {one["what"]: one["low"] for one in found}
-    due = {"accumulator O": "accumulator" in steps, "row sum l": "stats" in steps}
-    if given.get("algorithm") == "fa1" and "accumulator" in steps:
-        assert low.pop("row sum l") in (True, False)  # it divides O, kept in the format, by l at every tile
-        due.pop("row sum l")
+    low = {one["sum"]: one["low"] for one in found}
+    due = {"accumulator": "accumulator" in steps, "row_sum": "stats" in steps}
+    if given.get("algorithm") == Algorithm("fa1") and "accumulator" in steps:
+        assert low.pop("row_sum") in (True, False)  # it divides O, kept in the format, by l at every tile
+        due.pop("row_sum")
     assert low == due
-    assert {one["tile"] for one in found if due.get(one["what"])} <= {given.get("block_kv", 64)}
+    assert {one["tile"] for one in found if due.get(one["sum"])} <= {given.get("block_kv", 64)}
     assert all(one["lost"] < 1 for one in found if not one["low"])
 
 
@@ -61,24 +67,60 @@ def test_real_kernels_carry_no_low_precision():
 
 
 def test_splits_do_not_hide_a_carry():
-    name = register("in splits", partial(emulated, steps=("accumulator", "stats"), splits=8))
+    name = register("in splits", partial(emulated, steps=("accumulator", "stats"), algorithm=Algorithm(splits=8)))
     assert {one["low"] for one in carried(pd.DataFrame(carry(name, BF16)).assign(fmt="BF16"))} == {True}
 
 
 @pytest.fixture(scope="module")
-def verdicts():
-    tables = {name: examine(name, **SMALL) for name in ("flash", "unfused", "every_step")}
-    return {name: judge(name, **tables[name]) for name in tables}
+def judgements():
+    return {name: judge_kernel(name, examine(name, SMALL)) for name in ("flash", "unfused", "every_step")}
 
 
-def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(verdicts):
-    assert verdicts["flash"].passed and verdicts["unfused"].passed
-    assert verdicts["flash"].carries == () and "between tiles: no" in str(verdicts["flash"])
-    bad = verdicts["every_step"]
-    assert not bad.passed and bad.carries == ("accumulator O", "row sum l")
-    assert "between tiles: yes, in its accumulator O and row sum l" in str(bad) and "FP32" in bad.advice
-    assert re.search(r"times Baseline's \(uniform inputs, (BF16|FP16), N = 1024\), where the rule allows 2", str(bad))
-    assert "the same bits in 3 of 3 runs" in str(bad)
+def found(judgement, what):
+    return [finding for finding in judgement.findings if finding.what == what]
+
+
+def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(judgements):
+    good, bad = judgements["flash"], judgements["every_step"]
+    assert good.passed and judgements["unfused"].passed
+    assert good.carries == () and "from tile to tile: no" in in_words(good)
+    assert not bad.passed and bad.carries == ("accumulator", "row_sum")
+    words = in_words(bad)
+    assert "from tile to tile: yes, in its accumulator O and row sum l" in words
+    assert words.endswith("What to change: hold the accumulator O, the row maximum m and the row sum l in FP32.")
+    assert re.search(r"times Baseline's \(uniform inputs, (BF16|FP16), N = 1024\); the rule allows 2", words)
+    assert "the same bits in all of 3 runs" in words
+
+
+def test_findings_say_what_where_by_what_number_and_limit(judgements):
+    (error,) = found(judgements["every_step"], "error")
+    assert error.severity == Severity.FAILS and error.number > error.limit == 2 and error.where["n"] == 1024
+    (error,) = found(judgements["flash"], "error")
+    assert error.severity == Severity.PASSES and 0 < error.number < 2
+    tiles = {(f.where["fmt"], f.where["sum"]): f.where["tile"] for f in found(judgements["every_step"], "carry")}
+    assert tiles == {(fmt, each): 64 for fmt in ("BF16", "FP16") for each in ("accumulator", "row_sum")}
+    for judgement in judgements.values():
+        record = json.loads(json.dumps(judgement.record(), allow_nan=False))
+        assert record["passed"] is judgement.passed and len(record["findings"]) == len(judgement.findings)
+
+
+def test_a_judgement_is_made_from_its_findings_and_nothing_else():
+    fails, notes = (Finding("error", severity, dict(distribution="normal", fmt="BF16", n=8), 3.0, 2) for severity in
+                    (Severity.FAILS, Severity.NOTES))  # fmt: skip
+    assert not Judgement("kernel", "mine", (notes, fails)).passed and Judgement("kernel", "mine", (notes,)).passed
+    assert Judgement("kernel", "mine", (notes,)).carries is None
+    assert (
+        title(Judgement("kernel", "mine", (fails,))) == "mine fails. Low precision carried from tile to tile: not seen"
+    )
+    assert (
+        Finding("error", Severity.FAILS, {}, math.nan).number
+        is None
+        is Finding("x", Severity.NOTES, {}, math.inf).number
+    )
+    close = replace(fails, number=2.004)
+    assert sentences(Judgement("kernel", "mine", (close,))) == [
+        ("fails", "Its largest error is 2.004 times Baseline's (normal inputs, BF16, N = 8); the rule allows 2.")
+    ]
 
 
 def attention(q, k, v, **options):
@@ -102,7 +144,8 @@ BROKEN = {
     "dtype": (lambda q, k, v: attention(q, k, v).double() if q.dtype != torch.float64 else None, "broken", "is due"),
     "list": (lambda q, k, v: [q], "broken", "returns list, where a tensor is due"),
     "changes": (lambda q, k, v: k.mul_(2) and None or attention(q, k, v), "no", "raises RuntimeError"),
-    "other": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "not attention's"),
+    "other": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "other"),
+    "exits": (lambda q, k, v: exit(0), "no", "raises SystemExit: 0"),
 }  # fmt: skip
 
 
@@ -110,14 +153,11 @@ BROKEN = {
 def test_a_kernel_that_is_none_is_reported_as_that(name):
     fn, outcome, detail = BROKEN[name]
     asked = pd.DataFrame(contract(register(f"broken: {name}", fn)))
-    assert asked.outcome.iloc[0] == outcome and re.search(detail, asked.detail.iloc[0]), asked.iloc[0]
-    tables = examine(f"broken: {name}", **SMALL)
-    verdict = judge(f"broken: {name}", **tables)
-    assert (
-        not verdict.passed
-        and verdict.carries is None
-        and re.search("It (is no attention kernel|could not be run): asked for BF16 it", str(verdict))
-    )
+    told = asked.note.iloc[0] or asked.problem.iloc[0]
+    assert asked.outcome.iloc[0] == outcome and re.search(detail, told), asked.iloc[0]
+    judgement = judge_kernel(f"broken: {name}", examine(f"broken: {name}", SMALL))
+    assert not judgement.passed and judgement.carries is None
+    assert re.search("It (is no attention kernel|could not be run): asked for BF16 it", in_words(judgement))
 
 
 def test_a_kernel_that_changes_its_inputs_is_caught():
@@ -127,20 +167,24 @@ def test_a_kernel_that_changes_its_inputs_is_caught():
         return attention(q, k, v, scale=1.0)
 
     q, k, v = torch.randn(3, 1, 2, 8, 16)
-    assert attempt(scales_q, q, k, v)[1] == "changes its inputs: q"
-    assert attempt(attention, q, k, v)[1] == ""
+    answer = attempt(scales_q, q, k, v)
+    assert answer.outcome == "broken" and answer.problem == "changes its inputs: q" and answer.o is None
+    answer = attempt(attention, q, k, v)
+    assert answer.outcome == "yes" and answer.problem == "" and torch.equal(answer.o, attention(q, k, v))
 
 
 def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     name = register("whole tiles", only_whole_tiles)
-    tables = examine(name, **SMALL | dict(shapes=["97", "GQA 384", "1024"]))
+    tables = examine(name, replace(SMALL, shapes=("97", "GQA 384", "1024")))
     asked = tables["asked"].set_index("asked")
     assert asked.outcome["a length off the tiles, N = 203"] == "no"
-    assert "multiple of 64" in asked.detail["a length off the tiles, N = 203"]
-    assert asked.detail["causal, fewer queries than keys"] == "aligned top-left, as torch's is_causal"
-    verdict = judge(name, **tables)
-    assert verdict.passed and "Not supported, so not judged: a length off the tiles" in str(verdict)
+    assert "multiple of 64" in asked.problem["a length off the tiles, N = 203"]
+    assert asked.note["causal, fewer queries than keys"] == "top_left"
+    assert asked.outcome["causal, fewer queries than keys"] == "yes"
+    judgement = judge_kernel(name, tables)
+    assert judgement.passed and "Not supported, so not judged: a length off the tiles" in in_words(judgement)
     shapes = tables["shapes"]
+    assert set(shapes[shapes["shape"] == "97"].outcome) == {"no"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
     assert shapes[shapes["shape"] == "1024"].passed.astype(bool).all()
 
@@ -161,35 +205,34 @@ def only(condition):
 
 
 def examined(name, fn, **changes):
-    tables = examine(register(name, fn), **SMALL | changes)
-    return judge(name, **tables)
+    return judge_kernel(name, examine(register(name, fn), replace(SMALL, **changes)))
 
 
 def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
-    verdict = examined("no maximum", partial(written_out, m=0.0))
-    assert not verdict.passed and "Asked for scores up to some 250: returns" in str(verdict)
+    judgement = examined("no maximum", partial(written_out, m=0.0))
+    assert not judgement.passed and "Asked for scores up to some 250 it returns" in in_words(judgement)
 
 
 def test_nan_on_inputs_that_make_trouble_fails():
     def nan_on_peaked(q, k, v):
         return written_out(q, k, v) * (math.nan if q.std() * 8 > 20 and q.shape[-2] == 128 else 1)
 
-    verdict = examined("nan on peaked", nan_on_peaked)
-    assert not verdict.passed and "On peaked inputs in BF16 at N = 128 it returns 8192 NaN" in str(verdict)
-    assert "nan times" not in str(verdict)
+    judgement = examined("nan on peaked", nan_on_peaked)
+    assert not judgement.passed and "On peaked inputs in BF16 at N = 128 it returns 8192 NaN" in in_words(judgement)
+    assert "nan times" not in in_words(judgement)
 
 
 def test_kernels_of_one_format_or_one_head_dim_are_judged_in_it():
     assert examined("FP32 alone", only(lambda q: q.dtype == torch.float32)).passed
     assert examined("FP16 alone", only(lambda q: q.dtype == torch.float16)).passed
-    verdict = examined("FP64 alone", only(lambda q: q.dtype == torch.float64))
-    assert not verdict.passed and "FP64 alone, the golden value's own format" in str(verdict)
+    judgement = examined("FP64 alone", only(lambda q: q.dtype == torch.float64))
+    assert not judgement.passed and "FP64 only, the golden value's own format" in in_words(judgement)
     assert examined("128 alone", only(lambda q: q.shape[-1] == 128)).passed
 
 
 def test_top_left_causality_is_told_and_not_counted():
-    verdict = examined("top left", written_out, shapes=["causal 203", "causal 113 x 203"])
-    assert verdict.passed and "aligned top-left" in str(verdict)
+    judgement = examined("top left", written_out, shapes=("causal 203", "causal 113 x 203"))
+    assert judgement.passed and "aligned top-left" in in_words(judgement) and found(judgement, "top_left")
 
 
 def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
@@ -197,9 +240,9 @@ def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
         assert k.shape[-2] < 600, "too long"
         return torch.from_numpy(written_out(q.float(), k.float(), v.float()).numpy()).to(q.dtype)
 
-    verdict = examined("short", short)
-    assert verdict.passed and "Not judged: On uniform inputs in BF16 at N = 1024 it raises" in str(verdict)
-    assert "could not be seen: raises AssertionError: too long" in str(verdict)
+    judgement = examined("short", short)
+    assert judgement.passed and "Not judged: on uniform inputs in BF16 at N = 1024 it raises" in in_words(judgement)
+    assert "could not be seen: it raises AssertionError: too long" in in_words(judgement)
 
 
 def test_low_precision_elsewhere_is_not_called_a_carry():
@@ -220,7 +263,9 @@ def test_a_parameter_of_that_name_makes_no_emulated_kernel():
 
 def test_an_option_that_is_ignored_fails():
     asked = pd.DataFrame(contract(register("no causality", no_causality))).set_index("asked")
-    assert asked.outcome["causal"] == "wrong" and asked.detail["causal"] == "it takes causal=True and does not mask"
+    assert asked.outcome["causal"] == "wrong" and asked.note["causal"] == "unmasked"
+    judgement = examined("no causality", no_causality)
+    assert not judgement.passed and "Asked for causal it takes causal=True and does not mask." in in_words(judgement)
 
 
 def test_runs_that_differ_are_counted():
@@ -233,10 +278,10 @@ def test_runs_that_differ_are_counted():
 
 def test_the_bias_is_of_the_kernel_and_not_of_the_rounding_of_its_output():
     """With two maxima and V > 0 the rounded golden value errs to one side itself, as does one that carries FP32."""
-    assert abs(measure("as_shipped", "BF16", BIASED, 256, 0)["outwards"]) < 1e-3
-    assert measure("baseline", "BF16", BIASED, 256, 0)["outwards"] > 0.05
     low = register("O alone", partial(emulated, steps=("accumulator",), block_kv=512))
-    assert measure(low, "BF16", BIASED, 256, 0)["outwards"] > 0.05
+    rows = measure(["as_shipped", "baseline", low], "BF16", BIASED, 256, 0)
+    outwards = {row["kernel"]: row["outwards"] for row in rows}
+    assert abs(outwards["as_shipped"]) < 1e-3 and outwards["baseline"] > 0.05 and outwards[low] > 0.05
 
 
 def test_a_confidence_interval_is_students():
@@ -246,46 +291,128 @@ def test_a_confidence_interval_is_students():
 
 def test_ruled_answers_whatever_a_kernel_does():
     rows = ruled("97", 32, "normal", "BF16", 0, register("always raises", lambda *_, **__: 1 / 0))
-    assert [row["problem"] for row in rows] == ["raises ZeroDivisionError: division by zero"]
+    told = [(row["outcome"], row["problem"]) for row in rows]
+    assert told == [("no", "raises ZeroDivisionError: division by zero")]
+    rows = ruled("97", 32, "normal", "BF16", 0, register("always lists", lambda *_, **__: []))
+    assert [(row["outcome"], row["problem"]) for row in rows] == [("broken", "returns list, where a tensor is due")]
 
 
-def command(*words, cwd=ROOT, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "fa_lib.check.report", *words], cwd=cwd, capture_output=True, text=True,
-        env={**__import__("os").environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1", **env},
-    )  # fmt: skip
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dO):
+        raise SystemExit("no backward pass yet")
 
 
-def test_a_users_file_is_reported_on_in_one_page(tmp_path):
+def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
+    def refuses(q, k, v, **options):
+        return Refuses.apply(attention(q, k, v, **options))
+
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 8, 16))
+    for fn, words in ((refuses, "no backward pass yet"), (lambda q, k, v: q.detach(), "does not require grad")):
+        o = guarded(fn)(q, k, v)
+        with pytest.raises(KernelError, match=words):
+            torch.autograd.grad(o.sum(), (q, k, v))
+    assert contract(register("no backward", refuses))[-1] == dict(
+        asked="gradients", outcome="no", note="", problem="raises SystemExit: no backward pass yet"
+    )
+    rows = ruled("97", 32, "normal", "BF16", 0, "no backward")
+    assert [row["tensor"] for row in rows] == ["o"] and rows[0]["passed"]  # its output is judged all the same
+    own = torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))
+    assert all(
+        torch.equal(a, b) for a, b in zip(torch.autograd.grad(guarded(attention)(q, k, v).sum(), (q, k, v)), own)
+    )
+
+
+@pytest.mark.parametrize("at", ["check.contract.deviation", "check.kernel.yardstick", "experiments.rule.deviation"])
+def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
+    def bug(*_, **__):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(f"fa_lib.{at}", bug)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        examine("flash", replace(SMALL, lengths=(128,), shapes=("97",)))
+
+
+def test_the_presets_are_known_and_a_wrong_shape_is_refused():
+    assert of_kernel.DEPTHS["quick"] is QUICK and of_kernel.REPORT.runs == 100
+    with pytest.raises(ValueError, match="shape: got '96'; accepted are 97, 113 x 203"):
+        Depth(**asdict(QUICK) | dict(shapes=("96",)))
+    with pytest.raises(ValueError, match="depth: got 'deep'; accepted are quick, report"):
+        reports.check_kernel("flash", "deep")
+
+
+def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.py").write_text((ROOT / "examples" / "my_kernel.py").read_text())
-    (ROOT / "build").mkdir(exist_ok=True)
-    done = command(
-        "--kernel", "own.mine:attention", "--out", str(tmp_path / "reports"), "--gate", "--scale", "quick", cwd=tmp_path
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "reports"
+    out.mkdir()
+    (out / "own.mine_attention.html").write_text("old")
+    (out / "own.mine_attention").mkdir()
+    (out / "own.mine_attention" / "sums.csv").write_text("old")
+    report = reports.check_kernel("own.mine:attention", "quick", out)
+    words = in_words(report.judgement)
+    assert not report.judgement.passed and report.page == out / "own.mine_attention.html"
+    assert "own.mine:attention fails. It carries low precision from tile to tile: yes, in its accumulator O" in words
+    assert "tiles of up to 32 keys" in words
+    html = report.page.read_text()
+    assert html.count("data:image/png;base64") == 1 and "carries low precision from tile to tile: yes" in html
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", html) and "cell/s" not in html
+    held = json.loads(json.dumps(report.record, allow_nan=False))
+    assert (
+        held["passed"] is False and held["versions"]["torch"] and held["parameters"]["kernel"] == "own.mine:attention"
     )
-    assert done.returncode == 1, done.stderr
-    assert "own.mine:attention fails. It carries low precision between tiles: yes, in its accumulator O" in done.stdout
-    assert "tiles of up to 32 keys" in done.stdout
-    page = (tmp_path / "reports" / "own.mine_attention.html").read_text()
-    assert page.count("data:image/png;base64") == 1 and "carries low precision between tiles: yes" in page
-    assert not re.search(r"""(src|href)=["'](?!data:|#)""", page) and "cell/s" not in page
-    held = json.loads((tmp_path / "reports/own.mine_attention/data/results/11_your_kernel.verdict.json").read_text())
-    assert held["passed"] is False and held["words"] in done.stdout
+    assert {f["what"] for f in held["findings"]} >= {"carry", "error", "outputs", "repeats"}
+    names = {"asked", "shapes", "lengths", "inputs", "sums", "repeats"}
+    assert {path.stem for path in (out / "own.mine_attention").glob("*.csv")} == names
+    assert len(pd.read_csv(out / "own.mine_attention" / "sums.csv")) == 2 * 2 * 12
+
+
+def test_an_old_page_is_gone_when_a_new_judgement_fails_to_be_made(tmp_path, monkeypatch):
+    (tmp_path / "flash.html").write_text("passes")
+    monkeypatch.setattr(reports, "examine", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        reports.check_kernel("flash", "quick", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_strangers_text_is_never_markup_and_moves_no_cursor():
+    def rude(q, k, v):
+        raise ValueError("<script>alert(1)</script> \x1b[2J \u202e & \ud800")
+
+    tables = examine(register("<img src=x>", rude), SMALL)
+    judgement = judge_kernel("<img src=x>", tables)
+    html = page(judgement, [Section("<b>", pd.DataFrame({"<i>": ["<u>\x07"]}))], settings={"a": ["<s>", "b"]})
+    assert "<script" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; \\x1b[2J \\u202e &amp; \\ud800" in html
+    for tag in ("<img", "<u>", "<s>", "\x07", "\x1b"):
+        assert tag not in html
+    html.encode()  # no lone surrogate is left
+    assert "\x1b" not in in_words(judgement) and shown("a\x1b\nb é") == "a\\x1b\\nb é"
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    "kernel, message",
     [
-        (["--kernel", "no_such_module:f"], "kernel: got 'no_such_module:f'; it cannot be had: ModuleNotFoundError"),
-        (["--kernel", "fa_lib:nothing"], "has no attribute 'nothing'"),
-        (["--kernel", "fa_lib:kernels"], "a module; accepted is a function"),
-        (["--kernel", "broken_file:f"], "SyntaxError"),
-        (["--kernel", "attention"], "kernel: got 'attention'; accepted are reference"),
-        (["--qkv", "nowhere.safetensors"], "nowhere.safetensors"),
+        ("no_such_module:f", "kernel: got 'no_such_module:f'; it cannot be had: ModuleNotFoundError"),
+        ("fa_lib:nothing", "has no attribute 'nothing'"),
+        ("fa_lib:kernels", "a module; accepted is a function"),
+        ("broken_file:f", "SyntaxError"),
+        ("leaves:f", r"it cannot be had: SystemExit\(0\)"),
+        ("attention", "kernel: got 'attention'; accepted are reference"),
     ],
 )  # fmt: skip
-def test_bad_words_are_refused_before_anything_runs(words, message, tmp_path):
+def test_bad_words_are_refused_before_anything_runs(kernel, message, tmp_path, monkeypatch):
     (tmp_path / "broken_file.py").write_text("def f(:\n")
-    done = command(*words, cwd=tmp_path)
-    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert list(tmp_path.iterdir()) == [tmp_path / "broken_file.py"] or "__pycache__" in str(list(tmp_path.iterdir()))
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "reports"
+    with pytest.raises(ValueError, match=message):
+        reports.check_kernel(kernel, out=out)
+    assert not out.exists()
+    with pytest.raises(OSError, match="nowhere.safetensors"):
+        reports.check_tensors("nowhere.safetensors", out=out)
+    assert not out.exists()

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,7 +11,39 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from fa_lib.check.sampling import both
+
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of a call of scaled_dot_product_attention, under torch's names."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def options(self, dtype: torch.dtype) -> dict:
+        """causal, scale and mask as kernels take them: torch aligns causal top-left, and kernels bottom-right.
+
+        Args:
+            dtype: that the kernel computes in; under autocast not the query's.
+        """
+        causal, mask = bool(self.is_causal), None if self.attn_mask is None else self.attn_mask.detach()
+        if mask is not None and mask.dtype == self.query.dtype:
+            mask = mask.to(dtype)
+        n_q, n_kv = self.query.shape[-2], self.key.shape[-2]
+        if causal and (mask is not None or n_q != n_kv):
+            top = torch.ones(n_q, n_kv, dtype=torch.bool, device=self.query.device).tril()
+            causal, mask = False, both(top, mask)
+        given = dict(causal=causal, scale=self.scale, mask=mask)
+        return {name: x for name, x in given.items() if x is not None}
 
 
 class Places:

@@ -1,67 +1,118 @@
-"""From the tables of `examine` to a verdict in words: does a kernel pass, does it carry low precision, how we know."""
+"""From the tables of a check to findings: what holds, where, by what number and limit. No sentence is written here."""
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
 
+import pandas as pd
 from scipy import stats
 
-from fa_lib.experiments.rule import CALLS
+from fa_lib.check.findings import Finding, Judgement, Severity, within
+from fa_lib.check.model import summary
+from fa_lib.check.tensors import cheapest
+from fa_lib.experiments.rule import ALLOWED, CALLS
 
 LOST = 2  # ulp: output, P and scores are rounded once each, at most half an ulp; sums of FP32 add nothing that shows
-
-
 ALL = 0.8  # of what is lost when every tile is
+UNDERFLOW = 1e-3  # of a row's probability
 
 
-RULE = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error, flash-attention's own tests
+def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
+    """A kernel, by the tables of `kernel.examine`: it passes where its outputs are attention's and within the rule, and
+    it carries no low precision from tile to tile."""
+    asked, lengths = tables["asked"], tables["lengths"]
+    lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
+    first = asked.iloc[0]
+    where = {name: first[name] for name in ("asked", "outcome", "note", "problem")}
+    if not (asked.outcome == "yes").any():
+        what = "not_run" if (asked.outcome == "no").all() else "not_attention"
+        return Judgement("kernel", kernel, (Finding(what, Severity.FAILS, where),))
+    if not len(lengths):
+        return Judgement("kernel", kernel, (Finding("only_fp64", Severity.FAILS),))
+    top_left = bool((asked.note == "top_left").any())
+    findings = [
+        *_carry(tables["sums"]), *_growth(lengths), *_answers(asked), *_largest(lengths), *_row_sum(tables["sums"]),
+        *_problems(lengths), *_problems(tables["inputs"]), *_shapes(tables["shapes"], top_left),
+        *_inputs(tables["inputs"]), *_repeats(tables["repeats"]),
+    ]  # fmt: skip
+    if len(no := asked[asked.outcome == "no"].asked):
+        findings.append(Finding("unsupported", Severity.NOTES, dict(asked=list(no))))
+    return Judgement("kernel", kernel, tuple(findings))
 
 
-@dataclass
-class Verdict:
-    """What `judge` finds.
+def judge_tensors(
+    names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]]
+) -> Judgement:
+    """Captured tensors: they pass where the first of the named kernels is within the rule on every head.
 
-    Attributes:
-        passed: its outputs are attention's, within the rule, and it carries no low precision.
-        carries: the sums it carries in low precision, "accumulator O" and "row sum l" (None: this could not be seen).
-        reasons: sentences, the gravest first.
-        advice: what to change, or "".
+    Args:
+        risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
     """
+    findings = []
+    for name in names:
+        rows, judged = far[far.kernel == name], name == names[0]
+        bad = rows[rows.outcome != "yes"]
+        if len(bad):
+            where = dict(kernel=name, outcome=bad.outcome.iloc[0], problem=bad.problem.iloc[0])
+            findings.append(Finding("refused", Severity.FAILS if judged else Severity.NOTES, where))
+            continue
+        worst = rows.loc[rows.times_max.idxmax()]
+        where = dict(kernel=name, head=int(worst["head"]), heads=len(risky))
+        severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
+        findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
+    for what, heads in flags(risky).items():
+        if heads:
+            findings.append(Finding(what, Severity.NOTES, dict(heads=heads)))
+    for base, rows in better.items():
+        found = cheapest(rows)
+        where = dict(base=base, change=found and found["change"])
+        findings.append(Finding("change", Severity.NOTES, where, found and found["times_less"]))
+    return Judgement("tensors", names[0], tuple(findings))
 
-    kernel: str
-    passed: bool = True
-    carries: tuple | None = ()
-    reasons: list = field(default_factory=list)
-    advice: str = ""
 
-    def fails(self, reason):
-        self.passed = False
-        self.reasons.append(reason)
+def judge_model(
+    subject: str, table: pd.DataFrame, baseline: str = "baseline", skipped: Mapping[tuple[str, str], int] | None = None
+) -> Judgement:
+    """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
+    within the rule, as times Baseline's largest.
 
-    def __str__(self):
-        words = [f"{self.kernel} {'passes' if self.passed else 'fails'}.", *self.reasons, self.advice]
-        return " ".join(word for word in words if word)
+    Args:
+        baseline, skipped: of the Probe.
+    """
+    found, findings = summary(table, baseline), []
+    for (model, layer), row in found.iterrows():
+        for kernel, times in row.items():
+            where = dict(model=model, layer=layer, kernel=kernel)
+            judged = kernel == "ran" and not math.isnan(times)
+            severity = within(times, ALLOWED["o"]) if judged else Severity.NOTES
+            findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
+    if not any(finding.severity != Severity.NOTES for finding in findings):
+        findings.insert(0, Finding("nothing_compared", Severity.FAILS))
+    for (kernel, why), count in dict(skipped or {}).items():
+        findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))
+    return Judgement("model", subject, tuple(findings))
 
 
-def carried(table):
-    """What a table of `examine.carry` says, by format and sum.
+def carried(table: pd.DataFrame) -> list[dict]:
+    """What a table of `kernel.carry` says, by format and sum.
 
     Returns:
-        list of dict: fmt, what, lost (the most, ulp), low (True, False, or None where it did not run), tile (the fewest
-        keys from which on all is lost: the tile's size; None where nothing is lost).
+        dicts: fmt, sum, lost (the most, ulp), low (True, False, or None where it did not run), tile (the fewest keys
+        from which on all is lost: the tile's size; None where nothing is lost).
     """
     found = []
     for (fmt, what), rows in table.sort_values("keys").groupby(["fmt", "what"]):  # the accumulator first
         lost, low, tile = rows.lost.max(), None, None
         if rows.lost.notna().all():
-            whole = rows[(rows.lost >= ALL * rows["all"]) & (rows["all"] > LOST)]
-            tile = int(whole["keys"].min()) if len(whole) else None
+            every = rows[(rows.lost >= ALL * rows["all"]) & (rows["all"] > LOST)]
+            tile = int(every["keys"].min()) if len(every) else None
             # In the row sum an error of a score, or of the exponential, shows as well, but loses no whole tile.
-            sure = what == "accumulator O" or tile is not None or found[-1]["low"]
+            sure = what == "accumulator" or tile is not None or found[-1]["low"]
             low = bool(lost > LOST and sure)
-        found.append(dict(fmt=fmt, what=what, lost=lost, low=low, tile=tile))
+        found.append(dict(fmt=fmt, sum=what, lost=lost, low=low, tile=tile))
     return found
 
 
-def interval(values, level=0.95):
+def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float, float]:
     """Mean and confidence interval (Student's t) of one number per seed; NaNs are dropped."""
     values = values.dropna()
     mean, error = values.mean(), values.sem()
@@ -69,153 +120,111 @@ def interval(values, level=0.95):
     return mean, mean - half, mean + half
 
 
-def judge(kernel, asked, shapes, lengths, inputs, sums, repeats):
-    """The Verdict on a kernel, from the tables of `examine.examine`."""
-    v = Verdict(kernel)
-    lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
-    if not (asked.outcome == "yes").any():
-        v.carries = None
-        said = "It could not be run" if (asked.outcome == "no").all() else "It is no attention kernel"
-        v.fails(f"{said}: asked for {asked.asked.iloc[0]} it {_did(asked.iloc[0])}.")
-        return v
-    if not len(lengths):
-        v.carries = None
-        v.fails("It runs in FP64 alone, the golden value's own format: there is nothing to judge it by.")
-        return v
-    found = carried(sums) if len(sums) else []
-    low = [one for one in found if one["low"]]
-    v.carries = tuple(dict.fromkeys(one["what"] for one in low))
-    worst = lengths.loc[lengths.times_max.idxmax()] if lengths.times_max.notna().any() else None
-    grows = _growth(lengths)
-    if low:
-        most = max(low, key=lambda one: one["lost"])
-        v.fails(
-            f"It carries low precision between tiles: yes, in its {' and '.join(v.carries)}. How we know: of a sum of "
-            f"{len_of(sums)} terms it loses {_each(low)}; a kernel that carries FP32 loses half an ulp"
-            + (f". All is lost in tiles of up to {most['tile']} keys: that is its tile" if most["tile"] else "")
-            + f". {grows}"
-        )
-        v.advice = "What to change: hold the accumulator O, the row maximum m and the row sum l in FP32."
-    elif any(one["low"] is None for one in found) or not found:
-        v.carries = None
-        problem = next((p for p in sums.problem if p), "") if len(sums) else ""
-        v.reasons.append(f"Whether it carries low precision between tiles could not be seen: {problem or 'not asked'}.")
-    else:
-        v.reasons.append(
-            f"It carries low precision between tiles: no. How we know: of sums of {len_of(sums)} terms, of which a "
-            f"BF16 or FP16 carry, in tiles of up to 512 keys, loses 3 to hundreds of ulp, it loses "
-            f"{max(one['lost'] for one in found):.1f}. {grows}"
-        )
-    for row in asked[asked.outcome.isin(("wrong", "broken"))].itertuples():
-        v.fails(f"Asked for {row.asked}: {row.detail}.")
-    if worst is not None and worst.times_max > RULE["o"]:
-        v.fails(
-            f"Its largest error is {worst.times_max:.1f} times Baseline's ({worst.distribution} inputs, {worst.fmt}, "
-            f"N = {worst.n}), where the rule allows {RULE['o']}."
-        )
-    for one in found:
-        if one["low"] is False and one["lost"] > LOST:
-            v.reasons.append(
-                f"Its row sum is {one['lost']:.1f} ulp of {one['fmt']} off where P is small, and loses no whole tile: "
-                "that is of its scores or its exponential, and not of a carry."
-            )
-    _problems(v, lengths)
-    _problems(v, inputs)
-    top_left = asked[asked.detail.str.startswith("aligned top-left")].asked
-    if len(top_left) and len(shapes):
-        v.reasons.append(
-            "Its causal mask is aligned top-left, as torch's is_causal, where queries are fewer than keys."
-        )
-        square = shapes["shape"].map(lambda name: CALLS[name].n_q == CALLS[name].n_kv)
-        shapes = shapes[square | ~shapes["shape"].str.startswith("causal")]
-    _shapes(v, shapes)
-    _inputs(v, inputs)
-    if len(repeats):
-        _repeats(v, repeats.iloc[0])
-    no = asked[asked.outcome == "no"].asked
-    if len(no):
-        v.reasons.append(f"Not supported, so not judged: {', '.join(no)}.")
-    return v
+def flags(risky: pd.DataFrame) -> dict[str, list[int]]:
+    """Findings of a table of `tensors.risks` -> the heads they hold for: "biased_output" (several keys attain the
+    maximum, and V has mostly one sign), "one_signed" (V alone), "underflow" (of P, above UNDERFLOW)."""
+    bias = (risky.repeated > 0.01) & (risky.one_sided > 0.5)
+    found = dict(
+        biased_output=bias, one_signed=(risky.one_sided > 0.5) & ~bias, underflow=risky.mass > UNDERFLOW
+    )  # fmt: skip
+    return {what: risky["head"][heads].tolist() for what, heads in found.items()}
 
 
-def _problems(v, table):
-    """What a kernel did on inputs of a table of `examine.measure`: to raise is not to support; anything else fails."""
-    for raises, rows in table[table.problem != ""].groupby(table.problem.str.startswith("raises")):
-        row = rows.iloc[0]
-        words = f"On {row.distribution} inputs in {row.fmt} at N = {row.n} it {row.problem}"
-        v.reasons.append(f"Not judged: {words}.") if raises else v.fails(f"{words}.")
-
-
-def len_of(sums):
-    """Terms of the sums of `examine.carry`."""
-    return f"{2 * int(sums['keys'].max()):,}"
-
-
-def _did(row):
-    return row.detail if row.outcome != "wrong" else f"answers, but {row.detail}"
-
-
-def _each(low):
-    return ", ".join(f"{one['lost']:.0f} ulp of {one['fmt']} in {one['what']}" for one in low)
+def _carry(sums):
+    """A finding for each format and sum, or one that says why there is none."""
+    if not len(sums):
+        yield Finding("carry", Severity.NOTES, dict(problem=""))
+        return
+    severities = {True: Severity.FAILS, False: Severity.PASSES, None: Severity.NOTES}
+    problems, terms = sums.problem[sums.outcome != "yes"], 2 * int(sums["keys"].max())
+    for one in carried(sums):
+        where = dict(sum=one["sum"], fmt=one["fmt"], tile=one["tile"], terms=terms)
+        where |= dict(problem=problems.iloc[0] if len(problems) else "") if one["low"] is None else {}
+        yield Finding("carry", severities[one["low"]], where, one["lost"], LOST)
 
 
 def _growth(lengths):
-    """How the error over Baseline's goes with N on uniform inputs, in words."""
-    rows = lengths[(lengths.distribution == "uniform") & (lengths.fmt == lengths.fmt.iloc[0])]
+    """How the error over Baseline's goes with N on uniform inputs, in the first format."""
+    fmt = lengths.fmt.iloc[0]
+    rows = lengths[(lengths.distribution == "uniform") & (lengths.fmt == fmt)]
     mean = rows.groupby("n").times_max.mean().dropna()
-    if len(mean) < 2:
-        return ""
-    first, last = mean.index[0], mean.index[-1]
-    return (
-        f"On uniform inputs its largest error over Baseline's goes from {mean[first]:.1f} at N = {first} to "
-        f"{mean[last]:.1f} at N = {last}."
-    )
+    if len(mean) > 1:
+        ends = dict(n=int(mean.index[-1]), from_n=int(mean.index[0]), from_number=float(mean.iloc[0]))
+        yield Finding("growth", Severity.NOTES, dict(distribution="uniform", fmt=fmt) | ends, mean.iloc[-1])
 
 
-def _shapes(v, shapes):
+def _answers(asked):
+    """Calls that are answered, and not with attention."""
+    for row in asked[asked.outcome.isin(("wrong", "broken"))].itertuples():
+        where = dict(asked=row.asked, outcome=row.outcome, note=row.note, problem=row.problem)
+        yield Finding("answer", Severity.FAILS, where)
+
+
+def _largest(lengths):
+    """The largest error over lengths, formats and ordinary inputs."""
+    if lengths.times_max.notna().any():
+        worst = lengths.loc[lengths.times_max.idxmax()]
+        where = dict(distribution=worst.distribution, fmt=worst.fmt, n=int(worst.n))
+        yield Finding("error", within(worst.times_max, ALLOWED["o"]), where, worst.times_max, ALLOWED["o"])
+
+
+def _row_sum(sums):
+    """An error of a sum that is no carry."""
+    for one in carried(sums) if len(sums) else ():
+        if one["low"] is False and one["lost"] > LOST:
+            yield Finding("sum_error", Severity.NOTES, dict(sum=one["sum"], fmt=one["fmt"]), one["lost"])
+
+
+def _problems(table):
+    """A kernel that raises on inputs of a table of `kernel.measure` does not support them; anything else fails."""
+    for outcome, rows in table[table.outcome != "yes"].groupby("outcome"):
+        row, severity = rows.iloc[0], Severity.NOTES if outcome == "no" else Severity.FAILS
+        where = dict(distribution=row.distribution, fmt=row.fmt, n=int(row.n), outcome=outcome, problem=row.problem)
+        yield Finding("problem", severity, where)
+
+
+def _shapes(shapes, top_left):
     """The rule over shapes and masks: outputs count, gradients are told."""
-    if not len(shapes):
-        return
-    ran = shapes[shapes.problem == ""]
-    for tensors, words in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
-        rows = ran[ran.tensor.isin(tensors)]
+    if top_left and len(shapes):
+        yield Finding("top_left", Severity.NOTES)
+        calls = shapes["shape"].map(CALLS)
+        shapes = shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]
+    ran = shapes[shapes.outcome == "yes"] if len(shapes) else shapes
+    for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
+        rows = ran[ran.tensor.isin(tensors)] if len(ran) else ran
+        if not len(rows):
+            continue
         failed = rows[~rows.passed.astype(bool)]
-        if len(failed):
-            worst = failed.loc[failed.ratio.idxmax()] if failed.ratio.notna().any() else failed.iloc[0]
-            by = f"{worst.ratio:.1f} times Baseline's error" if worst.ratio == worst.ratio else "what is not finite"
-            sentence = (
-                f"Over shapes and masks {len(failed)} of {len(rows)} {words} break the rule, the worst by {by} "
-                f"({worst.tensor}, {worst['shape']}, {worst.fmt}; allowed {worst.allowed:.0f})."
-            )
-            v.fails(sentence) if words == "outputs" else v.reasons.append(sentence)
-        elif len(rows):
-            v.reasons.append(f"Over shapes and masks all {len(rows)} {words} are within the rule.")
+        counts = dict(failed=len(failed), of=len(rows))
+        if not len(failed):
+            yield Finding(what, Severity.PASSES, counts, rows.ratio.max())
+            continue
+        worst = failed.loc[failed.ratio.idxmax()] if failed.ratio.notna().any() else failed.iloc[0]
+        where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
+        severity = Severity.FAILS if what == "outputs" else Severity.NOTES
+        yield Finding(what, severity, where, worst.ratio, worst.allowed)
 
 
-def _inputs(v, inputs):
+def _inputs(inputs):
     """The worst of the inputs that make trouble, and the largest bias that is no chance."""
-    if not len(inputs) or not inputs.times_max.notna().any():
+    if not inputs.times_max.notna().any():
         return
     worst = inputs.groupby(["fmt", "distribution"]).times_max.mean().dropna().sort_values()
-    (fmt, distribution), times = worst.index[-1], worst.iloc[-1]
-    v.reasons.append(f"Of inputs that make trouble the worst is {distribution}, {fmt}: {times:.1f} times Baseline's.")
+    fmt, distribution = worst.index[-1]
+    yield Finding("worst_input", Severity.NOTES, dict(fmt=fmt, distribution=distribution), worst.iloc[-1])
     groups = inputs.groupby(["fmt", "distribution"]).outwards
     level = 1 - 0.05 / len(groups)  # each group is a chance to find one
     biases = {at: interval(group, level) for at, group in groups}
     sure = {at: b for at, b in biases.items() if b[1] > 0 or b[2] < 0}
     if sure:
         (fmt, distribution), (mean, low, high) = max(sure.items(), key=lambda item: abs(item[1][0]))
-        v.reasons.append(
-            f"Its errors have a side: {mean:+.2f} ulp away from zero ({low:.2f} to {high:.2f}) on {distribution}, "
-            f"{fmt}."
-        )
+        where = dict(fmt=fmt, distribution=distribution, low=float(low), high=float(high))
+        yield Finding("outwards", Severity.NOTES, where, mean)
 
 
-def _repeats(v, row):
+def _repeats(repeats):
+    """Different outputs and gradients of one call."""
+    row = repeats.iloc[0]
     for what in ("outputs", "gradients"):
-        count = row[what]
-        if count == count and count:  # not NaN
-            same = f"the same bits in {row.runs:.0f} of {row.runs:.0f} runs"
-            v.reasons.append(
-                f"Its {what} are {same if count == 1 else f'{count:.0f} different ones in {row.runs:.0f} runs'}."
-            )
+        if pd.notna(row[what]):
+            yield Finding("repeats", Severity.NOTES, dict(of=what, runs=int(row.runs)), row[what])

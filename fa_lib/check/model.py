@@ -5,6 +5,7 @@ import re
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -14,22 +15,36 @@ from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 
 from fa_lib import kernels
-from fa_lib.check.call_sites import Places, apart, handed_on
+from fa_lib.check.attempt import KernelError, called, message, shown
+from fa_lib.check.call_sites import Asked, Places, apart, handed_on
+from fa_lib.check.sampling import sampled, size
 from fa_lib.execution.files import replacing
+from fa_lib.experiments.rule import yardstick
 from fa_lib.formats import Format
+from fa_lib.metrics import over_baseline
 
 SDPA = F.scaled_dot_product_attention
-
-
 EMULATED = (kernels.baseline, kernels.as_shipped, kernels.every_step)  # some rows of Q alone have the same bits
-
-
 CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "head", "kernel", "against"]
-
-
 COLUMNS = [
     *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", *PLACE[2:], "max", "rmse", "scale", "ratio"
 ]  # fmt: skip
+FUSED = "nn.MultiheadAttention in eval mode: torch.backends.mha.set_fastpath_enabled(False) has it compared"
+
+
+def summary(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
+    """For each model and layer (rows) and kernel (columns) its largest error over Baseline's largest, both over all
+    heads and steps, each error in units of its head's golden root mean square. The field's rule allows 2.
+
+    Args:
+        table: of a Probe. baseline: its.
+    """
+    table = table[table.against == "golden"]
+    error = table.assign(error=table["max"] / table.scale).groupby(["model", "layer", "kernel"], sort=False).error
+    error = error.max().unstack(sort=False)
+    own = error[baseline] if baseline in error else pd.Series(math.nan, error.index)
+    others = error.drop(columns=baseline, errors="ignore")
+    return others.apply(lambda column: over_baseline(column, own)) if len(others) else others
 
 
 class Probe(TorchFunctionMode):
@@ -42,9 +57,9 @@ class Probe(TorchFunctionMode):
     the kernel saw them (under autocast: cast).
 
     Not seen: attention in compiled code (torch.compile), in functions of flash-attn and FlexAttention, written out
-    ("eager" in transformers: see `register_with_transformers`), and what activation checkpointing computes again. Not
-    compared, and counted in `skipped`: calls with dropout (what was dropped is not known), and nn.MultiheadAttention in
-    eval mode (a mode around it would turn torch's fast path off, and change its bits).
+    ("eager" in transformers: see `huggingface.register_with_transformers`), and what activation checkpointing computes
+    again. Not compared, and counted in `skipped`: calls with dropout (what was dropped is not known), and
+    nn.MultiheadAttention in eval mode (a mode around it would turn torch's fast path off, and change its bits).
 
     Args:
         names: kernels beside the one that ran, for `kernels.get`. "as_shipped" is what a flash kernel with FP32 sums
@@ -55,10 +70,11 @@ class Probe(TorchFunctionMode):
             others; any other kernel runs on the whole call, as the model's does.
         limit: rows held. Where a step begins and they are full, every second compared step is let go of, but for the
             largest error of each layer, head and kernel, and `every` doubles. None is no limit.
-        save: path, ending in .safetensors, of the worst call's Q, K, V, mask, causal and scale, for `make report QKV=`;
-            written on leaving.
+        save: path, ending in .safetensors, of the worst call's Q, K, V, mask, causal and scale, for
+            `fa-lib check tensors`; written on leaving.
         baseline: the kernel whose error is the yardstick of `table` and `summary`, compared as if it were among names;
-            None is none. In FP32 take "unfused": "baseline" sums products exactly, which no kernel in FP32 does.
+            None is none. "baseline" is `rule.yardstick`: emulated in 16 bits, and torch's own operations in FP32, whose
+            sums a real kernel rounds too.
         worst: the kernel whose largest error (over the golden root mean square and the unit roundoff) says which call
             is the worst: "ran", or one of names.
 
@@ -74,8 +90,11 @@ class Probe(TorchFunctionMode):
         ValueError: a kernel is not known or takes more than q, k and v; another argument does not fit.
     """
 
-    def __init__(self, names=("as_shipped",), every=1, queries=256, limit=100_000, save=None, baseline="baseline",
-                 worst="ran"):  # fmt: skip
+    def __init__(
+        self, names: str | Iterable[str] = ("as_shipped",), every: int = 1, queries: int | None = 256,
+        limit: int | None = 100_000, save: str | Path | None = None, baseline: str | None = "baseline",
+        worst: str = "ran",
+    ):  # fmt: skip
         super().__init__()
         names = [baseline, *([names] if isinstance(names, str) else names)]
         self.kernels = {name: kernels.get(name) for name in names if name is not None}
@@ -94,92 +113,86 @@ class Probe(TorchFunctionMode):
         self.save, self.baseline, self.worst = save, baseline, worst
         self.rows, self.calls, self.skipped = [], 0, Counter()
         self._largest, self._worst = 0.0, None  # of the worst call so far: its error; tensors and metadata
-        why = "nn.MultiheadAttention in eval mode: torch.backends.mha.set_fastpath_enabled(False) has it compared"
-        self._places = Places(lambda: self._skip("all", why))
+        self._places = Places(lambda: self._skip("all", FUSED))
 
     @property
-    def table(self):
+    def table(self) -> pd.DataFrame:
         """`rows` as a tidy pandas.DataFrame: model, step, layer, call (in this step and layer), fmt, n_q, n_kv, and
         what every row has."""
         return pd.DataFrame(self.rows, columns=None if self.rows else COLUMNS)
 
-    def summary(self):
-        """For each model and layer (rows) and kernel (columns) its largest error over Baseline's largest, both over all
-        heads and steps, each error in units of its head's golden root mean square. The field's rule allows 2.
+    def summary(self) -> pd.DataFrame:
+        """`summary` of `table`: for each model and layer every kernel's largest error over Baseline's.
 
         Raises:
             ValueError: there is no Baseline to compare with.
         """
         if self.baseline is None:
             raise ValueError("baseline: got None; accepted for a summary is a kernel")
-        table = self.table[lambda rows: rows.against == "golden"]
-        error = table.assign(error=table["max"] / table.scale).groupby(["model", "layer", "kernel"], sort=False).error
-        error = error.max().unstack(sort=False)
-        own = error.get(self.baseline, math.nan)
-        return error.div(own, axis=0).drop(columns=self.baseline, errors="ignore")
+        return summary(self.table, self.baseline)
 
     def __call__(self, q, k, v, o, given=(), **options):
         """Compare at one call: q, k, v, its options (causal, scale, mask), and o, the output the model goes on with."""
         with apart(o.device):
             q, k, v, o = (x.detach()[(None,) * (4 - x.ndim)] for x in (q, k, v, o))
             q, k, v = q.expand(*o.shape[:2], -1, -1), *(x.expand(len(o), -1, -1, -1) for x in (k, v))
-            some, few, part = self._sampled(q, k, v, **options)
-            golden = kernels.golden(*some, inputs=Format.of(q.dtype), **few)  # (entries, heads, rows, head_dim)
-            outs = {"ran": part(o).double()}
-            for name, fn in self.kernels.items():
+            part = sampled(q, k, v, self.queries, **options)
+            golden = kernels.golden(part.q, part.k, part.v, inputs=Format.of(q.dtype), **part.options)
+            outs = {"ran": part.taken(o).double()}  # (entries, heads, rows, head_dim), as the golden value
+            for name in self.kernels:
                 try:
-                    own = (x.clone() for x in (q, k, v))  # a kernel that writes to them harms nobody
-                    out = fn(*some, **few) if fn in EMULATED else part(fn(*own, **options))
-                    if out.shape != golden.shape:
-                        raise ValueError(f"o: got shape {tuple(out.shape)}; accepted is {tuple(golden.shape)}")
-                    outs[name] = out.double()
-                except Exception as error:
+                    outs[name] = self._computed(name, part, (q, k, v), options).double()
+                except KernelError as error:
                     self._skip(name, error)
-            mask, seen = few["mask"], torch.ones_like(golden[..., :1], dtype=torch.bool)  # (entries, heads, rows, 1)
-            if mask is not None:
-                seen = seen & (mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
+            seen = part.seeing(golden)  # (entries, heads, rows, 1)
             pairs = [(name, "golden") for name in outs] + [(name, "ran") for name in outs if name != "ran"]
-            sizes = [_size(outs[a] - (golden if b == "golden" else outs[b]), seen) for a, b in pairs]
+            sizes = [size(outs[a] - (golden if b == "golden" else outs[b]), seen) for a, b in pairs]
             count = seen.sum((0, 2, 3)).double().expand(2, -1)
-            count, scale, *sizes = torch.stack([count, _size(golden, seen), *sizes]).tolist()
-        given = dict(given) | dict(rows=seen[:, 0].numel(), hidden=seen.numel() - int(sum(count[0])))
-        sizes, own = dict(zip(pairs, sizes)), (self.baseline, "golden")
-        for head, (number, rms) in enumerate(zip(count[0], scale[1])):
-            for (name, against), (largest, rmse) in sizes.items() if number else ():
-                row = dict(head=head, kernel=name, against=against, max=largest[head], rmse=rmse[head], scale=rms)
-                if self.baseline is not None:
-                    known = against == "golden" and own in sizes
-                    row["ratio"] = _over(largest[head], sizes[own][0][head]) if known else math.nan
-                self.rows.append(given | row)
-                error = _over(largest[head], rms * Format.of(q.dtype).unit_roundoff)
-                if self.save and (name, against) == (self.worst, "golden") and error > self._largest:
-                    about = dict(causal=False, scale=q.shape[-1] ** -0.5) | options
-                    about |= given | dict(head=head, kernel=name, deviation=largest[head], golden_rms=rms)
-                    used = {name: torch.as_tensor(about[name]) for name in ("causal", "scale", "mask") if name in about}
-                    tensors = dict(q=q, k=k, v=v) | used  # as `capture.read` takes them
-                    tensors = {name: x.to("cpu", copy=True).contiguous() for name, x in tensors.items()}
-                    self._largest, self._worst = error, (tensors, about)
+            (count, _), (_, scale), *sizes = torch.stack([count, size(golden, seen), *sizes]).tolist()
+        given = dict(given) | dict(rows=seen[:, 0].numel(), hidden=seen.numel() - int(sum(count)))
+        for head, (number, rms) in enumerate(zip(count, scale)):
+            if number:  # else no row of this head sees a key
+                errors = {pair: (largest[head], rmse[head]) for pair, (largest, rmse) in zip(pairs, sizes)}
+                self._add(given | dict(head=head), errors, rms, (q, k, v, options))
 
-    def _sampled(self, q, k, v, causal=False, mask=None, **options):
-        """Q, K and V of the rows that are compared, the options that fit them, and a function that takes such rows."""
-        batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
-        entries = batch if self.queries is None else min(batch, math.isqrt(self.queries))
-        rows = n_q if self.queries is None else min(n_q, self.queries // entries)
-        at, here = (
-            torch.linspace(n - 1, 0, of, dtype=torch.float64).round().long().flip(0).to(q.device)  # the last row too
-            for n, of in ((batch, entries), (n_q, rows))
-        )
+    def _computed(self, name, part, tensors, options):
+        """The rows of a Sample as a kernel computes them: these alone, or out of the call."""
+        fn, q = self.kernels[name], tensors[0]
+        if name == self.baseline == "baseline":
+            fn = yardstick(Format.of(q.dtype))
+        if fn in EMULATED:
+            return called(fn, part.options, part.q, part.k, part.v)
+        own = (x.clone() for x in tensors)  # a kernel that writes to them harms nobody
+        return part.taken(called(fn, options, *own))
 
-        def part(x):
-            x = x[(None,) * (4 - x.ndim)]
-            x = x if x.shape[0] == 1 else x[at]
-            return x if x.shape[2] == 1 else x[:, :, here]
+    def _add(self, given, errors, rms, call):
+        """Rows of one head of a call.
 
-        mask = None if mask is None else part(mask)
-        if causal and rows < n_q:
-            visible = torch.arange(n_kv, device=q.device) <= here[:, None] + n_kv - n_q  # (rows, n_kv)
-            causal, mask = False, _both(visible, mask)
-        return (part(q), k[at], v[at]), dict(options, causal=causal, mask=mask), part
+        Args:
+            errors: (kernel, against) -> largest and root mean square. rms: the golden value's.
+        """
+        own = errors.get((self.baseline, "golden"))
+        for (name, against), (largest, rmse) in errors.items():
+            row = given | dict(kernel=name, against=against, max=largest, rmse=rmse, scale=rms)
+            if self.baseline is not None:
+                known = against == "golden" and own is not None
+                row["ratio"] = over_baseline(largest, own[0]) if known else math.nan
+            self.rows.append(row)
+            if self.save and (name, against) == (self.worst, "golden"):
+                self._keep(row, *call)
+
+    def _keep(self, row, q, k, v, options):
+        """Hold a call for `save`, where its error is the largest so far."""
+        scale = row["scale"] * Format.of(q.dtype).unit_roundoff
+        error = row["max"] / scale if scale else math.inf if row["max"] else 0.0
+        if not error > self._largest:
+            return
+        options = dict(causal=False, scale=q.shape[-1] ** -0.5) | options
+        used = {name: torch.as_tensor(options[name]) for name in ("causal", "scale", "mask") if name in options}
+        held = {name: x.to("cpu", copy=True).contiguous() for name, x in (dict(q=q, k=k, v=v) | used).items()}
+        numbers = dict(deviation=row["max"], golden_rms=row["scale"])
+        about = {name: x for name, x in row.items() if name not in ("against", "max", "rmse", "scale", "ratio")}
+        self._largest, self._worst = error, (held, {name: str(x) for name, x in (about | numbers).items()})
 
     def _wanted(self, place):
         """Whether the step is compared. Rows are let go of between steps, so that each is there wholly or not."""
@@ -198,7 +211,8 @@ class Probe(TorchFunctionMode):
 
     def _skip(self, kernel, why):
         if isinstance(why, Exception):  # lengths and counts would make every call another reason
-            why = re.sub(r"\d+", "#", f"{type(why).__name__}: {why}".split("\n")[0])
+            name = "" if isinstance(why, KernelError) else f"{shown(type(why).__name__)}: "
+            why = re.sub(r"\d+", "#", name + message(why))
         key = kernel, why
         self.skipped[key if key in self.skipped or len(self.skipped) < 100 else (kernel, "other reasons")] += 1
 
@@ -215,11 +229,7 @@ class Probe(TorchFunctionMode):
             tensors, about = self._worst
             try:
                 with replacing(self.save) as temporary:
-                    save_file(
-                        tensors,
-                        temporary,
-                        metadata={name: str(value) for name, value in about.items() if name not in tensors},
-                    )
+                    save_file(tensors, temporary, metadata=about)
             except Exception as problem:  # hours of training may stand above this line
                 warnings.warn(f"save: the worst call could not be written to {self.save}: {problem}", stacklevel=2)
         if kind is None and not self.calls:
@@ -242,64 +252,15 @@ class Probe(TorchFunctionMode):
             self.calls += 1
             place = self._places.here()
             if self._wanted(place):
-                self._compare(place, o, *args, **kwargs)
+                self._compare(place, o, Asked(*args, **kwargs))
         except Exception as error:
             self._skip("all", error)
 
-    def _compare(self, place, o, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-                 enable_gqa=False):  # fmt: skip
-        if dropout_p:
+    def _compare(self, place, o, asked):
+        if asked.dropout_p:
             return self._skip("all", "dropout_p: above 0, and what was dropped is not known")
         if type(o) is not torch.Tensor or o.is_nested or o.is_cuda and torch.cuda.is_current_stream_capturing():
             return self._skip("all", f"{type(o).__name__}: accepted are plain tensors, and no CUDA graph's capture")
-        q, k, v = (x.detach().to(o.dtype) for x in (query, key, value))  # as autocast does
-        mask = None if attn_mask is None else attn_mask.detach()
-        if mask is not None and mask.dtype == query.dtype:
-            mask = mask.to(o.dtype)
-        n_q, n_kv = q.shape[-2], k.shape[-2]
-        if is_causal and (mask is not None or n_q != n_kv):  # torch aligns top-left, and causal here is bottom-right
-            top = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).tril()
-            is_causal, mask = False, _both(top, mask)
-        options = dict(causal=bool(is_causal)) | ({} if scale is None else dict(scale=scale))
-        options |= {} if mask is None else dict(mask=mask)
-        self(q, k, v, o, place | dict(fmt=Format.of(o.dtype).name, n_q=n_q, n_kv=n_kv), **options)
-
-
-def register_with_transformers(name="fa_lib"):
-    """Register transformers' own "sdpa" attention under a second name, its mask with it, and return the name:
-    `model.set_attn_implementation(register_with_transformers())`.
-
-    A model that runs "sdpa" needs none of it, a Probe sees its calls. It is for models set to "eager" or
-    "flash_attention_2", whose calls no Probe sees: they then run sdpa, with the bits of "sdpa", watched or not.
-
-    Raises:
-        ValueError: transformers has the name for another function.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    attention, masks = AttentionInterface(), AttentionMaskInterface()
-    taken = {"eager", *(other for other in attention if attention[other] is not attention["sdpa"] or other == "sdpa")}
-    if not isinstance(name, str) or not name or name in taken:
-        raise ValueError(f"name: got {name!r}; accepted is a text other than {', '.join(sorted(taken))}")
-    AttentionInterface.register(name, attention["sdpa"])
-    AttentionMaskInterface.register(name, masks["sdpa"])  # without it the mask is dropped in silence
-    return name
-
-
-def _size(x, seen):
-    """Largest absolute value and root mean square of each head, over the rows that see a key: (2, heads)."""
-    x = x.where(seen, 0.0)
-    count = seen.sum((0, 2, 3)) * x.shape[-1]
-    largest = x.abs().amax((0, 2, 3)).nan_to_num(nan=math.inf, posinf=math.inf)
-    return torch.stack([largest, (x.square().sum((0, 2, 3)) / count).sqrt()])
-
-
-def _over(a, b):
-    return a / b if b else math.inf if a else math.nan
-
-
-def _both(visible, mask):
-    """A mask, and only what is visible."""
-    if mask is None or mask.dtype == torch.bool:
-        return visible if mask is None else visible & mask
-    return mask.masked_fill(~visible, -math.inf)
+        q, k, v = (x.detach().to(o.dtype) for x in (asked.query, asked.key, asked.value))  # as autocast does
+        fmt = Format.of(o.dtype).name
+        self(q, k, v, o, place | dict(fmt=fmt, n_q=q.shape[-2], n_kv=k.shape[-2]), **asked.options(o.dtype))

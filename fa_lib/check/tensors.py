@@ -2,58 +2,52 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.judge import RULE, Verdict
-from fa_lib.check.kernel import attempt
-from fa_lib.experiments.biased_rounding import problem as biased
+from fa_lib.check.attempt import attempt
+from fa_lib.check.kernel import BIASED, drawn
 from fa_lib.experiments.rule import yardstick
+from fa_lib.experiments.variant import Variant, by_key
 from fa_lib.formats import FP16, FP32, TF32, Format
-from fa_lib.inputs import draw, tensors
+from fa_lib.inputs import tensors
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.options import Options, check
 from fa_lib.kernels.rows import by_rows
-from fa_lib.metrics import deviation
+from fa_lib.metrics import deviation, over_baseline
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-CHANGES = {  # cheapest first: what it costs, and what it does to a Precision and to the arguments of `tiled`
-    "keys in the other order": ("nothing", {}, dict(reverse=True)),
-    "P raised by 2^4": ("a constant", {}, dict(offset=4)),
-    "8 splits, merged": ("a merge at the end", {}, dict(splits=8)),
-    "m and l in FP32": ("two registers a row", dict(stats=FP32), {}),
-    "O in FP32": ("head_dim registers a row", dict(accumulator=FP32), {}),
-    "O, m and l in FP32": ("head_dim + 2 registers a row", dict(accumulator=FP32, stats=FP32), {}),
-    "scores in FP32": ("the scores' registers twice", dict(scores=FP32, exponent=FP32), {}),
-    "scores, O, m and l in FP32": (
-        "what shipped kernels hold",
-        dict(scores=FP32, exponent=FP32, accumulator=FP32, stats=FP32),
-        {},
-    ),
-    "P and V in FP16": ("a cast of V", dict(probs=FP16), {}),
-    "P in TF32": ("P V at half the speed", dict(probs=TF32), {}),
-    "output in FP32": ("twice the bytes of O", dict(output=FP32), {}),
-}
-
-
-KINDS = ("normal", "uniform", "sink", "repeated maxima", "one-signed V", "peaked", "two maxima, V > 0")
-
-
+CHANGES = by_key([  # cheapest first
+    Variant("reverse", "keys in the other order", algorithm=dict(reverse=True), cost="nothing"),
+    Variant("offset", "P raised by 2^4", algorithm=dict(offset=4), cost="a constant"),
+    Variant("splits", "8 splits, merged", algorithm=dict(splits=8), cost="a merge at the end"),
+    Variant("stats", "m and l in FP32", dict(stats=FP32), cost="two registers a row"),
+    Variant("accumulator", "O in FP32", dict(accumulator=FP32), cost="head_dim registers a row"),
+    Variant("carried", "O, m and l in FP32", dict(accumulator=FP32, stats=FP32), cost="head_dim + 2 registers a row"),
+    Variant("scores", "scores in FP32", dict(scores=FP32, exponent=FP32), cost="the scores' registers twice"),
+    Variant("as_shipped", "scores, O, m and l in FP32",
+            dict(scores=FP32, exponent=FP32, accumulator=FP32, stats=FP32), cost="what shipped kernels hold"),
+    Variant("probs_fp16", "P and V in FP16", dict(probs=FP16), cost="a cast of V"),
+    Variant("probs_tf32", "P in TF32", dict(probs=TF32), cost="P V at half the speed"),
+    Variant("output", "output in FP32", dict(output=FP32), cost="twice the bytes of O"),
+])  # fmt: skip
+UNCHANGED = Variant("nothing", "nothing")
+KINDS = ("normal", "uniform", "sink", "repeated maxima", "one-signed V", "peaked", BIASED)  # of `example`
 CARRIES = {"as_shipped": (Precision.kernel, "fa2"), "every_step": (Precision.uniform, "fa1")}
-
-
+ROUNDED = "golden_rounded"  # in the column of kernels: the golden value rounded to q's dtype
 BETTER = 0.75  # of the error before: a change that saves less is none
 
 
-def example(n=512, head_dim=64, seed=0):
+def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tensor]:
     """Q, K, V in BF16 of one head for each of KINDS, (1, heads, n, head_dim)."""
-    drawn = [draw(kind, seed, (1, 1, n, head_dim)) for kind in KINDS[:-1]]
-    drawn.append(biased(2, "positive", seed, n=n, rows=n)[:3])
-    return [torch.cat(heads, 1).bfloat16() for heads in zip(*drawn)]
+    heads = [drawn(kind, seed, n, head_dim) for kind in KINDS]
+    return [torch.cat(each, 1).bfloat16() for each in zip(*heads)]
 
 
-def read(path, fmt=""):
+def read(path: str | Path, fmt: str = "") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
     """Q, K, V of a file, and how they were used.
 
     Args:
@@ -93,7 +87,7 @@ def read(path, fmt=""):
     return q, k, v, options
 
 
-def risks(q, k, v, options=None, block_kv=64):
+def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict]:
     """What makes a head risky.
 
     Args:
@@ -148,111 +142,66 @@ def _by_head(x):
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def deviations(q, k, v, options, names):
+def deviations(q, k, v, options: dict, names: list[str]) -> list[dict]:
     """How far kernels are from the golden value on these tensors, by head.
 
     Returns:
-        rows: head, kernel (the first: the golden value rounded to q's dtype, than which none that returns it does
-        better), max, rmse, times_max and times_rmse over Baseline's (`rule.yardstick`), problem (of `attempt`).
+        rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse, times_max and
+        times_rmse over Baseline's (`rule.yardstick`), outcome and problem (of `attempt`). A kernel with a problem is
+        one row without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     baseline, rows = yardstick(fmt)(q, k, v, **options), []
-    outs = {"the golden value, rounded": fmt(golden)}
-    problems = {}
-    for name in names:
-        o, problem = attempt(kernels.plain(name), *(x.clone() for x in (q, k, v)), **options)
-        (problems if problem else outs)[name] = problem or o
+    answers = {name: attempt(kernels.plain(name), *(x.clone() for x in (q, k, v)), **options) for name in names}
+    outs = {ROUNDED: fmt(golden)} | {name: a.o for name, a in answers.items() if a.outcome == "yes"}
     own = [deviation(b, g, fmt) for b, g in zip(_by_head(baseline), _by_head(golden))]
     for name, out in outs.items():
         for head, (o, g) in enumerate(zip(_by_head(out), _by_head(golden))):
             d, base = deviation(o, g, fmt), own[head]
-            times = dict(times_max=_over(d.max, base.max), times_rmse=_over(d.rmse, base.rmse))
-            rows.append(dict(head=head, kernel=name, max=d.max, rmse=d.rmse) | times | dict(problem=""))
-    return rows + [dict(head=math.nan, kernel=name, problem=problem) for name, problem in problems.items()]
+            times = dict(times_max=over_baseline(d.max, base.max), times_rmse=over_baseline(d.rmse, base.rmse))
+            rows.append(dict(head=head, kernel=name, max=d.max, rmse=d.rmse) | times | dict(outcome="yes", problem=""))
+    refused = {name: answer for name, answer in answers.items() if name not in outs}
+    return rows + [
+        dict(head=math.nan, kernel=name, outcome=a.outcome, problem=a.problem) for name, a in refused.items()
+    ]
 
 
-def _over(error, baseline):
-    """A ratio; 1 where both are 0."""
-    return error / baseline if baseline else (1.0 if error == 0 else math.inf)
-
-
-def changes(q, k, v, options, base):
+def changes(q, k, v, options: dict, base: str) -> list[dict]:
     """What each of CHANGES makes of the error of a kernel.
 
     Args:
         base: of CARRIES: a kernel that carries FP32, or q's format.
 
     Returns:
-        rows, cheapest first: change ("nothing" first), cost, times_less: root mean square error with nothing changed
-        over that with the change, geometric mean over heads.
+        rows, cheapest first: change (a key of CHANGES; "nothing" first), times_less: root mean square error with
+        nothing changed over that with the change, geometric mean over heads.
     """
     fmt = Format.of(q.dtype)
-    make, algorithm = CARRIES[base]
-    precision, rows, before = make(fmt), [], None
+    make, name = CARRIES[base]
+    precision, algorithm, rows, before = make(fmt), Algorithm.of(name), [], None
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
-    for change, (cost, steps, given) in {"nothing": ("", {}, {}), **CHANGES}.items():
-        changed = replace(precision, **steps)
-        if steps and not any(getattr(changed, s).precision > getattr(precision, s).precision for s in steps):
-            continue  # it has that already
-        if algorithm == "fa1" and "offset" in given:
+    for change in (UNCHANGED, *CHANGES.values()):
+        if not _changes_something(change, precision, algorithm):
             continue
-        o = kernels.tiled(
-            q.double(), k.double(), v.double(), tiling=Tiling(64, 64), precision=changed, algorithm=algorithm,
-            **given, **options,
-        )  # fmt: skip
+        given = change.of(precision, algorithm)
+        o = kernels.tiled(q.double(), k.double(), v.double(), tiling=Tiling(64, 64), **given, **options)
         rmse = _by_head(o - golden).square().mean((1, 2)).sqrt()  # (heads,)
         before = before if rows else rmse
-        some = (rmse > 0) & (before > 0)
-        less = (before[some] / rmse[some]).log().mean().exp().item() if some.any() else 1.0
-        rows.append(dict(change=change, cost=cost, times_less=less))
+        wrong = (rmse > 0) & (before > 0)
+        less = (before[wrong] / rmse[wrong]).log().mean().exp().item() if wrong.any() else 1.0
+        rows.append(dict(change=change.key, times_less=less))
     return rows
 
 
-def cheapest(rows):
+def _changes_something(change, precision, algorithm):
+    """Whether a kernel has not got a Variant's formats already, and can be given its algorithm."""
+    if "offset" in change.algorithm and algorithm.name == "fa1":
+        return False
+    finer = [getattr(precision, step).precision < fmt.precision for step, fmt in change.steps.items()]
+    return any(finer) or not finer
+
+
+def cheapest(rows: list[dict]) -> dict | None:
     """The first of `changes` that brings the error below BETTER of what it was, or None."""
     return next((row for row in rows[1:] if row["times_less"] > 1 / BETTER), None)
-
-
-def judge(names, risky, far, better):
-    """The Verdict on captured tensors: it passes where the first of the named kernels is within the rule on every head.
-
-    Args:
-        risky: table of `risks`. far: of `deviations`. better: base -> rows of `changes`.
-    """
-    v = Verdict(f"{names[0]}, on these {len(risky)} heads,")
-    for name in names:
-        rows = far[far.kernel == name]
-        if (rows.problem != "").any():
-            sentence = f"{name} {rows.problem.iloc[0]}."
-            v.fails(sentence) if name == names[0] else v.reasons.append(sentence)
-            continue
-        worst = rows.loc[rows.times_max.idxmax()]
-        sentence = f"The largest error of {name} is {worst.times_max:.1f} times Baseline's (head {worst['head']:.0f})"
-        if worst.times_max > RULE["o"] and name == names[0]:
-            v.fails(f"{sentence}, where the rule allows {RULE['o']}.")
-        else:
-            v.reasons.append(f"{sentence}.")
-    v.reasons += [
-        f"{words}: head {', '.join(str(h) for h in heads)}." for words, heads in flags(risky).items() if heads
-    ]
-    for base, rows in better.items():
-        found = cheapest(rows)
-        words = (
-            f"{found['change']} ({found['cost']}): {found['times_less']:.1f} times less"
-            if found
-            else "none of those tried"
-        )
-        v.reasons.append(f"The cheapest change that brings the error of {base} down: {words}.")
-    return v
-
-
-def flags(risky):
-    """Words -> the heads of a table of `risks` they hold for."""
-    bias = (risky.repeated > 0.01) & (risky.one_sided > 0.5)
-    found = {
-        "Several keys attain the maximum and V has mostly one sign, so that rounding O to 16 bits is biased": bias,
-        "V has mostly one sign, so that errors of a 16-bit carry add up with N": (risky.one_sided > 0.5) & ~bias,
-        "More than a thousandth of a row's probability is lost to underflow of P": risky.mass > 1e-3,
-    }
-    return {words: risky["head"][heads].tolist() for words, heads in found.items()}

@@ -37,12 +37,14 @@ def register(name: str, fn: Callable) -> None:
     _KERNELS[name] = fn
 
 
-def get(name: str) -> Callable:
-    """The kernel registered under `name`, or the function that "package.module:function" names.
+def get(name: str | Callable) -> Callable:
+    """The kernel registered under `name`, or the function that "package.module:function" names; a function is itself.
 
     Raises:
         ValueError: there is none.
     """
+    if callable(name):
+        return name
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
@@ -52,7 +54,7 @@ def get(name: str) -> Callable:
     module, function = name.split(":", 1)
     try:
         found = getattr(importlib.import_module(module), function)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a module may end the process that imports it
         where = "modules are looked for in the current folder and on PYTHONPATH"
         raise ValueError(f"kernel: got {name!r}; it cannot be had: {error!r} ({where})") from error
     if not callable(found):
@@ -60,7 +62,7 @@ def get(name: str) -> Callable:
     return found
 
 
-def plain(name: str) -> Callable:
+def plain(name: str | Callable) -> Callable:
     """The kernel of a name, to be called f(q, k, v, **options): one that takes a Precision runs with every step in its
     inputs' format, in tiles of 64, by fa1, as in the paper."""
     fn = get(name)

@@ -16,11 +16,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fa_lib
-from fa_lib import BF16, kernels, paths
+from fa_lib import BF16, kernels, reports
 from fa_lib.check import tensors as capture
-from fa_lib.check.model import Probe, register_with_transformers
+from fa_lib.check.findings import Severity
+from fa_lib.check.huggingface import register_with_transformers
+from fa_lib.check.judge import judge_model
+from fa_lib.check.model import Probe
+from fa_lib.check.words import in_words
 from fa_lib.paths import ROOT
-from fa_lib.plots.model_report import by_layer
+from fa_lib.plots.model_report import model_report
 
 IDS = torch.randint(64, (2, 48), generator=torch.Generator().manual_seed(0))
 PADDED = torch.ones_like(IDS).masked_fill(torch.arange(48) < torch.tensor([[10], [0]]), 0)
@@ -83,7 +87,7 @@ def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
 
 
-NAMES = ["as_shipped", "every_step", "test_probe:rude", "flash"]
+NAMES = ["as_shipped", "every_step", "test_model_probe:rude", "flash"]
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -104,7 +108,7 @@ def test_a_decoder_has_the_same_outputs_gradients_and_random_numbers(padded):
     if not padded:  # torch's choice is its flash kernel
         assert (twin["max"].to_numpy() == ran["max"].to_numpy()).all()
     assert (golden_rows(probe, "as_shipped").ratio < 2).all() and (golden_rows(probe, "baseline").ratio == 1).all()
-    bad = probe.summary()["test_probe:rude"]
+    bad = probe.summary()["test_model_probe:rude"]
     assert len(bad) == 3 and (bad > 20).all() and (probe.summary().ran < 2).all()
 
 
@@ -216,10 +220,10 @@ def test_models_of_diffusers_keep_their_bits_and_name_their_layers(make, layers)
 
 
 def test_a_kernel_that_is_wrong_is_seen_at_every_layer():
-    with Probe("test_probe:mean_of_v", worst="test_probe:mean_of_v") as probe:
+    with Probe("test_model_probe:mean_of_v", worst="test_model_probe:mean_of_v") as probe:
         decoder()(IDS)
     verdicts = probe.summary()
-    assert (verdicts["test_probe:mean_of_v"] > 50).all() and (verdicts.ran < 2).all() and len(verdicts) == 3
+    assert (verdicts["test_model_probe:mean_of_v"] > 50).all() and (verdicts.ran < 2).all() and len(verdicts) == 3
 
 
 def test_some_steps_are_compared_wholly_and_the_others_not_at_all():
@@ -248,9 +252,11 @@ def test_rows_held_are_bounded_and_the_worst_are_kept():
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_rows_that_are_compared_are_those_of_the_whole_call(causal):
     q, k, v = (x_of(6, heads, 50, 8, seed=heads) for heads in (4, 2, 2))
-    with Probe(["as_shipped", "test_probe:whole"], queries=20) as probe:
+    with Probe(["as_shipped", "test_model_probe:whole"], queries=20) as probe:
         F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-    ours, theirs = (golden_rows(probe, name)[["max", "rmse"]].to_numpy() for name in ("as_shipped", "test_probe:whole"))
+    ours, theirs = (
+        golden_rows(probe, name)[["max", "rmse"]].to_numpy() for name in ("as_shipped", "test_model_probe:whole")
+    )
     assert (ours == theirs).all() and set(probe.table.rows) == {4 * 5} and not probe.skipped
 
 
@@ -314,7 +320,10 @@ def test_what_a_kernel_refuses_is_counted_and_the_rest_compared():
         F.scaled_dot_product_attention(*[x_of(1, 1, 4, 16)] * 3)
     assert out.isnan().all()
     reasons = [f"{kernel} {why}" for kernel, why in probe.skipped]
-    assert "all ValueError: q: # values are NaN or infinite" in reasons[0] and "other shape ValueError" in reasons[1]
+    assert (
+        "all ValueError: q: # values are NaN or infinite" in reasons[0]
+        and "other shape returns torch.float#" in reasons[1]
+    )
 
 
 def test_an_output_that_is_not_finite_is_infinitely_far():
@@ -460,13 +469,78 @@ def test_bad_arguments_are_refused_at_once(arguments, message):
         Probe(**arguments)
 
 
+def test_a_model_is_judged_by_the_largest_error_of_each_layer():
+    """In FP32 too, where Baseline rounds its sums as the model's kernel does."""
+    for dtype in (BITS, torch.float32):
+        with Probe(["every_step", "test_model_probe:mean_of_v"]) as probe:
+            decoder().to(dtype)(IDS)
+        judgement = judge_model("mine", probe.table)
+        assert judgement.passed and in_words(judgement).startswith(
+            "mine passes. In all of 3 layers attention is within"
+        )
+        ran = [finding for finding in judgement.findings if finding.where["kernel"] == "ran"]
+        assert [finding.number for finding in ran] == probe.summary().ran.tolist()
+        assert {f.severity for f in judgement.findings} == {Severity.PASSES, Severity.NOTES}
+    q, k, v = (x_of(1, 2, 8, 16, dtype=BITS, seed=seed) for seed in range(3))
+    probe, right = Probe(), kernels.flash(q, k, v)
+    for layer, o in (("a", right), ("b", right * 1.1), ("c", right * math.nan)):
+        probe(q, k, v, o, dict(model="Own", layer=layer))
+    judgement = judge_model("mine", probe.table)
+    severities = {f.where["layer"]: f.severity for f in judgement.findings if f.where["kernel"] == "ran"}
+    assert not judgement.passed and severities == dict(a="passes", b="fails", c="fails")
+    words = "mine fails. In 2 of 3 layers attention breaks the rule: the largest error in a layer is not finite (Own c)"
+    assert in_words(judgement).startswith(words)
+
+
+def test_a_model_without_attention_calls_does_not_pass():
+    judgement = judge_model("mine", Probe().table, skipped={("all", "dropout_p: above 0"): 3})
+    assert not judgement.passed and "nothing was judged" in in_words(judgement)
+    assert "Calls not compared: 3 (dropout_p: above 0)." in in_words(judgement)
+
+
+def decodes():
+    decoder()(IDS)
+
+
+def leaves():
+    raise SystemExit(0)
+
+
+def test_a_model_is_reported_on_in_one_page(tmp_path):
+    report = reports.check_model("test_model_probe:decodes", tmp_path, tmp_path / "worst.safetensors")
+    html = (tmp_path / "test_model_probe_decodes.html").read_text()
+    assert report.judgement.passed and html.count("data:image/png;base64") == 1
+    assert "test_model_probe:decodes passes." in html and "model.layers.2.self_attn" in html
+    assert report.record["passed"] and report.record["parameters"]["calls"] == 3
+    assert fa_lib.load(tmp_path / "worst.safetensors")[0].shape == (2, 4, 48, 16)
+    assert len(list((tmp_path / "test_model_probe_decodes").glob("probe.csv"))) == 1
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        ("decodes", "function: got 'decodes'; accepted is package.module:function"),
+        ("no_such_module:f", "it cannot be had: ModuleNotFoundError"),
+        ("test_model_probe:IDS", "a Tensor; accepted is"),
+        ("test_model_probe:leaves", "function: test_model_probe:leaves raises SystemExit: 0"),
+    ],
+)
+def test_a_function_that_is_none_is_refused_and_leaves_no_page(function, message, tmp_path):
+    (tmp_path / "test_model_probe_leaves.html").write_text("old")
+    with pytest.raises(ValueError, match=message):
+        reports.check_model(function, tmp_path)
+    assert (tmp_path / "test_model_probe_leaves.html").exists() == ("leaves" not in function)
+
+
 def test_the_example_checks_a_model_and_draws_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr("fa_lib.paths.CHECKOUT", tmp_path)
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples" / "check_a_model.py"))
+    runpy.run_path(str(ROOT / "examples" / "check_a_model.py"), run_name="__main__")
     printed = capsys.readouterr().out
-    assert printed.startswith("12 calls") and all(f"model.layers.{i}.self_attn" in printed for i in range(4))
-    assert (tmp_path / "figures" / "probe.png").stat().st_size > 10_000
+    assert printed.startswith("This model passes. In all of 4 layers") and "\n12 calls" in printed
+    assert all(f"model.layers.{i}.self_attn" in printed for i in range(4))
+    assert (tmp_path / "build" / "figures" / "probe.png").stat().st_size > 10_000
+    assert list(tmp_path.iterdir()) == [tmp_path / "build"]
     q, k, v = fa_lib.load(tmp_path / "build" / "worst.safetensors")
     assert q.shape == (1, 8, 512, 32) and k.shape == v.shape == (1, 2, 512, 32)
 
@@ -476,7 +550,7 @@ def test_the_figure_has_a_point_for_each_layer_head_step_and_kernel():
     with Probe(["every_step", "flash"]) as probe:
         for _ in range(2):
             model(IDS)
-    figure = by_layer(probe.table, "3 layers.")
+    figure = model_report(judge_model("mine", probe.table), probe.table, "3 layers.")
     small = [line for line in figure.axes[0].lines if line.get_markersize() == 3]
     large = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_markersize() == 7]
     assert [len(line.get_xdata()) for line in small] == [4 * 2] * 3 * 3

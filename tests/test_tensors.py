@@ -1,20 +1,21 @@
 """Captured tensors: what is read and refused, what is called risky, what would help."""
 
+import json
 import math
-import os
 import pickle
-import subprocess
-import sys
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from fa_lib import BF16, FP16, FP32, draw, kernels
+from fa_lib import BF16, FP16, FP32, draw, kernels, reports
 from fa_lib.check import tensors as capture
-from fa_lib.paths import ROOT
+from fa_lib.check.judge import flags, judge_tensors
+from fa_lib.check.words import in_words
+from fa_lib.plots.tensors_report import RISKS, tensors_report
 
 
 def tensors(heads=2, kv_heads=2, n=40, d=16, dtype=torch.bfloat16):
@@ -93,15 +94,14 @@ def test_what_was_drawn_risky_is_found_and_told():
     q, k, v = capture.example(n=128)
     risky = pd.DataFrame(capture.risks(q, k, v))
     kind = dict(zip(capture.KINDS, risky.itertuples()))
-    assert {name for name, row in kind.items() if row.repeated > 0.5} == {"repeated maxima", "two maxima, V > 0"}
+    assert {name for name, row in kind.items() if row.repeated > 0.5} == {"repeated maxima", capture.BIASED}
     assert {name for name, row in kind.items() if row.one_sided == 1} == {
         "uniform",
         "one-signed V",
-        "two maxima, V > 0",
+        capture.BIASED,
     }
     assert max(kind, key=lambda name: kind[name].spread) == "peaked" and kind["sink"].rescales == 0
-    heads = list(capture.flags(risky).values())
-    assert heads == [[6], [1, 4], []]
+    assert flags(risky) == dict(biased_output=[6], one_signed=[1, 4], underflow=[])
     steep = [x.half() for x in (30 * q.float(), k.float(), v.float())]
     assert capture.risks(*steep)[0]["lost"] > 0.5
 
@@ -111,12 +111,13 @@ def test_deviations_are_those_of_the_kernels_and_refusals_are_rows():
     kernels.register("no capture", lambda q, k, v: 1 / 0)
     mask = torch.ones(40, 40).tril() > 0
     far = pd.DataFrame(capture.deviations(q, k, v, dict(mask=mask), ["flash", "stepwise", "every_step"]))
-    assert far[far.kernel == "stepwise"].problem.iloc[0].startswith("raises ValueError: mask: got")
+    (refused,) = far[far.kernel == "stepwise"].itertuples()
+    assert refused.outcome == "no" and refused.problem.startswith("raises ValueError: mask: got")
     golden = kernels.golden(q, k, v, inputs=BF16, mask=mask)
     out = kernels.every_step(q, k, v, mask=mask).double()
     row = far[(far.kernel == "every_step") & (far["head"] == 1)].iloc[0]
     assert row["max"] == (out - golden)[0, 1].abs().max().item()
-    best = far[far.kernel == "the golden value, rounded"].set_index("head").rmse
+    best = far[far.kernel == capture.ROUNDED].set_index("head").rmse
     assert (far[far.kernel == "flash"].set_index("head").rmse >= best).all()
 
 
@@ -129,7 +130,9 @@ def test_a_kernel_that_misbehaves_is_a_row_and_harms_no_other():
     assert far[far.kernel == "nan"].problem.iloc[0] == "returns 1280 NaN or infinite values of 1280"
     assert far[far.kernel == "changes"].problem.iloc[0] == "changes its inputs: q"
     assert (far[far.kernel == "flash"].times_max < 2).all()
-    assert not capture.judge(names, pd.DataFrame(capture.risks(q, k, v)), far, {}).passed
+    judgement = judge_tensors(names, pd.DataFrame(capture.risks(q, k, v)), far, {})
+    assert not judgement.passed and "nan returns 1280 NaN or infinite values of 1280." in in_words(judgement)
+    assert judge_tensors(["flash", "nan"], pd.DataFrame(capture.risks(q, k, v)), far, {}).passed
 
 
 def test_fp32_is_held_against_sums_that_round_too():
@@ -141,10 +144,10 @@ def test_fp32_is_held_against_sums_that_round_too():
 def test_for_a_kernel_that_carries_bf16_fewer_tiles_help_and_fp32_helps_most():
     q, k, v = [x.bfloat16() for x in draw("uniform", 0, (1, 2, 1024, 32))]
     low = capture.changes(q, k, v, {}, "every_step")
-    assert capture.cheapest(low)["change"] == "8 splits, merged"
+    assert capture.cheapest(low)["change"] == "splits"
     less = {row["change"]: row["times_less"] for row in low}
-    assert less["O, m and l in FP32"] > 3 > less["O in FP32"]
-    assert capture.cheapest(capture.changes(q, k, v, {}, "as_shipped"))["change"] == "output in FP32"
+    assert less["carried"] > 3 > less["accumulator"]
+    assert capture.cheapest(capture.changes(q, k, v, {}, "as_shipped"))["change"] == "output"
     exact = [x.double() for x in (q, k, v)]
     assert capture.cheapest(capture.changes(*exact, {}, "as_shipped")) is None
 
@@ -155,25 +158,29 @@ def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
     k[..., 0, :] = 0
     q[..., 0], k[..., 0], k[..., 0, 0], v[..., 0, :] = 4.0, -14.5, 0.0, 0.0
     rows = capture.changes(q.half(), k.half(), v.half(), {}, "as_shipped")
-    assert {row["change"]: row["times_less"] for row in rows}["P raised by 2^4"] > 2
+    assert {row["change"]: row["times_less"] for row in rows}["offset"] > 2
 
 
 def test_a_capture_is_reported_on_in_one_page(tmp_path):
     path = written(tmp_path / "mine.npz", **dict(zip("qkv", tensors(dtype=torch.float32))))
-    words = [
-        sys.executable,
-        "-m",
-        "fa_lib.check.report",
-        "--qkv",
-        str(path),
-        "--format",
-        "BF16",
-        "--out",
-        str(tmp_path),
-    ]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "flash, on these 2 heads, passes." in done.stdout and "torch.bfloat16" not in done.stdout
-    page = (tmp_path / "mine.html").read_text()
-    assert "flash, on these 2 heads, passes." in page and "data:image/png;base64" in page
+    report = reports.check_tensors(path, "BF16", tmp_path)
+    words, html = in_words(report.judgement), (tmp_path / "mine.html").read_text()
+    assert words.startswith("flash passes on these tensors. Over 2 heads the largest error of flash is")
+    assert report.judgement.passed and "torch.bfloat16" not in words and report.page == tmp_path / "mine.html"
+    assert "flash passes on these tensors." in html and html.count("data:image/png;base64") == 1
+    assert len(pd.read_csv(tmp_path / "mine" / "risks.csv")) == 2
+    assert json.loads(json.dumps(report.record, allow_nan=False))["passed"] is True
+
+
+def test_the_figure_says_of_each_head_how_risky_it_is():
+    q, k, v = capture.example(n=64)
+    risky = pd.DataFrame(capture.risks(q, k, v))
+    far = pd.DataFrame(capture.deviations(q, k, v, {}, ["flash", "every_step"]))
+    judgement = judge_tensors(["flash"], risky, far, {})
+    figure = tensors_report(judgement, risky, far, {"every_step": capture.changes(q, k, v, {}, "every_step")}, "", 5)
+    cells = [text.get_text() for text in figure.axes[0].texts]
+    heads = [int(label.get_text()) for label in figure.axes[0].get_yticklabels()]
+    assert len(heads) == 5 and cells == [f"{risky[name][head]:.2g}" for head in heads for name in RISKS]
+    assert "The 5 heads with the largest errors of 7." in figure._supxlabel.get_text()
+    assert figure._suptitle.get_text() == "flash passes on these tensors"
+    plt.close(figure)

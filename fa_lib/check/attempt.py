@@ -1,0 +1,120 @@
+"""Somebody's kernel, called: whatever it does has an outcome, and its errors are told from ours."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+
+class KernelError(Exception):
+    """A kernel raises, or returns something that no kernel returns. As a text: a verb and its object, "raises ...".
+
+    Attributes:
+        outcome: "no" (it raises) or "broken" (it returns no tensor, or one of another shape or dtype).
+    """
+
+    def __init__(self, outcome: str, problem: str):
+        super().__init__(problem)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a kernel gave.
+
+    Attributes:
+        o: its output; None where it is of no use.
+        outcome: "yes", "no" (it raises) or "broken".
+        problem: in words, a verb and its object; "" where there is none.
+    """
+
+    o: torch.Tensor | None
+    outcome: str = "yes"
+    problem: str = ""
+
+
+def shown(text: str) -> str:
+    """A stranger's text on one line, each control character as its escape: no text moves a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def message(error: BaseException) -> str:
+    """The first line of an error's own text, at most 200 characters of it."""
+    try:
+        text = str(error).strip()
+    except Exception:  # an error of the stranger's that cannot even be printed
+        text = ""
+    return shown(text.split("\n")[0][:200])
+
+
+@contextmanager
+def blamed() -> Iterator[None]:
+    """Whatever is raised inside, SystemExit included, is the kernel's: a KernelError."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise KernelError("no", f"raises {shown(type(error).__name__)}: {message(error)}") from error
+
+
+def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """fn(q, k, v, **options).
+
+    Raises:
+        KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
+    """
+    with blamed():
+        o = fn(q, k, v, **options)
+    if not isinstance(o, torch.Tensor):
+        raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
+    due = (*q.shape[:-1], v.shape[-1])
+    if tuple(o.shape) != due or o.dtype != q.dtype:
+        got = f"{o.dtype} of shape {tuple(o.shape)}"
+        raise KernelError("broken", f"returns {got}, where {q.dtype} of shape {due} is due")
+    return o
+
+
+def guarded(fn: Callable) -> Callable:
+    """A kernel whose errors, forward and backward, are KernelErrors. It has the bits of `fn`, gradients included."""
+
+    def call(q, k, v, **options):
+        if any(x.requires_grad for x in (q, k, v)):
+            return _Guarded.apply(fn, options, q, k, v)
+        return called(fn, options, q, k, v)
+
+    return call
+
+
+def attempt(fn: Callable, q, k, v, **options) -> Answer:
+    """Call a kernel, and see that it did what a kernel does: it returns a tensor of q's dtype, of the shape that is due
+    and of finite values, and leaves its inputs as they are."""
+    before = [x.detach().clone() for x in (q, k, v)]
+    try:
+        o = called(fn, options, q, k, v)
+    except KernelError as error:
+        return Answer(None, error.outcome, str(error))
+    changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
+    if changed:
+        return Answer(None, "broken", f"changes its inputs: {', '.join(changed)}")
+    count = int((~o.isfinite()).sum())
+    if count:
+        return Answer(o, "broken", f"returns {count} NaN or infinite values of {o.numel()}")
+    return Answer(o)
+
+
+class _Guarded(torch.autograd.Function):
+    """The kernel's own graph inside one node, so that an error of its backward pass is known to be its own."""
+
+    @staticmethod
+    def forward(ctx, fn, options, *tensors):
+        with torch.enable_grad():
+            ctx.given = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+            ctx.o = called(fn, options, *ctx.given)
+        return ctx.o.detach()
+
+    @staticmethod
+    def backward(ctx, dO):
+        wanted = [x for x in ctx.given if x.requires_grad]
+        with blamed():
+            grads = iter(torch.autograd.grad(ctx.o, wanted, dO))
+        return None, None, *(next(grads) if x.requires_grad else None for x in ctx.given)

@@ -1,0 +1,70 @@
+"""Rows of Q that stand for all of a call's: which ones, with the mask that fits them, and how far results are there."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A part of a call to attention.
+
+    Attributes:
+        q, k, v: (entries, heads, rows, head_dim), and all of the keys and values of these entries.
+        options: causal, mask, scale, for these rows.
+        taken: a function that takes the same entries and rows of a tensor like Q.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    options: dict
+    taken: Callable[[Tensor], Tensor]
+
+    def seeing(self, golden: Tensor) -> Tensor:
+        """(entries, heads, rows, 1): whether a row sees a key."""
+        seen, mask = torch.ones_like(golden[..., :1], dtype=torch.bool), self.options["mask"]
+        if mask is None:
+            return seen
+        return seen & (mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
+
+
+def sampled(q, k, v, queries: int | None, causal: bool = False, mask: Tensor | None = None, **options) -> Sample:
+    """The Sample of a call: `queries` rows of Q for each head (None: all), spread evenly over the sequence and over up
+    to sqrt(queries) entries of the batch."""
+    batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
+    entries = batch if queries is None else min(batch, math.isqrt(queries))
+    rows = n_q if queries is None else min(n_q, queries // entries)
+    at, here = (
+        torch.linspace(n - 1, 0, of, dtype=torch.float64).round().long().flip(0).to(q.device)  # the last row too
+        for n, of in ((batch, entries), (n_q, rows))
+    )
+
+    def taken(x):
+        x = x[(None,) * (4 - x.ndim)]
+        x = x if x.shape[0] == 1 else x[at]
+        return x if x.shape[2] == 1 else x[:, :, here]
+
+    mask = None if mask is None else taken(mask)
+    if causal and rows < n_q:
+        visible = torch.arange(n_kv, device=q.device) <= here[:, None] + n_kv - n_q  # (rows, n_kv)
+        causal, mask = False, both(visible, mask)
+    return Sample(taken(q), k[at], v[at], dict(options, causal=causal, mask=mask), taken)
+
+
+def both(visible: Tensor, mask: Tensor | None) -> Tensor:
+    """A mask, and only what is visible."""
+    if mask is None or mask.dtype == torch.bool:
+        return visible if mask is None else visible & mask
+    return mask.masked_fill(~visible, -math.inf)
+
+
+def size(x: Tensor, seen: Tensor) -> Tensor:
+    """Largest absolute value and root mean square of each head, over the rows that see a key: (2, heads)."""
+    x = x.where(seen, 0.0)
+    count = seen.sum((0, 2, 3)) * x.shape[-1]
+    largest = x.abs().amax((0, 2, 3)).nan_to_num(nan=math.inf, posinf=math.inf)
+    return torch.stack([largest, (x.square().sum((0, 2, 3)) / count).sqrt()])

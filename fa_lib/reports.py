@@ -1,0 +1,182 @@
+"""The three checks from start to end: examine, judge, draw, write a page: a kernel, captured tensors, a model."""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fa_lib import kernels
+from fa_lib.check import tables, tensors
+from fa_lib.check.attempt import message, shown
+from fa_lib.check.findings import Judgement
+from fa_lib.check.judge import judge_kernel, judge_model, judge_tensors
+from fa_lib.check.kernel import DEPTHS, Depth, examine
+from fa_lib.check.model import Probe
+from fa_lib.check.report import Section, page
+from fa_lib.execution.files import replacing
+from fa_lib.execution.results import provenance
+from fa_lib.experiments.variant import known
+from fa_lib.paths import build
+from fa_lib.plots.kernel_report import kernel_report
+from fa_lib.plots.model_report import model_report
+from fa_lib.plots.tensors_report import tensors_report
+
+
+@dataclass(frozen=True)
+class Report:
+    """A check that has been made.
+
+    Attributes:
+        judgement: what was found. page: the HTML file; its tables are CSV files in the folder of the same name.
+        record: findings, settings and versions, as JSON can hold them.
+    """
+
+    judgement: Judgement
+    page: Path
+    record: dict
+
+
+def check_kernel(kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu") -> Report:
+    """Judge a kernel and write its page.
+
+    Args:
+        kernel: a registered kernel, or package.module:function.
+        depth: a Depth, or "quick" or "report".
+        out: folder for the page; empty is build/reports.
+
+    Raises:
+        ValueError: there is no such kernel or depth; before anything runs.
+    """
+    depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
+    kernels.plain(kernel)
+    begun = _Begun(out, kernel)
+    found = examine(kernel, depth, device)  # nothing is kept: code that the kernel calls elsewhere may have changed
+    judgement = judge_kernel(kernel, found)
+    d = ", ".join(map(str, found["lengths"].head_dim.unique())) if len(found["lengths"]) else "none"
+    trouble = f"inputs that make trouble: N = {depth.troubled_n}, {depth.bias_seeds} seeds"
+    caption = f"d = {d}; {depth.seeds} seeds; {trouble}."
+    sections = [
+        Section("What it can do", tables.by_call(found["asked"])),
+        Section("How far it is from the golden value", tables.by_length(found["lengths"], kernel),
+                "Mean over seeds of the root mean square and of the largest error, and the largest over Baseline's."),
+        Section("Inputs that make trouble", tables.by_input(found["inputs"]),
+                "The largest error over Baseline's, and the mean signed error away from zero (in ulp, with its 95 % "
+                "interval over seeds)."),
+        Section("Shapes and masks", tables.by_shape(found["shapes"]),
+                "The largest error over Baseline's, output and gradients; ! where it breaks the rule."),
+    ]  # fmt: skip
+    figure = kernel_report(judgement, found, caption)
+    return begun.written(judgement, sections, figure, found, dict(kernel=kernel, device=device) | asdict(depth))
+
+
+def check_tensors(
+    path: str | Path, fmt: str = "", out: str | Path = "",
+    names: tuple[str, ...] = ("flash", "as_shipped", "every_step"), device: str = "cpu",
+) -> Report:  # fmt: skip
+    """Judge captured tensors and write their page.
+
+    Args:
+        path: of a .safetensors, .npz or .pt file, as `tensors.read` takes it; fmt: to round them to first.
+        names: kernels; the first is judged.
+
+    Raises:
+        ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
+    """
+    q, k, v, options = tensors.read(path, fmt)
+    for name in names:
+        kernels.plain(name)
+    begun = _Begun(out, Path(path).stem)
+    q, k, v = (x.to(device) for x in (q, k, v))
+    risky = pd.DataFrame(tensors.risks(q, k, v, options))
+    far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names)))
+    better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
+    judgement = judge_tensors(list(names), risky, far, better)
+    caption = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys, {q.dtype}. Golden value from the inputs as they are."
+    sections = [
+        Section("How risky each head is", tables.by_head(risky)),
+        Section("Which change lowers the error", tables.by_change(better), "Root mean square error, before / after."),
+    ]
+    figure = tensors_report(judgement, risky, far, better, caption)
+    settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device)
+    return begun.written(judgement, sections, figure, dict(risks=risky, deviations=far), settings)
+
+
+def check_model(
+    function: str, out: str | Path = "", save: str | Path | None = None,
+    names: tuple[str, ...] = ("as_shipped", "every_step"),
+) -> Report:  # fmt: skip
+    """Run a model under a Probe, judge its attention and write the page.
+
+    Args:
+        function: "package.module:function", that runs the model on a few batches; it is called without arguments.
+        save: .safetensors file for the worst call's tensors.
+        names: kernels computed beside the attention that runs.
+
+    Raises:
+        ValueError: there is no such function, or it raises; an argument of Probe does not fit.
+    """
+    run, probe = _function(function), Probe(names, save=save)
+    begun = _Begun(out, function)
+    try:
+        with probe:
+            run()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
+    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped)
+    calls = f"{probe.calls} calls of attention; {probe.queries} rows of Q compared for each head of a call."
+    figure = model_report(judgement, probe.table, calls)
+    sections = [Section("Layer by layer", tables.by_layer(probe.table), "The largest error over Baseline's largest.")]
+    settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}")
+    return begun.written(judgement, sections, figure, dict(probe=probe.table), settings)
+
+
+class _Begun:
+    """The page of a check that has begun: an old one of its name is gone, so that none stands for a check that failed.
+
+    Args:
+        out: folder. name: of the page, whatever characters it has.
+    """
+
+    def __init__(self, out, name):
+        name = re.sub(r"[^\w.-]+", "_", name)
+        self.folder = (Path(out) if out else build() / "reports").resolve() / name
+        self.page = self.folder.with_name(f"{name}.html")
+        for old in (self.page, *self.folder.glob("*.csv")):
+            old.unlink(missing_ok=True)
+
+    def written(
+        self, judgement: Judgement, sections: list[Section], figure: Any, found: Mapping[str, pd.DataFrame],
+        settings: dict,
+    ) -> Report:  # fmt: skip
+        """Write the tables, then the page."""
+        record = provenance(settings)
+        for name, table in found.items():
+            with replacing(self.folder / f"{name}.csv") as path:
+                table.to_csv(path, index=False, float_format="%.7g")
+        told = settings | {"torch": record["versions"]["torch"], "python": record["python"]}
+        with replacing(self.page) as path:
+            path.write_text(page(judgement, sections, figure, told), encoding="utf-8")
+        if figure is not None:
+            plt.close(figure)
+        return Report(judgement, self.page, judgement.record() | record)
+
+
+def _function(name: str) -> Callable:
+    """The function that "package.module:function" names."""
+    accepted = "accepted is package.module:function, a function without arguments that runs the model"
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"function: got {name!r}; {accepted}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:
+        where = "modules are looked for in the current folder and on PYTHONPATH"
+        raise ValueError(f"function: got {name!r}; it cannot be had: {error!r} ({where})") from error
+    if not callable(found):
+        raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
+    return found
