@@ -35,7 +35,6 @@ def train(
     strategy: Annotated[str, typer.Option(help="of several processes: ddp or fsdp")] = "ddp",
 ) -> None:
     """Train one arm of the study; killed and started again, it ends with the same bits."""
-    from fa_lib.training import run
     from fa_lib.training.arm import arm_named
     from fa_lib.training.config import Config
     from fa_lib.training.preflight import started
@@ -47,6 +46,8 @@ def train(
             replace(arm_named(arm), **changes), seed, Config.load(config), steps, every, source=data,
             streaming=streaming, device=device, devices=started() if devices is None else devices, strategy=strategy,
         )  # fmt: skip
+        from fa_lib.training import run  # slow to load: what cannot be trained is told before
+
         result = run.train(spec, out, progress=True)
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(str(error)) from error
