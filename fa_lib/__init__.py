@@ -1,11 +1,6 @@
 """fa_lib: is an attention kernel numerically safe? Reference, tiled-emulated and real kernels, and their deviation."""
 
-import os
-
-# Read once, at the first product on a GPU: what lets training be deterministic there.
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-import torch  # noqa: E402
+import torch
 
 # The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in
 # how MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick, and what
@@ -14,7 +9,6 @@ for _dtype in (torch.float32, torch.float64):
     torch.exp(torch.zeros(64, dtype=_dtype))
 
 from fa_lib import kernels  # noqa: E402
-from fa_lib.execution.sweep import sweep  # noqa: E402
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to  # noqa: E402
 from fa_lib.inputs import draw, load  # noqa: E402
 from fa_lib.metrics import deviation, wasserstein  # noqa: E402
@@ -25,3 +19,12 @@ __all__ = [
     "BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "Precision", "Tiling",
     "deviation", "draw", "kernels", "load", "round_to", "sweep", "wasserstein",
 ]  # fmt: skip
+
+
+def __getattr__(name):
+    """`fa_lib.sweep`, which brings pandas, when it is first asked for."""
+    if name != "sweep":
+        raise AttributeError(f"module 'fa_lib' has no attribute {name!r}")
+    from fa_lib.execution.sweep import sweep
+
+    return sweep

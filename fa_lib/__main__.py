@@ -1,6 +1,6 @@
-"""`python -m fa_lib`: the command `fa-lib`."""
+"""`python -m fa_lib` is `fa-lib`."""
 
-from fa_lib.cli import app
+from fa_lib.cli import main
 
 if __name__ == "__main__":
-    app()
+    main()

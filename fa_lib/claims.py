@@ -1,10 +1,9 @@
 """The ledger: what was published, what we get with its spread over seeds, and the verdict.
 
 `data/published.csv` holds the statements with the interval [low, high] in which a value agrees with the words.
-The notebooks write `data/results/<notebook>.claims.csv`. `python -m fa_lib.claims` prints the two together.
+The notebooks write `<notebook>.claims.csv`. `fa-lib claims` prints the two together.
 """
 
-import argparse
 import re
 
 import numpy as np
@@ -25,13 +24,13 @@ def verdict(values, low, high):
     """What values over seeds say of a statement that holds within [low, high].
 
     Returns:
-        "reproduced": every seed is strictly inside; "consistent": some are; "not reproduced": none is;
+        "reproduced": every seed is inside, the ends included; "consistent": some are; "not reproduced": none is;
         "not stated": nothing was published (low is NaN).
     """
     values = np.asarray(values, dtype=float)
     if np.isnan(low):
         return "not stated"
-    inside = (values > low) & (values < high)
+    inside = (values >= low) & (values <= high)
     if inside.all():
         return "reproduced"
     return "consistent" if inside.any() else "not reproduced"
@@ -109,17 +108,8 @@ def in_readme(text, table):
     return re.sub(pattern, lambda _: f"{BEGIN}\n{summary(table)}\n\n{folded}\n{END}", text, flags=re.S)
 
 
-def main():
-    parser = argparse.ArgumentParser(description="print the ledger")
-    parser.add_argument("--readme", action="store_true", help="also renew the README's table")
-    arguments = parser.parse_args()
-    table = ledger()
-    print(markdown(table))
-    if arguments.readme:
-        readme = ROOT / "README.md"
-        with replacing(readme) as path:
-            path.write_text(in_readme(readme.read_text(), table))
-
-
-if __name__ == "__main__":
-    main()
+def renew_readme(table):
+    """Write the ledger into the README of the checkout; the README is whole or as it was."""
+    readme = ROOT / "README.md"
+    with replacing(readme) as path:
+        path.write_text(in_readme(readme.read_text(), table))

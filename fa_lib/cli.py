@@ -1,32 +1,135 @@
-"""The command `fa-lib`, also `python -m fa_lib`."""
+"""The one command, `fa-lib` (also `python -m fa_lib`): a page of --help for each thing it does."""
 
-from dataclasses import replace
+import os
+import signal
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+EXIT = "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why."
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help=f"Is my attention kernel numerically safe?\n\n{EXIT}",
+)  # fmt: skip
+check = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT}")
+app.add_typer(check, name="check")
 
 
-@app.callback()
-def main() -> None:
-    """Is my attention kernel numerically safe?"""
+@contextmanager
+def told():
+    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extras = {"papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train", "submitit": "cluster"}
+        if error.name not in extras:
+            raise
+        _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
+    except (ValueError, OSError, RuntimeError) as error:
+        _end(str(error))
+
+
+def _end(words):
+    typer.echo(f"fa-lib: {words}", err=True)
+    raise typer.Exit(2)
+
+
+@app.command()
+def figures(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="notebooks, as 02_precision; all where none is named")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="a file of notebooks/scales")] = "paper",
+    executor: Annotated[
+        str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
+    ] = None,
+    record: Annotated[bool, typer.Option(help="results go to data/recorded/<this GPU>/")] = False,
+) -> None:
+    """Draw the figures: run the notebooks whose results are not up to date, through papermill.
+
+    Figures and tables go to build/figures and build/data/results of the checkout, or of the current folder. Interrupted
+    and started again it goes on where it was. `fa-lib publish` makes them the committed ones.
+    """
+    with told():
+        from fa_lib.execution.notebook import run_all
+        from fa_lib.paths import NOTEBOOKS, RECORDED, build
+
+        _as_an_interrupt()
+        # OpenMP's threads spin while they wait: two notebooks at once would take each other's cores, and run 20 times
+        # slower than one after the other
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        into = RECORDED / _gpu() if record else build()
+        executor = int(executor) if executor and executor.isdigit() else executor
+        run_all(_notebooks(NOTEBOOKS, only), scale, build(), into=into, executor=executor, say=_say)
+        _say(f"figures are in {into / 'figures'}, tables in {into / 'data' / 'results'}")
+
+
+@app.command()
+def publish() -> None:
+    """Make the figures and tables of build/ the committed ones, and renew the README's ledger.
+
+    All notebooks of the scale "paper" have to be up to date: run `fa-lib figures` before.
+    """
+    with told():
+        from fa_lib import claims
+        from fa_lib.execution import notebook, outcome
+        from fa_lib.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
+
+        if CHECKOUT is None:
+            raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
+        files = []
+        for path in _notebooks(NOTEBOOKS, None):
+            if notebook.parameters(path, "paper") is None:
+                continue
+            if not notebook.is_fresh(path, "paper", build(), build()):
+                raise ValueError(
+                    f"publish: {path.name} is not up to date at the scale paper; run `fa-lib figures` first"
+                )
+            files += outcome.read(notebook.outcome_path(path, build()))["files"]
+        outcome.copy(files, build(), CHECKOUT)
+        for old in RESULTS.iterdir():  # of a notebook that no longer writes it
+            if str(old.relative_to(CHECKOUT)) not in files:
+                old.unlink()
+        claims.renew_readme(claims.ledger())
+        _say(f"{len(files)} files are published; see `git status`")
+
+
+@app.command("claims")
+def print_claims(
+    results: Annotated[
+        Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
+    ] = None,
+    readme: Annotated[bool, typer.Option(help="also renew the README's table")] = False,
+) -> None:
+    """Print the ledger: what was published, what came out here over seeds, and the verdict."""
+    with told():
+        from fa_lib import claims
+        from fa_lib.paths import CHECKOUT, RESULTS
+
+        if results is not None and not results.is_dir():
+            raise ValueError(f"results: got {str(results)!r}; accepted is a folder, such as build/data/results")
+        if readme and (CHECKOUT is None or results is not None):
+            raise ValueError(
+                "readme: the README holds the committed results; accepted is a checkout, without --results"
+            )
+        table = claims.ledger(results or RESULTS)
+        typer.echo(claims.markdown(table))
+        if readme:
+            claims.renew_readme(table)
 
 
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="folder for weights and checkpoint; an interrupted run goes on")],
-    arm: Annotated[
-        str, typer.Option(help="baseline, flash, fp16, ...: a key of fa_lib.training.arm.ARMS")
-    ] = "baseline",
-    kernel: Annotated[
-        str, typer.Option(help="instead of the arm's: a registered name or package.module:function")
-    ] = "",
+    arm: Annotated[str, typer.Option(help="of the study: baseline, flash, perturb, fp32, fp16, ...")] = "baseline",
+    kernel: Annotated[str, typer.Option(help="instead of the arm's: a name or package.module:function")] = "",
     precision: Annotated[str, typer.Option(help="instead of the arm's: 32-true, bf16-mixed, 16-mixed, ...")] = "",
     config: Annotated[str, typer.Option(help="a file of fa_lib/training, or a path that ends in .yaml")] = "small",
-    seed: int = 0,
-    steps: int = 200,
+    seed: Annotated[int, typer.Option(help="of data, noise and initial weights")] = 0,
+    steps: Annotated[int, typer.Option(help="of the optimizer")] = 200,
     every: Annotated[int, typer.Option(help="steps between weights written")] = 25,
     data: Annotated[str, typer.Option(help="shapes, a folder of captioned images or shards, or a hub name")] = "shapes",
     streaming: Annotated[bool, typer.Option("--streaming", help="never hold the data")] = False,
@@ -34,22 +137,75 @@ def train(
     devices: Annotated[int | None, typer.Option(help="processes; torchrun and srun tell it")] = None,
     strategy: Annotated[str, typer.Option(help="of several processes: ddp or fsdp")] = "ddp",
 ) -> None:
-    """Train one arm of the study; killed and started again, it ends with the same bits."""
-    from fa_lib.training.arm import arm_named
-    from fa_lib.training.config import Config
-    from fa_lib.training.preflight import started
-    from fa_lib.training.spec import RunSpec
+    """Train one arm of the study. A killed run can be started again, and ends with the same bits.
 
-    changes = {name: value for name, value in (("kernel", kernel), ("precision", precision)) if value}
-    try:
+    Also under torchrun and srun: torchrun --nproc-per-node 8 -m fa_lib train --device cuda --out build/flash.
+    """
+    with told():
+        from dataclasses import replace
+
+        from fa_lib.training.arm import arm_named
+        from fa_lib.training.config import Config
+        from fa_lib.training.preflight import started
+        from fa_lib.training.spec import RunSpec
+
+        changes = {name: value for name, value in (("kernel", kernel), ("precision", precision)) if value}
         spec = RunSpec(
             replace(arm_named(arm), **changes), seed, Config.load(config), steps, every, source=data,
             streaming=streaming, device=device, devices=started() if devices is None else devices, strategy=strategy,
         )  # fmt: skip
-        from fa_lib.training import run  # slow to load: what cannot be trained is told before
+        from fa_lib.training import run  # slow to load: after what can be refused without it
 
         result = run.train(spec, out, progress=True)
-    except (ValueError, FileNotFoundError) as error:
-        raise SystemExit(str(error)) from error
-    loss, seconds = result["losses"][-1], result["seconds"]
-    print(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
+        loss, seconds = result["losses"][-1], result["seconds"]
+        typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
+
+
+@app.command()
+def bench() -> None:
+    """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
+    with told():
+        import runpy
+
+        from fa_lib.paths import CHECKOUT
+
+        if CHECKOUT is None:
+            raise ValueError("bench: there is no checkout here; accepted is a clone of the repository")
+        runpy.run_path(str(CHECKOUT / "benchmarks" / "bench.py"), run_name="__main__")
+
+
+def _notebooks(folder, only):
+    """Paths of the notebooks that make figures, in their order; those named, or all."""
+    every = {path.stem: path for path in sorted(folder.glob("[0-9]*.ipynb")) if not path.stem.startswith("00_")}
+    for name in only or ():
+        if name.removesuffix(".ipynb") not in every:
+            raise ValueError(f"only: got {name!r}; accepted are {', '.join(every)}")
+    return [every[name.removesuffix(".ipynb")] for name in only] if only else list(every.values())
+
+
+def _gpu():
+    import re
+
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "record: no CUDA device here; data/recorded/ holds runs on other hardware than the committed one"
+        )
+    return re.sub(r"\W+", "_", torch.cuda.get_device_name())
+
+
+def _as_an_interrupt():
+    """A closed terminal and `kill` are Ctrl-C: what was started ends with this process."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+
+def _say(words):
+    print(words, flush=True)
+
+
+def main() -> None:
+    """The command `fa-lib`."""
+    sys.path.insert(0, os.getcwd())  # kernels and models of the reader's are found in the current folder
+    app(prog_name="fa-lib")

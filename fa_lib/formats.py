@@ -11,11 +11,14 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import gfloat.formats
 import numba
 import numpy as np
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 MODES = ("nearest", "toward_zero", "stochastic")
 EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
@@ -46,7 +49,7 @@ class Format:
     has_inf: bool
 
     @classmethod
-    def of(cls, spec):
+    def of(cls, spec: "FormatLike") -> "Format":
         """The Format named by `spec`: a Format, a name ("bfloat16", "BF16", any signed gfloat name), a
         torch.dtype, or a pair (exponent bits 2..10, precision 2..24) laid out as IEEE 754 does.
 
@@ -69,12 +72,12 @@ class Format:
         )
 
     @property
-    def unit_roundoff(self):
+    def unit_roundoff(self) -> float:
         """u = 2**-precision: the largest relative error of one rounding to nearest in the normal range."""
         return 2.0**-self.precision
 
     @property
-    def dtype(self):
+    def dtype(self) -> torch.dtype | None:
         """The torch dtype whose values are this format's, or None where torch has none."""
         return _DTYPES.get(self.name)
 
@@ -83,18 +86,21 @@ class Format:
         # Exponent fields of a float64 between which the spacing of the grid follows the value's exponent.
         return (self.emin + BIAS) << 52, (self.emax + 1 + BIAS) << 52
 
-    def ulp(self, x):
+    def ulp(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         """Spacing of the format's grid at the values `x` (float64 tensor), subnormal range included."""
         if self.precision == 53:
             return torch.nextafter(x.abs(), torch.full_like(x, math.inf)) - x.abs()
         field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(*self._quantum_limits)
         return (field - ((self.precision - 1) << 52)).view(torch.float64)
 
-    def __call__(self, x):
+    def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         return round_to(x, self)
 
     def __repr__(self):
         return self.name
+
+
+FormatLike: TypeAlias = Format | str | torch.dtype | tuple[int, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,15 +110,16 @@ class Stochastic(Format):
 
     seed: int = 0
 
-    def __call__(self, x):
+    def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         mixed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), self.seed)
         return round_to(x, self, "stochastic", torch.Generator(x.device).manual_seed(mixed))
 
 
-def stochastic(fmt, seed):
+def stochastic(fmt: FormatLike, seed: int) -> Stochastic:
     """`fmt` with stochastic rounding, for a field of a Precision."""
     fmt = Format.of(fmt)
-    return Stochastic(**asdict(fmt) | dict(name=f"{fmt} stochastic", seed=seed))
+    given: dict[str, Any] = asdict(fmt) | dict(name=f"{fmt} stochastic", seed=seed)
+    return Stochastic(**given)
 
 
 def _ieee(exponent_bits, precision, name=None):
@@ -151,7 +158,9 @@ _BY_NAME = {f.name.lower(): f for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2
 _BY_NAME |= {str(dtype).removeprefix("torch."): _BY_NAME[name.lower()] for name, dtype in _DTYPES.items()}
 
 
-def round_to(x, fmt, mode="nearest", generator=None):
+def round_to(
+    x: Float64[Tensor, "*shape"], fmt: FormatLike, mode: str = "nearest", generator: torch.Generator | None = None
+) -> Float64[Tensor, "*shape"]:
     """Round a float64 tensor to values of a format, correctly: straight from float64, never through float32.
 
     Args:
@@ -190,7 +199,7 @@ def round_to(x, fmt, mode="nearest", generator=None):
         args = (((53 - fmt.precision) << 52) + (1 << 51), low, high, fmt.max, over)
         _in_slices(_nearest, *arrays, args=args)
     else:
-        draw = draw.view(-1).numpy() if mode == "stochastic" else np.ones_like(arrays[0][:1])
+        draw = np.ones_like(arrays[0][:1]) if draw is None else draw.view(-1).numpy()
         _directed(*arrays, draw, mode == "stochastic", fmt.precision - 1, low, high, fmt.max, over)
     return out
 

@@ -1,9 +1,12 @@
 """Q, K, V: drawn from a seed by distribution, or read from a file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from fa_lib.formats import FP32
 
@@ -34,7 +37,9 @@ DISTRIBUTIONS = {
 }
 
 
-def draw(distribution, seed, shape, kv_shape=None):
+def draw(
+    distribution: str, seed: int, shape: Sequence[int], kv_shape: Sequence[int] | None = None
+) -> tuple[Float64[Tensor, "*q"], Float64[Tensor, "*kv"], Float64[Tensor, "*kv"]]:
     """Q, K, V from a seed, the same values on every platform.
 
     Draws are rounded to the FP32 grid: what is left of the platform (the last bit of its log and exp in the
@@ -98,14 +103,14 @@ _TROUBLE = {
 }
 
 
-def load(path):
+def load(path: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K, V from a file: the tensors named q, k and v of `tensors`, each (batch, heads, sequence, head_dim) or any
     leading dimensions, in the file's dtype."""
     held = tensors(path)
     return held["q"], held["k"], held["v"]
 
 
-def tensors(path):
+def tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file that holds q, k and v: .safetensors, .npz, or .pt without pickle.
 
     Returns:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from fa_lib.formats import Format
+from fa_lib.formats import Format, FormatLike
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Deviation:
     count: int
 
 
-def deviation(out, golden, fmt=None):
+def deviation(
+    out: Float[Tensor, "*shape"], golden: Float[Tensor, "*shape"], fmt: FormatLike | None = None
+) -> Deviation:
     """The Deviation of `out` from `golden`, tensors of one shape (..., head_dim), computed in float64.
 
     Args:
@@ -86,7 +90,7 @@ def over_baseline(error, baseline):
         return (error / baseline).where((error != 0) | (baseline != 0), 1.0)
 
 
-def wasserstein(a, b):
+def wasserstein(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     """The 1-D Wasserstein distance between the values of two tensors: the area between their distribution functions.
 
     For equal sizes it is the mean of |sort(a) - sort(b)|. It does not see which value moved where.

@@ -17,5 +17,5 @@ STYLE = PACKAGE / "plots" / "paper.mplstyle"
 
 
 def build():
-    """The folder for whatever is made anew and not told where to go: build/ of the checkout, or of the current folder."""
+    """The folder of what is made anew: build/ of the checkout, or of the current folder."""
     return (CHECKOUT or Path.cwd()) / "build"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 
-from fa_lib.formats import FP32, Format
+from fa_lib.formats import FP32, Format, FormatLike
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Precision:
             object.__setattr__(self, field.name, Format.of(getattr(self, field.name)))
 
     @classmethod
-    def uniform(cls, fmt):
+    def uniform(cls, fmt: FormatLike) -> "Precision":
         """Every step in `fmt`: the re-implementation of arXiv 2405.02803."""
-        return cls(*[fmt] * len(fields(cls)))
+        return cls(*[Format.of(fmt)] * len(fields(cls)))
 
     @classmethod
-    def materialized(cls, fmt):
+    def materialized(cls, fmt: FormatLike) -> "Precision":
         """PyTorch's unfused attention: each matrix it writes (S, P, O) in `fmt`, the inside of its softmax and
         of its matrix products in FP32 (in `fmt` where that is wider). The paper's Baseline."""
-        return replace(cls.kernel(fmt), scores=fmt)
+        return replace(cls.kernel(fmt), scores=Format.of(fmt))
 
     @classmethod
-    def kernel(cls, fmt):
+    def kernel(cls, fmt: FormatLike) -> "Precision":
         """Flash kernels as shipped: Q, K, V, P and the output in `fmt`; scores, row statistics and the output
         accumulator in FP32 (in `fmt` where that is wider)."""
         fmt = Format.of(fmt)

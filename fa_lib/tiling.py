@@ -23,7 +23,7 @@ class Tiling:
                 raise ValueError(f"{name}: got {value!r}; accepted is a whole number of at least 1")
 
     @classmethod
-    def from_sram(cls, elements, head_dim):
+    def from_sram(cls, elements: int, head_dim: int) -> "Tiling":
         """FlashAttention's choice for an SRAM of M elements (arXiv 2205.14135, Algorithm 1, line 1):
         B_c = ceil(M / 4d), B_r = min(ceil(M / 4d), d)."""
         if elements < 1 or head_dim < 1:
@@ -32,15 +32,15 @@ class Tiling:
         return cls(min(block_kv, head_dim), block_kv)
 
     @property
-    def area(self):
+    def area(self) -> int:
         """B_r * B_c, the elements of one tile of S."""
         return self.block_q * self.block_kv
 
-    def swapped(self):
+    def swapped(self) -> "Tiling":
         """The two sizes exchanged."""
         return Tiling(self.block_kv, self.block_q)
 
-    def square(self):
+    def square(self) -> "Tiling":
         """The square tile of (to the nearest whole side) the same area."""
         side = round(math.sqrt(self.area))
         return Tiling(side, side)

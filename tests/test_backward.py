@@ -11,6 +11,7 @@ from test_kernels import EXACT, plain, problems
 
 from fa_lib import BF16, FP16, FP32, FP64, Precision, Tiling, deviation, draw, round_to
 from fa_lib.kernels import flash, golden, reference, tiled
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
 
 
@@ -103,7 +104,8 @@ def test_torchs_cpu_kernel_carries_the_inputs_format_from_tile_to_tile_in_its_gr
     real = gradients(flash, *(x.bfloat16() for x in (q, k, v)), dO)
 
     def share(p):
-        kernel = lambda q, k, v: tiled(q, k, v, tiling=Tiling(256, 512), precision=p, exp=fast_exp)  # noqa: E731
+        how = dict(tiling=Tiling(256, 512), precision=p, algorithm=Algorithm(exp=fast_exp))
+        kernel = lambda q, k, v: tiled(q, k, v, **how)  # noqa: E731
         return [(a == b).double().mean().item() for a, b in zip(gradients(kernel, q, k, v, dO), real)]
 
     shipped = Precision.kernel(BF16)
@@ -116,7 +118,7 @@ def test_torchs_cpu_kernel_is_modelled_bit_for_bit():
         q, k, v = (round_to(x, BF16).bfloat16() for x in draw(distribution, 9, (1, 2, n, 64)))
         call = dict(tiling=Tiling(256, 512), precision=Precision.kernel(BF16))
         real = flash(q, k, v)
-        assert (tiled(q, k, v, exp=fast_exp, **call) == real).double().mean() > least
+        assert (tiled(q, k, v, algorithm=Algorithm(exp=fast_exp), **call) == real).double().mean() > least
         if distribution == "normal":
             assert (tiled(q, k, v, **call) == real).double().mean() < 0.92  # with an exact exp it is not
 

@@ -13,6 +13,7 @@ from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, d
 from fa_lib.experiments.newer_kernels import OPTIONS
 from fa_lib.formats import stochastic
 from fa_lib.inputs import DISTRIBUTIONS
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
 from fa_lib.kernels.scaling import quantized, rotated
 
@@ -36,23 +37,23 @@ def problem(options, n=53, n_kv=91, heads=4, kv_heads=2):
 @pytest.mark.parametrize(
     "option",
     [
-        dict(algorithm="fa4"),
-        dict(algorithm="fa4", threshold=0),
-        dict(algorithm="fa4", threshold=30, offset=-3),
+        dict(name="fa4"),
+        dict(name="fa4", threshold=0),
+        dict(name="fa4", threshold=30, offset=-3),
         dict(offset=5),
         dict(splits=3),
         dict(splits=100),
         dict(reverse=True),
-        dict(algorithm="fa1", splits=2, reverse=True),
+        dict(name="fa1", splits=2, reverse=True),
         dict(maximum=dynamic_maximum(2.0)),
-        dict(algorithm="fa4", splits=4, reverse=True, offset=2),
+        dict(name="fa4", splits=4, reverse=True, offset=2),
     ],
     ids=str,
 )
 def test_in_fp64_an_option_changes_nothing_but_rounding(option, shape):
     q, k, v, shape = problem(shape)
     tensors = [x.clone().requires_grad_() for x in (q, k, v)]
-    o = kernels.tiled(*tensors, tiling=TILING, precision=EXACT, **option, **shape)
+    o = kernels.tiled(*tensors, tiling=TILING, precision=EXACT, algorithm=Algorithm(**option), **shape)
     golden = kernels.golden(*(x.clone() for x in (q, k, v)), inputs=FP64, **shape)
     bound = 1e-14 * 2.0 ** option.get("threshold", 8)  # P, and so its rounding, as large as 2**threshold
     torch.testing.assert_close(o, golden, rtol=0, atol=max(1e-13, bound * 1e-6))
@@ -67,8 +68,10 @@ def test_fa4_with_threshold_0_is_fa2_and_with_offset_in_fp32_too():
     q, k, v = draw("normal", 0, (1, 2, 200, 32))
     p = Precision.kernel(BF16)
     fa2 = kernels.tiled(q, k, v, tiling=TILING, precision=p)
-    assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm="fa4", threshold=0), fa2)
-    assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, offset=6), fa2)  # a power of two is exact
+    assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=Algorithm("fa4", threshold=0)), fa2)
+    assert torch.equal(
+        kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=Algorithm(offset=6)), fa2
+    )  # a power of two is exact
     fa4 = kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm="fa4")
     assert not torch.equal(fa4, fa2)
     golden = kernels.golden(q, k, v, inputs=BF16)
@@ -82,16 +85,16 @@ def test_fa4_never_rescales_below_its_threshold():
     k = torch.arange(0, 6).double().reshape(1, 1, 6, 1)  # rises by 1 at every tile of one key: 5 < 8 ln 2
     options = dict(tiling=Tiling(1, 1), precision=EXACT, scale=1.0)
     exp = lambda x: largest.append(x.max().item()) or torch.exp(x)  # noqa: E731
-    kernels.tiled(q, k, k, algorithm="fa4", exp=exp, **options)
+    kernels.tiled(q, k, k, algorithm=Algorithm("fa4", exp=exp), **options)
     assert largest == [0, 1, 2, 3, 4, 5]
     largest.clear()
-    kernels.tiled(q, k, k, algorithm="fa4", threshold=2, exp=exp, **options)  # 2 ln 2 = 1.39: every second tile
+    kernels.tiled(q, k, k, algorithm=Algorithm("fa4", exp, threshold=2), **options)  # 2 ln 2 = 1.39: every second tile
     assert largest == [0, 1, 0, 1, 0, 1]
 
 
 def test_splits_are_merged_as_numpy_merges_them():
     q, k, v = draw("normal", 1, (1, 1, 7, 16), (1, 1, 64, 16))
-    ours = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), splits=4)
+    ours = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), algorithm=Algorithm(splits=4))
     parts = [
         (
             kernels.golden(q, k[..., i : i + 16, :], v[..., i : i + 16, :], inputs=FP32)[0, 0].numpy(),
@@ -109,7 +112,10 @@ def test_splits_help_what_is_carried_in_bf16():
     golden = kernels.golden(q, k, v, inputs=BF16)
     errors = [
         deviation(
-            kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.uniform(BF16), splits=s), golden
+            kernels.tiled(
+                q, k, v, tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm=Algorithm(splits=s)
+            ),
+            golden,
         ).rmse
         for s in (1, 8)
     ]
@@ -179,7 +185,9 @@ def test_the_dynamic_maximum_as_printed():
     k = torch.tensor([60.0, 60.0, 1.0]).double().reshape(1, 1, 3, 1)
     options = dict(tiling=Tiling(1, 4), precision=Precision.kernel(BF16), scale=1.0)
     golden = kernels.golden(q, k, k, inputs=BF16, scale=1.0)
-    near, lost = (kernels.tiled(q, k, k, maximum=dynamic_maximum(beta), **options) for beta in (2.0, 8.0))
+    near, lost = (
+        kernels.tiled(q, k, k, algorithm=Algorithm(maximum=dynamic_maximum(beta)), **options) for beta in (2.0, 8.0)
+    )
     assert abs(near / golden - 1).item() < 0.01 and lost.item() == 0  # beta = 8: exp(-420) is 0
 
 
@@ -207,17 +215,17 @@ def test_trouble_is_what_it_says(name):
     "given, message",
     [
         (dict(threshold=3), "threshold: got 3 with 'fa2'; accepted is a whole number, for fa4"),
-        (dict(algorithm="fa4", threshold=-1), "threshold: got -1 with 'fa4'"),
-        (dict(algorithm="fa1", offset=2), "offset: got 2 with 'fa1'; accepted is a whole number, for fa2 and fa4"),
+        (dict(name="fa4", threshold=-1), "threshold: got -1 with 'fa4'"),
+        (dict(name="fa1", offset=2), "offset: got 2 with 'fa1'; accepted is a whole number, for fa2 and fa4"),
         (dict(offset=0.5), "offset: got 0.5"),
         (dict(splits=0), "splits: got 0; accepted is a whole number from 1"),
-        (dict(algorithm="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, fa4"),
+        (dict(name="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, fa4"),
     ],
 )
 def test_bad_options_are_refused(given, message):
     q, k, v = draw("normal", 0, (1, 4, 8))
     with pytest.raises(ValueError, match=message):
-        kernels.tiled(q, k, v, tiling=TILING, precision=EXACT, **given)
+        kernels.tiled(q, k, v, tiling=TILING, precision=EXACT, algorithm=Algorithm(**given))
     with pytest.raises(ValueError, match="degree: got 0"):
         polynomial_exp(0)
 

@@ -1,24 +1,20 @@
 """Sweeps: tidy, cached cell by cell, resumed, and never half-read."""
 
-import importlib
 import json
 import os
 import signal
-import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import active_children, get_context
 
 import pytest
-import torch
 
-from fa_lib import sweep
-from fa_lib.execution.fingerprint import code_version
+from fa_lib import draw, kernels, sweep
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import _as_done, expand
-from fa_lib.experiments.microbenchmark import compare
 from fa_lib.kernels.registry import _KERNELS, register
 
 CALLS = []
@@ -75,21 +71,61 @@ def test_a_damaged_cell_is_computed_again_whatever_byte_is_cut_or_changed(tmp_pa
         assert path.read_bytes() == whole, i
 
 
+def through(kernel, n=32):
+    """A cell that calls a kernel by its name."""
+    return dict(sum=kernels.get(kernel)(*draw("normal", 0, (1, 1, n, 8))).sum().item())
+
+
 def test_another_kernel_under_the_same_name_is_not_taken_from_the_cache(tmp_path):
-    def first(q, k, v, *, causal=False, scale=None, mask=None):
+    def first(q, k, v):
         return v
 
-    def second(q, k, v, *, causal=False, scale=None, mask=None):
+    def second(q, k, v):
         return 2 * v
 
-    grid = dict(n=32, head_dim=8, heads=1, block_kv=8, distribution="normal", fmt="FP32", seed=0, flash="its name")
     register("its name", first)
     try:
-        one = sweep(compare, grid, cache=tmp_path)
+        one = sweep(through, dict(kernel="its name"), uses=[kernels.get("its name")], cache=tmp_path)
         _KERNELS["its name"] = second
-        assert not sweep(compare, grid, cache=tmp_path).equals(one)
+        other = sweep(through, dict(kernel="its name"), uses=[kernels.get("its name")], cache=tmp_path)
+        assert not other.equals(one)
     finally:
         del _KERNELS["its name"]
+
+
+def test_a_name_that_workers_do_not_have_is_refused_with_what_to_do():
+    register("of this process", lambda q, k, v: v)
+    try:
+        with (
+            pytest.raises(ValueError, match="or package.module:function .*known in its own process alone"),
+            workers(1) as pool,
+        ):
+            sweep(through, dict(kernel="of this process"), executor=pool)
+        with workers(1) as pool:
+            assert len(sweep(through, dict(kernel="examples.my_kernel:attention"), executor=pool)) == 1
+    finally:
+        del _KERNELS["of this process"]
+
+
+@dataclass(frozen=True)
+class Two:
+    c: int
+    d: list
+
+
+def of_fixed(a, two, names, device):
+    return dict(sum=a + two.c + len(names), device_is=device)
+
+
+def test_what_is_fixed_is_no_axis_and_a_dataclass_stands_by_its_fields(tmp_path):
+    fixed = dict(two=Two(10, [1, 2]), names=["x", "y", "z"], device="cpu")
+    for _ in range(2):
+        table = sweep(of_fixed, dict(a=[1, 2]), fixed=fixed, cache=tmp_path)
+        assert table.columns.tolist() == ["a", "c", "d", "device", "sum", "device_is"]
+        assert table["sum"].tolist() == [14, 15] and table.c.tolist() == [10, 10]
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+    sweep(of_fixed, dict(a=[1, 2]), fixed=fixed | dict(two=Two(11, [1, 2])), cache=tmp_path)
+    assert len(list(tmp_path.rglob("*.json"))) == 4
 
 
 def test_a_cell_of_other_code_is_computed_again(tmp_path, monkeypatch):
@@ -109,11 +145,11 @@ def test_another_version_under_the_same_name_is_not_taken(tmp_path):
 
 @pytest.mark.parametrize("pool", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=get_context("spawn"))])
 def test_an_executor_gives_the_same_table(pool, tmp_path):
-    grid = dict(n=[64, 96], head_dim=16, heads=1, block_kv=32, distribution="normal", fmt="BF16", seed=[0, 1])
-    here = sweep(compare, grid)
+    grid = dict(n=[64, 96], kernel=["flash", "every_step"])
+    here = sweep(through, grid)
     with pool(2) as executor:
-        assert sweep(compare, grid, cache=tmp_path, executor=executor).equals(here)
-    assert sweep(compare, grid, cache=tmp_path).equals(here)
+        assert sweep(through, grid, cache=tmp_path, executor=executor).equals(here)
+    assert sweep(through, grid, cache=tmp_path).equals(here)
 
 
 def test_with_an_executor_a_cell_that_fails_is_reported_and_the_rest_are_finished(tmp_path, capsys):
@@ -160,41 +196,8 @@ def test_bad_grids_are_refused():
         sweep(cell, dict(a=[], b=1))
     with pytest.raises(ValueError, match="grid: got an unexpected keyword argument 'z'; accepted are the parameters"):
         sweep(cell, dict(a=1, b=1, z=2))
-    with pytest.raises(ValueError, match="distribution: got 'odd'"):
-        sweep(compare, dict(n=8, head_dim=4, heads=1, block_kv=4, distribution="odd", fmt="BF16", seed=0))
     with pytest.raises(ValueError, match="not JSON serializable; accepted with a cache"):
         sweep(cell, dict(a=[1j], b=1), cache="unused")
-    with pytest.raises(ValueError, match="golden_inputs: got 'odd'"):
-        compare(8, 4, 1, 4, "normal", "BF16", 0, golden_inputs="odd")
-    with pytest.raises(ValueError, match="fmt: got TF32, which torch has no dtype for"):
-        compare(8, 4, 1, 4, "normal", "TF32", 0, flash="flash")
-
-
-def own_kernel(q, k, v):
-    return q
-
-
-def test_kernels_are_found_among_the_words_of_a_cell():
-    plain = code_version(own_kernel, [dict(names="flash and text: with a colon")])
-    assert plain != code_version(own_kernel, [dict(names="flash test_sweep:own_kernel")])
-    with pytest.raises(ValueError, match="kernel: got 'nowhere:f'"):
-        code_version(own_kernel, [dict(names="flash nowhere:f")])
-
-
-def test_what_a_cell_depends_on_is_part_of_its_key(tmp_path, monkeypatch):
-    """A function beside the one swept, a configuration's text, the processor's instructions."""
-    config, module, versions = tmp_path / "mine.yaml", tmp_path / "mine_module.py", []
-    monkeypatch.syspath_prepend(tmp_path)
-    for step in range(5):
-        config.write_text("layers: 2" if step else "layers: 1")
-        helped = 10 if step > 1 else 1
-        module.write_text(f"def f(config, device):\n    return helper()\n\ndef helper():\n    return {helped}")
-        if step > 2:
-            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
-        sys.modules.pop("mine_module", None)
-        fn = importlib.import_module("mine_module").f
-        versions.append(code_version(fn, [dict(config=str(config), device="cpu")]))
-    assert len(set(versions)) == 4 and versions[3] == versions[4]
 
 
 def test_the_order_of_a_grids_names_does_not_matter_to_its_cache(tmp_path):

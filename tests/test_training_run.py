@@ -239,5 +239,6 @@ def test_the_number_of_processes_that_torchrun_started_is_asked_for(tmp_path, mo
 
 def test_the_command_refuses_in_one_line(tmp_path):
     done = subprocess.run(command("--arm", "flesh", "--out", tmp_path / "no"), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.strip().startswith("arm: got 'flesh'; accepted are baseline, rerun")
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("fa-lib: arm: got 'flesh'; accepted are baseline, rerun")
     assert not (tmp_path / "no").exists()

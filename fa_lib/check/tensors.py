@@ -124,7 +124,7 @@ def risks(q, k, v, options=None, block_kv=64):
             gone.sum(-1, keepdim=True) / count, (P * gone).sum(-1, keepdim=True) / P.sum(-1, keepdim=True).clamp(min=1),
         ], -1).double()  # fmt: skip
 
-    found = by_rows(rows, q, k, v, exact, of, features=5, width=k.shape[-2])  # (batch, heads, n_q, 5)
+    found = by_rows(rows, (q, k, v), exact, of, features=5, width=k.shape[-2])  # (batch, heads, n_q, 5)
     found = _by_head(found)
     precision = Precision.kernel(fmt)
     tiling = Tiling(64, block_kv)

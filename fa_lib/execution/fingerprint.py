@@ -103,6 +103,7 @@ def _walked(names, folder, own):
     return found
 
 
+@cache
 def _imports(text, module, package):
     """What a source imports: (module, name or "") for `from module import name` and `import module`."""
     found = []

@@ -1,27 +1,26 @@
-"""Run a notebook through papermill: `python -m fa_lib.run notebooks/02_precision.ipynb --scale paper`.
+"""Run notebooks through papermill.
 
-The executed copy goes to build/. What the notebook writes goes to a folder of its own first, and to data/results/
-and figures/ only when the notebook has ended well: nothing is half-written.
+The executed copy goes to build/. What the notebook writes goes to a folder of its own first, and below build/ only when
+the notebook has ended well: nothing is half-written. What came out is listed in an outcome (`execution.outcome`).
 
-With `--executor slurm` a notebook that has the parameter `processes` runs here and sends its cells as Slurm jobs; any
+With the executor "slurm" a notebook that has the parameter `processes` runs here and sends its cells as Slurm jobs; any
 other is one job itself.
 """
 
-import argparse
 import os
-import re
-import signal
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import papermill
-import torch
 import yaml
 
+from fa_lib.execution import outcome
+from fa_lib.execution.files import held, replacing
 from fa_lib.execution.pools import workers
-from fa_lib.paths import ROOT
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 
@@ -30,19 +29,19 @@ class Refused(ValueError):
     """Asked for something no notebook has."""
 
 
-def parameters(notebook, scale, root=ROOT):
+def parameters(notebook: Path, scale: str) -> dict | None:
     """The parameters of a notebook at a scale; None where the scale does not name it.
 
     Raises:
         Refused: the scale, the notebook it names or one of its parameters does not exist.
     """
-    path = root / "notebooks" / "scales" / f"{scale}.yaml"
+    path = notebook.parent / "scales" / f"{scale}.yaml"
     if not path.exists():
         raise Refused(
             f"scale: got {scale!r}; accepted are {', '.join(sorted(p.stem for p in path.parent.glob('*.yaml')))}"
         )
     scales = yaml.safe_load(path.read_text()) or {}
-    known = {p.stem for p in (root / "notebooks").glob("*.ipynb")}
+    known = {p.stem for p in notebook.parent.glob("*.ipynb")}
     for name in scales.keys() - known:
         raise Refused(f"{path.name}: names the notebook {name!r}; accepted are {', '.join(sorted(known))}")
     if notebook.stem not in scales:
@@ -53,103 +52,123 @@ def parameters(notebook, scale, root=ROOT):
     return given
 
 
-def run(notebook, scale, root=ROOT, timeout=CELL_TIMEOUT, into=None, executor=None, **more):
-    """Execute a notebook at a scale; returns the executed copy's path, or None where the scale does not name it.
-    Results go below `into` instead of the root, and `more` are parameters beside the scale's.
-    executor: as for `workers`, instead of the notebook's `processes`.
+def run(notebook, scale: str, build, *, into=None, executor=None, timeout=CELL_TIMEOUT) -> Path | None:
+    """Execute a notebook at a scale, unless its outcome is there and fresh.
+
+    Args:
+        notebook: its path; the scales are beside it, in scales/.
+        build: folder of the executed copy, the outcome and the cache of cells.
+        into: folder of the results; None is `build`.
+        executor: as for `workers`, instead of the notebook's `processes`.
+        timeout: seconds that a cell may take.
+
+    Returns:
+        the executed copy's path; None where the scale does not name the notebook, or its outcome is fresh.
 
     Raises:
         Refused: as `parameters`, or an executor that there is not.
         papermill.PapermillExecutionError: a cell failed; nbclient's CellTimeoutError: it ran past `timeout` seconds.
-            The executed copy is kept as build/<notebook>.failed.ipynb, and no result is touched.
+            The executed copy is kept as <notebook>.failed.ipynb, and no result is touched.
     """
-    notebook = Path(notebook).resolve()
+    notebook, build = Path(notebook).resolve(), Path(build)
+    into = Path(into or build)
     if executor not in (None, "slurm") and type(executor) is not int:
         raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
-    given = parameters(notebook, scale, root)
+    given = parameters(notebook, scale)
     if given is None:
         return None
-    _failed(notebook, root).unlink(missing_ok=True)  # of an earlier run
-    given, accepted = given | more, papermill.inspect_notebook(str(notebook))
-    if "processes" in accepted and executor is not None:
-        given = given | dict(processes=executor)
-    if executor == "slurm":
-        timeout = None  # jobs wait their turn, and have a time of their own
-    with workers("slurm" if executor == "slurm" else 0) as jobs:  # left by an error, it ends the jobs of a kernel too
-        if jobs and "processes" not in accepted:
-            return jobs.submit(_execute, notebook, given, accepted, root, timeout, into).result()
-        return _execute(notebook, given, accepted, root, timeout, into)
+    with held(build / notebook.stem, seconds=2 * CELL_TIMEOUT):  # another `make figures` may be at it
+        _failed(notebook, build).unlink(missing_ok=True)  # of an earlier run
+        if is_fresh(notebook, scale, build, into):
+            return None
+        accepted = papermill.inspect_notebook(str(notebook))
+        if executor is not None and "processes" in accepted:
+            given = given | dict(processes=executor)
+        return _execute_on(executor, notebook, scale, given, build, into, timeout)
 
 
-def _failed(notebook, root):
-    return root / "build" / f"{notebook.stem}.failed.ipynb"
+def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:
+    """Whether a notebook's outcome at a scale is there, and made from what is there now."""
+    given = parameters(notebook, scale)
+    return given is not None and outcome.fresh(
+        outcome_path(notebook, build), outcome.made_from(notebook, dict(given, scale=scale)), into
+    )
 
 
-def _execute(notebook, given, accepted, root, timeout, into):
-    build = root / "build"
-    build.mkdir(exist_ok=True)
-    done = build / notebook.name
+def outcome_path(notebook: Path, build: Path) -> Path:
+    return build / f"{notebook.stem}.outcome.json"
+
+
+def run_all(notebooks, scale: str, build, *, into=None, executor=None, say: Callable = print) -> None:
+    """Run the notebooks of a scale that are stale, one after the other, and say what is done.
+
+    Raises:
+        RuntimeError: a notebook failed; in words, with the path of the notebook as far as it came.
+        Refused: as `run`.
+    """
+    for notebook in map(Path, notebooks):
+        name, started = notebook.name, time.monotonic()
+        if parameters(notebook, scale) is None:
+            say(f"{name} is not of the scale {scale}")
+        elif is_fresh(notebook, scale, Path(build), Path(into or build)):
+            say(f"{name} is up to date")
+        else:
+            say(f"{name} at scale {scale}")
+            _told(notebook, build, lambda: run(notebook, scale, build, into=into, executor=executor))  # noqa: B023
+            say(f"{name} done in {time.monotonic() - started:.0f} s")
+
+
+def _told(notebook, build, work):
+    """Do the work; an error is told in words."""
+    try:
+        work()
+    except Refused:
+        raise
+    except papermill.PapermillExecutionError as error:
+        words = f"{notebook.name}: cell {error.cell_index} failed: {error.ename}: {error.evalue}"
+    except Exception as error:
+        words = "; ".join((f"{notebook.name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+    else:
+        return
+    kept = _failed(notebook, Path(build))
+    raise RuntimeError(f"{words}\nThe notebook as far as it came: {kept}" if kept.exists() else words)
+
+
+def _failed(notebook, build):
+    return build / f"{notebook.stem}.failed.ipynb"
+
+
+def _execute_on(executor, notebook, scale, given, build, into, timeout):
+    if executor != "slurm":
+        return _execute(notebook, scale, given, build, into, timeout)
+    with workers("slurm") as jobs:  # left by an error, it ends the jobs of a kernel too
+        work = (notebook, scale, given, build, into, None)  # jobs wait their turn, and have a time of their own
+        return _execute(*work) if "processes" in given else jobs.submit(_execute, *work).result()
+
+
+def _execute(notebook, scale, given, build, into, timeout):
+    """Run the notebook, move what it wrote to its place, and write its outcome."""
+    build.mkdir(parents=True, exist_ok=True)
+    asked = parameters(notebook, scale)
+    source = outcome.made_from(notebook, dict(asked, scale=scale))
+    accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
-        results = Path(staging) / "out"
-        executed = Path(staging) / notebook.name
-        paths = {"cache": str(build / "cache")} | given | {"out": str(results)}
-        paths = {name: paths[name] for name in ("out", "cache") if name in accepted}
+        results, executed = Path(staging) / "out", Path(staging) / notebook.name
+        paths = {"cache": str(build / "cache"), "out": str(results)}
+        given = given | {name: path for name, path in paths.items() if name in accepted}
         try:
             papermill.execute_notebook(
-                str(notebook), str(executed), given | paths, cwd=str(notebook.parent), execution_timeout=timeout,
+                str(notebook), str(executed), given, cwd=str(notebook.parent), execution_timeout=timeout,
                 progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
             )  # fmt: skip
         except BaseException:
             if executed.exists():
-                os.replace(executed, _failed(notebook, root))
+                os.replace(executed, _failed(notebook, build))
             raise
-        for path in sorted(p for p in results.rglob("*") if p.is_file()):
-            target = (into or root) / path.relative_to(results)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, target)
-        os.replace(executed, done)
+        files = sorted(p.relative_to(results) for p in results.rglob("*") if p.is_file())
+        outcome_path(notebook, build).unlink(missing_ok=True)  # until all files are in their place
+        outcome.copy(files, results, into)
+        with replacing(done) as temporary:
+            shutil.copyfile(executed, temporary)
+        outcome.write(outcome_path(notebook, build), source, files, into)
     return done
-
-
-def main():
-    parser = argparse.ArgumentParser(description="run a notebook through papermill")
-    parser.add_argument("notebook", type=Path)
-    parser.add_argument("--scale", default="paper", help="a file of notebooks/scales")
-    parser.add_argument("--executor", type=_executor, help="slurm, or a number of processes, instead of the notebook's")
-    parser.add_argument("--record", action="store_true", help="results go to data/recorded/<this GPU>/")
-    arguments = parser.parse_args()
-    into = None
-    if arguments.record:
-        if not torch.cuda.is_available():
-            sys.exit("record: no CUDA device here; data/recorded/ holds runs on other hardware than the committed one")
-        into = ROOT / "data" / "recorded" / re.sub(r"\W+", "_", torch.cuda.get_device_name())
-    # OpenMP's threads spin while they wait: two notebooks at once (`make -j2`) would take each other's cores, and
-    # run 20 times slower than one after the other.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what it started ends with it
-        signal.signal(number, signal.default_int_handler)
-    name, started = arguments.notebook.name, time.monotonic()
-    try:
-        print(f"{name} at scale {arguments.scale}", flush=True)
-        done = run(arguments.notebook, arguments.scale, into=into, executor=arguments.executor)
-        seconds = f"done in {time.monotonic() - started:.0f} s"
-        print(f"{name} {seconds if done else 'is not of this scale: its results stay as they are'}", flush=True)
-        return
-    except Refused as error:
-        sys.exit(f"{name}: {error}")
-    except papermill.PapermillExecutionError as error:
-        words = f"{name}: cell {error.cell_index} failed: {error.ename}: {error.evalue}"
-    except Exception as error:
-        words = "; ".join((f"{name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
-    kept = _failed(arguments.notebook, ROOT)
-    sys.exit(f"{words}\nThe notebook as far as it came: {kept.relative_to(ROOT)}" if kept.exists() else words)
-
-
-def _executor(text):
-    return int(text) if text.isdigit() else text
-
-
-if __name__ == "__main__":
-    from fa_lib.execution import notebook as here
-
-    here.main()

@@ -6,35 +6,24 @@ import os
 import platform
 import subprocess
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 
 from fa_lib.execution.files import replacing
-from fa_lib.paths import RECORDED, ROOT
+from fa_lib.paths import CHECKOUT, RECORDED, STYLE
 
 STARTED = time.perf_counter()
-
-
-ELSEWHERE = []  # what the jobs of a cluster ran on
-
-
 LIBRARIES = (
-    "torch",
-    "numpy",
-    "numba",
-    "gfloat",
-    "scipy",
-    "pandas",
-    "matplotlib",
-    "diffusers",
-    "transformers",
+    "torch", "numpy", "numba", "gfloat", "scipy", "pandas", "matplotlib", "diffusers", "transformers",
     "lightning-fabric",
-)
+)  # fmt: skip
 
 
-def save(out, name, parameters, table, claims=(), figures=(), more=(), verdict=None):
+def save(out, name, parameters, table, *, claims=(), figures=(), more=(), findings=None, pool=None):
     """Write a notebook's results below `out`, or nothing where `out` is empty.
 
     Args:
@@ -43,9 +32,10 @@ def save(out, name, parameters, table, claims=(), figures=(), more=(), verdict=N
         parameters: what the table was made with, for the provenance.
         table: tidy pandas.DataFrame.
         claims: rows of `claims.claim`.
-        figures: name -> matplotlib Figure, written as PNG and SVG.
+        figures: name -> matplotlib Figure, written as PNG and SVG; None is left out.
         more: name -> further table, written as <notebook>.<name>.csv.
-        verdict: of a report: what has `passed` and is words as a text, written as <notebook>.verdict.json.
+        findings: of a judgement, dataclasses, written as <notebook>.findings.json.
+        pool: the executor of `pools.workers`: what its jobs ran on goes to the provenance.
     """
     if not out:
         return
@@ -56,37 +46,53 @@ def save(out, name, parameters, table, claims=(), figures=(), more=(), verdict=N
     if claims:
         with replacing(results / f"{name}.claims.csv") as path:
             pd.DataFrame(claims).to_csv(path, index=False, float_format="%.6g")
-    if verdict is not None:
-        with replacing(results / f"{name}.verdict.json") as path:
-            path.write_text(json.dumps(dict(passed=verdict.passed, words=str(verdict)), indent=1) + "\n")
+    if findings is not None:
+        with replacing(results / f"{name}.findings.json") as path:
+            path.write_text(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
     with replacing(results / f"{name}.provenance.json") as path:
-        path.write_text(json.dumps(provenance(parameters), indent=1) + "\n")
+        path.write_text(json.dumps(provenance(parameters, pool), indent=1) + "\n")
     for figure_name, figure in dict(figures).items():
-        if figure is None:
-            continue
-        # without dates and versions inside, the same data gives the same bytes
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
-            with replacing(Path(out) / "figures" / (figure_name + suffix)) as path:
-                figure.savefig(path, metadata=metadata)
+        if figure is not None:
+            save_figure(figure, Path(out) / "figures" / figure_name)
+
+
+def save_figure(figure, path):
+    """Write a figure as `path`.png and `path`.svg. Without dates and versions inside, the same data on the same machine
+    gives the same bytes."""
+    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
+        with replacing(Path(f"{path}{suffix}")) as temporary, plt.style.context(STYLE):
+            figure.savefig(temporary, metadata=metadata)
 
 
 def recorded(name):
-    """device -> the table that `make record` left of a notebook there, for every device it has run on."""
+    """device -> the table that `fa-lib figures --record` left of a notebook, for every device it has run on."""
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))
     return {path.parents[2].name.replace("_", " "): pd.read_csv(path) for path in found}
 
 
-def provenance(parameters):
-    """Versions, device, those of jobs elsewhere, parameters; since fa_lib was loaded seconds, and the commit then."""
+def provenance(parameters, pool=None):
+    """Versions, device, those of jobs elsewhere, parameters, the commit, and the seconds since this file was loaded."""
+    jobs = getattr(pool, "devices", [])
     return {
         "parameters": {key: list(value) if isinstance(value, range) else value for key, value in parameters.items()},
         "python": platform.python_version(),
-        "versions": {library: importlib.metadata.version(library) for library in LIBRARIES},
+        "versions": versions(),
         "device": device(),
-        **({"jobs": ELSEWHERE} if ELSEWHERE else {}),
-        "commit": COMMIT,
+        **({"jobs": jobs} if jobs else {}),
+        "commit": commit(),
         "seconds": round(time.perf_counter() - STARTED, 1),
     }
+
+
+def versions():
+    """Of the libraries that results depend on; those of extras that are not installed are left out."""
+    held = {}
+    for library in LIBRARIES:
+        try:
+            held[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return held
 
 
 def device():
@@ -96,11 +102,14 @@ def device():
     return cpu | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
-def _commit():
+def commit():
+    """Of the checkout, and whether its code was changed since; or why there is none."""
+    if CHECKOUT is None:
+        return f"fa_lib {importlib.metadata.version('fa_lib')}, not a checkout"
     env = os.environ | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
 
     def git(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, env=env)
+        return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, env=env)
 
     try:
         head = git("rev-parse", "HEAD")
@@ -110,6 +119,3 @@ def _commit():
         return "not a git checkout"
     changed = git("status", "--porcelain", "--", "fa_lib", "notebooks").stdout.strip()
     return head.stdout.strip() + (" with uncommitted changes" if changed else "")
-
-
-COMMIT = _commit()

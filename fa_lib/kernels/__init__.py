@@ -13,6 +13,6 @@ from fa_lib.kernels.registry import available, emulates, get, plain, register
 from fa_lib.kernels.tiled import rescales, tiled
 
 __all__ = [
-    "Algorithm", "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden", "plain", "reference",
-    "register", "rescales", "stepwise", "tiled", "unfused",
+    "Algorithm", "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden", "plain",
+    "reference", "register", "rescales", "stepwise", "tiled", "unfused",
 ]  # fmt: skip

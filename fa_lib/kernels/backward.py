@@ -68,7 +68,7 @@ class Backward:
                 dP = p.scores(scores.drop(p.scores(dO_i @ v.mT), 0))
                 return p.delta((P * dP).sum(-1, keepdim=True))
 
-            delta = by_rows(row_sums, q, k, v, p, options, features=1, width=n_kv, beside=(statistics, dO))
+            delta = by_rows(row_sums, (q, k, v), p, options, features=1, width=n_kv, beside=(statistics, dO))
             delta = delta.reshape(dO.shape[0], n_q, 1)
 
         def dq_rows(q_i, k, v, scores, statistics_i, dO_i, delta_i):
@@ -79,7 +79,7 @@ class Backward:
             return p.output(p.grad_sums(dQ))
 
         rest = (statistics, dO, delta)
-        dQ = by_rows(dq_rows, q, k, v, p, options, features=q.shape[-1], width=block_kv, beside=rest)
+        dQ = by_rows(dq_rows, (q, k, v), p, options, features=q.shape[-1], width=block_kv, beside=rest)
         return dQ, *self.dk_dv(q, k, v, block_kv, add, rest)
 
     def dk_dv(self, q, k, v, block_kv, add, rest):

@@ -8,6 +8,8 @@ import math
 from types import SimpleNamespace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
@@ -16,7 +18,15 @@ from fa_lib.kernels.tiled import fa1_last, fa1_tile
 from fa_lib.precision import Precision
 
 
-def unfused(q, k, v, *, causal=False, scale=None, mask=None):
+def unfused(
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+) -> Float[Tensor, "*lead n_q d_v"]:
     """Baseline Attention as a framework runs it unfused: S, P and O written out in q's dtype, gradients by autograd.
 
     `reference` with `Precision.materialized` is its emulation. A row that sees no key is NaN, as it is there.
@@ -35,7 +45,16 @@ def unfused(q, k, v, *, causal=False, scale=None, mask=None):
     return torch.softmax(S, -1) @ v
 
 
-def stepwise(q, k, v, *, causal=False, scale=None, mask=None, block_kv=64):
+def stepwise(
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    block_kv: int = 64,
+) -> Float[Tensor, "*lead n_q d_v"]:
     """`tiled` with `Precision.uniform`, algorithm "fa1", as a loop over tiles of tensors in q's dtype: what is carried
     from tile to tile is in that dtype, and every operation rounds once. Its gradients are FlashAttention's, too.
 

@@ -1,9 +1,12 @@
 """Exponentials, and a row maximum, of real kernels, for `tiled` to use in place of the exact ones."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from fa_lib.formats import FP32
 
@@ -11,13 +14,13 @@ from fa_lib.formats import FP32
 _COEFFICIENTS = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)
 
 
-_LOG2_E = FP32(torch.tensor(math.log2(math.e), dtype=torch.float64))
+_LOG2_E = float(np.float32(math.log2(math.e)))
 
 
 _SMALLEST = -87.33654022216797  # below it the result is 0
 
 
-def fast_exp(x):
+def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     """exp(x) as torch's flash kernel on CPU computes it for BF16 and FP16: `fexp_u20` of ATen's vector library.
 
     After Malossi, Ineichen, Bekas, Curioni (2015), "Fast exponential computation on SIMD architectures": 2**y is put
@@ -32,7 +35,7 @@ def fast_exp(x):
         float64 tensor with FP32 values.
     """
     c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
-    y = FP32(x * _LOG2_E.to(x.device))
+    y = FP32(x * _LOG2_E)
     f = y - torch.floor(y)  # exact
     correction = FP32(f * FP32(f * FP32(f * c3 + c2) + c1) + c0)  # by fused multiply-adds: one rounding each
     bits = FP32(FP32(y - correction) * 2.0**23 + 127 * 2.0**23)  # exponent and mantissa field of the result
@@ -40,7 +43,7 @@ def fast_exp(x):
     return torch.where(x < _SMALLEST, 0.0, result)
 
 
-def polynomial_exp(degree):
+def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
     """exp as FlashAttention-4 computes part of its exponentials, in FP32: 2**y = 2**floor(y) times a polynomial of the
     fraction of y (Cody and Waite's range reduction), by fused multiply-adds.
 
@@ -62,7 +65,7 @@ def polynomial_exp(degree):
     coefficients = [float(np.float32(c)) for c in series.convert(kind=np.polynomial.Polynomial).coef[::-1]]
 
     def exp(x):
-        y = FP32(x * _LOG2_E.to(x.device)).clamp(min=-200)  # -inf gives 0
+        y = FP32(x * _LOG2_E).clamp(min=-200)  # -inf gives 0
         whole = torch.floor(y)
         f, result = y - whole, torch.full_like(y, coefficients[0])  # f exact
         for c in coefficients[1:]:
@@ -72,7 +75,7 @@ def polynomial_exp(degree):
     return exp
 
 
-def dynamic_maximum(beta):
+def dynamic_maximum(beta: float) -> Callable[[Tensor], Tensor]:
     """The row maximum of arXiv 2510.04212, section 4: where several keys attain it, it is replaced by beta times itself
     if it is positive, and by 0 if it is negative, so that no P is exactly 1.
 

@@ -4,6 +4,8 @@ import warnings
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn.attention import (
     SDPBackend,
     activate_flash_attention_impl,
@@ -11,12 +13,19 @@ from torch.nn.attention import (
     sdpa_kernel,
 )
 
-from fa_lib.kernels.options import check
+from fa_lib.kernels.options import Asked, check
 
 BACKENDS = ("torch", "torch:FA3", "torch:FA4", "flash_attn")
 
 
-def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, window=None, softcap=None, dropout_p=0.0):
+def flash(
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    *,
+    backend: str = "torch",
+    **options,
+) -> Float[Tensor, "*lead n_q d_v"]:
     """A compiled flash-attention kernel, with its own gradients.
 
     Args:
@@ -25,12 +34,9 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, wind
             BF16 and FP16. "torch:FA3" and "torch:FA4" are what torch's registry has under these names.
             "flash_attn" is the flash-attn package's flash_attn_func.
         q: (..., heads, n_q, head_dim). k, v: (..., kv_heads, n_kv, head_dim).
-        causal: aligned bottom-right, as in every kernel here (torch's own `is_causal` aligns top-left).
-        scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
-        mask: as `reference`; torch's CPU kernel only.
-        window: as `reference`; flash_attn has it, torch's CPU kernel takes it as a mask.
-        softcap: as `reference`; flash_attn only.
-        dropout_p: none has dropout with a given mask; only 0 is accepted.
+        options: of `options.Asked`. causal is aligned bottom-right, as in every kernel here (torch's own `is_causal`
+            aligns top-left). mask: torch's CPU kernel only. window: flash_attn has it, torch's CPU kernel takes it as
+            a mask. softcap: flash_attn only. None has dropout with a given mask.
 
     Returns:
         o: q's shape and dtype.
@@ -41,24 +47,27 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, wind
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; accepted are {', '.join(BACKENDS)}")
-    lacks = {"dropout_p": dropout_p, "softcap": softcap if backend != "flash_attn" else None}
-    lacks["mask"] = True if mask is not None and backend == "flash_attn" else None
+    asked = Asked.of(**options)
+    lacks = {"dropout_p": asked.dropout_p, "softcap": asked.softcap if backend != "flash_attn" else None}
+    lacks["mask"] = True if asked.mask is not None and backend == "flash_attn" else None
     for name, value in lacks.items():
         if value:
             raise ValueError(f"{name}: got {value!r}; the kernel {backend!r} has none: use 'tiled'")
-    check(q, k, v, mask=mask, scale=scale, window=window, softcap=softcap)
+    check(q, k, v, **options)
     if backend == "flash_attn":
-        return _flash_attn(q, k, v, causal, scale, window, softcap)
+        return _flash_attn(q, k, v, asked)
     if backend != "torch":
         with _registered(backend.removeprefix("torch:"), q.device):
-            return flash(q, k, v, causal=causal, scale=scale, mask=mask, window=window)
+            return flash(q, k, v, **options)
+    causal, mask, window = asked.causal, asked.mask, asked.window
     lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
     own_causal = causal and n_q == n_kv and mask is None and window is None
     if window is not None or (causal and not own_causal):
         left, right = window or (None, None)
         visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
-        if causal or right is not None:
-            visible = visible.tril(n_kv - n_q + (0 if causal else right))
+        right = 0 if causal else right
+        if right is not None:
+            visible = visible.tril(n_kv - n_q + right)
         if left is not None:
             visible = visible.triu(n_kv - n_q - left)
         if mask is None or mask.dtype == torch.bool:
@@ -76,7 +85,7 @@ def flash(q, k, v, *, backend="torch", causal=False, scale=None, mask=None, wind
                 *four,
                 attn_mask=mask,
                 is_causal=own_causal,
-                scale=scale,
+                scale=asked.scale,
                 enable_gqa=four[0].shape[1] != four[1].shape[1],
             )
         except RuntimeError as error:
@@ -105,15 +114,17 @@ def _registered(name, device):
         restore_flash_attention_impl()
 
 
-def _flash_attn(q, k, v, causal, scale, window, softcap):
+def _flash_attn(q, k, v, asked):
     if q.device.type != "cuda":
         raise RuntimeError(f"flash_attn needs a CUDA device, and the tensors are on {q.device}; here 'torch' can run")
     try:
-        from flash_attn import flash_attn_func
+        from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise RuntimeError(f"the package flash-attn is missing ({error}); environment-cuda.yml has it") from error
-    sides = tuple(-1 if side is None else side for side in window or (None, None))
+    sides = tuple(-1 if side is None else side for side in asked.window or (None, None))
     # its layout is (batch, sequence, heads, head_dim)
     transposed = [_four(x).transpose(1, 2) for x in (q, k, v)]
-    o = flash_attn_func(*transposed, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0)
+    o = flash_attn_func(
+        *transposed, softmax_scale=asked.scale, causal=asked.causal, window_size=sides, softcap=asked.softcap or 0.0
+    )
     return o.transpose(1, 2).reshape(*q.shape[:-1], v.shape[-1])

@@ -1,17 +1,18 @@
 """Real kernels in the emulator's words: the arguments with which `tiled` does what they do."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from fa_lib.formats import BF16, FP16, Format
+from fa_lib.formats import BF16, FP16, Format, FormatLike
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 
-def torch_cpu(fmt, n_q):
+def torch_cpu(fmt: FormatLike, n_q: int) -> dict[str, Any]:
     """torch's flash kernel on CPU (ATen, FlashAttentionKernel.cpp) for n_q queries.
 
     Tiles of 512 keys, and of 256, 64 or 32 queries. In BF16 and FP16 the scores, row statistics and O are FP32, P is
@@ -29,11 +30,11 @@ def torch_cpu(fmt, n_q):
     return dict(tiling=Tiling(block_q, 512), precision=precision, algorithm=Algorithm("fa2", exp=exp))
 
 
-def vectorised():
+def vectorised() -> bool:
     """True where torch's CPU kernels run as AVX2 or AVX512 code."""
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
-def fa2_cuda(fmt, head_dim):
+def fa2_cuda(fmt: FormatLike, head_dim: int) -> dict[str, Any]:
     """FlashAttention-2 on CUDA (sm80 and later): tiles of 128 x 128 at head_dim up to 64, 128 x 64 above."""
     return dict(tiling=Tiling(128, 128 if head_dim <= 64 else 64), precision=Precision.kernel(fmt), algorithm="fa2")

@@ -1,20 +1,67 @@
 """What a call asks for beside Q, K and V: the contract of every kernel, masks, and the scores that some rows see."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 
-def check(q, k, v, *, causal=False, scale=None, mask=None, window=None, softcap=None, keep=None, dropout_p=0.0):
+@dataclass(frozen=True)
+class Asked:
+    """What a call may ask for beside Q, K and V: the options of every kernel.
+
+    Attributes:
+        causal: query i sees the keys up to i + n_kv - n_q (bottom-right, as flash-attn).
+        scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
+        mask: what broadcasts to (batch, heads, n_q, n_kv): boolean, True visible, or added to S.
+        window: (left, right): query i sees the keys from i + n_kv - n_q - left to i + n_kv - n_q + right; a None has
+            no limit. (flash-attn writes -1 for no limit.)
+        softcap: S becomes softcap * tanh(S / softcap), before masks.
+        keep: boolean, what broadcasts to (batch, heads, n_q, n_kv): the entries of P that dropout leaves.
+        dropout_p: what is kept is divided by 1 - dropout_p.
+    """
+
+    causal: bool = False
+    scale: float | None = None
+    mask: Tensor | None = None
+    window: tuple | None = None
+    softcap: float | None = None
+    keep: Tensor | None = None
+    dropout_p: float = 0.0
+
+    @classmethod
+    def of(cls, **options) -> "Asked":
+        """The options of a call.
+
+        Raises:
+            ValueError: there is no such option.
+        """
+        accepted = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in accepted:
+                raise ValueError(f"{name}: got {options[name]!r}; accepted options are {', '.join(accepted)}")
+        return cls(**options)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
     """The contract of every kernel: shapes that fit, options that mean something.
+
+    Args:
+        q, k, v: as `reference`. options: of `Asked`.
+
+    Returns:
+        the options.
 
     Raises:
         ValueError: names the argument, what came and what is accepted.
     """
+    asked = Asked.of(**options)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.ndim < 2:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
             raise ValueError(
                 f"{name}: got {_describe(x)}; accepted is a floating-point tensor (batch, heads, sequence, head_dim)"
             )
@@ -30,19 +77,21 @@ def check(q, k, v, *, causal=False, scale=None, mask=None, window=None, softcap=
         raise ValueError(f"k: got shape {tuple(k.shape)}; accepted are q's leading dimensions, {tuple(q.shape[:-2])}")
     if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
         raise ValueError(f"k: got {k.shape[-3]} heads; accepted is a divisor of q's {q.shape[-3]} heads (GQA)")
-    for name, x in (("scale", scale), ("softcap", softcap)):
+    for name in ("scale", "softcap"):
+        x = getattr(asked, name)
         if x is not None and not (math.isfinite(x) and x > 0):
             raise ValueError(f"{name}: got {x!r}; accepted is a finite number above 0, or None")
+    window, p = asked.window, asked.dropout_p
     if window is not None and (len(window) != 2 or any(side is not None and side < 0 for side in window)):
         raise ValueError(f"window: got {window!r}; accepted is (left, right), keys from 0, or None for no limit")
-    if not 0 <= dropout_p < 1 or (dropout_p > 0) != (keep is not None):
-        raise ValueError(f"dropout_p: got {dropout_p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask")
+    if not 0 <= p < 1 or (p > 0) != (asked.keep is not None):
+        raise ValueError(f"dropout_p: got {p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask")
     full = (*q.shape[:-1], k.shape[-2])
-    for name, x in (("mask", mask), ("keep", keep)):
+    for name, kinds in (("mask", "boolean or floating-point"), ("keep", "boolean")):
+        x = getattr(asked, name)
         if x is None:
             continue
-        kinds = "boolean" if name == "keep" else "boolean or floating-point"
-        if not isinstance(x, torch.Tensor) or not (x.dtype == torch.bool or (name == "mask" and x.is_floating_point())):
+        if not isinstance(x, Tensor) or not (x.dtype == torch.bool or (name == "mask" and x.is_floating_point())):
             raise ValueError(f"{name}: got {_describe(x)}; accepted is a {kinds} tensor")
         try:
             fits = torch.broadcast_shapes(x.shape, full) == torch.Size(full)
@@ -50,10 +99,11 @@ def check(q, k, v, *, causal=False, scale=None, mask=None, window=None, softcap=
             fits = False
         if not fits:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}")
+    return asked
 
 
 def _describe(x):
-    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 @dataclass(frozen=True)
@@ -67,79 +117,84 @@ class Options:
     scale: float
     left: int | None  # a query sees the keys from its own - left to its own + right; None has no limit
     right: int | None
-    mask: torch.Tensor | None  # (*lead, n_q, n_kv), boolean or added to S
+    mask: Tensor | None  # (*lead, n_q, n_kv), boolean or added to S
     softcap: float | None
-    keep: torch.Tensor | None  # (*lead, n_q, n_kv), the entries of P that dropout leaves
+    keep: Tensor | None  # (*lead, n_q, n_kv), the entries of P that dropout leaves
     dropout_p: float
 
     @classmethod
-    def of(cls, q, k, v, **options):
-        check(q, k, v, **options)
-        lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
-        left, right = options.get("window") or (None, None)
-        if options.get("causal"):
-            right = 0 if right is None else min(right, 0)
-        masks = {}
-        for name in ("mask", "keep"):
-            x = options.get(name)
-            x = x if x is None or x.dtype == torch.bool else x.detach().double()
-            masks[name] = x if x is None else x.expand(*lead, n_q, n_kv)
-        group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
-        scale = options.get("scale") or 1 / math.sqrt(q.shape[-1])
-        rest = dict(softcap=options.get("softcap"), dropout_p=options.get("dropout_p", 0.0))
-        return cls(lead, n_q, n_kv, group, scale, left, right, **masks, **rest)
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, **options) -> "Options":
+        """The options of a call, checked against its tensors.
 
-    def rows(self, head, here):
+        Raises:
+            ValueError: as `check`.
+        """
+        asked = check(q, k, v, **options)
+        lead, n_q, n_kv = tuple(q.shape[:-2]), q.shape[-2], k.shape[-2]
+        left, right = asked.window or (None, None)
+        if asked.causal:
+            right = 0 if right is None else min(right, 0)
+
+        def whole(x: Tensor | None) -> Tensor | None:
+            x = x if x is None or x.dtype == torch.bool else x.detach().double()
+            return x if x is None else x.expand(*lead, n_q, n_kv)
+
+        group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
+        scale = asked.scale or 1 / math.sqrt(q.shape[-1])
+        mask, keep = whole(asked.mask), whole(asked.keep)
+        return cls(lead, n_q, n_kv, group, scale, left, right, mask, asked.softcap, keep, asked.dropout_p)
+
+    def rows(self, head: int, here: slice) -> "Scores":
         """The scores that the rows `here`, a slice, of flattened head `head` see."""
         index = np.unravel_index(head, self.lead)
-        return Scores(self, here, *(x if x is None else x[index][here] for x in (self.mask, self.keep)))
+        return Scores(self, here, *(None if x is None else x[index][here] for x in (self.mask, self.keep)))
 
 
 class Scores:
     """S of some rows of one head, tile by tile: scaled, capped, masked, not yet rounded."""
 
-    def __init__(self, options, here, mask, keep):
+    def __init__(self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None):
         self.o, self.mask, self.keep_mask = options, mask, keep
         offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
         self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
         self.trivial = mask is None and options.left is None and options.right is None
 
-    def sees(self, j, stop):
+    def sees(self, j: int, stop: int) -> bool:
         """False where no row sees any of the keys j .. stop - 1 for causality or the window."""
         o = self.o
         return not (
             o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left
         )
 
-    def __call__(self, q, k, j):
+    def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "rows keys"]:
         """S (rows, keys) in float64 of the rows against keys k, the first of them j; what is hidden at -inf."""
         S = self.capped(q, k)
         if self.mask is not None:
             tile = self.mask[:, j : j + S.shape[1]]
             S = S.masked_fill_(~tile, -math.inf) if tile.dtype == torch.bool else S.add_(tile)
-        o, stop = self.o, j + S.shape[1]
-        beyond = o.right is not None and stop - 1 > self.first + o.right
-        before = o.left is not None and j < self.last - o.left
-        if beyond or before:
-            own = torch.arange(self.first, self.last + 1, device=S.device)[:, None]
-            keys = torch.arange(j, stop, device=S.device)
-            if beyond:
-                S.masked_fill_(keys > own + o.right, -math.inf)
-            if before:
-                S.masked_fill_(keys < own - o.left, -math.inf)
+        left, right, stop = self.o.left, self.o.right, j + S.shape[1]
+        if right is not None and stop - 1 > self.first + right:
+            S.masked_fill_(self._distance(j, stop, S.device) > right, -math.inf)
+        if left is not None and j < self.last - left:
+            S.masked_fill_(self._distance(j, stop, S.device) < -left, -math.inf)
         return S
 
-    def capped(self, q, k):
+    def _distance(self, j, stop, device):
+        """Of keys j .. stop - 1 from the key that aligns with a row: (rows, keys)."""
+        own = torch.arange(self.first, self.last + 1, device=device)[:, None]
+        return torch.arange(j, stop, device=device) - own
+
+    def capped(self, q: Tensor, k: Tensor) -> Tensor:
         """S before masks: scale * Q Kᵀ, softcap * tanh(S / softcap) where there is one."""
         S = (q @ k.mT).mul_(self.o.scale)
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
-    def seen(self, S):
+    def seen(self, S: Tensor) -> Tensor | Literal[True]:
         """Rows of an unrounded S that see a key of it: (rows, 1), or True where nothing is masked. A score that
         overflows when rounded, or is NaN, is no hidden key."""
         return True if self.trivial else S.amax(-1, keepdim=True) != -math.inf
 
-    def drop(self, P, j):
+    def drop(self, P: Tensor, j: int) -> Tensor:
         """P with dropout: what is not kept is 0, the rest divided by 1 - p."""
         if self.keep_mask is None:
             return P

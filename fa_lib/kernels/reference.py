@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
 
 from fa_lib.formats import FP64, Format
 from fa_lib.kernels.backward import Backward, differentiable
@@ -12,8 +14,13 @@ from fa_lib.precision import Precision
 
 
 def reference(
-    q, k, v, *, precision, causal=False, scale=None, mask=None, window=None, softcap=None, keep=None, dropout_p=0.0
-):
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    *,
+    precision: Precision,
+    **options,
+) -> Float[Tensor, "*lead n_q d_v"]:
     """Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says. Differentiable.
 
     With `Precision.materialized(fmt)` it is PyTorch's unfused attention in fmt, the paper's Baseline. It is not
@@ -23,14 +30,7 @@ def reference(
         q: (batch, heads, n_q, head_dim), any number of leading dimensions.
         k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads (GQA).
         precision: a Precision.
-        causal: query i sees the keys up to i + n_kv - n_q (bottom-right, as flash-attn).
-        scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
-        mask: what broadcasts to (batch, heads, n_q, n_kv): boolean, True visible, or added to S.
-        window: (left, right): query i sees the keys from i + n_kv - n_q - left to i + n_kv - n_q + right; a None has
-            no limit. (flash-attn writes -1 for no limit.)
-        softcap: S becomes softcap * tanh(S / softcap), before masks.
-        keep: boolean, what broadcasts to (batch, heads, n_q, n_kv): the entries of P that dropout leaves.
-        dropout_p: what is kept is divided by 1 - dropout_p.
+        options: of `options.Asked`: causal, scale, mask, window, softcap, keep, dropout_p.
 
     Returns:
         o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
@@ -39,9 +39,7 @@ def reference(
     Raises:
         ValueError: an argument does not fit.
     """
-    options = Options.of(
-        q, k, v, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap, keep=keep, dropout_p=dropout_p
-    )
+    asked = Options.of(q, k, v, **options)
     p = rounding(precision)
 
     def rows(q, k, v, scores):
@@ -57,17 +55,25 @@ def reference(
         return torch.cat([p.output(p.accumulator(p.probs(scores.drop(P, 0)) @ v)), m, l], -1)  # (rows, head_dim + 2)
 
     def forward(q, k, v):
-        out = by_rows(rows, q, k, v, p, options, features=v.shape[-1] + 2, width=k.shape[-2])
+        out = by_rows(rows, (q, k, v), p, asked, features=v.shape[-1] + 2, width=k.shape[-2])
         return stored(out[..., :-2], q.dtype), out[..., -2:]
 
     def probabilities(S, m_l):
         m, l = m_l[:, :1], m_l[:, 1:]
         return p.probs(p.exponent(p.exponent(torch.exp_(p.exponent(S - m))) / nonzero(l)))
 
-    return differentiable(q, k, v, forward, Backward(p, options, probabilities, tiling=None))
+    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling=None))
 
 
-def golden(q, k, v, *, inputs, allow_nonfinite=False, **options):
+def golden(
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    *,
+    inputs: Format | str,
+    allow_nonfinite: bool = False,
+    **options,
+) -> Float64[Tensor, "*lead n_q d_v"]:
     """The golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too.
 
     Args:

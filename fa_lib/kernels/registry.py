@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections.abc import Callable
 from functools import partial
 
 from fa_lib.kernels.eager import stepwise, unfused
@@ -12,11 +13,15 @@ from fa_lib.kernels.tiled import tiled
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-_KERNELS = {f.__name__: f for f in (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)}
+_BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)
+_KERNELS: dict[str, Callable] = {fn.__name__: fn for fn in _BUILT_IN}
 
 
-def register(name, fn):
-    """Add a kernel under a name, for `get` and for every notebook.
+def register(name: str, fn: Callable) -> None:
+    """Add a kernel under a name, for `get`, in this process.
+
+    A notebook's kernel, a worker and a job are processes of their own and do not have the name: in a grid with an
+    executor, in a notebook's parameters and on the command line, say package.module:function.
 
     Args:
         name: not taken yet.
@@ -32,7 +37,7 @@ def register(name, fn):
     _KERNELS[name] = fn
 
 
-def get(name):
+def get(name: str) -> Callable:
     """The kernel registered under `name`, or the function that "package.module:function" names.
 
     Raises:
@@ -41,12 +46,13 @@ def get(name):
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
-        accepted = f"{', '.join(_KERNELS)}, what was registered, or package.module:function"
-        raise ValueError(f"kernel: got {name!r}; accepted are {accepted}")
+        accepted = f"{', '.join(_KERNELS)}, or package.module:function"
+        words = "a name that was registered is known in its own process alone, and not in workers, jobs and notebooks"
+        raise ValueError(f"kernel: got {name!r}; accepted are {accepted} ({words})")
     module, function = name.split(":", 1)
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = "modules are looked for in the current folder and on PYTHONPATH"
         raise ValueError(f"kernel: got {name!r}; it cannot be had: {error!r} ({where})") from error
     if not callable(found):
@@ -54,7 +60,7 @@ def get(name):
     return found
 
 
-def plain(name):
+def plain(name: str) -> Callable:
     """The kernel of a name, to be called f(q, k, v, **options): one that takes a Precision runs with every step in its
     inputs' format, in tiles of 64, by fa1, as in the paper."""
     fn = get(name)
@@ -68,12 +74,12 @@ def _uniform(fn, q, k, v, **options):
     return fn(q, k, v, **{n: x for n, x in given.items() if n in inspect.signature(fn).parameters} | options)
 
 
-def available():
+def available() -> tuple[str, ...]:
     """Names of the registered kernels."""
     return tuple(_KERNELS)
 
 
-def emulates(fn):
+def emulates(fn: Callable) -> bool:
     """True where a kernel has to be given a Precision, and so runs in any format; others run in their inputs' dtype."""
     try:
         precision = inspect.signature(fn).parameters.get("precision")

@@ -3,27 +3,42 @@
 A row of Q never meets another one, so a kernel is written for a few rows of one head, and `by_rows` applies it.
 """
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
 
 from fa_lib.formats import round_to
+from fa_lib.kernels.options import Options, Scores
+from fa_lib.precision import Precision
 
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
 
 
-def flat(x, precision):
+def flat(x: Float[Tensor, "*lead n d"], precision: Precision) -> Float64[Tensor, "heads n d"]:
     """(heads, sequence, features) in float64, rounded to `precision.inputs`."""
     return precision.inputs(x.detach().double().reshape(-1, *x.shape[-2:]).contiguous())
 
 
-def by_rows(kernel, q, k, v, precision, options, *, features, width, rows=None, beside=()):
+def by_rows(
+    kernel: Callable,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    precision: Precision,
+    options: Options,
+    *,
+    features: int,
+    width: int,
+    rows: int | None = None,
+    beside: tuple[Tensor, ...] = (),
+) -> Float64[Tensor, "*lead n_q features"]:
     """Apply `kernel(q_i, k, v, scores, *beside_i)` to every few rows of every head, on torch's number of threads.
 
     Args:
         kernel: takes q_i (rows, head_dim), k (n_kv, head_dim), v (n_kv, features), float64 and rounded to
             `precision.inputs`, the Scores of these rows, and the same rows of what is beside; returns (rows, features).
-        options: the call's Options.
+        tensors: Q, K and V of the call. options: its Options.
         features: of the result.
         width: keys the kernel works on at once, from which the number of rows that fit the cache follows.
         rows: that number instead of the one that follows.
@@ -32,27 +47,27 @@ def by_rows(kernel, q, k, v, precision, options, *, features, width, rows=None, 
     Returns:
         float64 tensor (*lead, n_q, features).
     """
-    q, k, v = (flat(x, precision) for x in (q, k, v))
+    q, k, v = (flat(x, precision) for x in tensors)
     out = q.new_empty(q.shape[0], options.n_q, features)
-    rows = rows or rows_at_once(q, width, options)
+    step = rows or rows_at_once(q, width, options)
 
     def work(task):
         head, first = task
-        here = slice(first, min(first + rows, options.n_q))
+        here = slice(first, min(first + step, options.n_q))
         kv = head // options.group
         scores = options.rows(head, here)
         out[head, here] = kernel(q[head, here], k[kv], v[kv], scores, *(x[head, here] for x in beside))
 
-    run([(head, first) for head in range(q.shape[0]) for first in range(0, options.n_q, rows)], work, q.device)
+    run([(head, first) for head in range(q.shape[0]) for first in range(0, options.n_q, step)], work, q.device)
     return out.reshape(*options.lead, options.n_q, features)
 
 
-def rows_at_once(q, width, options):
+def rows_at_once(q: Tensor, width: int, options: Options) -> int:
     """Rows whose tile of S, `width` keys wide, fits the cache."""
     return max(16, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
 
 
-def tiles(k, v, block_kv, scores):
+def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple[int, Tensor, Tensor]]:
     """j, K_j, V_j of every tile that some row sees, j its first key."""
     for j in range(0, k.shape[0], block_kv):
         stop = min(j + block_kv, k.shape[0])
@@ -60,7 +75,7 @@ def tiles(k, v, block_kv, scores):
             yield j, k[j:stop], v[j:stop]
 
 
-def run(tasks, work, device):
+def run(tasks: list, work: Callable, device: torch.device) -> None:
     """work(task) for every task, on as many threads as torch uses."""
     threads = min(torch.get_num_threads(), len(tasks)) if device.type == "cpu" else 1
     if threads == 1:
@@ -78,7 +93,7 @@ def run(tasks, work, device):
         torch.set_num_threads(before)
 
 
-def rounding(precision):
+def rounding(precision: Precision) -> Precision:
     """`precision`, if it is one."""
     if not hasattr(precision, "probs"):
         raise ValueError(
@@ -87,11 +102,11 @@ def rounding(precision):
     return precision
 
 
-def nonzero(l):
+def nonzero(l: Tensor) -> Tensor:
     """The row sum to divide by: 1 where no key is visible, so that the row is 0 / 1 = 0."""
     return torch.where(l == 0, 1.0, l)
 
 
-def stored(o, dtype):
+def stored(o: Float64[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
     """Float64 values in the dtype a kernel returns, rounded straight to it."""
     return o.contiguous() if dtype == torch.float64 else round_to(o, str(dtype)).to(dtype)

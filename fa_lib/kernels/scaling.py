@@ -2,11 +2,15 @@
 
 import numpy as np
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
-from fa_lib.formats import FP32, Format, round_to
+from fa_lib.formats import FP32, Format, FormatLike, round_to
 
 
-def quantized(x, fmt, per="tensor", block=64):
+def quantized(
+    x: Float64[Tensor, "*lead n d"], fmt: FormatLike, per: str = "tensor", block: int = 64
+) -> Float64[Tensor, "*lead n d"]:
     """x as an FP8 kernel loads it: each part divided by a scale that takes its largest value to the format's largest,
     rounded, and multiplied by the scale again. (A kernel keeps the scales, FP32, and multiplies S and O by them.)
 
@@ -24,13 +28,15 @@ def quantized(x, fmt, per="tensor", block=64):
     parts = x.split(block, -2) if per == "block" else [x]
     out = []
     for part in parts:
-        largest = part.abs().amax(None if per == "tensor" else (-2, -1), keepdim=per != "tensor")
+        largest = part.abs().amax() if per == "tensor" else part.abs().amax((-2, -1), keepdim=True)
         scale = round_to(torch.where(largest > 0, largest, 1.0) / fmt.max, FP32)
         out.append(round_to((part / scale).clamp(-fmt.max, fmt.max), fmt) * scale)
     return torch.cat(out, -2)
 
 
-def rotated(q, k, seed):
+def rotated(
+    q: Float64[Tensor, "*lead n_q d"], k: Float64[Tensor, "*kv_lead n_kv d"], seed: int
+) -> tuple[Float64[Tensor, "*lead n_q d"], Float64[Tensor, "*kv_lead n_kv d"]]:
     """Q and K, each row multiplied by random signs and a Hadamard matrix: the same scores, and outliers spread over the
     row (incoherent processing, arXiv 2407.08608, section 3.3).
 
@@ -44,7 +50,7 @@ def rotated(q, k, seed):
     if d & (d - 1):
         raise ValueError(f"q: got head_dim {d}; accepted is a power of two")
     signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], d)).to(q)
-    return tuple(_hadamard(x * signs) / d**0.5 for x in (q, k))
+    return _hadamard(q * signs) / d**0.5, _hadamard(k * signs) / d**0.5
 
 
 def _hadamard(x):

@@ -78,7 +78,7 @@ def tiled(
 
     def forward(q, k, v):
         width = tiling.block_kv
-        out = by_rows(few_rows, q, k, v, p, asked, features=v.shape[-1] + 1, width=width, rows=rows)
+        out = by_rows(few_rows, (q, k, v), p, asked, features=v.shape[-1] + 1, width=width, rows=rows)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
@@ -165,4 +165,4 @@ def rescales(
             m = m_tile if m is None else torch.maximum(m, m_tile)
         return count
 
-    return by_rows(few_rows, q, k, k, p, asked, features=1, width=tiling.block_kv).squeeze(-1).long()
+    return by_rows(few_rows, (q, k, k), p, asked, features=1, width=tiling.block_kv).squeeze(-1).long()

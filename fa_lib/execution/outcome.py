@@ -1,0 +1,68 @@
+"""What a notebook's run left: a list of files with checksums, and a digest of what they were made from.
+
+An outcome is stale where the notebook's code, its parameters, the fa_lib that it imports, the libraries or the
+processor changed, or where a file is gone or altered. No clock is asked.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import nbformat
+
+from fa_lib.execution import fingerprint
+from fa_lib.execution.files import replacing
+from fa_lib.execution.results import versions
+
+
+def made_from(notebook, parameters):
+    """A digest of what a notebook's results depend on.
+
+    Args:
+        notebook: its path. parameters: those that its run is given.
+    """
+    cells = nbformat.read(notebook, as_version=4).cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    used = fingerprint.of_source("\n".join(code))
+    gpu = "cuda" in parameters.values()
+    return fingerprint.digest([code, parameters, used, versions(), fingerprint.hardware(gpu)])
+
+
+def write(path, source, files, into):
+    """Write the outcome of a run.
+
+    Args:
+        path: of the outcome. source: of `made_from`. files: paths below the folder `into`.
+    """
+    held = {str(file): _checksum(Path(into) / file) for file in files}
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(dict(made_from=source, files=held), indent=1) + "\n")
+
+
+def fresh(path, source, into):
+    """Whether the outcome at `path` was made from `source`, and all its files are as it left them."""
+    held = read(path)
+    if held is None or held["made_from"] != source:
+        return False
+    return all(_checksum(Path(into) / file) == checksum for file, checksum in held["files"].items())
+
+
+def read(path):
+    """made_from and files of an outcome; None where there is none, or a damaged one."""
+    try:
+        held = json.loads(Path(path).read_text())
+        return held if isinstance(held["files"], dict) and "made_from" in held else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def copy(files, source, target):
+    """Copy files, paths below the folder `source`, below the folder `target`: each whole or as it was."""
+    for file in files:
+        with replacing(Path(target) / file) as temporary:
+            shutil.copyfile(Path(source) / file, temporary)
+
+
+def _checksum(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -1,0 +1,81 @@
+"""What a result depends on: sources found by walking imports, files, versions, hardware; and nothing else."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fa_lib.execution.fingerprint import code_version, of_source, sources
+from fa_lib.experiments import microbenchmark
+from fa_lib.paths import PACKAGE
+
+KEY = """
+import json
+from fa_lib.execution.fingerprint import code_version
+from fa_lib.experiments.microbenchmark import compare
+print(json.dumps(code_version(compare)))
+"""
+
+
+def key(folder):
+    """The key of figure 3's cells in a copy of the package."""
+    words = [sys.executable, "-c", KEY]
+    return json.loads(subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout)
+
+
+def test_an_edit_counts_where_the_function_imports_it_and_nowhere_else(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    first = key(tmp_path)
+    for module, counts in (("check/model.py", False), ("plots/style.py", False), ("kernels/tiled.py", True)):
+        path = tmp_path / "fa_lib" / module
+        before = path.read_text()
+        path.write_text(before.replace('"""', '"""Another word. ', 1))
+        assert (key(tmp_path) != first) == counts, module
+        path.write_text(before)
+    assert key(tmp_path) == first
+
+
+def test_the_walk_finds_kernels_and_vocabulary_and_no_room_above():
+    found = set(sources(microbenchmark.__file__, microbenchmark.__name__))
+    assert {"fa_lib.formats", "fa_lib.kernels.tiled", "fa_lib.kernels.backward", "fa_lib.inputs"} <= found
+    assert not [m for m in found if m.split(".")[1] in ("execution", "check", "plots", "training", "cli", "claims")]
+
+
+def test_of_a_notebook_the_code_it_imports_counts():
+    both = [of_source(f"from fa_lib.{module} import {name}") for module, name in
+            (("metrics", "deviation"), ("tiling", "Tiling"))]  # fmt: skip
+    assert both[0] != both[1] and of_source("from fa_lib.tiling import Tiling\nx = 3") == both[1]
+
+
+def own_kernel(q, k, v):
+    return q
+
+
+def test_code_that_a_cell_names_counts_and_other_words_do_not():
+    plain = code_version(own_kernel)
+    assert plain == code_version(own_kernel, [dict(names="text: with a colon", kernel="flash")])
+    assert plain != code_version(own_kernel, [dict(names=["flash", "test_fingerprint:own_kernel"])])
+    assert plain != code_version(own_kernel, uses=[test_of_a_notebook_the_code_it_imports_counts])
+    with pytest.raises(ValueError, match="kernel: got 'nowhere:f'"):
+        code_version(own_kernel, [dict(names="nowhere:f")])
+
+
+def test_what_a_cell_depends_on_is_part_of_its_key(tmp_path, monkeypatch):
+    """A function beside the one swept, a module beside its own, a configuration's text, the processor."""
+    config, module, beside, versions = tmp_path / "mine.yaml", tmp_path / "mine_module.py", tmp_path / "beside.py", []
+    monkeypatch.syspath_prepend(tmp_path)
+    for step in range(6):
+        config.write_text("layers: 2" if step else "layers: 1")
+        helped = 10 if step > 1 else 1
+        beside.write_text(f"FACTOR = {2 if step > 2 else 1}")
+        module.write_text(f"def f(config, device):\n    import beside\n\ndef helper():\n    return {helped}")
+        if step > 3:
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+        sys.modules.pop("mine_module", None)
+        fn = importlib.import_module("mine_module").f
+        versions.append(code_version(fn, [dict(config=str(config), device="cpu")]))
+    assert len(set(versions)) == 5 and versions[4] == versions[5]

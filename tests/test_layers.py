@@ -1,0 +1,109 @@
+"""The house: a folder imports only what stands above it, no circle, no long file, no private name used elsewhere."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from fa_lib.paths import PACKAGE
+
+LAYERS = [  # from the top: what stands lower may import what stands higher
+    {"paths"},
+    {"formats", "precision", "tiling", "inputs", "metrics"},
+    {"kernels"},
+    {"experiments"},
+    {"execution"},
+    {"check"},
+    {"training"},
+    {"plots"},
+    {"panel", "claims", "reports"},
+    {"cli"},
+    {"__main__"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "share" not in path.relative_to(PACKAGE).parts)
+
+
+def name_of(path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(("fa_lib", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def imports(path):
+    """(module of fa_lib, name or None, whether it is imported when the file is) of every import of fa_lib."""
+    tree = ast.parse(path.read_text())
+    late = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.Lambda)) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fa_lib":
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found = (inner, None) if inner in MODULES else (node.module, alias.name)
+                yield *found, id(node) not in late
+        elif isinstance(node, ast.Import):
+            yield from ((a.name, None, id(node) not in late) for a in node.names if a.name.split(".")[0] == "fa_lib")
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "fa_lib"])
+def test_a_room_imports_only_what_stands_above_it(module):
+    room = module.split(".")[1]
+    assert room in LEVEL, f"{room} has no place in the house"
+    for other, _, _ in imports(MODULES[module]):
+        if other == "fa_lib":
+            pytest.fail(f"{module} imports from fa_lib itself: name the module")
+        theirs = other.split(".")[1]
+        assert theirs == room or LEVEL[theirs] < LEVEL[room] or {theirs, room} <= LAYERS[1], f"{module} imports {other}"
+
+
+def test_there_is_no_circle():
+    above = {name: {other for other, _, _ in imports(path)} - {name} for name, path in MODULES.items()}
+    above.pop("fa_lib")
+    left = dict(above)
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"in circles: {sorted(left)}"
+
+
+def test_no_file_is_long_and_each_says_what_it_holds():
+    for path in FILES:
+        text = path.read_text()
+        assert len(text.splitlines()) <= 300, path
+        assert ast.get_docstring(ast.parse(text)), path
+
+
+def test_no_private_name_is_used_outside_its_package():
+    for module, path in MODULES.items():
+        for other, name, _ in imports(path):
+            private = (name or "").startswith("_") or any(part.startswith("_") for part in other.split(".")[1:])
+            assert not private or other.rpartition(".")[0] == module.rpartition(".")[0], f"{module}: {other}.{name}"
+
+
+def test_no_function_has_more_than_eight_parameters():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                count = len([name for name in names if name not in ("self", "cls")])
+                command = path.name == "cli.py" and node.decorator_list  # its options are the reader's words
+                assert count <= 8 or command, f"{path}: {node.name} has {count}"
+
+
+def test_to_import_fa_lib_brings_neither_notebooks_nor_training_and_changes_nothing():
+    script = """
+import os, sys, torch, warnings
+before = dict(os.environ), list(warnings.filters)
+import fa_lib
+unwanted = "papermill nbformat IPython diffusers transformers lightning_fabric pandas matplotlib"
+assert not set(unwanted.split()) & set(sys.modules)
+assert dict(os.environ) == before[0]
+import matplotlib
+style = dict(matplotlib.rcParams)
+import fa_lib.check.kernel, fa_lib.execution.results, fa_lib.plots.microbenchmark, fa_lib.plots.ablation
+assert dict(matplotlib.rcParams) == style and dict(os.environ) == before[0]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,210 @@
+"""make figures: what papermill runs, refuses, leaves behind, and when it runs again."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import nbformat
+import papermill
+import pytest
+from nbclient.exceptions import CellTimeoutError
+from nbformat.v4 import new_code_cell, new_notebook
+
+from fa_lib.execution import outcome
+from fa_lib.execution.files import held
+from fa_lib.execution.notebook import Refused, is_fresh, parameters, run, run_all
+from fa_lib.paths import ROOT
+
+pytestmark = pytest.mark.slow  # each starts a notebook's kernel
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "notebooks" / "scales").mkdir(parents=True)
+    (tmp_path / "notebooks" / "scales" / "paper.yaml").write_text("01_small: {n: 3}\n")
+    write(tmp_path, "01_small")
+    return tmp_path
+
+
+def write(project, name, middle="", after=""):
+    cells = [
+        new_code_cell("n = 2\nout = ''\ncache = ''", metadata={"tags": ["parameters"]}),
+        new_code_cell("import pandas as pd\nfrom fa_lib.execution.results import save\n" + middle),
+        new_code_cell(f"save(out, {name!r}, dict(n=n), pd.DataFrame(dict(n=[n])))\n{after}"),
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), project / "notebooks" / f"{name}.ipynb")
+
+
+def small(project, scale="paper", **more):
+    return run(project / "notebooks" / "01_small.ipynb", scale, project / "build", **more)
+
+
+def everything(project):
+    files = (p for p in project.rglob("*") if p.is_file() and "notebooks" not in str(p) and p.suffix != ".lock")
+    return sorted(str(p.relative_to(project / "build")) for p in files)
+
+
+WHOLE = [
+    "01_small.ipynb", "01_small.outcome.json",
+    "data/results/01_small.csv", "data/results/01_small.provenance.json",
+]  # fmt: skip
+
+
+def test_a_notebook_runs_at_its_scale_and_again_only_when_something_changed(project):
+    table = project / "build/data/results/01_small.csv"
+    assert small(project) == project / "build/01_small.ipynb"
+    assert table.read_text() == "n\n3\n" and everything(project) == WHOLE
+    assert small(project) is None  # nothing changed: it does not run
+    os.utime(project / "notebooks/01_small.ipynb", (2e9, 2e9))  # a clock an hour, or decades, ahead
+    assert small(project) is None
+    table.unlink()
+    assert small(project) and table.exists()  # a file that is gone is made again
+    (project / "build/data/results/01_small.provenance.json").write_text("damaged")
+    assert small(project)
+    (project / "notebooks/scales/paper.yaml").write_text("01_small: {n: 4}\n")
+    assert small(project) and table.read_text() == "n\n4\n"
+    before = os.stat(table).st_mtime_ns
+    write(project, "01_small", middle="x = 1")
+    os.utime(project / "notebooks/01_small.ipynb", (1e9, 1e9))  # edited, and older than what was made of it
+    assert small(project) and os.stat(table).st_mtime_ns > before
+
+
+@pytest.mark.parametrize(
+    "scale, message",
+    [
+        ("01_small: {m: 3}", "01_small has no parameter 'm'; accepted are n, out, cache"),
+        ("02_other: {n: 3}", "names the notebook '02_other'; accepted are 01_small"),
+    ],
+)
+def test_what_no_notebook_has_is_refused(project, scale, message):
+    (project / "notebooks" / "scales" / "paper.yaml").write_text(scale)
+    with pytest.raises(Refused, match=message):
+        small(project)
+    with pytest.raises(Refused, match="scale: got 'huge'; accepted are paper"):
+        parameters(project / "notebooks" / "01_small.ipynb", "huge")
+    with pytest.raises(Refused, match="executor: got 'slrum'; accepted is slurm or a number of processes"):
+        small(project, executor="slrum")
+    assert not (project / "build").exists()
+
+
+def test_a_failing_notebook_is_kept_with_its_traceback_and_nothing_is_half_written(project):
+    small(project)
+    write(project, "01_small", after="n = 99\nsave(out, '01_small', {}, pd.DataFrame(dict(n=[n])))\n1 / 0")
+    with pytest.raises(papermill.PapermillExecutionError) as failure:
+        small(project)
+    assert failure.value.ename == "ZeroDivisionError"
+    assert (project / "build/data/results/01_small.csv").read_text() == "n\n3\n"
+    assert everything(project) == sorted([*WHOLE, "01_small.failed.ipynb"])
+    assert "ZeroDivisionError" in (project / "build/01_small.failed.ipynb").read_text()
+    with pytest.raises(RuntimeError, match=r"(?s)01_small.ipynb: cell \d failed: ZeroDivisionError.*as far as it came"):
+        run_all([project / "notebooks/01_small.ipynb"], "paper", project / "build", say=lambda words: None)
+    write(project, "01_small")
+    small(project)
+    assert everything(project) == WHOLE
+
+
+def test_a_cell_has_a_timeout(project):
+    write(project, "01_small", middle="import time; time.sleep(60)")
+    with pytest.raises(CellTimeoutError):
+        small(project, timeout=2)
+    assert everything(project) == ["01_small.failed.ipynb"]
+
+
+def test_two_at_once_run_a_notebook_once(project):
+    write(project, "01_small", middle="import time; time.sleep(1)")
+    done = []
+    both = [threading.Thread(target=lambda: done.append(small(project))) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert sorted(map(bool, done)) == [False, True] and everything(project) == WHOLE
+
+
+def test_a_folder_is_held_by_one_and_let_go_by_one_that_is_killed(tmp_path):
+    script = f"from fa_lib.execution.files import held\nwith held({str(tmp_path / 'x')!r}):\n    print('held', flush=True)\n    input()"  # noqa: E501
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match=f"folder: {tmp_path / 'x'} is in use"), held(tmp_path / "x", seconds=0.3):
+            pass
+        other.kill()
+    with held(tmp_path / "x", seconds=5):
+        assert not (tmp_path / "x").exists()
+
+
+def test_results_on_another_file_system_are_copied_there(project):
+    with open("/proc/mounts") as mounts:
+        assert any(line.split()[1] == "/dev/shm" for line in mounts), "this test needs /dev/shm"
+    there = f"/dev/shm/fa_lib-{os.getpid()}"
+    try:
+        small(project, into=there)
+        assert os.stat(there).st_dev != os.stat(project).st_dev
+        assert sorted(os.listdir(f"{there}/data/results")) == ["01_small.csv", "01_small.provenance.json"]
+        assert is_fresh(project / "notebooks/01_small.ipynb", "paper", project / "build", type(project)(there))
+    finally:
+        shutil.rmtree(there, ignore_errors=True)
+
+
+def test_what_a_scale_does_not_name_is_left_alone(project):
+    (project / "notebooks" / "scales" / "other.yaml").write_text("")
+    said = []
+    run_all([project / "notebooks" / "01_small.ipynb"], "other", project / "build", say=said.append)
+    assert said == ["01_small.ipynb is not of the scale other"] and not (project / "build").exists()
+
+
+def test_a_damaged_outcome_is_none(tmp_path):
+    outcome.write(tmp_path / "a.json", "x", [], tmp_path)
+    assert outcome.fresh(tmp_path / "a.json", "x", tmp_path) and not outcome.fresh(tmp_path / "a.json", "y", tmp_path)
+    whole = (tmp_path / "a.json").read_text()
+    for cut in range(len(whole) - 1):
+        (tmp_path / "a.json").write_text(whole[:cut])
+        assert not outcome.fresh(tmp_path / "a.json", "x", tmp_path)
+
+
+def make(folder, *words):
+    return subprocess.run(
+        ["make", f"PYTHON={sys.executable}", "--no-print-directory", *words],
+        cwd=folder, capture_output=True, text=True, env={k: v for k, v in os.environ.items() if "MAKE" not in k},
+    )  # fmt: skip
+
+
+def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_path):
+    """In a copy of the repository at a small scale: twice, then an edit, another scale; then they are published."""
+    for name in ("fa_lib", "notebooks", "data", "Makefile", "README.md", "pyproject.toml", ".gitignore"):
+        source = ROOT / name
+        ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "results", "0[0149]*", "0[5-8]*", "1*")
+        shutil.copytree(source, tmp_path / name, ignore=ignored) if source.is_dir() else shutil.copy(source, tmp_path)
+    scale = "".join(f"{n}: {{n: 128, seeds: 2}}\n" for n in ("02_precision", "03_golden_value"))
+    (tmp_path / "notebooks/scales/paper.yaml").write_text(scale)
+    (tmp_path / "data/results").mkdir()
+    subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a", shell=True,
+                   cwd=tmp_path, check=True)  # fmt: skip
+    first = make(tmp_path, "figures")
+    assert first.returncode == 0, first.stderr
+    assert f"figures are in {tmp_path}/build/figures" in first.stdout
+    figures = sorted(p.name for p in (tmp_path / "build/figures").iterdir())
+    assert figures == [f"{n}.{s}" for n in ("figure3_precision", "figure4_golden_value") for s in ("png", "svg")]
+    status = ["git", "status", "--porcelain"]
+    assert subprocess.run(status, cwd=tmp_path, capture_output=True, text=True).stdout == ""
+    second = make(tmp_path, "figures").stdout
+    assert "02_precision.ipynb is up to date" in second and "03_golden_value.ipynb is up to date" in second
+    (tmp_path / "build/data/results/03_golden_value.csv").write_text("")
+    third = make(tmp_path, "figures").stdout
+    assert "02_precision.ipynb is up to date" in third and "03_golden_value.ipynb at scale paper" in third
+    published = make(tmp_path, "publish")
+    assert published.returncode == 0, published.stderr
+    assert (tmp_path / "figures/figure3_precision.png").exists() and "N = 128" in (tmp_path / "README.md").read_text()
+    readme = (tmp_path / "README.md").read_text()
+    (tmp_path / "build/figures/figure3_precision.png").unlink()
+    refused = subprocess.run([sys.executable, "-m", "fa_lib", "publish"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 2 and "02_precision.ipynb is not up to date" in refused.stderr
+    assert (tmp_path / "README.md").read_text() == readme
+
+
+def test_make_alone_prints_the_targets():
+    printed = make(ROOT).stdout
+    for target in ("figures", "publish", "test", "test-fast", "lab", "claims", "bench", "lint", "clean"):
+        assert f"\n{target} " in printed or printed.startswith(target)
