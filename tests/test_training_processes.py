@@ -58,9 +58,9 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
     for folder in killed:
         assert not (folder / "run.json").exists() and (folder / "resume.ckpt").exists()
         early.append(weights(folder, 5).stat().st_mtime_ns)
-    resumed = [begun(each) for each in words]
-    for process in resumed:
-        assert ended(process).startswith("done, loss")
+    by_command = begun(words[0])
+    run(killed[1], Arm(precision=precisions[1]), steps=120, every=5)
+    assert ended(by_command).startswith("done, loss")
     for precision, folder, before in zip(precisions, killed, early):
         assert weights(folder, 5).stat().st_mtime_ns == before  # it went on, and did not begin again
         undisturbed = tmp_path / precision
