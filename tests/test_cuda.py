@@ -1,5 +1,7 @@
 """On a CUDA device: the same emulated bits as on CPU, and real kernels against their model and the rule."""
 
+import os
+
 import pandas as pd
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fa_lib.training.run import train
 from fa_lib.training.run_folder import load_weights, weights
 from fa_lib.training.spec import Arm, RunSpec
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for the runs below: read at the first product on a GPU
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),

@@ -50,7 +50,8 @@ def repeatable(device: str) -> Iterator[None]:
     if device == "cpu":
         torch.set_num_threads(1)
     else:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the process's first product on a GPU
+        # torch reads it once, at the process's first product on a GPU, and refuses to go on where it came too late
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         for of, name in flags:
             setattr(of, name, False)
