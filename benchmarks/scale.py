@@ -20,15 +20,17 @@ from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from fa_lib import kernels
 from fa_lib.execution.files import replacing
 from fa_lib.paths import RESULTS, ROOT
 from fa_lib.training import data
-from fa_lib.training.arm import Arm
+from fa_lib.training.arm import ARMS, PAIRS
+from fa_lib.training.config import Config
 from fa_lib.training.distances import distances
-from fa_lib.training.model import Config, TextToImage
-from fa_lib.training.run import _Run, train
+from fa_lib.training.model import TextToImage
+from fa_lib.training.run import Run, train
 from fa_lib.training.run_folder import load_weights, weights
-from fa_lib.training.study import ARMS, PAIRS
+from fa_lib.training.spec import Arm, RunSpec
 
 KINDS = ("Baseline", "Flash", "FP32")  # the first two in BF16; Baseline's kernel in the last
 CONFIGS = ("small", "large", "xlarge")
@@ -70,7 +72,7 @@ def count(name):
 def _step(config, kind, batch):
     """Parameters, FLOPs, bytes kept for the backward pass."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model, held = TextToImage(config, "flash" if kind == "Flash" else "unfused", 0), {}
+        model, held = TextToImage(config, kernels.flash if kind == "Flash" else kernels.unfused, 0), {}
 
         def keep(x):
             held[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
@@ -99,13 +101,13 @@ def measured(function, *args):
 
 def unit_costs(folder, name="large"):
     """Seconds and memory of what a run does beside its steps, on this machine."""
-    saves, save = [], _Run.save
+    saves, save = [], Run.save
 
     def timed(run):
         saves.append(measured(save, run)[1:])
 
-    with mock.patch.object(_Run, "save", timed):
-        train(Arm(kernel="flash"), 0, Config.load(name, batch=1), 2, folder / "run", every=1)
+    with mock.patch.object(Run, "save", timed):
+        train(RunSpec(Arm(kernel="flash"), 0, Config.load(name, batch=1), steps=2, every=1), folder / "run")
     files = [weights(folder / "run", step) for step in (1, 2)]
     million = sum(x.numel() for x in load_weights(files[0]).values()) / 1e6
     _, compare, compared = measured(lambda: distances(*map(load_weights, files)))

@@ -122,6 +122,46 @@ def print_claims(
 
 
 @app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="folder for weights and checkpoint; an interrupted run goes on")],
+    arm: Annotated[str, typer.Option(help="of the study: baseline, flash, perturb, fp32, fp16, ...")] = "baseline",
+    kernel: Annotated[str, typer.Option(help="instead of the arm's: a name or package.module:function")] = "",
+    precision: Annotated[str, typer.Option(help="instead of the arm's: 32-true, bf16-mixed, 16-mixed, ...")] = "",
+    config: Annotated[str, typer.Option(help="a file of fa_lib/training, or a path that ends in .yaml")] = "small",
+    seed: Annotated[int, typer.Option(help="of data, noise and initial weights")] = 0,
+    steps: Annotated[int, typer.Option(help="of the optimizer")] = 200,
+    every: Annotated[int, typer.Option(help="steps between weights written")] = 25,
+    data: Annotated[str, typer.Option(help="shapes, a folder of captioned images or shards, or a hub name")] = "shapes",
+    streaming: Annotated[bool, typer.Option("--streaming", help="never hold the data")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    devices: Annotated[int | None, typer.Option(help="processes; torchrun and srun tell it")] = None,
+    strategy: Annotated[str, typer.Option(help="of several processes: ddp or fsdp")] = "ddp",
+) -> None:
+    """Train one arm of the study. A killed run can be started again, and ends with the same bits.
+
+    Also under torchrun and srun: torchrun --nproc-per-node 8 -m fa_lib train --device cuda --out build/flash.
+    """
+    with told():
+        from dataclasses import replace
+
+        from fa_lib.training.arm import arm_named
+        from fa_lib.training.config import Config
+        from fa_lib.training.preflight import started
+        from fa_lib.training.spec import RunSpec
+
+        changes = {name: value for name, value in (("kernel", kernel), ("precision", precision)) if value}
+        spec = RunSpec(
+            replace(arm_named(arm), **changes), seed, Config.load(config), steps, every, source=data,
+            streaming=streaming, device=device, devices=started() if devices is None else devices, strategy=strategy,
+        )  # fmt: skip
+        from fa_lib.training import run  # slow to load: after what can be refused without it
+
+        result = run.train(spec, out, progress=True)
+        loss, seconds = result["losses"][-1], result["seconds"]
+        typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
+
+
+@app.command()
 def bench() -> None:
     """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
     with told():

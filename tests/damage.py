@@ -7,10 +7,10 @@ from safetensors.torch import load_file
 from victims import cell, stamps
 
 from fa_lib.execution.sweep import sweep
-from fa_lib.training.arm import Arm
-from fa_lib.training.model import Config
+from fa_lib.training.config import Config
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import load_weights, weights
+from fa_lib.training.spec import Arm, RunSpec
 
 
 def flipped(whole, chance):
@@ -37,14 +37,14 @@ def damaged_cells(folder, bits, cut, flip, chance):
 
 def damaged_run(folder, bits, checkpoint, weight, ended, chance):
     """A stopped run's checkpoint, and a finished run's files: each damaged one is refused with its path."""
-    config, every = Config.load("tiny"), 2
+    spec = RunSpec(Arm(), 0, Config.load("tiny"), steps=8, every=2)
 
     def stop(step):
         if step == 5:
             raise KeyboardInterrupt
 
     def begun(at, watch=None):
-        return train(Arm(), 0, config, 8, at, every=every, watch=watch)
+        return train(spec, at, watch=watch)
 
     def tell(count, path, held, read):
         path.write_bytes(held)

@@ -1,5 +1,7 @@
 """On a CUDA device: the same emulated bits as on CPU, and real kernels against their model and the rule."""
 
+import os
+
 import pandas as pd
 import pytest
 import torch
@@ -7,11 +9,12 @@ import torch
 from fa_lib import BF16, FP16, Precision, Tiling, draw, kernels, round_to, sweep
 from fa_lib.experiments.rule import rule
 from fa_lib.experiments.validation import agree
-from fa_lib.training.arm import Arm
-from fa_lib.training.model import Config
+from fa_lib.training.config import Config
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import load_weights, weights
+from fa_lib.training.spec import Arm, RunSpec
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for the runs below: read at the first product on a GPU
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -60,16 +63,16 @@ def test_the_flash_attn_package_passes_the_rule():
 def test_a_training_run_is_the_same_run_again(kernel, tmp_path):
     config = Config.load("tiny")
     for name in ("a", "b"):
-        result = train(Arm(kernel=kernel), 0, config, 10, tmp_path / name, every=10, device="cuda")
+        result = train(RunSpec(Arm(kernel=kernel), 0, config, steps=10, every=10, device="cuda"), tmp_path / name)
         assert result["status"] == "done" and result["dtype"] == "bfloat16"
     a, b = (load_weights(weights(tmp_path / name, 10)) for name in ("a", "b"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_what_flash_on_cuda_cannot_do_is_refused_before_training(tmp_path):
-    config = Config.load("tiny")
+    spec = RunSpec(Arm(kernel="flash", precision="32-true"), 0, Config.load("tiny"), steps=3, every=1, device="cuda")
     with pytest.raises(ValueError, match="kernel: 'flash' cannot do what the model asks.*float32"):
-        train(Arm(kernel="flash", precision="32-true"), 0, config, 3, tmp_path / "no", every=1, device="cuda")
+        train(spec, tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
 

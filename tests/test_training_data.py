@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from runs import QUICK, run, same_weights
 
 from fa_lib.training import data
-from fa_lib.training.arm import Arm
 from fa_lib.training.data import Captioned, load, shapes
-from fa_lib.training.model import Config
-from fa_lib.training.run import train
-from fa_lib.training.run_folder import weights
 
+pytestmark = pytest.mark.training
 WORDS = ("red", "green", "blue", "black", "white")
 
 
@@ -135,22 +132,20 @@ def test_what_cannot_be_trained_on_is_named(tmp_path):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_model_trains_on_them_and_goes_on_where_it_was(streaming, tmp_path):
     folder = image_folder(tmp_path / "set", [f"a {word} picture" for word in WORDS * 2])
-    config = Config.load("tiny", layers=1)
-    options = dict(every=1, source=folder, streaming=streaming)
+    options = dict(config=QUICK, steps=5, every=1, source=folder, streaming=streaming)
 
     def stop(step):
         if step == 3:
             raise KeyboardInterrupt
 
-    whole = train(Arm(), 0, config, 5, tmp_path / "whole", **options)
+    undisturbed = run(tmp_path / "undisturbed", **options)
     with pytest.raises(KeyboardInterrupt):
-        train(Arm(), 0, config, 5, tmp_path / "stopped", watch=stop, **options)
-    resumed = train(Arm(), 0, config, 5, tmp_path / "stopped", **options)
+        run(tmp_path / "stopped", watch=stop, **options)
+    resumed = run(tmp_path / "stopped", **options)
     assert not (tmp_path / "stopped" / "resume.ckpt").exists()
-    assert len(set(whole["losses"])) == 5 and resumed["losses"] == whole["losses"]
-    ends = [load_file(weights(tmp_path / name, 5)) for name in ("whole", "stopped")]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert len(set(undisturbed["losses"])) == 5 and resumed["losses"] == undisturbed["losses"]
+    assert same_weights(tmp_path / "undisturbed", tmp_path / "stopped", 5)
     (folder / "metadata.jsonl").unlink()
     with pytest.raises(ValueError, match="has no captions"):
-        train(Arm(), 0, config, 5, tmp_path / "no", **options)
+        run(tmp_path / "no", **options)
     assert not (tmp_path / "no").exists()

@@ -79,7 +79,7 @@ class Training:
     whom = ("everyone",)
 
     def words(self, folder):
-        return python("-m", "fa_lib.training.run", *TRAIN, "--out", folder / "run")
+        return python("-m", "fa_lib", "train", *TRAIN, "--out", folder / "run")
 
     def kept(self, folder):
         return stamps(sorted((folder / "run").glob("weights-*"))[:-1])  # the last may be older than the checkpoint

@@ -1,16 +1,18 @@
-"""The figures of the study: one function each, from its tidy tables to a matplotlib Figure."""
+"""The figures of the training study: one function each, from its tidy tables to a matplotlib Figure."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import NullLocator
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, FORMATS, band, by_seed
+from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, no_minor_ticks, styled
+from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import at_end, slopes
-from fa_lib.training.study import PAIRS
-
-GREY = "#777777"
-
 
 STYLE = {  # of a pair: colour, marker, line
     "flash": (FLASH, "o", "-"),
@@ -23,8 +25,6 @@ STYLE = {  # of a pair: colour, marker, line
     "fp16_scaled": (FORMATS["FP16"][0], "s", "--"),
     "bf16": (BASELINE, "D", "-"),
 }
-
-
 RAN = {  # kernel: label, colour, marker, place
     "flash": ("as shipped", FLASH, "o", 0.13),
     "stepwise": ("carried in BF16", BASELINE, "s", -0.13),
@@ -32,48 +32,55 @@ RAN = {  # kernel: label, colour, marker, place
 }
 
 
-def inside(table, caption):
+@styled
+def inside(table: pd.DataFrame, caption: str) -> Figure:
     """Several kernels at each attention call of a model in training: over the run, and by layer and head."""
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(1, 1, 1.15))
     rows, steps = table.assign(error=table.rmse / table.scale), sorted(table.step.unique())
     golden = rows[rows.against == "golden"].groupby(["kind", "layer", "head", "step", "seed", "kernel"]).error.mean()
     over = golden.groupby(["kind", "step", "seed", "kernel"]).mean().unstack()
-    golden = golden.groupby(["kind", "layer", "head", "seed", "kernel"]).mean().unstack()
-    names = [name for name in golden if name != "ran"]
+    names = [name for name in over if name != "ran"]
     own = {name: (name, GREY, "D", 0.0) for name in names if name not in RAN}
-    kernels = [(name, *style) for name, style in (RAN | own).items() if name in names]
+    kernels = {name: style for name, style in (RAN | own).items() if name in names}
     for ax, kind in zip(axes, ("self", "cross")):
-        for name, label, color, marker, _ in kernels:
+        for name, (label, color, marker, _) in kernels.items():
             band(ax, (over[name] / over["ran"])[kind].unstack("seed"), color, marker, label)
         ax.set(xscale="symlog", xlabel="training step", title=f"{kind}-attention")
         ax.sharey(axes[2])
-        apart = [step == steps[-1] or after > 1.6 * step for step, after in zip(steps, [*steps[1:], 0])]
-        ax.set_xticks(steps, labels=[str(step) if room else "" for step, room in zip(steps, apart)])
-        ax.xaxis.set_minor_locator(NullLocator())
+        room = [step == steps[-1] or after > 1.6 * step for step, after in zip(steps, [*steps[1:], 0])]
+        ax.set_xticks(steps, labels=[str(step) if free else "" for step, free in zip(steps, room)])
+        no_minor_ticks(ax.xaxis)
     axes[0].set_ylabel("error to golden / Baseline's\n(root mean squares)")
     axes[0].legend(loc="lower left")
-    layers, rng = table.layer.max() + 1, np.random.default_rng(0)
-    for name, label, color, marker, shift in kernels:
-        ratio = (golden[name] / golden["ran"]).reset_index()
-        at = ratio.layer + (ratio.kind == "cross") * (layers + 0.6) + shift + rng.uniform(-0.07, 0.07, len(ratio))
-        axes[2].plot(at, ratio[0], marker, color=color, ms=3.5, alpha=0.55, mew=0, label=label)
+    _by_layer(axes[2], golden.groupby(["kind", "layer", "head", "seed", "kernel"]).mean().unstack(), kernels)
+    right = 2 * table.layer.max() + 1.8
     for level, words, line in ((1, "as far as Baseline", "-"), (2, "the rule's limit", ":")):
         for ax in axes:
-            ax.axhline(level, color="#333333", lw=0.9, ls=line)
-        axes[2].annotate(words, (2 * layers - 0.2, level), (0, 3), textcoords="offset points", ha="right", fontsize=7)
-    ticks = [*range(layers), *(layers + 0.6 + np.arange(layers))]
-    labels = [f"{i}\n{kind}" if i == layers // 2 else f"{i}" for kind in ("self", "cross") for i in range(layers)]
-    axes[2].set_xticks(ticks, labels=labels)
-    axes[2].set(xlabel="layer", title="by layer and head, mean over steps")
-    axes[2].set_ylim(0)
+            ax.axhline(level, color=INK, lw=0.9, ls=line)
+        axes[2].annotate(words, (right, level), (0, 3), textcoords="offset points", ha="right", fontsize=7)
     mean = over.groupby("step").mean()
-    times = {label: (mean[name] / mean.ran).loc[[steps[0], steps[-1]]] for name, label, *_ in kernels}
+    times = {label: (mean[name] / mean.ran).loc[[steps[0], steps[-1]]] for name, (label, *_) in kernels.items()}
     words = "; ".join(f"{label} {t.iloc[0]:.1f} ×, at the end {t.iloc[1]:.1f} ×" for label, t in times.items())
     title = f"Inside a model, Flash's error over Baseline's: {words}"
     return captioned(figure, title, caption + BANDS + " Right: a point for each head and seed.")
 
 
-def divergence(tables, caption):
+def _by_layer(ax, golden, kernels):
+    """A point for each head and seed, by kind of attention and layer; golden: errors, a column for each kernel."""
+    layers, rng = golden.index.get_level_values("layer").max() + 1, np.random.default_rng(0)
+    for name, (label, color, marker, shift) in kernels.items():
+        ratio = (golden[name] / golden["ran"]).reset_index()
+        at = ratio.layer + (ratio.kind == "cross") * (layers + 0.6) + shift + rng.uniform(-0.07, 0.07, len(ratio))
+        ax.plot(at, ratio[0], marker, color=color, ms=3.5, alpha=0.55, mew=0, label=label)
+    ticks = [*range(layers), *(layers + 0.6 + np.arange(layers))]
+    labels = [f"{i}\n{kind}" if i == layers // 2 else f"{i}" for kind in ("self", "cross") for i in range(layers)]
+    ax.set_xticks(ticks, labels=labels)
+    ax.set(xlabel="layer", title="by layer and head, mean over steps")
+    ax.set_ylim(0)
+
+
+@styled
+def divergence(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     """Figure 7: Wasserstein distance and max difference of the weights over training; tables: machine -> table."""
     ends = [at_end(table, "wasserstein").unstack("pair") for table in tables.values()]
     nudged = (ends[0]["flash"] / ends[0]["perturb"]).dropna()
@@ -85,8 +92,9 @@ def divergence(tables, caption):
     )  # fmt: skip
 
 
-def in_context(tables, caption, start):
-    """Figure 8: the same for every pair of the study, and slopes; tables: machine -> table."""
+@styled
+def in_context(tables: Mapping[str, pd.DataFrame], caption: str, start: int) -> Figure:
+    """Figure 8: the same for every pair of the study, and slopes from step `start` on; tables: machine -> table."""
     figure = _over_training(
         tables, caption, tuple(STYLE),
         {"relative_wasserstein": "relative Wasserstein distance\n(the primary metric)",
@@ -135,7 +143,8 @@ def _over_training(tables, caption, pairs, metrics, title, extra=0):
     return captioned(figure, title, caption + BANDS)
 
 
-def key_bias(table, caption):
+@styled
+def key_bias(table: pd.DataFrame, caption: str) -> Figure:
     """Figure 8b: the share of the mean Wasserstein distance that the biases of key projections make."""
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.5))
     for name, color, marker in (("flash", FLASH, "o"), ("bf16", BASELINE, "D")):
@@ -153,8 +162,10 @@ def key_bias(table, caption):
     return captioned(figure, title, caption + BANDS)
 
 
-def drawn(images, captions, caption):
-    """Figure 8c: what the trained models draw from the same captions and noise; images: label -> uint8 tensor."""
+@styled
+def drawn(images: Mapping[str, torch.Tensor], captions: Sequence[str], caption: str) -> Figure:
+    """Figure 8c: what the trained models draw from the same captions and noise; images: label -> uint8 tensor
+    (captions, 3, size, size)."""
     figure, axes = plt.subplots(
         len(images), len(captions), figsize=(1.45 * len(captions) + 1.6, 1.38 * len(images) + 0.9), squeeze=False
     )
@@ -166,5 +177,5 @@ def drawn(images, captions, caption):
             ax.spines[:].set_visible(False)
         row[0].set_ylabel(label, rotation=0, ha="right", va="center")
     for ax, words in zip(axes[0], captions):
-        ax.set_title(words.replace(" ", "\n", 2).replace("\n", " ", 1), fontsize=7, loc="center", fontweight="normal")
+        ax.set_title(textwrap.fill(words, 19), fontsize=7, loc="center", fontweight="normal")
     return captioned(figure, "Figure 8c. The same caption and noise, drawn by models trained otherwise", caption)

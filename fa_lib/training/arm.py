@@ -1,32 +1,62 @@
-"""What a training run is made of: its arm, and the precisions there are."""
+"""The study's arms, and its pairs: two arms that differ in exactly one thing."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import torch
+from fa_lib.experiments.variant import known
+from fa_lib.training.spec import Arm
 
-# The dtype attention then runs in. "16-mixed-unscaled" is Fabric's 16-mixed without loss scaling.
-PRECISIONS = {
-    "64-true": torch.float64,
-    "32-true": torch.float32,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-    "16-mixed-unscaled": torch.float16,
+_BASELINE, _FP32 = Arm(), Arm(precision="32-true")
+ARMS = {
+    "baseline": _BASELINE,
+    "rerun": _BASELINE,
+    "flash": replace(_BASELINE, kernel="flash"),
+    "flash_emulated": replace(_BASELINE, kernel="stepwise"),  # or the exact "every_step", where its time allows
+    "perturb": replace(_BASELINE, perturb=1e-7),
+    "data_order": replace(_BASELINE, order=1),
+    "init": replace(_BASELINE, init=1),
+    "fp32": _FP32,
+    "flash_fp32": replace(_FP32, kernel="flash"),
+    "fp16": replace(_FP32, precision="16-mixed-unscaled"),
+    "fp16_scaled": replace(_FP32, precision="16-mixed"),
 }
 
 
 @dataclass(frozen=True)
-class Arm:
-    """What a run does. Two arms that differ in one field differ in one thing.
+class Pair:
+    """Two arms that differ in one thing.
 
     Attributes:
-        kernel: of every attention call, a name for `kernels.get`.
-        precision: a key of PRECISIONS.
-        init, order: which initial weights, which order of the data.
-        perturb: every initial weight is moved by this, relative, times a standard normal number.
+        arm, twin: keys of ARMS.
+        label: as figures and the ledger show it.
     """
 
-    kernel: str = "unfused"
-    precision: str = "bf16-mixed"
-    init: int = 0
-    order: int = 0
-    perturb: float = 0.0
+    arm: str
+    twin: str
+    label: str
+
+
+PAIRS = {
+    "rerun": Pair("rerun", "baseline", "the same run again"),
+    "flash": Pair("flash", "baseline", "Flash vs Baseline"),
+    "flash_emulated": Pair("flash_emulated", "baseline", "Flash carried in BF16 vs Baseline"),
+    "perturb": Pair("perturb", "baseline", "initial weights moved by 1e-7"),
+    "data_order": Pair("data_order", "baseline", "another order of the data"),
+    "init": Pair("init", "baseline", "another initialisation"),
+    "fp16": Pair("fp16", "fp32", "FP16 vs FP32, no loss scaling"),
+    "fp16_scaled": Pair("fp16_scaled", "fp32", "FP16 vs FP32, scaled"),
+    "bf16": Pair("baseline", "fp32", "BF16 vs FP32"),
+    "flash_fp32": Pair("flash_fp32", "fp32", "Flash vs Baseline, both in FP32"),
+}
+
+
+def arm_named(name: str, kernel_of: Mapping[str, str] | None = None) -> Arm:
+    """The Arm of a name, its kernel replaced where `kernel_of` (arm -> kernel) has one.
+
+    Raises:
+        ValueError: there is no such arm.
+    """
+    arm, kernel_of = known("arm", name, ARMS), kernel_of or {}
+    for other in kernel_of:
+        known("arm", other, ARMS)
+    return replace(arm, kernel=kernel_of.get(name, arm.kernel))

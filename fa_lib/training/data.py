@@ -5,6 +5,7 @@ The paper's Shutterstock set is not public. Nothing here is downloaded unless a 
 
 import io
 import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,12 @@ CAPTIONS = ("text", "caption", "txt")  # columns a caption may be in
 IMAGES = ("image", "jpg", "jpeg", "png", "webp")
 
 
-def mixed(*numbers):
+def mixed(*numbers: int) -> int:
     """A seed made of several whole numbers from 0. (Trailing zeros do not count: (1,) and (1, 0) are one seed.)"""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def generator(*numbers):
+def generator(*numbers: int) -> torch.Generator:
     """A torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
     return torch.Generator().manual_seed(mixed(*numbers))
 
@@ -37,15 +38,15 @@ class Captioned:
         images: uint8 (n, 3, size, size). captions: n texts.
     """
 
-    def __init__(self, images, captions):
+    def __init__(self, images: torch.Tensor, captions: list[str]):
         self.images, self.captions = images, captions
 
-    def check(self, batch):
+    def check(self, batch: int) -> None:
         """Refuses a batch larger than the data."""
         if batch > len(self.captions):
             raise ValueError(f"batch: got {batch}; accepted is up to the {len(self.captions)} images of the data")
 
-    def batches(self, batch, seed, start=0):
+    def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[torch.Tensor, list[str]]]:
         """(images uint8 (batch, 3, size, size), captions) from batch number `start` on, without end. Every epoch has
         an order of its own, that of (seed, epoch), and leaves out what does not fill a batch."""
         self.check(batch)
@@ -58,7 +59,7 @@ class Captioned:
             yield self.images[at], [self.captions[j] for j in at]
 
 
-def shapes(n, size, seed):
+def shapes(n: int, size: int, seed: int) -> Captioned:
     """n images of `size` pixels such as "small red circle top left", drawn from a seed.
 
     Returns:
@@ -85,7 +86,7 @@ def shapes(n, size, seed):
     return Captioned(images, captions)
 
 
-def load(source, size, *, streaming=False, split="train"):
+def load(source: str | Path, size: int, *, streaming: bool = False, split: str = "train") -> "Captioned | Stream":
     """An image-caption data set.
 
     Args:
@@ -148,14 +149,14 @@ def load(source, size, *, streaming=False, split="train"):
 class Stream:
     """Images and captions read as they come; `read(number, row)` gives the pixels and the text of a row."""
 
-    def __init__(self, rows, read, buffer=1000):
+    def __init__(self, rows, read: Callable[[int, dict], tuple[torch.Tensor, str]], buffer: int = 1000):
         self.rows, self.read, self.buffer = rows, read, buffer
 
-    def check(self, batch):
+    def check(self, batch: int) -> None:
         """Refuses a batch larger than the data, or a first one that cannot be read."""
         next(self.batches(batch, seed=0))
 
-    def batches(self, batch, seed, start=0):
+    def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[torch.Tensor, list[str]]]:
         """As `Captioned.batches`, shuffled within a buffer. To start later means to skip what came before, undecoded:
         exact, and the order does not depend on where it was interrupted."""
         rows = self.rows.shuffle(seed=seed, buffer_size=self.buffer)

@@ -1,7 +1,9 @@
 """What a training run runs on: Lightning Fabric on one CPU or GPU or several, repeatable to the bit."""
 
 import logging
+import os
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,24 +13,11 @@ from lightning_fabric.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fa_lib.training.preflight import NODES
-
-logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each run's precision
-warnings.filterwarnings("ignore", "The `srun` command is available")  # wherever Slurm is installed
+from fa_lib.training.preflight import nodes
 
 
-def here(x):
-    """What this process has of a tensor."""
-    return x.to_local() if isinstance(x, DTensor) else x
-
-
-def _shard(model, mesh):
-    for part in (*model.transformer.transformer_blocks, model):
-        fully_shard(part, mesh=mesh["data_parallel"])
-    return model
-
-
-def begin(precision, device, devices, strategy):
+def begin(precision: str, device: str, devices: int, strategy: str) -> Fabric:
+    """The Fabric of a run, launched: on several devices, the other processes have begun too."""
     # Fabric's own "16-mixed" becomes BF16 on a CPU, without a word
     plugin = None
     if precision in ("16-mixed", "16-mixed-unscaled"):
@@ -36,20 +25,21 @@ def begin(precision, device, devices, strategy):
         plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
     sizes = dict(data_parallel_size=devices, tensor_parallel_size=1)
     sharded = ModelParallelStrategy(_shard, save_distributed_checkpoint=False, **sizes)
-    fabric = Fabric(
-        accelerator=device,
-        devices=devices // NODES,
-        num_nodes=NODES,
-        strategy=sharded if strategy == "fsdp" else "ddp" if devices > 1 else "auto",
-        precision=None if plugin else precision,
-        plugins=plugin,
-    )
-    fabric.launch()
+    with _quiet():
+        fabric = Fabric(
+            accelerator=device,
+            devices=devices // nodes(),
+            num_nodes=nodes(),
+            strategy=sharded if strategy == "fsdp" else "ddp" if devices > 1 else "auto",
+            precision=None if plugin else precision,
+            plugins=plugin,
+        )
+        fabric.launch()
     return fabric
 
 
 @contextmanager
-def repeatable(device):
+def repeatable(device: str) -> Iterator[None]:
     """The same bits again: one thread on a CPU (results differ between one and two), deterministic code on a GPU."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -60,6 +50,8 @@ def repeatable(device):
     if device == "cpu":
         torch.set_num_threads(1)
     else:
+        # torch reads it once, at the process's first product on a GPU, and refuses to go on where it came too late
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         for of, name in flags:
             setattr(of, name, False)
@@ -73,10 +65,35 @@ def repeatable(device):
                 setattr(of, name, value)
 
 
-def whole(x, first):
-    """A tensor whole, on the host of the first process, and None on the others; anything else as it is. Every process
-    must ask: FSDP gathers one tensor at a time."""
+def local(x: torch.Tensor) -> torch.Tensor:
+    """What this process has of a tensor."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def gathered(x, first: bool):
+    """A tensor, complete, on the host of the first process, and None on the others; anything else as it is. Every
+    process must ask: FSDP gathers one tensor at a time."""
     if not isinstance(x, torch.Tensor):
         return x
     x = x.full_tensor() if isinstance(x, DTensor) else x
     return x.cpu() if first else None
+
+
+def _shard(model, mesh):
+    for module in (*model.transformer.transformer_blocks, model):
+        fully_shard(module, mesh=mesh["data_parallel"])
+    return model
+
+
+@contextmanager
+def _quiet():
+    """Fabric announces each run's precision, and warns wherever Slurm is installed."""
+    logger = logging.getLogger("lightning_fabric")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The `srun` command is available")
+            yield
+    finally:
+        logger.setLevel(level)

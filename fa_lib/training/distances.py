@@ -1,4 +1,4 @@
-"""How far the weights of two training runs are apart, over training.
+"""How far the weights of two training runs are from each other, over training.
 
 Chosen before any run was looked at, and not changed since. (What was changed once after a first look is the training
 itself, its learning rate, noise levels, batch and steps, so that 300 steps draw something.)
@@ -8,6 +8,7 @@ itself, its learning rate, noise levels, batch and steps, so that 300 steps draw
     "x times less": the ratio of the distances at the last step, per seed; the ratio of slopes is reported beside it.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,31 @@ from fa_lib.training.run_folder import load_weights, weights
 LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
 
 
-def compare(job):
-    """Rows of the differences between two runs, job = (pair, seed, folder, folder of the twin): one a checkpoint that
-    both have."""
-    pair, seed, *folders = job
-    steps = [{int(p.stem.split("-")[1]) for p in Path(folder).glob("weights-*.safetensors")} for folder in folders]
+@dataclass(frozen=True)
+class Job:
+    """Two runs to be compared.
+
+    Attributes:
+        pair: a key of PAIRS. seed: of both.
+        folder, twin: of the run, and of the one it is held against.
+    """
+
+    pair: str
+    seed: int
+    folder: str
+    twin: str
+
+
+def compare(job: Job) -> list[dict]:
+    """Rows of the differences between two runs, one a checkpoint that both have: step, and those of `distances`."""
+    both = set.intersection(*({_step(path) for path in _files(folder)} for folder in (job.folder, job.twin)))
     return [
-        dict(pair=pair, seed=seed, step=step) | distances(*(load_weights(weights(folder, step)) for folder in folders))
-        for step in sorted(steps[0] & steps[1])
+        dict(step=step) | distances(*(load_weights(weights(folder, step)) for folder in (job.folder, job.twin)))
+        for step in sorted(both)
     ]
 
 
-def distances(a, b):
+def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, float]:
     """How far weights a are from b, dicts of name -> tensor of the same shapes.
 
     Returns:
@@ -45,57 +59,52 @@ def distances(a, b):
     per_tensor = {n: wasserstein(a[n], b[n]) for n in a}
     sizes = np.array([x.numel() for x in a.values()])
     flat_a, flat_b = (torch.cat([w[n].reshape(-1).double() for n in a]) for w in (a, b))
-    apart, each = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
+    moved, each = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
     return dict(
         wasserstein=each.mean(),
         wasserstein_by_size=(each * sizes).sum() / sizes.sum(),
         wasserstein_all=wasserstein(flat_a, flat_b),
         relative_wasserstein=each.mean() / np.mean([b[n].double().abs().mean().item() for n in b]),
-        max=apart.max().item(),
-        mean=apart.mean().item(),
-        relative_l2=(apart.norm() / flat_b.norm()).item(),
+        max=moved.max().item(),
+        mean=moved.mean().item(),
+        relative_l2=(moved.norm() / flat_b.norm()).item(),
         key_bias=sum(w for n, w in per_tensor.items() if n.endswith("to_k.bias")) / max(each.sum(), 1e-300),
     )
 
 
-def direction(job):
+def direction(job: Job) -> dict | list:
     """How far the steps that part two training runs point the same way (arXiv 2510.04212's drift, as one number).
 
     With x_t the difference of the two runs' updates between two checkpoints, A = |sum x_t| / sqrt(sum |x_t|^2): 1 in
     the mean for steps that have nothing to do with each other, sqrt(T) for T steps in one direction.
 
-    Args:
-        job: (pair, seed, folder, folder of the twin), as for `compare`.
-
     Returns:
-        dict: pair, seed, score A, steps T, aligned A / sqrt(T); no row for a run that left no two weights files.
+        dict: score A, steps T, aligned A / sqrt(T); no row for a run that left no two weights files.
     """
-    pair, seed, folder, twin = job
-    paths = sorted(Path(folder).glob("weights-*.safetensors"))
-    apart = []
-    for path in paths:
-        a, b = load_weights(path), load_weights(Path(twin) / path.name)
-        apart.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
-    if len(apart) < 2:
+    differences = []
+    for path in _files(job.folder):
+        a, b = load_weights(path), load_weights(Path(job.twin) / path.name)
+        differences.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
+    if len(differences) < 2:
         return []
-    x = torch.stack(apart).diff(dim=0)  # (T, weights)
+    x = torch.stack(differences).diff(dim=0)  # (T, weights)
     score = (x.sum(0).norm() / x.square().sum().sqrt()).item()
-    return dict(pair=pair, seed=seed, score=score, steps=len(x), aligned=score / len(x) ** 0.5)
+    return dict(score=score, steps=len(x), aligned=score / len(x) ** 0.5)
 
 
-def slopes(table, metric, start):
+def slopes(table: pd.DataFrame, metric: str, start: int) -> pd.Series:
     """Slope of a metric per step, a least-squares line over the steps from `start`: a Series by pair and seed."""
     groups = table[table.step >= start].groupby(["pair", "seed"], sort=False)
     fitted = {key: np.polyfit(g.step, g[metric], 1)[0] for key, g in groups if len(g) > 1}
     return pd.Series(fitted).rename_axis(["pair", "seed"])
 
 
-def at_end(table, metric):
+def at_end(table: pd.DataFrame, metric: str) -> pd.Series:
     """A metric at the last step, by pair and seed; of runs that diverged there is none."""
     return table[table.step == table.step.max()].set_index(["pair", "seed"])[metric]
 
 
-def times_less(table, start):
+def times_less(table: pd.DataFrame, start: int) -> pd.DataFrame:
     """How many times less than low precision Flash moves the weights: by pair and seed, in the primary metric at the
     last step (ratio), the ratio of slopes (slopes), and in the relative L2 distance at the last step (elements)."""
     metric = "relative_wasserstein"
@@ -105,3 +114,12 @@ def times_less(table, start):
     wide = {name: of.unstack("pair").reindex(columns=["flash", *LOW_PRECISION]) for name, of in columns.items()}
     rows = {pair: pd.DataFrame({name: of[pair] / of["flash"] for name, of in wide.items()}) for pair in LOW_PRECISION}
     return pd.concat(rows, names=["pair", "seed"]).dropna()  # of runs that diverged there is none
+
+
+def _files(folder):
+    """The weights files of a run."""
+    return sorted(Path(folder).glob("weights-*.safetensors"))
+
+
+def _step(path):
+    return int(path.stem.removeprefix("weights-"))

@@ -1,90 +1,32 @@
 """The text-to-image model: diffusers' PixArt transformer on pixels, a small T5 encoder on bytes, flow matching.
 
-Every attention call of the transformer goes through a kernel of `fa_lib.kernels`, given by name. The text encoder's
+Every attention call of the transformer goes through a kernel, as `fa_lib.kernels` has them. The text encoder's
 own attention has a learned position bias, a mask that requires a gradient, which flash kernels refuse: it is left as it
 is, and never wider than the captions.
 """
 
-from dataclasses import dataclass, fields
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import torch
-import yaml
 from diffusers import FlowMatchEulerDiscreteScheduler, PixArtTransformer2DModel
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
-from fa_lib import kernels
+from fa_lib.training.config import Config
 from fa_lib.training.data import generator
-
-
-@dataclass(frozen=True)
-class Config:
-    """Sizes of the model and of its training: the numbers of fa_lib/training/*.yaml."""
-
-    image_size: int  # pixels
-    patch_size: int
-    layers: int
-    heads: int
-    head_dim: int
-    attention_bias: bool
-    text_width: int
-    text_layers: int
-    text_heads: int
-    text_bytes: int
-    text_mask: bool
-    batch: int
-    lr: float
-    warmup: int
-    weight_decay: float
-    images: int
-
-    @classmethod
-    def load(cls, name, **changes):
-        """The configuration of a name ("small") or of a YAML file, with some numbers changed.
-
-        Raises:
-            ValueError: there is no such configuration, or it lacks a number or has one too many.
-        """
-        folder = Path(__file__).parent
-        path = Path(name) if str(name).endswith(".yaml") else folder / f"{name}.yaml"
-        if not path.exists():
-            raise ValueError(
-                f"config: got {name!r}; accepted are {', '.join(sorted(p.stem for p in folder.glob('*.yaml')))}, "
-                "or a path that ends in .yaml"
-            )
-        numbers = yaml.safe_load(path.read_text()) | changes
-        names = {field.name for field in fields(cls)}
-        if wrong := names ^ numbers.keys():
-            raise ValueError(
-                f"config: {', '.join(sorted(wrong))}: missing or too many; accepted are {', '.join(sorted(names))}"
-            )
-        for field in fields(cls):
-            value = numbers[field.name]
-            if type(value) is not field.type and not (field.type is float and type(value) is int):
-                raise ValueError(f"config: {field.name}: got {value!r}; accepted is {field.type.__name__}")
-            least = int(field.name != "warmup")
-            if field.type is int and value < least:
-                raise ValueError(f"config: {field.name}: got {value!r}; accepted is at least {least}")
-        if numbers["image_size"] % numbers["patch_size"]:
-            raise ValueError(f"config: image_size: got {numbers['image_size']}; accepted are multiples of patch_size")
-        return cls(**numbers)
-
-    @property
-    def tokens(self):
-        return (self.image_size // self.patch_size) ** 2
 
 
 class TextToImage(torch.nn.Module):
     """Predicts the velocity noise - image of a noisy image, told its caption.
 
     Args:
-        config: a Config.
-        kernel: of every attention call of the transformer, a name for `kernels.get`.
+        config: its sizes.
+        kernel: of every attention call of the transformer, called kernel(q, k, v) or, where config.text_mask,
+            kernel(q, k, v, mask=mask); q, k, v are (batch, heads, n, head_dim).
         seed: of the initial weights.
     """
 
-    def __init__(self, config, kernel, seed):
+    def __init__(self, config: Config, kernel: Callable, seed: int):
         super().__init__()
         width = config.heads * config.head_dim
         with torch.random.fork_rng(devices=()):
@@ -121,13 +63,15 @@ class TextToImage(torch.nn.Module):
         for layer, block in enumerate(self.transformer.transformer_blocks):
             block.attn1.place, block.attn2.place = (layer, "self"), (layer, "cross")
 
-    def tokens(self, captions):
+    def tokens(self, captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Bytes and their mask, int64 (batch, text_bytes)."""
         options = dict(padding="max_length", truncation=True, max_length=self.config.text_bytes, return_tensors="pt")
         held = self.tokenizer(captions, **options)
         return held.input_ids, held.attention_mask
 
-    def forward(self, noisy, timesteps, tokens, mask):
+    def forward(
+        self, noisy: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
         """Velocity (batch, 3, size, size) of noisy images at `timesteps` (batch,), 0 to 1000."""
         mask = mask if self.config.text_mask else None
         text = self.text(input_ids=tokens, attention_mask=mask).last_hidden_state  # (batch, text_bytes, text_width)
@@ -145,12 +89,12 @@ class Attention:
     """diffusers' attention processor: projections, the kernel, the output projection.
 
     Attributes:
-        kernel: the name. dtypes: of Q in the calls so far.
+        kernel: the function. dtypes: of Q in the calls so far.
         probe: called `probe(place, q, k, v, o, **options)` after each call, place = (layer, "self" or "cross").
     """
 
-    def __init__(self, kernel):
-        self.kernel, self.run, self.probe, self.dtypes = kernel, kernels.get(kernel), None, set()
+    def __init__(self, kernel: Callable):
+        self.kernel, self.probe, self.dtypes = kernel, None, set()
 
     def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, **_):
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
@@ -159,18 +103,19 @@ class Attention:
         self.dtypes.add(q.dtype)
         options = {} if attention_mask is None else dict(mask=attention_mask[:, None].to(q.dtype))
         with torch.autocast(q.device.type, enabled=False):  # the kernel's precision is its own
-            o = self.run(q, k, v, **options)
+            o = self.kernel(q, k, v, **options)
             if self.probe is not None:
                 with torch.no_grad():
                     self.probe(attn.place, *(x.detach() for x in (q, k, v, o)), **options)
         return attn.to_out[1](attn.to_out[0](o.transpose(1, 2).flatten(2)))
 
 
-def scheduler():
+def scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """Of the noise, in training and in sampling."""
     return FlowMatchEulerDiscreteScheduler(shift=3.0)  # more of the steps where there is much noise
 
 
-def noised(images, seed, step):
+def noised(images: torch.Tensor, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a training step sees of a batch of uint8 images: (noisy images, timesteps, velocity to predict).
 
     The noise is drawn on the CPU from (seed, step) alone: the same for every arm, device and number of processes.
@@ -186,7 +131,7 @@ def noised(images, seed, step):
 
 
 @torch.no_grad()
-def sample(model, captions, seed, steps=25):
+def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 25) -> torch.Tensor:
     """Images drawn by a trained model, uint8 (n, 3, size, size), the noise drawn from `seed`."""
     schedule, size = scheduler(), model.config.image_size
     schedule.set_timesteps(steps)

@@ -1,60 +1,68 @@
 """What is refused before a training run starts."""
 
+import importlib.metadata
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 
-import diffusers
-import lightning_fabric
 import torch
-import transformers
 
-from fa_lib import kernels
-from fa_lib.execution.fingerprint import code_version
-from fa_lib.training.arm import PRECISIONS
+from fa_lib.training.config import Config
+from fa_lib.training.spec import PRECISIONS, RunSpec
 
-LIBRARIES = (diffusers, transformers, lightning_fabric)
+LIBRARIES = ("diffusers", "transformers", "lightning-fabric")
 
 
-# What torchrun or srun started: so many processes, on so many machines.
-STARTED = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
+def started() -> int:
+    """How many processes torchrun or srun started; 1 where neither did."""
+    return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
 
 
-NODES = int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES") or 1)
+def nodes() -> int:
+    """On how many machines torchrun or srun started them."""
+    return int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES") or 1)
 
 
-def describe(arm, seed, config, steps, every, source="shapes", streaming=False, device="cpu", devices=1,
-             strategy="ddp"):  # fmt: skip
-    """The settings of a run: the arguments of `train`, and the version of the code. Of data it knows the place, not the
-    content: after a change to a folder of images, train into another folder."""
-    if arm.precision not in PRECISIONS:
-        raise ValueError(f"precision: got {arm.precision!r}; accepted are {', '.join(PRECISIONS)}")
-    for name, value in (("steps", steps), ("every", every), ("devices", devices)):
+def check(spec: RunSpec) -> None:
+    """Refuses a run whose arguments do not fit one another or this machine.
+
+    Raises:
+        ValueError: names the argument, what came and what is accepted.
+    """
+    precision, devices, strategy = spec.arm.precision, spec.devices, spec.strategy
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: got {precision!r}; accepted are {', '.join(PRECISIONS)}")
+    for name in ("steps", "every", "devices"):
+        value = getattr(spec, name)
         if type(value) is not int or value < 1:
             raise ValueError(f"{name}: got {value!r}; accepted is a whole number from 1")
-    if config.batch % devices:
-        raise ValueError(f"devices: got {devices}; accepted are divisors of the batch, {config.batch}")
-    if STARTED not in (1, devices):
-        raise ValueError(f"devices: got {devices}; accepted is {STARTED}, the processes that torchrun or srun started")
-    if strategy not in ("ddp", "fsdp") or (strategy == "fsdp" and (devices == 1 or arm.precision.startswith("16"))):
+    if spec.config.batch % devices:
+        raise ValueError(f"devices: got {devices}; accepted are divisors of the batch, {spec.config.batch}")
+    if started() not in (1, devices):
+        words = f"accepted is {started()}, the processes that torchrun or srun started"
+        raise ValueError(f"devices: got {devices}; {words}")
+    if strategy not in ("ddp", "fsdp") or (strategy == "fsdp" and (devices == 1 or precision.startswith("16"))):
         rest = "and fsdp with several devices, not in FP16"
-        raise ValueError(f"strategy: got {strategy!r} with devices = {devices}, {arm.precision}; accepted: ddp, {rest}")
-    if device not in ("cpu", "cuda") or (device == "cuda" and torch.cuda.device_count() < devices // NODES):
-        here = f"cpu, and {torch.cuda.device_count()} of cuda"
-        raise ValueError(f"device: got {devices} of {device!r}; here are {here}")
-    code = code_version(describe, [asdict(arm) | dict(device=device)])[:16]
-    version = [code, *(library.__version__ for library in LIBRARIES)]
-    rest = dict(seed=seed, steps=steps, every=every, source=str(source), streaming=streaming)
-    rest |= dict(device=device, devices=devices, strategy=strategy)
-    return asdict(arm) | asdict(config) | rest | dict(version=" ".join(version))
+        raise ValueError(f"strategy: got {strategy!r} with devices = {devices}, {precision}; accepted: ddp, {rest}")
+    if spec.device not in ("cpu", "cuda") or (spec.device == "cuda" and torch.cuda.device_count() < devices // nodes()):
+        found = f"cpu, and {torch.cuda.device_count()} of cuda"
+        raise ValueError(f"device: got {devices} of {spec.device!r}; here are {found}")
 
 
-def able(name, config, dtype, device):
+def settings(spec: RunSpec, code: str) -> dict:
+    """What a run's folder says of it: the fields of its RunSpec side by side, and the version of code and libraries."""
+    version = [code, *(importlib.metadata.version(library) for library in LIBRARIES)]
+    flat = {name: value for name, value in asdict(spec).items() if name not in ("arm", "config")}
+    flat |= dict(source=str(spec.source), version=" ".join(version))
+    return asdict(spec.arm) | asdict(spec.config) | flat
+
+
+def check_kernel(name: str, kernel: Callable, config: Config, dtype: torch.dtype, device: str | torch.device) -> None:
     """Refuses a kernel that cannot do what the model will ask: both kinds of attention, forward and backward.
 
     Raises:
         ValueError: with the kernel's own words.
     """
-    kernel = kernels.get(name)
     for kind, keys in (("self", config.tokens), ("cross", config.text_bytes)):
         masked = kind == "cross" and config.text_mask
         q, k, v = (

@@ -4,27 +4,28 @@ import hashlib
 import json
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fa_lib.execution.fingerprint import digest
 
 
-def weights(folder, step):
+def weights(folder: str | Path, step: int) -> Path:
     """Path of a run's weights after `step` steps, FP32, a safetensors file."""
     return Path(folder) / f"weights-{step:06d}.safetensors"
 
 
-def checksum(tensors):
+def checksum(tensors: dict[str, torch.Tensor]) -> str:
     """SHA-256 of tensors by name, as a weights file carries it: safetensors itself has none."""
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for name in sorted(tensors):
-        whole.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        whole.update(tensors[name].detach().cpu().contiguous().numpy())
-    return whole.hexdigest()
+        total.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        total.update(tensors[name].detach().cpu().contiguous().numpy())
+    return total.hexdigest()
 
 
-def finished(folder, settings):
+def finished(folder: str | Path, settings: dict) -> dict | None:
     """The result of a run that has ended in `folder` with all its weights, or None.
 
     Raises:
@@ -41,12 +42,16 @@ def finished(folder, settings):
         steps |= {settings["steps"]} if held["status"] == "done" else set()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"folder: {path} is damaged; remove it to start anew: {error}") from error
-    same(held["settings"], settings, path)
+    refuse_another(held["settings"], settings, path)
     return held if all(weights(folder, step).exists() for step in steps) else None
 
 
-def same(held, settings, path):
-    """Refuses to mix two runs in one folder."""
+def refuse_another(held: dict, settings: dict, path: Path) -> None:
+    """Refuses to mix two runs in one folder.
+
+    Raises:
+        ValueError: what the folder holds has other settings.
+    """
     for name in settings:
         if held.get(name) != settings[name]:
             raise ValueError(
@@ -55,7 +60,7 @@ def same(held, settings, path):
             )
 
 
-def load_weights(path):
+def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """name -> tensor.
 
     Raises:

@@ -23,9 +23,9 @@ from fa_lib.execution.pools import workers
 from fa_lib.execution.results import device
 from fa_lib.execution.slurm import SETTINGS, settings
 from fa_lib.paths import ROOT
-from fa_lib.training.model import Config
+from fa_lib.training.config import Config
 from fa_lib.training.run_folder import weights
-from fa_lib.training.study import study, train_arm
+from fa_lib.training.study import StudySpec, study, train_arm
 
 
 def same_weights(a, b, step):
@@ -47,10 +47,10 @@ def test_two_nodes_finish_a_sweep_with_the_table_of_one_process(tmp_path):
 
 
 def test_arms_of_the_study_end_with_the_same_bits(tmp_path):
-    options = dict(seeds=1, steps=12, every=4, config="tiny")
-    here, runs = study(["flash", "data_order"], folder=tmp_path / "here", **options)
+    spec = StudySpec(seeds=1, steps=12, every=4, config=Config.load("tiny"))
+    here, runs = study(["flash", "data_order"], spec, tmp_path / "here")
     with workers("slurm") as jobs:
-        there, sent = study(["flash", "data_order"], folder=tmp_path / "there", executor=jobs, **options)
+        there, sent = study(["flash", "data_order"], spec, tmp_path / "there", executor=jobs)
     pd.testing.assert_frame_equal(there, here, check_exact=True)
     assert sent.arm.tolist() == runs.arm.tolist()
     assert all(same_weights(*at, 12) for at in zip(sent["at"], runs["at"]))
@@ -64,8 +64,7 @@ WAYS = {
 
 
 def test_preempted_and_killed_runs_go_on_and_end_with_the_same_bits(tmp_path):
-    cell = dict(arm="flash", seed=0, config=Config.load("tiny"), kernel_of={}, steps=700, every=10, source="shapes")
-    cell |= dict(device="cpu")
+    cell = dict(arm="flash", seed=0, spec=StudySpec(seeds=1, steps=700, every=10, config=Config.load("tiny")))
     rows, first = {}, {}
     with workers("slurm") as jobs:
         for way in WAYS:
@@ -100,7 +99,7 @@ def test_of_a_preempted_and_a_killed_job_only_the_call_they_were_in_is_made_agai
 
 
 def test_one_run_on_two_nodes_by_srun_has_the_bits_of_two_processes_here(tmp_path):
-    train = [sys.executable, "-m", "fa_lib.training.run", "--config", "tiny", "--steps", "8", "--every", "4"]
+    train = [sys.executable, "-m", "fa_lib", "train", "--config", "tiny", "--steps", "8", "--every", "4"]
     srun = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=1G"]
     for at, words in (("here", [*train, "--devices", "2"]), ("there", [*srun, *train])):
         # loopback's nodes have no names that resolve

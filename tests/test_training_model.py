@@ -1,0 +1,74 @@
+"""The model of the study: its configurations, its masks, its noise, its products in FP16."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from runs import TINY
+
+from fa_lib import kernels
+from fa_lib.paths import ROOT
+from fa_lib.training.config import Config
+from fa_lib.training.fp16_cpu import HalfProducts
+from fa_lib.training.model import TextToImage, noised
+
+pytestmark = pytest.mark.training
+
+
+def test_half_products_are_rounded_once():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 64, generator=generator).half().requires_grad_() for _ in range(2))
+    with HalfProducts():
+        out = a @ b
+        out.sum().backward()
+    for got, exact in ((out, a.double() @ b.double()), (a.grad, b.double().sum(1).expand(64, 64))):
+        assert got.dtype == torch.float16
+        assert (got == exact.detach().half()).double().mean() > 0.999
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(layrs=2), "config: layrs: missing or too many; accepted are attention_bias, batch"),
+        (dict(layers=0), "config: layers: got 0; accepted is at least 1"),
+        (dict(heads=2.5), "config: heads: got 2.5; accepted is int"),
+        (dict(layers=True), "config: layers: got True; accepted is int"),
+        (dict(lr="3e-4"), "config: lr: got '3e-4'; accepted is float"),
+        (dict(lr=0.0), "config: lr: got 0.0; accepted is more than 0"),
+        (dict(image_size=15), "config: image_size: got 15; accepted are multiples of patch_size"),
+    ],
+)
+def test_bad_configurations_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Config.load("tiny", **changes)
+    with pytest.raises(ValueError, match="config: got 'huge'; accepted are large, small, tiny, xlarge, or a path"):
+        Config.load("huge")
+    (tmp_path / "own.yaml").write_text((ROOT / "fa_lib/training/tiny.yaml").read_text())
+    assert Config.load(tmp_path / "own.yaml") == TINY
+
+
+def test_masked_padding_reaches_no_image_and_noise_is_that_of_seed_and_step():
+    model = TextToImage(replace(TINY, text_mask=True), kernels.unfused, 0)
+    images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    noisy, timesteps, velocity = noised(images, 0, 5)
+    assert timesteps.dtype == torch.int64 and all(
+        torch.equal(a, b) for a, b in zip(noised(images, 0, 5), (noisy, timesteps, velocity))
+    )
+    assert not torch.equal(noised(images, 0, 6)[0], noisy)
+    sigma = (timesteps.double() / 1000)[:, None, None, None]
+    x = images.double() / 127.5 - 1
+    # the timestep is handed on as a whole number
+    assert ((noisy.double() - x - sigma * velocity.double()).abs() <= velocity.double().abs() * 1e-3 + 1e-5).all()
+    tokens, mask = model.tokens(["red", "a large blue square"])
+    other = tokens.masked_fill(mask == 0, 77)
+    assert torch.equal(model(noisy, timesteps, tokens, mask), model(noisy, timesteps, other, mask))
+    assert not torch.equal(model(noisy, timesteps, tokens, mask), model(noisy, timesteps, tokens.flip(0), mask.flip(0)))
+
+
+def test_the_model_has_no_key_bias_and_the_warning_one_has():
+    names = [n for n, _ in TextToImage(TINY, kernels.unfused, 0).named_parameters()]
+    biased = [n for n, _ in TextToImage(replace(TINY, attention_bias=True), kernels.unfused, 0).named_parameters()]
+    assert not any(n.endswith("to_k.bias") for n in names)
+    assert sum(n.endswith("to_k.bias") for n in biased) == 2 * TINY.layers
+    assert Path(ROOT / "fa_lib/training/small.yaml").read_text().count("attention_bias: false") == 1

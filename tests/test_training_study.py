@@ -1,0 +1,140 @@
+"""The study: arms that differ in one thing, how far their weights drift, what is watched and drawn."""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from runs import QUICK, TINY, run, same_weights
+
+from fa_lib.execution.pools import workers
+from fa_lib.plots import training as of_plots
+from fa_lib.training import study as of_study
+from fa_lib.training.arm import ARMS, PAIRS
+from fa_lib.training.distances import Job, at_end, direction, distances, slopes, times_less
+from fa_lib.training.run_folder import weights
+from fa_lib.training.study import StudySpec, samples, study, timing, watch
+
+pytestmark = pytest.mark.training
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_differs_in_one_thing(name):
+    a, b = (asdict(ARMS[arm]) for arm in (PAIRS[name].arm, PAIRS[name].twin))
+    assert sum(a[field] != b[field] for field in a) == (0 if name == "rerun" else 1)
+
+
+@pytest.fixture(scope="module")
+def small_study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    spec = StudySpec(seeds=1, steps=12, every=4, config=TINY)
+    with workers(1) as pool:
+        table, runs = study(PAIRS, spec, folder, executor=pool)
+    return table, runs, folder, spec
+
+
+def test_the_study_compares_every_pair(small_study):
+    table, runs, _, _ = small_study
+    assert set(runs.arm) == set(ARMS) and (runs.status == "done").all()
+    assert (
+        set(table.pair) == set(PAIRS)
+        and (table.groupby("pair").step.unique().map(list).map(tuple) == (0, 4, 8, 12)).all()
+    )
+    end = at_end(table, "wasserstein")[:, 0]
+    assert end["rerun"] == 0 and (table[table.pair == "rerun"].drop(columns=["pair", "seed", "step"]) == 0).all(
+        axis=None
+    )
+    others = end.drop("rerun")
+    assert (others > 0).all() and end["flash_fp32"] == others.min() and end["init"] == others.max()
+    assert end["flash_fp32"] < end["flash"] / 100
+    dtypes = runs.set_index("arm").dtype
+    assert dtypes.fp32 == dtypes.flash_fp32 == "float32" and dtypes.fp16 == dtypes.fp16_scaled == "float16"
+    start = table[table.step == 0].set_index("pair").wasserstein
+    assert start.perturb > 0 and start.init > 0 and (start.drop(["perturb", "init"]) == 0).all()
+
+
+def test_what_is_finished_is_not_trained_again_and_processes_change_nothing(small_study):
+    table, runs, folder, spec = small_study
+    written = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    again, _ = study(["flash", "bf16"], spec, folder)
+    pd.testing.assert_frame_equal(again, table[table.pair.isin(["flash", "bf16"])].reset_index(drop=True))
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == written
+    here = folder / "here"
+    run(here, ARMS["flash"], steps=12, every=4)
+    assert same_weights(here, runs.set_index("arm").loc["flash", "at"], 12)
+
+
+def test_a_watched_run_is_the_same_run(small_study, monkeypatch, tmp_path):
+    _, runs, _, _ = small_study
+    monkeypatch.setattr(of_study.tempfile, "TemporaryDirectory", lambda: nullcontext(tmp_path))
+    rows = pd.DataFrame(watch(0, TINY, 12, [0, 5, 11], ["flash", "stepwise"]))
+    assert same_weights(tmp_path, runs.set_index("arm").loc["baseline", "at"], 12)
+    assert len(rows) == 3 * 2 * TINY.layers * TINY.heads * 5 and set(rows.kind) == {"self", "cross"}
+    assert set(zip(rows.kernel, rows.against)) == {
+        ("ran", "golden"), ("flash", "golden"), ("stepwise", "golden"), ("flash", "ran"), ("stepwise", "ran"),
+    }  # fmt: skip
+    error = rows[rows.against == "golden"].groupby("kernel").rmse.mean()
+    assert 0.5 < error.flash / error.ran < 1.1 < error.stepwise / error.ran
+    assert (rows["max"] > 0).all() and (rows.rmse < rows.scale / 100).all()
+
+
+def test_trained_models_draw_and_the_same_weights_draw_the_same(small_study):
+    _, runs, _, _ = small_study
+    drawn = samples(runs[runs.arm.isin(["baseline", "rerun", "init"])], ["large red circle top left"] * 2, TINY)
+    assert drawn["baseline"].shape == (2, 3, 16, 16) and drawn["baseline"].dtype == torch.uint8
+    assert torch.equal(drawn["baseline"], drawn["rerun"]) and not torch.equal(drawn["baseline"], drawn["init"])
+    assert drawn["baseline"].float().std() > 1
+
+
+def test_kernels_are_timed_in_turn():
+    table = timing(TINY, repeats=2)
+    assert table.groupby("kernel").size().to_dict() == {"flash": 2, "unfused": 2} and (table.seconds > 0).all()
+
+
+def test_a_run_with_one_checkpoint_has_no_direction(tmp_path):
+    run(tmp_path, config=QUICK, steps=2)
+    job = Job("rerun", 0, tmp_path, tmp_path)
+    assert direction(job) != []
+    weights(tmp_path, 2).unlink()
+    assert direction(job) == []
+
+
+def test_arms_that_diverged_are_left_out_of_what_is_compared():
+    rows = [
+        dict(pair=pair, seed=seed, step=step, relative_wasserstein=x * (step + 1), relative_l2=x)
+        for pair, x in (("flash", 1.0), ("fp16", 3.0), ("bf16", 2.0))
+        for seed in (0, 1)
+        for step in (0, 10, 20)
+        if not (pair == "fp16" or (pair == "bf16" and seed == 1)) or step < 20
+    ]
+    less = times_less(pd.DataFrame(rows), 0)
+    assert less.index.tolist() == [("bf16", 0)] and less.ratio.tolist() == [2.0]
+    figure = of_plots.in_context({"here": pd.DataFrame(rows)}, "", 0)
+    assert len(figure.axes) == 3
+
+
+def test_what_cannot_be_watched_is_refused_before_training():
+    with pytest.raises(ValueError, match=r"at: got \[0, 3\]; accepted are steps from 0 to 2"):
+        watch(0, TINY, 3, [0, 3], ["flash"])
+    with pytest.raises(ValueError, match="kernel: 'fa_lib.kernels.flash:_flash_attn' cannot do what the model asks"):
+        watch(0, TINY, 3, [0, 2], ["fa_lib.kernels.flash:_flash_attn"])
+
+
+def test_distances_and_slopes():
+    b = {"one": torch.tensor([1.0, -1.0]), "two.to_k.bias": torch.tensor([[0.0, 2.0], [4.0, 6.0]])}
+    a = {"one": torch.tensor([-1.0, 1.0]), "two.to_k.bias": torch.tensor([[1.0, 3.0], [5.0, 7.0]])}
+    d = distances(a, b)
+    assert d["wasserstein"] == 0.5  # 0 where two weights change places, 1
+    assert d["wasserstein_by_size"] == pytest.approx(4 / 6) and d["key_bias"] == 1
+    assert d["relative_wasserstein"] == 0.5 / np.mean([1, 3])
+    assert d["max"] == 2 and d["mean"] == pytest.approx(8 / 6)
+    assert d["relative_l2"] == pytest.approx((12 / 58) ** 0.5)
+    assert d["wasserstein_all"] == pytest.approx(
+        np.mean(np.abs(np.sort([-1, 1, 1, 3, 5, 7]) - np.sort([1, -1, 0, 2, 4, 6])))
+    )
+    with pytest.raises(ValueError, match="other names or shapes"):
+        distances(a, {"one": a["one"]})
+    rows = [dict(pair="p", seed=s, step=t, x=(s + 1) * max(t, 10)) for s in (0, 1) for t in (0, 10, 20, 30)]
+    assert slopes(pd.DataFrame(rows), "x", 10)["p"].tolist() == pytest.approx([1, 2])
