@@ -57,7 +57,9 @@ def test_the_lock_holds_every_direct_requirement_exactly(project):
 
 @pytest.mark.slow
 def test_the_vocabulary_and_the_kernels_pass_pyright():
-    done = subprocess.run([sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "0 errors" in done.stdout, done.stdout
 
 

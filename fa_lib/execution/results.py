@@ -23,7 +23,7 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def save(out, name, parameters, table, *, claims=(), figures=(), more=(), findings=None, pool=None):
+def save(out, name, parameters, table, *, claims=(), figures=(), more=(), pool=None):
     """Write a notebook's results below `out`, or nothing where `out` is empty.
 
     Args:
@@ -33,22 +33,23 @@ def save(out, name, parameters, table, *, claims=(), figures=(), more=(), findin
         table: tidy pandas.DataFrame.
         claims: rows of `claims.claim`.
         figures: name -> matplotlib Figure, written as PNG and SVG; None is left out.
-        more: name -> further table, written as <notebook>.<name>.csv.
-        findings: of a judgement, dataclasses, written as <notebook>.findings.json.
+        more: name -> further table, written as <notebook>.<name>.csv, or dataclasses, written as
+            <notebook>.<name>.json: the findings of a judgement.
         pool: the executor of `pools.workers`: what its jobs ran on goes to the provenance.
     """
     if not out:
         return
     results = Path(out) / "data" / "results"
     for suffix, each in {"": table, **{f".{key}": each for key, each in dict(more).items()}}.items():
-        with replacing(results / f"{name}{suffix}.csv") as path:
-            each.to_csv(path, index=False, float_format="%.7g")
+        kind = "csv" if isinstance(each, pd.DataFrame) else "json"
+        with replacing(results / f"{name}{suffix}.{kind}") as path:
+            if kind == "csv":
+                each.to_csv(path, index=False, float_format="%.7g")
+            else:
+                path.write_text(json.dumps([asdict(one) for one in each], indent=1) + "\n")
     if claims:
         with replacing(results / f"{name}.claims.csv") as path:
             pd.DataFrame(claims).to_csv(path, index=False, float_format="%.6g")
-    if findings is not None:
-        with replacing(results / f"{name}.findings.json") as path:
-            path.write_text(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
     with replacing(results / f"{name}.provenance.json") as path:
         path.write_text(json.dumps(provenance(parameters, pool), indent=1) + "\n")
     for figure_name, figure in dict(figures).items():
