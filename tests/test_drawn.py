@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from marks import caption, is_named, message, missing, title
 
-from fa_lib.check.judge import judge
+from fa_lib.check.judge import judge_kernel
 from fa_lib.execution import results
 from fa_lib.paths import RESULTS, ROOT
 from fa_lib.plots import ablation, biased_rounding, kernel_report, training, validation
@@ -137,8 +137,8 @@ REPORTED = dict(lengths="", asked=".asked", shapes=".shapes", inputs=".inputs", 
 
 
 def draw_report(*tables):
-    tables = {name: table.fillna(dict(problem="", detail="")) for name, table in zip(REPORTED, tables)}
-    return kernel_report.kernel_report(judge("every_step", **tables), tables, WORDS)
+    tables = dict(zip(REPORTED, tables))
+    return kernel_report.kernel_report(judge_kernel("every_step", tables), tables, WORDS)
 
 
 def of_report(lengths, asked, shapes, inputs, sums, repeats):
