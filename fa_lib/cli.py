@@ -1,7 +1,6 @@
 """The one command, `fa-lib` (also `python -m fa_lib`): a page of --help for each thing it does."""
 
 import os
-import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,8 @@ def told():
     """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback."""
     try:
         yield
+    except typer.Exit:  # a RuntimeError too
+        raise
     except ModuleNotFoundError as error:
         extras = {"papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train", "submitit": "cluster"}
         if error.name not in extras:
@@ -139,10 +140,10 @@ def figures(
     and started again it goes on where it was. `fa-lib publish` makes them the committed ones.
     """
     with told():
-        from fa_lib.execution.notebook import run_all
+        from fa_lib.execution.notebook import end_as_interrupted, run_all
         from fa_lib.paths import NOTEBOOKS, RECORDED, build
 
-        _as_an_interrupt()
+        end_as_interrupted()
         # OpenMP's threads spin while they wait: two notebooks at once would take each other's cores, and run 20 times
         # slower than one after the other
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -278,12 +279,6 @@ def _gpu():
             "record: no CUDA device here; data/recorded/ holds runs on other hardware than the committed one"
         )
     return re.sub(r"\W+", "_", torch.cuda.get_device_name())
-
-
-def _as_an_interrupt():
-    """A closed terminal and `kill` are Ctrl-C: what was started ends with this process."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
 
 
 def _say(words):

@@ -9,6 +9,7 @@ other is one job itself.
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -116,6 +117,12 @@ def run_all(notebooks, scale: str, build, *, into=None, executor=None, say: Call
             say(f"{name} at scale {scale}")
             _told(notebook, build, lambda: run(notebook, scale, build, into=into, executor=executor))  # noqa: B023
             say(f"{name} done in {time.monotonic() - started:.0f} s")
+
+
+def end_as_interrupted() -> None:
+    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _told(notebook, build, work):

@@ -21,11 +21,13 @@ from fa_lib import sweep
 from fa_lib.execution.notebook import run
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import device
-from fa_lib.execution.slurm import SETTINGS, settings
+from fa_lib.execution.slurm_settings import Settings, settings
 from fa_lib.paths import ROOT
 from fa_lib.training.config import Config
 from fa_lib.training.run_folder import weights
 from fa_lib.training.study import StudySpec, study, train_arm
+
+IMPORTS = "from cells import {}\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
 
 
 def same_weights(a, b, step):
@@ -130,7 +132,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=message):
             settings()
     path.write_text("{gpus: 2, account: , partition: nowhere, memory: 1}")
-    assert settings() | dict(gpus=0, partition="", memory=4) == SETTINGS
+    assert settings().model_copy(update=dict(gpus=0, partition="", memory=4)) == Settings()
     with pytest.raises(BrokenExecutor, match="(?s)sbatch: error: .*; the jobs' logs: "), workers("slurm") as jobs:
         sweep(sometimes, dict(a=range(5), how=0), executor=jobs)
 
@@ -142,14 +144,14 @@ def test_the_end_of_a_job_is_not_a_result_of_its_call_and_other_code_is_refused(
             jobs.submit(out_of_time, tmp_path / "alone").result(300)
         futures = [jobs.submit(out_of_time, tmp_path / "several") for _ in range(9)]  # two to a job
         assert [future.result(300) for future in futures] == [dict(square=4)] * 9
-        monkeypatch.setattr("fa_lib.execution.slurm._code", lambda fn, cell: "older")
+        monkeypatch.setattr("fa_lib.execution.slurm.code_version", lambda fn, cells: "older")
         jobs.submit(out_of_time, tmp_path / "several").result(300)
     assert error.value.__notes__[0].startswith("its log: ")
 
 
 def test_a_sender_inside_a_job(tmp_path):
     """Whose variables its jobs must not get: one that had those of an array would take itself for a part of it."""
-    script = "from cells import on_a_node\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
+    script = IMPORTS.format("on_a_node")
     script += "with workers('slurm') as jobs:\n"
     script += f"    sweep(on_a_node, dict(fmt='BF16', seed=0, folder={str(tmp_path)!r}), executor=jobs)"
     part = ["env", "SLURM_ARRAY_JOB_ID=77", "SLURM_ARRAY_TASK_ID=0"]
@@ -175,7 +177,7 @@ def write(project, parameters, middle):
     """A notebook in a project of its own."""
     (project / "notebooks" / "scales").mkdir(parents=True)
     (project / "notebooks" / "scales" / "paper.yaml").write_text("01_small: {}\n")
-    save = "import pandas as pd\nfrom fa_lib.execution.results import save\nsave(out, '01_small', {}, table)"
+    save = "import pandas as pd\nfrom fa_lib.execution.results import save\nsave(out, '01_small', {}, table, pool=pool)"
     cells = [new_code_cell(f"out = ''\n{parameters}", metadata={"tags": ["parameters"]})]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     cells += [new_code_cell(middle), new_code_cell(save)]
@@ -184,7 +186,7 @@ def write(project, parameters, middle):
 
 
 def files(project):
-    held = (project / "data" / "results").iterdir()
+    held = (project / "build" / "data" / "results").iterdir()
     return {p.name: p.read_text() for p in held if "provenance" not in p.name}
 
 
@@ -192,14 +194,15 @@ def files(project):
 def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parameters, tmp_path):
     nodes = tmp_path / "nodes"
     nodes.mkdir()
-    table = "from cells import on_a_node\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
+    table = IMPORTS.format("on_a_node")
     table += f"with workers({parameters and 'processes' or 0}) as pool:\n"
     table += f"    table = sweep(on_a_node, dict(fmt='BF16', seed=[0, 1], folder={str(nodes)!r}), executor=pool)"
     for name, executor in (("here", None), ("there", "slurm")):
-        done = run(write(tmp_path / name, parameters, table), "paper", root=tmp_path / name, executor=executor)
-        assert done == tmp_path / name / "build" / "01_small.ipynb" and done.exists()
+        build = tmp_path / name / "build"
+        done = run(write(tmp_path / name, parameters, table), "paper", build, executor=executor)
+        assert done == build / "01_small.ipynb" and done.exists()
     assert files(tmp_path / "here") == files(tmp_path / "there") != {}
-    provenance = (tmp_path / "there" / "data" / "results" / "01_small.provenance.json").read_text()
+    provenance = (tmp_path / "there" / "build" / "data" / "results" / "01_small.provenance.json").read_text()
     assert json.loads(provenance).get("jobs") == ([device() | dict(threads=1)] if parameters else None)
     assert len((nodes / "here").read_text().splitlines()) == 2
     assert sum(len((nodes / n).read_text().splitlines()) for n in ("n1", "n2") if (nodes / n).exists()) == 2
@@ -208,13 +211,13 @@ def test_a_notebook_is_a_job_or_sends_its_cells_and_leaves_the_same_files(parame
 @pytest.mark.parametrize("parameters, by", [("", signal.SIGINT), ("processes = 0", signal.SIGTERM)])
 def test_ctrl_c_and_a_closed_terminal_end_the_jobs(parameters, by, tmp_path):
     begun = tmp_path / "begun"
-    middle = "from cells import forever\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
+    middle = IMPORTS.format("forever")
     middle += f"with workers({parameters and 'processes' or 0}) as pool:\n"
     middle += f"    table = sweep(forever, dict(begun={str(begun)!r}), executor=pool)"
     notebook = write(tmp_path, parameters, middle)
-    script = f"from fa_lib.execution.notebook import Path, main, run\nrun.__defaults__ = (Path({str(tmp_path)!r}), 60, None, None)\n"
-    script += "main()"
-    words = [sys.executable, "-c", script, str(notebook), "--executor", "slurm"]
+    script = "import sys\nfrom fa_lib.execution.notebook import end_as_interrupted, run_all\nend_as_interrupted()\n"
+    script += "run_all(sys.argv[1:2], 'paper', sys.argv[2], executor='slurm')"
+    words = [sys.executable, "-c", script, str(notebook), str(tmp_path / "build")]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         try:
             wait(begun.exists)
