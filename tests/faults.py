@@ -222,8 +222,8 @@ Python {platform.python_version()}, {versions}, {platform.system()} on {os.cpu_c
 
 ## What guards what
 
-- Every file is written beside its place and renamed when it is whole (`fa_lib.execution.files.replacing`). A kill may leave a
-  hidden file beside it, which nothing reads.
+- Every file is written beside its place and renamed when it is complete (`fa_lib.execution.files.replacing`). A kill
+  may leave a hidden file beside it, which nothing reads.
 - A sweep's cell holds the SHA-256 of its content. A cell that does not fit it is computed again.
 - `resume.ckpt` ends with its SHA-256, since `torch.load` lets most flipped bits through; a weights file holds that of
   its tensors, `run.json` that of its content. One that does not fit is refused: the message names the file and what to
