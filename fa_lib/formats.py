@@ -200,7 +200,7 @@ def round_to(
         _in_slices(_nearest, *arrays, args=args)
     else:
         draw = np.ones_like(arrays[0][:1]) if draw is None else draw.view(-1).numpy()
-        _directed(*arrays, draw, mode == "stochastic", fmt.precision - 1, low, high, fmt.max, over)
+        _directed(*arrays, draw, mode == "stochastic", fmt.precision - 1, (low, high), (fmt.max, over))
     return out
 
 
@@ -230,7 +230,8 @@ def _nearest(x, out, shift, low, high, largest, over):
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _directed(x, out, draw, stochastic, bits_kept, low, high, largest, over):
+def _directed(x, out, draw, stochastic, bits_kept, quantum_limits, ends):
+    (low, high), (largest, over) = quantum_limits, ends
     bits = x.view(np.int64)
     q_bits = out.view(np.int64)
     for i in range(x.size):

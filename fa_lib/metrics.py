@@ -107,8 +107,11 @@ def wasserstein(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     a, b = (_values(x) for x in (a, b))
     if not a.size or not b.size:
         raise ValueError(f"a, b: got {a.size} and {b.size} values; accepted is at least one each")
-    with ThreadPoolExecutor(2) as pool:  # numpy sorts without the GIL, and faster than torch
-        a, b = pool.map(np.sort, (a, b))
+    if a.size + b.size < 1 << 16:  # threads take longer to start
+        a, b = np.sort(a), np.sort(b)
+    else:
+        with ThreadPoolExecutor(2) as pool:  # numpy sorts without the GIL, and faster than torch
+            a, b = pool.map(np.sort, (a, b))
     if a.size == b.size:
         return float(_mean_distance(a, b))
     both = np.sort(np.concatenate((a, b)))
