@@ -12,7 +12,8 @@ from marks import caption, is_named, message, missing, title
 from fa_lib.check.judge import judge_kernel
 from fa_lib.execution import results
 from fa_lib.paths import RESULTS, ROOT
-from fa_lib.plots import ablation, biased_rounding, kernel_report, training, validation
+from fa_lib.plots import ablation, biased_rounding, kernel_report, newer_kernels, rescaling, rule, training, validation
+from fa_lib.training.arm import PAIRS
 
 WORDS = "The words of the notebook."
 
@@ -63,7 +64,7 @@ def of_ladder(table):
 
 def of_rescaling(table):
     most = table[table.tiles == table.tiles.max()]
-    drawn = most[most.order == "as drawn"].groupby("distribution").rmse.mean()
+    drawn = most[most.order == "as_drawn"].groupby("distribution").rmse.mean()
     keys = [table[name] for name in ("distribution", "order", "tiles")]
     return [*spread(table.rmse * 1e3, keys), *(most.rmse / most.distribution.map(drawn)), *most.rescales]
 
@@ -152,7 +153,7 @@ def of_report(lengths, asked, shapes, inputs, sums, repeats):
 REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"
 DRAWN = [
     Drawn("figure2_validation", ("01_kernels",), lambda t: validation.validation(EXPONENTIAL, t, WORDS), of_validation),
-    Drawn("figure2b_rule", ("01_kernels.rule",), lambda t: validation.ruled(t, WORDS), lambda t: t.ratio),
+    Drawn("figure2b_rule", ("01_kernels.rule",), lambda t: rule.ruled(t, WORDS), lambda t: t.ratio),
     Drawn("inside_a_model", ("06_inside_a_model",), lambda t: training.inside(t, WORDS), of_inside),
     Drawn(
         "figure7_weight_divergence",
@@ -168,17 +169,22 @@ DRAWN = [
     ),
     Drawn("figure8b_key_bias", ("08_weights_in_context.bias",), lambda t: training.key_bias(t, WORDS), of_key_bias),
     Drawn("figure9_ladder", ("09_why_ten_times",), lambda t: ablation.ladder(t, WORDS), of_ladder),
-    Drawn("figure9b_rescaling", ("09_why_ten_times.rescaling",), lambda t: ablation.rescaling(t, WORDS), of_rescaling),
+    Drawn("figure9b_rescaling", ("09_why_ten_times.rescaling",), lambda t: rescaling.rescaling(t, WORDS), of_rescaling),
     Drawn("figure9c_map", ("09_why_ten_times.map",), lambda t: ablation.bits_and_tiles(t, WORDS), of_map),
-    Drawn("figure9d_verdicts", ("09_why_ten_times.verdicts",), lambda t: ablation.verdicts(t, WORDS), of_references),
-    Drawn("figure9e_options", ("09_why_ten_times.options",), lambda t: ablation.options(t, WORDS), of_options),
+    Drawn("figure9d_verdicts", ("09_why_ten_times.verdicts",), lambda t: ablation.references(t, WORDS), of_references),
+    Drawn("figure9e_options", ("09_why_ten_times.options",), lambda t: newer_kernels.options(t, WORDS), of_options),
     Drawn(
         "figure10_mechanism",
         (REPEATED, f"{REPEATED}.steps"),
         lambda *t: biased_rounding.mechanism(*t, WORDS),
         of_mechanism,
     ),
-    Drawn("figure10b_directions", (PARTING,), lambda t: biased_rounding.directions(t, WORDS), of_directions),
+    Drawn(
+        "figure10b_directions",
+        (PARTING,),
+        lambda t: biased_rounding.directions(t, {key: pair.label for key, pair in PAIRS.items()}, WORDS),
+        of_directions,
+    ),
     Drawn("figure11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
 ]
 

@@ -23,7 +23,7 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def save(out, name, parameters, table, *, claims=(), figures=(), more=(), pool=None):
+def save(out, name, parameters, table, claims=(), figures=(), more=(), pool=None):
     """Write a notebook's results below `out`, or nothing where `out` is empty.
 
     Args:
