@@ -19,8 +19,8 @@ SLURM := $(shell command -v slurmctld)
 help: ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (EXECUTOR=slurm: on a cluster)
-	@$(FA_LIB) figures --scale $(SCALE) $(if $(EXECUTOR),--executor $(EXECUTOR))
+figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (JOBS=2: two at a time; EXECUTOR=slurm: on a cluster)
+	@$(FA_LIB) figures --scale $(SCALE) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(JOBS),--jobs $(JOBS))
 
 publish: figures ## make the figures and tables of build/ the committed ones, and renew the README's ledger
 	@$(FA_LIB) publish

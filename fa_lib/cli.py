@@ -2,125 +2,19 @@
 
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-EXIT = "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why."
+from fa_lib import cli_check
+from fa_lib.cli_check import EXIT, told
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help=f"Is my attention kernel numerically safe?\n\n{EXIT}",
 )  # fmt: skip
-check = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT}")
-app.add_typer(check, name="check")
-
-
-@contextmanager
-def told():
-    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback."""
-    try:
-        yield
-    except typer.Exit:  # a RuntimeError too
-        raise
-    except ModuleNotFoundError as error:
-        extras = {"papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train", "submitit": "cluster"}
-        if error.name not in extras:
-            raise
-        _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
-    except (ValueError, OSError, RuntimeError) as error:
-        _end(str(error))
-
-
-def _end(words):
-    typer.echo(f"fa-lib: {words}", err=True)
-    raise typer.Exit(2)
-
-
-def _judged(report, json_file, gate):
-    """Print a judgement, write its record, and end with the exit code it asks for."""
-    import json
-
-    from fa_lib.check.words import headline, sentences
-    from fa_lib.execution.files import replacing
-
-    if json_file is not None:
-        with replacing(json_file) as path:
-            path.write_text(json.dumps(report.record, indent=1) + "\n")
-    told = [headline(report.judgement), *(sentence for _, sentence in sentences(report.judgement))]
-    typer.echo("\n".join([*told, "", str(report.page)]))
-    raise typer.Exit(1 if gate and not report.judgement.passed else 0)
-
-
-OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
-JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
-GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails")]
-DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
-
-
-@check.command("kernel")
-def check_kernel(
-    kernel: Annotated[str, typer.Argument(help="a built-in kernel (flash), or package.module:function")],
-    quick: Annotated[bool, typer.Option("--quick", help="a first look, in seconds instead of a minute")] = False,
-    out: OUT = "",
-    json_file: JSON = None,
-    gate: GATE = False,
-    device: DEVICE = "cpu",
-) -> None:
-    """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
-
-    It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
-    carries from tile to tile, inputs that make trouble, bias, determinism. The page has all of it.
-    """
-    with told():
-        from fa_lib import reports
-
-        report = reports.check_kernel(kernel, "quick" if quick else "report", out, device)
-        _judged(report, json_file, gate)
-
-
-@check.command("tensors")
-def check_tensors(
-    file: Annotated[Path, typer.Argument(help=".safetensors, .npz or .pt, with tensors named q, k and v")],
-    fmt: Annotated[str, typer.Option("--format", help="round them to it first: BF16, FP16")] = "",
-    kernel: Annotated[list[str] | None, typer.Option(help="the first is judged; may be given several times")] = None,
-    out: OUT = "",
-    json_file: JSON = None,
-    gate: GATE = False,
-    device: DEVICE = "cpu",
-) -> None:
-    """Judge captured Q, K and V: which heads are risky, how far kernels are on them, which change would help.
-
-    Tensors mask, causal and scale of the file are used if there are any. Nothing is loaded by pickle.
-    """
-    with told():
-        from fa_lib import reports
-
-        names = dict(names=tuple(kernel)) if kernel else {}
-        report = reports.check_tensors(file, fmt, out, device=device, **names)
-        _judged(report, json_file, gate)
-
-
-@check.command("model")
-def check_model(
-    function: Annotated[str, typer.Argument(help="package.module:function; called without arguments, runs the model")],
-    save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="computed beside the model's own; may be repeated")] = None,
-    out: OUT = "",
-    json_file: JSON = None,
-    gate: GATE = False,
-) -> None:
-    """Judge a model's attention: every scaled_dot_product_attention call of a run, against the golden value.
-
-    What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
-    """
-    with told():
-        from fa_lib import reports
-
-        names = dict(names=tuple(kernel)) if kernel else {}
-        report = reports.check_model(function, out, save, **names)
-        _judged(report, json_file, gate)
+app.add_typer(cli_check.app, name="check")
 
 
 @app.command()
@@ -132,7 +26,8 @@ def figures(
     executor: Annotated[
         str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
     ] = None,
-    record: Annotated[bool, typer.Option(help="results go to data/recorded/<this GPU>/")] = False,
+    record: Annotated[bool, typer.Option("--record", help="results go to data/recorded/<this GPU>/")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="notebooks at a time")] = 1,
 ) -> None:
     """Draw the figures: run the notebooks whose results are not up to date, through papermill.
 
@@ -140,7 +35,7 @@ def figures(
     and started again it goes on where it was. `fa-lib publish` makes them the committed ones.
     """
     with told():
-        from fa_lib.execution.notebook import end_as_interrupted, run_all
+        from fa_lib.execution.notebook import end_as_interrupted, run_all, run_beside
         from fa_lib.paths import NOTEBOOKS, RECORDED, build
 
         end_as_interrupted()
@@ -149,7 +44,14 @@ def figures(
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         into = RECORDED / _gpu() if record else build()
         executor = int(executor) if executor and executor.isdigit() else executor
-        run_all(_notebooks(NOTEBOOKS, only), scale, build(), into=into, executor=executor, say=_say)
+        notebooks = _notebooks(NOTEBOOKS, only)
+        if jobs == 1:
+            run_all(notebooks, scale, build(), into=into, executor=executor, say=_say)
+        else:
+            options = ["--scale", scale, *(["--executor", f"{executor}"] if executor else []), *["--record"] * record]
+            python = [sys.executable, "-m", "fa_lib", "figures"]
+            if not run_beside(notebooks, jobs, lambda path: [*python, path.stem, *options]):
+                raise RuntimeError("figures: some notebooks failed, as they said above")
         _say(f"figures are in {into / 'figures'}, tables in {into / 'data' / 'results'}")
 
 
@@ -188,7 +90,7 @@ def print_claims(
     results: Annotated[
         Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
     ] = None,
-    readme: Annotated[bool, typer.Option(help="also renew the README's table")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="also renew the README's table")] = False,
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
     with told():

@@ -18,6 +18,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"training"},
     {"plots"},
     {"panel", "claims", "reports"},
+    {"cli_check"},
     {"cli"},
     {"__main__"},
 ]
@@ -88,7 +89,7 @@ def test_no_function_has_more_than_eight_parameters():
             if isinstance(node, ast.FunctionDef):
                 names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
                 count = len([name for name in names if name not in ("self", "cls")])
-                command = path.name == "cli.py" and node.decorator_list  # its options are the reader's words
+                command = path.name.startswith("cli") and node.decorator_list  # its options are the reader's words
                 assert count <= 8 or command, f"{path}: {node.name} has {count}"
 
 

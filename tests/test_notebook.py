@@ -182,7 +182,7 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     (tmp_path / "data/results").mkdir()
     subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a", shell=True,
                    cwd=tmp_path, check=True)  # fmt: skip
-    first = make(tmp_path, "figures")
+    first = make(tmp_path, "figures", "JOBS=2")
     assert first.returncode == 0, first.stderr
     assert f"figures are in {tmp_path}/build/figures" in first.stdout
     figures = sorted(p.name for p in (tmp_path / "build/figures").iterdir())

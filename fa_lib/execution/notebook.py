@@ -10,10 +10,13 @@ other is one job itself.
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import papermill
@@ -117,6 +120,38 @@ def run_all(notebooks, scale: str, build, *, into=None, executor=None, say: Call
             say(f"{name} at scale {scale}")
             _told(notebook, build, lambda: run(notebook, scale, build, into=into, executor=executor))  # noqa: B023
             say(f"{name} done in {time.monotonic() - started:.0f} s")
+
+
+def run_beside(notebooks, jobs: int, command: Callable[[Path], list[str]]) -> bool:
+    """Run a command for each notebook, so many at a time; those that train share their runs: one after the other.
+
+    Args:
+        command: of a notebook, the words of a process, which ends with this one.
+
+    Returns:
+        whether all ended well.
+    """
+    trains = [path for path in notebooks if "fa_lib.training" in path.read_text()]
+    chains = [trains, *([path] for path in notebooks if path not in trains)]
+    running, stopped = [], threading.Event()
+
+    def follow(chain):
+        well = True
+        for path in chain:
+            if stopped.is_set():
+                return False
+            running.append(process := subprocess.Popen(command(path)))
+            well &= process.wait() == 0
+        return well
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return all([future.result() for future in [pool.submit(follow, chain) for chain in chains]])
+        except BaseException:
+            stopped.set()
+            for process in running:
+                process.terminate()
+            raise
 
 
 def end_as_interrupted() -> None:

@@ -1,0 +1,116 @@
+"""`fa-lib check`: a kernel, captured tensors, a model; and how every command tells what it cannot do."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT = "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why."
+app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT}")
+
+
+@contextmanager
+def told():
+    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback."""
+    try:
+        yield
+    except typer.Exit:  # a RuntimeError too
+        raise
+    except ModuleNotFoundError as error:
+        extras = {"papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train", "submitit": "cluster"}
+        if error.name not in extras:
+            raise
+        _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
+    except (ValueError, OSError, RuntimeError) as error:
+        _end(str(error))
+
+
+def _end(words):
+    typer.echo(f"fa-lib: {words}", err=True)
+    raise typer.Exit(2)
+
+
+def _judged(report, json_file, gate):
+    """Print a judgement, write its record, and end with the exit code it asks for."""
+    import json
+
+    from fa_lib.check.words import headline, sentences
+    from fa_lib.execution.files import replacing
+
+    if json_file is not None:
+        with replacing(json_file) as path:
+            path.write_text(json.dumps(report.record, indent=1) + "\n")
+    told = [headline(report.judgement), *(sentence for _, sentence in sentences(report.judgement))]
+    typer.echo("\n".join([*told, "", str(report.page)]))
+    raise typer.Exit(1 if gate and not report.judgement.passed else 0)
+
+
+OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
+JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
+GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails")]
+DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
+
+
+@app.command("kernel")
+def check_kernel(
+    kernel: Annotated[str, typer.Argument(help="a built-in kernel (flash), or package.module:function")],
+    quick: Annotated[bool, typer.Option("--quick", help="a first look, in seconds instead of a minute")] = False,
+    out: OUT = "",
+    json_file: JSON = None,
+    gate: GATE = False,
+    device: DEVICE = "cpu",
+) -> None:
+    """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
+
+    It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
+    carries from tile to tile, inputs that make trouble, bias, determinism. The page has all of it.
+    """
+    with told():
+        from fa_lib import reports
+
+        report = reports.check_kernel(kernel, "quick" if quick else "report", out, device)
+        _judged(report, json_file, gate)
+
+
+@app.command("tensors")
+def check_tensors(
+    file: Annotated[Path, typer.Argument(help=".safetensors, .npz or .pt, with tensors named q, k and v")],
+    fmt: Annotated[str, typer.Option("--format", help="round them to it first: BF16, FP16")] = "",
+    kernel: Annotated[list[str] | None, typer.Option(help="the first is judged; may be given several times")] = None,
+    out: OUT = "",
+    json_file: JSON = None,
+    gate: GATE = False,
+    device: DEVICE = "cpu",
+) -> None:
+    """Judge captured Q, K and V: which heads are risky, how far kernels are on them, which change would help.
+
+    Tensors mask, causal and scale of the file are used if there are any. Nothing is loaded by pickle.
+    """
+    with told():
+        from fa_lib import reports
+
+        names = dict(names=tuple(kernel)) if kernel else {}
+        report = reports.check_tensors(file, fmt, out, device=device, **names)
+        _judged(report, json_file, gate)
+
+
+@app.command("model")
+def check_model(
+    function: Annotated[str, typer.Argument(help="package.module:function; called without arguments, runs the model")],
+    save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="computed beside the model's own; may be repeated")] = None,
+    out: OUT = "",
+    json_file: JSON = None,
+    gate: GATE = False,
+) -> None:
+    """Judge a model's attention: every scaled_dot_product_attention call of a run, against the golden value.
+
+    What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
+    """
+    with told():
+        from fa_lib import reports
+
+        names = dict(names=tuple(kernel)) if kernel else {}
+        report = reports.check_model(function, out, save, **names)
+        _judged(report, json_file, gate)
