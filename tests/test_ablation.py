@@ -7,6 +7,8 @@ from fa_lib.experiments.ablation import KERNELS, REFERENCES, STARTS, STEPS, carr
 from fa_lib.experiments.problem import Problem
 from fa_lib.formats import BF16, FP32, FP64
 
+pytestmark = pytest.mark.slow
+
 
 def mean(table, by, value):
     return table.groupby(by)[value].mean()

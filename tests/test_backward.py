@@ -21,6 +21,7 @@ def gradients(kernel, q, k, v, dO):
     return torch.autograd.grad(o, (q, k, v), dO.to(o.dtype))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.integers(1, 80), st.integers(1, 50), st.sampled_from(["fa1", "fa2"]))
 def test_gradients_are_autograds_in_fp64(problem, block_kv, block_q, algorithm):
@@ -38,6 +39,7 @@ def test_gradients_are_autograds_in_fp64(problem, block_kv, block_q, algorithm):
             assert (ours - theirs).abs().max() <= 1e4 * size * FP64.unit_roundoff * max(1, theirs.abs().max())
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     st.tuples(*[st.integers(1, 6)] * 3), st.integers(1, 4), st.integers(1, 4), st.booleans(),

@@ -10,6 +10,8 @@ from fa_lib.formats import BF16, FP64
 from fa_lib.kernels import flash, golden
 from fa_lib.kernels.known import vectorised
 
+pytestmark = pytest.mark.slow
+
 
 def mean(table, by, value):
     return table.groupby(by)[value].mean()

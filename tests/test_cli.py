@@ -8,6 +8,8 @@ import pytest
 
 from fa_lib.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def command(*words, cwd=ROOT, **env):
     """`fa-lib` in a process of its own."""

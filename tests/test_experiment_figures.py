@@ -15,6 +15,8 @@ from fa_lib.experiments.validation import CHOICES
 from fa_lib.plots import ablation, biased_rounding, newer_kernels, rescaling, rule, validation
 from fa_lib.plots.points import Mark, points
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 INPUTS = ["uniform", "normal"]
 

@@ -20,6 +20,8 @@ from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots.captions import settings
 from fa_lib.plots.style import band, dots
 
+pytestmark = pytest.mark.slow
+
 FIGURES = {
     "02_precision": plots.precision,
     "03_golden_value": plots.golden_value,

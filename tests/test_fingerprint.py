@@ -27,6 +27,7 @@ def key(folder):
     return json.loads(subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 def test_an_edit_counts_where_the_function_imports_it_and_nowhere_else(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
     first = key(tmp_path)

@@ -129,6 +129,7 @@ def test_golden_is_torchs_math_in_float64(problem):
     assert (golden(q, k, v, inputs=FP64, **call) - theirs).abs().max() <= bound(q, k, v, call, k.shape[-2])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.integers(1, 80), st.sampled_from(["fa1", "fa2"]), st.integers(1, 50), st.integers(1, 9))
 def test_b_r_is_inert_bit_for_bit(problem, block_kv, algorithm, block_q, rows):
@@ -387,6 +388,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
 def test_memory_grows_with_the_tile_and_not_with_n_squared():
     """One S of N = 16384 in float64 would be 2048 MB; the inputs, rounded, and the output are 8 MB each."""

@@ -26,6 +26,8 @@ from fa_lib.check.words import in_words
 from fa_lib.paths import ROOT
 from fa_lib.plots.model_report import model_report
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.randint(64, (2, 48), generator=torch.Generator().manual_seed(0))
 PADDED = torch.ones_like(IDS).masked_fill(torch.arange(48) < torch.tensor([[10], [0]]), 0)
 BITS = torch.bfloat16

@@ -5,6 +5,8 @@ import pytest
 from fa_lib import sweep
 from fa_lib.experiments.newer_kernels import CARRIED, FP8, OPTIONS, options, outliers
 
+pytestmark = pytest.mark.slow
+
 
 def mean(table, by, value):
     return table.groupby(by)[value].mean()

@@ -108,6 +108,7 @@ def options(control):
     return [each[1] if isinstance(each, tuple) else each for each in getattr(control, "options", [0, 1])]
 
 
+@pytest.mark.slow
 def test_whatever_the_controls_say_is_drawn_without_a_warning():
     rng = np.random.default_rng(0)
     controls = explore().controls

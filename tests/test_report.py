@@ -22,6 +22,8 @@ from fa_lib.check.words import in_words, sentences, title
 from fa_lib.kernels import Algorithm
 from fa_lib.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SMALL = replace(QUICK, shapes=("97", "causal 203"))
 
 

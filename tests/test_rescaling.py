@@ -5,6 +5,8 @@ import pytest
 from fa_lib import sweep
 from fa_lib.experiments.rescaling import ORDERS, rescaling
 
+pytestmark = pytest.mark.slow
+
 
 def mean(table, by, value):
     return table.groupby(by)[value].mean()

@@ -7,6 +7,8 @@ import pytest
 
 from fa_lib.experiments.rule import ALLOWED, CALLS, rule
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("shape", ["97", "causal 113 x 203", "GQA 384", "causal window 512"])
 @pytest.mark.parametrize("fmt", ["BF16", "FP16"])

@@ -93,6 +93,7 @@ def test_another_kernel_under_the_same_name_is_not_taken_from_the_cache(tmp_path
         del _KERNELS["its name"]
 
 
+@pytest.mark.slow
 def test_a_name_that_workers_do_not_have_is_refused_with_what_to_do():
     register("of this process", lambda q, k, v: v)
     try:
@@ -143,6 +144,7 @@ def test_another_version_under_the_same_name_is_not_taken(tmp_path):
     assert len(CALLS) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=get_context("spawn"))])
 def test_an_executor_gives_the_same_table(pool, tmp_path):
     grid = dict(n=[64, 96], kernel=["flash", "every_step"])

@@ -6,6 +6,8 @@ from fa_lib import claims, sweep
 from fa_lib.experiments.validation import CHOICES, agree, exponential
 from fa_lib.kernels.known import vectorised as is_vectorised
 
+pytestmark = pytest.mark.slow
+
 BITS = dict(head_dim=64, heads=1, seed=0, distribution=["uniform", "normal"])
 vectorised = pytest.mark.skipif(not is_vectorised(), reason="its exponential is of the AVX2 and AVX512 code")
 
