@@ -5,6 +5,8 @@ The notebooks write `<notebook>.claims.csv`. `fa-lib claims` prints the two toge
 """
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,12 +17,12 @@ from fa_lib.paths import PUBLISHED, RESULTS, ROOT
 BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
 
 
-def published():
+def published() -> pd.DataFrame:
     """The published statements, indexed by id."""
     return pd.read_csv(PUBLISHED, index_col="id", dtype={"published": str}).fillna({"published": "", "source": ""})
 
 
-def verdict(values, low, high):
+def verdict(values: Sequence[float] | np.ndarray, low: float, high: float) -> str:
     """What values over seeds say of a statement that holds within [low, high].
 
     Returns:
@@ -36,7 +38,7 @@ def verdict(values, low, high):
     return "consistent" if inside.any() else "not reproduced"
 
 
-def claim(id, setting, values):
+def claim(id: str, setting: str, values: Sequence[float] | pd.Series) -> dict[str, str]:
     """One row of the ledger.
 
     Args:
@@ -56,13 +58,13 @@ def claim(id, setting, values):
     return {"id": id, "setting": setting, "values": " ".join(f"{value:.6g}" for value in values)}
 
 
-def by_distribution(id, setting, values):
+def by_distribution(id: str, setting: str, values: pd.Series) -> list[dict[str, str]]:
     """A `claim` for each distribution of a Series indexed by (distribution, seed)."""
     groups = values.groupby("distribution", sort=False)
     return [claim(id, f"{distribution} inputs, {setting}", group) for distribution, group in groups]
 
 
-def ledger(results=RESULTS):
+def ledger(results: Path = RESULTS) -> pd.DataFrame:
     """Every statement with every result for it: a DataFrame, statements without a result included."""
     parts = [pd.read_csv(p, dtype=str) for p in sorted(results.glob("*.claims.csv"))]
     ours = pd.concat(parts) if parts else pd.DataFrame(columns=["id", "setting", "values"])
@@ -75,7 +77,7 @@ def ledger(results=RESULTS):
     return table
 
 
-def markdown(table):
+def markdown(table: pd.DataFrame) -> str:
     """The ledger as a Markdown table."""
     lines = ["| figure | statement | setting | published | ours (min to max over seeds) | verdict |", "|" + "---|" * 6]
     last = None
@@ -88,7 +90,7 @@ def markdown(table):
     return "\n".join(lines)
 
 
-def summary(table):
+def summary(table: pd.DataFrame) -> str:
     """The ledger as a Markdown table of one line a statement: its verdicts, counted over settings."""
     lines = ["| figure | statement | published | verdicts, by setting |", "|" + "---|" * 4]
     for _, rows in table.groupby("id", sort=False):
@@ -99,7 +101,7 @@ def summary(table):
     return "\n".join(lines)
 
 
-def in_readme(text, table):
+def in_readme(text: str, table: pd.DataFrame) -> str:
     """README text with the ledger between its two marks replaced: a summary, and every setting folded away."""
     pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
     if not re.search(pattern, text, flags=re.S):
@@ -108,7 +110,7 @@ def in_readme(text, table):
     return re.sub(pattern, lambda _: f"{BEGIN}\n{summary(table)}\n\n{folded}\n{END}", text, flags=re.S)
 
 
-def renew_readme(table):
+def renew_readme(table: pd.DataFrame) -> None:
     """Write the ledger into the README of the checkout; the README is whole or as it was."""
     readme = ROOT / "README.md"
     with replacing(readme) as path:

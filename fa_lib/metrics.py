@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ def deviation(
     )
 
 
-def over_baseline(error, baseline):
+def over_baseline(error: Any, baseline: Any) -> Any:
     """How many times Baseline's error an error is: the one place where two errors are divided.
 
     Args:

@@ -16,6 +16,6 @@ RECORDED = ROOT / "data" / "recorded"
 STYLE = PACKAGE / "plots" / "paper.mplstyle"
 
 
-def build():
+def build() -> Path:
     """The folder of what is made anew: build/ of the checkout, or of the current folder."""
     return (CHECKOUT or Path.cwd()) / "build"

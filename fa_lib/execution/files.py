@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from filelock import FileLock, Timeout
 
 
 @contextmanager
-def held(folder, seconds: float = 20):
+def held(folder: str | Path, seconds: float = 20) -> Iterator[None]:
     """Hold a folder against every other process that asks, until the block or the process ends.
 
     The lock is a file beside the folder, `.<name>.lock`, and stays there.
@@ -32,7 +33,7 @@ def held(folder, seconds: float = 20):
 
 
 @contextmanager
-def replacing(path):
+def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path` that becomes it when the block ends well, and is removed when it does not.
 
     Raises:

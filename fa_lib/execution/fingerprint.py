@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ LIBRARIES = ("torch", "numpy", "gfloat", "numba")
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
 
 
-def digest(value) -> str:
+def digest(value: Any) -> str:
     """SHA-256 of a value as JSON holds it: the checksum of what is kept."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 

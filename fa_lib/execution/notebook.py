@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,7 +56,10 @@ def parameters(notebook: Path, scale: str) -> dict | None:
     return given
 
 
-def run(notebook, scale: str, build, *, into=None, executor=None, timeout=CELL_TIMEOUT) -> Path | None:
+def run(
+    notebook: str | Path, scale: str, build: str | Path, *, into: str | Path | None = None,
+    executor: str | int | None = None, timeout: int = CELL_TIMEOUT,
+) -> Path | None:  # fmt: skip
     """Execute a notebook at a scale, unless its outcome is there and fresh.
 
     Args:
@@ -103,7 +106,10 @@ def outcome_path(notebook: Path, build: Path) -> Path:
     return build / f"{notebook.stem}.outcome.json"
 
 
-def run_all(notebooks, scale: str, build, *, into=None, executor=None, say: Callable = print) -> None:
+def run_all(
+    notebooks: Iterable[Path], scale: str, build: Path, *, into: Path | None = None,
+    executor: str | int | None = None, say: Callable = print,
+) -> None:  # fmt: skip
     """Run the notebooks of a scale that are stale, one after the other, and say what is done.
 
     Raises:
@@ -122,7 +128,7 @@ def run_all(notebooks, scale: str, build, *, into=None, executor=None, say: Call
             say(f"{name} done in {time.monotonic() - started:.0f} s")
 
 
-def run_beside(notebooks, jobs: int, command: Callable[[Path], list[str]]) -> bool:
+def run_beside(notebooks: list[Path], jobs: int, command: Callable[[Path], list[str]]) -> bool:
     """Run a command for each notebook, so many at a time; those that train share their runs: one after the other.
 
     Args:

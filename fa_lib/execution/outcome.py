@@ -7,6 +7,7 @@ processor changed, or where a file is gone or altered. No clock is asked.
 import hashlib
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
@@ -16,7 +17,7 @@ from fa_lib.execution.files import replacing
 from fa_lib.execution.results import versions
 
 
-def made_from(notebook, parameters):
+def made_from(notebook: Path, parameters: dict) -> str:
     """A digest of what a notebook's results depend on.
 
     Args:
@@ -29,7 +30,7 @@ def made_from(notebook, parameters):
     return fingerprint.digest([code, parameters, used, versions(), fingerprint.hardware(gpu)])
 
 
-def write(path, source, files, into):
+def write(path: Path, source: str, files: Iterable[Path], into: Path) -> None:
     """Write the outcome of a run.
 
     Args:
@@ -40,7 +41,7 @@ def write(path, source, files, into):
         temporary.write_text(json.dumps(dict(made_from=source, files=held), indent=1) + "\n")
 
 
-def fresh(path, source, into):
+def fresh(path: Path, source: str, into: Path) -> bool:
     """Whether the outcome at `path` was made from `source`, and all its files are as it left them."""
     held = read(path)
     if held is None or held["made_from"] != source:
@@ -48,7 +49,7 @@ def fresh(path, source, into):
     return all(_checksum(Path(into) / file) == checksum for file, checksum in held["files"].items())
 
 
-def read(path):
+def read(path: Path) -> dict | None:
     """made_from and files of an outcome; None where there is none, or a damaged one."""
     try:
         held = json.loads(Path(path).read_text())
@@ -57,7 +58,7 @@ def read(path):
         return None
 
 
-def copy(files, source, target):
+def copy(files: Iterable, source: Path, target: Path) -> None:
     """Copy files, paths below the folder `source`, below the folder `target`: each whole or as it was."""
     for file in files:
         with replacing(Path(target) / file) as temporary:

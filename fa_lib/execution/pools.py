@@ -3,14 +3,15 @@
 import multiprocessing
 import os
 import threading
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
 import torch
 
 
 @contextmanager
-def workers(count):
+def workers(count: int | str) -> Iterator[Executor | None]:
     """An executor for `sweep`: that many processes, each with torch on one thread; None, which works here, for 0; or
     for "slurm" the jobs of a cluster (docs/cluster.md).
 

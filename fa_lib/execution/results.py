@@ -6,12 +6,16 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from fa_lib.execution.files import replacing
 from fa_lib.paths import CHECKOUT, RECORDED, STYLE
@@ -23,7 +27,10 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def save(out, name, parameters, table, claims=(), figures=(), more=(), pool=None):
+def save(
+    out: str | Path, name: str, parameters: dict, table: pd.DataFrame, claims: Sequence[dict] = (),
+    figures: Any = (), more: Any = (), pool: Executor | None = None,
+) -> None:  # fmt: skip
     """Write a notebook's results below `out`, or nothing where `out` is empty.
 
     Args:
@@ -57,7 +64,7 @@ def save(out, name, parameters, table, claims=(), figures=(), more=(), pool=None
             save_figure(figure, Path(out) / "figures" / figure_name)
 
 
-def save_figure(figure, path):
+def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as `path`.png and `path`.svg. Without dates and versions inside, the same data on the same machine
     gives the same bytes."""
     for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
@@ -65,13 +72,13 @@ def save_figure(figure, path):
             figure.savefig(temporary, metadata=metadata)
 
 
-def recorded(name):
+def recorded(name: str) -> dict[str, pd.DataFrame]:
     """device -> the table that `fa-lib figures --record` left of a notebook, for every device it has run on."""
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))
     return {path.parents[2].name.replace("_", " "): pd.read_csv(path) for path in found}
 
 
-def provenance(parameters, pool=None):
+def provenance(parameters: dict, pool: Executor | None = None) -> dict:
     """Versions, device, those of jobs elsewhere, parameters, the commit, and the seconds since this file was loaded."""
     jobs = getattr(pool, "devices", [])
     return {
@@ -85,7 +92,7 @@ def provenance(parameters, pool=None):
     }
 
 
-def versions():
+def versions() -> dict[str, str]:
     """Of the libraries that results depend on; those of extras that are not installed are left out."""
     held = {}
     for library in LIBRARIES:
@@ -96,14 +103,14 @@ def versions():
     return held
 
 
-def device():
+def device() -> dict:
     """What the numbers were computed on."""
     cpu = {"machine": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads()}
     cpu["instructions"] = torch.backends.cpu.get_cpu_capability()
     return cpu | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
-def commit():
+def commit() -> str:
     """Of the checkout, and whether its code was changed since; or why there is none."""
     if CHECKOUT is None:
         return f"fa_lib {importlib.metadata.version('fa_lib')}, not a checkout"

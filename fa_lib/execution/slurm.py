@@ -61,7 +61,7 @@ class Slurm(Executor):
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def submit(self, fn, /, *args, **kwargs):
+    def submit(self, fn, /, *args, **kwargs) -> Future:
         call = _Call((fn, args, kwargs, self._code(fn, kwargs)), self.folder / f"call{next(self._count)}.pkl")
         with self._lock:
             if self._closed:
@@ -77,7 +77,7 @@ class Slurm(Executor):
             self._codes[fn, names] = code_version(fn, [kwargs])
         return self._codes[fn, names]
 
-    def shutdown(self, wait=True, *, cancel_futures=False):
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._closed, self._cancelled = True, cancel_futures
         if wait:
             self._thread.join()

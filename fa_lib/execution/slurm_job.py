@@ -6,6 +6,7 @@ import socket
 import subprocess
 import traceback
 from contextlib import suppress
+from pathlib import Path
 
 import submitit
 import torch
@@ -37,7 +38,7 @@ class Calls(submitit.helpers.Checkpointable):
                 _keep((_portable(error), None), path)
 
 
-def outcome(path):
+def outcome(path: Path) -> tuple:
     """(exception, result, device) of a call that has ended."""
     try:
         return submitit.core.utils.pickle_load(path)
@@ -45,12 +46,12 @@ def outcome(path):
         return RuntimeError(f"its result cannot be read here: {type(error).__name__}: {error}"), None, None
 
 
-def job_name():
+def job_name() -> str:
     """The name of this process's jobs, which the kernels that it starts inherit."""
     return os.environ.setdefault("FA_LIB_JOB_NAME", f"fa_lib-{socket.gethostname()}-{os.getpid()}")
 
 
-def cancel_all():
+def cancel_all() -> None:
     """End the jobs of this process, and those of the kernels it started."""
     with suppress(OSError, subprocess.SubprocessError):
         subprocess.run(["scancel", "--me", f"--name={job_name()}"], capture_output=True, timeout=60)

@@ -3,9 +3,10 @@
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, ProcessPoolExecutor, wait
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 
 import numpy
 import pandas as pd
@@ -15,7 +16,10 @@ from fa_lib.execution.cache import Cells
 from fa_lib.execution.fingerprint import code_version, digest
 
 
-def sweep(fn: Callable, grid: dict, *, fixed: dict | None = None, uses: Iterable = (), cache="", executor=None):
+def sweep(
+    fn: Callable, grid: dict, *, fixed: dict | None = None, uses: Iterable = (), cache: str | Path = "",
+    executor: Executor | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """Call `fn(**cell)` for every cell of a grid and put the rows together.
 
     Args:
@@ -60,7 +64,7 @@ def sweep(fn: Callable, grid: dict, *, fixed: dict | None = None, uses: Iterable
     return pd.DataFrame([_columns(cell, fixed) | row for i, cell in enumerate(cells) for row in rows[i]])
 
 
-def expand(grid):
+def expand(grid: dict) -> Iterator[dict]:
     """The cells of a grid: every combination of its axes, the last axis fastest."""
     grid = {name: v.tolist() if isinstance(v, numpy.ndarray) else v for name, v in grid.items()}
     axes = {name: list(v) if isinstance(v, (list, tuple, range)) else [v] for name, v in grid.items()}

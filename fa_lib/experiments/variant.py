@@ -1,7 +1,8 @@
 """Named changes to an emulated kernel, and named calls: the rows of every table of such."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.precision import Precision
@@ -55,12 +56,15 @@ class Call:
         return (batch, self.heads, self.n_q, d), (batch, self.kv_heads, self.n_kv, d)
 
 
-def by_key(rows):
+Named = TypeVar("Named", bound=Variant | Call)
+
+
+def by_key(rows: Iterable[Named]) -> dict[str, Named]:
     """key -> Variant or Call, in their order."""
     return {row.key: row for row in rows}
 
 
-def known(what, key, table):
+def known(what: str, key: str, table: Mapping[str, Any]) -> Any:
     """The entry of a table, or an error that says what there is.
 
     Raises:

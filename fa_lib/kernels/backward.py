@@ -5,13 +5,15 @@ With dO the gradient of the output O (arXiv 2205.14135, appendix B; arXiv 2307.0
 where delta = rowsum(dO ∘ O), which equals rowsum(P ∘ dP).
 """
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
-from fa_lib.formats import round_to
-from fa_lib.kernels.rows import by_rows, flat, rows_at_once, run, tiles
+from fa_lib.kernels.rows import by_rows, flat, rows_at_once, run, stored, tiles
 
 
-def differentiable(q, k, v, forward, backward):
+def differentiable(q: Tensor, k: Tensor, v: Tensor, forward: Callable, backward: Callable) -> Tensor:
     """o of `forward(q, k, v) -> (o, statistics of its rows)`, with gradients of `backward` where one is asked for."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return _Attention.apply(q, k, v, forward, backward)
@@ -31,9 +33,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dO):
         q, k, v, o, statistics = ctx.saved_tensors
         gradients = ctx.backward(q, k, v, o, statistics, dO)
-        held = (
-            g if g.dtype == x.dtype else round_to(g, str(x.dtype)).to(x.dtype) for g, x in zip(gradients, (q, k, v))
-        )
+        held = (stored(g, x.dtype) for g, x in zip(gradients, (q, k, v)))
         return *held, None, None
 
 

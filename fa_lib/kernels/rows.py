@@ -107,6 +107,6 @@ def nonzero(l: Tensor) -> Tensor:
     return torch.where(l == 0, 1.0, l)
 
 
-def stored(o: Float64[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """Float64 values in the dtype a kernel returns, rounded straight to it."""
-    return o.contiguous() if dtype == torch.float64 else round_to(o, str(dtype)).to(dtype)
+def stored(o: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """Values in the dtype a kernel returns: float64 is rounded straight to it, what has it already stays."""
+    return o.contiguous() if o.dtype == dtype else round_to(o, str(dtype)).to(dtype)

@@ -1,5 +1,8 @@
 """Flash Attention, tile by tile, each step rounded: the paper's microbenchmark."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,6 +13,8 @@ from fa_lib.kernels.options import Options
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored, tiles
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
+
+Carried: TypeAlias = tuple[Tensor, Tensor, Tensor]  # m (rows, 1), l (rows, 1), O (rows, head_dim)
 
 
 def tiled(
@@ -87,7 +92,7 @@ def tiled(
     return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling))
 
 
-def merged(p, parts):
+def merged(p: Precision, parts: list[Tensor]) -> Tensor:
     """O and L of all keys from those of its parts: sum of exp(L_i - L) O_i."""
     O, L = (torch.stack(x) for x in zip(*((x[:, :-1], x[:, -1:]) for x in parts)))  # (parts, rows, head_dim), (.., 1)
     m = L.amax(0)  # (rows, 1)
@@ -98,7 +103,9 @@ def merged(p, parts):
     return torch.cat([p.output(out), p.stats(m + p.stats(torch.log(nonzero(l))))], -1)
 
 
-def fa1_tile(p, how, dropped, S, v, m_tile, carried):
+def fa1_tile(
+    p: Precision, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
+) -> Carried:
     """m, l and O after one more tile.
 
     Args:
@@ -117,11 +124,13 @@ def fa1_tile(p, how, dropped, S, v, m_tile, carried):
     return m_new, l_new, p.accumulator(O / nonzero(l_new))
 
 
-def fa1_last(p, l, O):
+def fa1_last(p: Precision, l: Tensor, O: Tensor) -> Tensor:
     return O
 
 
-def fa2_tile(p, how, dropped, S, v, m_tile, carried):
+def fa2_tile(
+    p: Precision, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
+) -> Carried:
     """As `fa1_tile`, and O is not divided by l."""
     m, l, O = carried
     m_new = torch.maximum(m, m_tile)
@@ -134,7 +143,7 @@ def fa2_tile(p, how, dropped, S, v, m_tile, carried):
     return m_new, l, p.accumulator(p.accumulator(a * O) + PV)
 
 
-def fa2_last(p, l, O):
+def fa2_last(p: Precision, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O / nonzero(l))
 
 
