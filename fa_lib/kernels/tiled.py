@@ -1,7 +1,7 @@
 """Flash Attention, tile by tile, each step rounded: the paper's microbenchmark."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored, tiles
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
+Steps: TypeAlias = Any  # a Precision, or functions under the names of its fields
 Carried: TypeAlias = tuple[Tensor, Tensor, Tensor]  # m (rows, 1), l (rows, 1), O (rows, head_dim)
 
 
@@ -104,7 +105,7 @@ def merged(p: Precision, parts: list[Tensor]) -> Tensor:
 
 
 def fa1_tile(
-    p: Precision, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
+    p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
 ) -> Carried:
     """m, l and O after one more tile.
 
@@ -124,12 +125,12 @@ def fa1_tile(
     return m_new, l_new, p.accumulator(O / nonzero(l_new))
 
 
-def fa1_last(p: Precision, l: Tensor, O: Tensor) -> Tensor:
+def fa1_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return O
 
 
 def fa2_tile(
-    p: Precision, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
+    p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
 ) -> Carried:
     """As `fa1_tile`, and O is not divided by l."""
     m, l, O = carried
@@ -143,7 +144,7 @@ def fa2_tile(
     return m_new, l, p.accumulator(p.accumulator(a * O) + PV)
 
 
-def fa2_last(p: Precision, l: Tensor, O: Tensor) -> Tensor:
+def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O / nonzero(l))
 
 
