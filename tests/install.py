@@ -57,7 +57,7 @@ def test_a_kernel_is_judged_and_nothing_is_written_into_the_package(installed, t
     done = run(installed / "fa-lib", *words, cwd=there)
     assert done.returncode == 0, done.stderr
     told = json.loads((there / "out.json").read_text())
-    assert told["passed"] is True and told["findings"] and told["versions"]["torch"] and told["settings"]
+    assert told["passed"] is True and told["findings"] and told["versions"]["torch"] and told["parameters"]
     assert "flash passes" in (there / "build/reports/flash.html").read_text()
     (there / "mine.py").write_text((ROOT / "examples/my_kernel.py").read_text())
     bad = run(installed / "fa-lib", "check", "kernel", "mine:attention", "--gate", "--quick", cwd=there)
