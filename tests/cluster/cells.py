@@ -7,7 +7,7 @@ from pathlib import Path
 
 import submitit
 
-from fa_lib.experiments.microbenchmark import compare
+from fa_lib.experiments.microbenchmark import Setup, compare
 from fa_lib.training.study import train_arm
 
 
@@ -15,7 +15,7 @@ def on_a_node(folder, **cell):
     """`compare`, and a file that says on which node."""
     with open(Path(folder) / os.environ.get("SLURMD_NODENAME", "here"), "a") as file:
         file.write(f"{cell}\n")
-    return compare(n=64, head_dim=16, heads=1, block_kv=32, distribution="normal", **cell)
+    return compare(n=64, block_kv=[32], distribution="normal", setup=Setup(head_dim=16), **cell)
 
 
 def begun_again(begun, **cell):
