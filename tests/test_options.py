@@ -48,7 +48,7 @@ def problem(options, n=53, n_kv=91, heads=4, kv_heads=2):
         dict(maximum=dynamic_maximum(2.0)),
         dict(name="fa4", splits=4, reverse=True, offset=2),
     ],
-    ids=str,
+    ids=lambda option: " ".join(option) + " " + " ".join(str(x) for x in option.values() if not callable(x)),
 )
 def test_in_fp64_an_option_changes_nothing_but_rounding(option, shape):
     q, k, v, shape = problem(shape)
