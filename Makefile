@@ -35,8 +35,7 @@ example: $(call has,figures) ## check a model: a tiny decoder under the probe, w
 	@$(PYTHON) examples/check_a_model.py
 
 test: $(call has,test) ## run every test that needs no server, the notebooks among them (nbval)
-	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest tests --override-ini addopts=-q -n 2 --dist loadfile
-	$(PYTHON) -m pytest notebooks
+	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest -n 2 --dist loadscope
 
 test-fast: $(call has,test) ## under a minute: no notebook, no training
 	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest tests --override-ini addopts=-q -n 2 --dist loadfile -m "not training and not slow"

@@ -218,7 +218,7 @@ Python {platform.python_version()}, {versions}, {platform.system()} on {os.cpu_c
 - **resumed**: runs to the end that found finished work and did not make it again.
 - **lost**: a rerun that failed, made finished work again, or ended with other bits.
 - **equal**: results compared: a sweep's table; a training run's weights, losses and gradients' shares of zeros; the
-  tables, figures and README of `make figures`.
+  tables and figures of `make figures`.
 
 ## What guards what
 

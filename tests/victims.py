@@ -108,11 +108,12 @@ class Figures:
         return ["make", f"PYTHON={sys.executable}", "--directory", str(folder), "figures"]
 
     def kept(self, folder):
-        return stamps([*(folder / "build/cache").glob("*/[!.]*.json"), *(folder / "build").glob("*.done")])
+        return stamps([*(folder / "build/cache").glob("*/[!.]*.json"), *(folder / "build").glob("*.outcome.json")])
 
     def result(self, folder):
-        files = [*(folder / "data/results").glob("*.csv"), *(folder / "figures").iterdir()]
-        return {p.name: p.read_bytes() for p in files}, (folder / "README.md").read_bytes()
+        files = [*(folder / "build/data/results").glob("*.csv"), *(folder / "build/figures").iterdir()]
+        assert len(files) == 8, files
+        return {p.name: p.read_bytes() for p in files}
 
 
 # One process, and its end.
