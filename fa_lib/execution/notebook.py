@@ -96,10 +96,13 @@ def run(
 
 def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:
     """Whether a notebook's outcome at a scale is there, and made from what is there now."""
-    given = parameters(notebook, scale)
-    return given is not None and outcome.fresh(
-        outcome_path(notebook, build), outcome.made_from(notebook, dict(given, scale=scale)), into
-    )
+    named = parameters(notebook, scale) is not None
+    return named and outcome.fresh(outcome_path(notebook, build), _made_from(notebook, scale), into)
+
+
+def _made_from(notebook, scale):
+    """What the outcome of a notebook at a scale that names it depends on."""
+    return outcome.made_from(notebook, dict(parameters(notebook, scale), scale=scale))
 
 
 def outcome_path(notebook: Path, build: Path) -> Path:
@@ -197,8 +200,7 @@ def _execute_on(executor, notebook, scale, given, build, into, timeout):
 def _execute(notebook, scale, given, build, into, timeout):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
-    asked = parameters(notebook, scale)
-    source = outcome.made_from(notebook, dict(asked, scale=scale))
+    source = _made_from(notebook, scale)
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
         results, executed = Path(staging) / "out", Path(staging) / notebook.name
