@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
@@ -12,8 +13,10 @@ from fa_lib.paths import ROOT
 HEAVY = ("jupyterlab", "papermill", "diffusers", "transformers", "datasets", "pytest")
 
 
-def run(*words, cwd, **options):
-    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True, **options)
+def run(*words, cwd):
+    """Run a command as one would who has no checkout: `make` puts this one on PYTHONPATH, ahead of what is installed."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
     print(*words, done.returncode, done.stdout[-1500:], done.stderr[-1500:], sep="\n")
     return done
 
@@ -42,6 +45,12 @@ def contents(installed):
     (package,) = (installed.parent / "lib").glob("python*/site-packages/fa_lib")
     files = [p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     return {str(p.relative_to(package)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_what_runs_is_what_was_installed(installed, there):
+    code = "import fa_lib.paths as p; print(p.PACKAGE, p.CHECKOUT)"
+    package, checkout = run(installed / "python", "-c", code, cwd=there).stdout.split()
+    assert package.startswith(str(installed.parent)) and checkout == "None"
 
 
 def test_the_install_is_thin(installed):
