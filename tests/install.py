@@ -14,7 +14,7 @@ HEAVY = ("jupyterlab", "papermill", "diffusers", "transformers", "datasets", "py
 
 
 def run(*words, cwd):
-    """Run a command as one would who has no checkout: `make` puts this one on PYTHONPATH, ahead of what is installed."""
+    """Run a command as one who has no checkout: `make` puts this one on PYTHONPATH, before what is installed."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
     print(*words, done.returncode, done.stdout[-1500:], done.stderr[-1500:], sep="\n")

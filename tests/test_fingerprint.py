@@ -1,9 +1,6 @@
 """What a result depends on: sources found by walking imports, files, versions, hardware; and nothing else."""
 
 import importlib
-import json
-import shutil
-import subprocess
 import sys
 
 import pytest
@@ -11,33 +8,17 @@ import torch
 
 from fa_lib.execution.fingerprint import code_version, of_source, sources
 from fa_lib.experiments import microbenchmark
-from fa_lib.paths import PACKAGE
-
-KEY = """
-import json
-from fa_lib.execution.fingerprint import code_version
-from fa_lib.experiments.microbenchmark import compare
-print(json.dumps(code_version(compare)))
-"""
 
 
-def key(folder):
-    """The key of figure 3's cells in a copy of the package."""
-    words = [sys.executable, "-c", KEY]
-    return json.loads(subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout)
+def test_an_edit_counts_where_the_function_imports_it_and_nowhere_else(edited):
+    def key(**added):
+        edited(microbenchmark, added)
+        return code_version(microbenchmark.compare)
 
-
-@pytest.mark.slow
-def test_an_edit_counts_where_the_function_imports_it_and_nowhere_else(tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
-    first = key(tmp_path)
-    for module, counts in (("check/model.py", False), ("plots/style.py", False), ("kernels/tiled.py", True)):
-        path = tmp_path / "fa_lib" / module
-        before = path.read_text()
-        path.write_text(before.replace('"""', '"""Another word. ', 1))
-        assert (key(tmp_path) != first) == counts, module
-        path.write_text(before)
-    assert key(tmp_path) == first
+    first, more = key(), "\n# another word\n"
+    for file, counts in (("check/model.py", False), ("plots/style.py", False), ("kernels/tiled.py", True)):
+        assert (key(**{file: more}) != first) == counts, file
+    assert key() == first
 
 
 def test_the_walk_finds_kernels_and_vocabulary_and_no_room_above():

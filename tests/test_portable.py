@@ -15,7 +15,7 @@ SETTINGS = {  # others than those that the tests run under
     "default": {"ATEN_CPU_CAPABILITY": "default"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "onednn": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "one thread": {"OMP_NUM_THREADS": "1"},
+    "two threads": {"OMP_NUM_THREADS": "2"},
 }
 
 

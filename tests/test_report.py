@@ -38,13 +38,18 @@ def register(name, fn):
     return name
 
 
-@pytest.mark.parametrize("fmt", [BF16, FP16])
-@pytest.mark.parametrize("steps", [(), ("accumulator",), ("stats",), ("accumulator", "stats")])
+STEPS = [(), ("accumulator",), ("stats",), ("accumulator", "stats")]
+TILED = [
+    dict(), dict(algorithm=Algorithm("fa1")), dict(algorithm=Algorithm(reverse=True)), dict(block_kv=16),
+    dict(block_kv=256),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "given",
-    [dict(), dict(algorithm=Algorithm("fa1")), dict(algorithm=Algorithm(reverse=True)), dict(block_kv=16),
-     dict(block_kv=256)],
-)  # fmt: skip
+    "fmt, steps, given",
+    [(BF16, steps, given) for steps in STEPS for given in TILED]
+    + [(FP16, STEPS[i % 4], given) for i, given in enumerate(TILED)],  # FP16 with each of both
+)
 def test_what_a_kernel_carries_is_seen_from_outside(fmt, steps, given):
     """Which of its sums, and in tiles of how many keys."""
     name = f"{steps}, {given}"

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +15,8 @@ import torch
 from runs import QUICK, TINY, command, run
 
 from fa_lib import kernels
-from fa_lib.execution import fingerprint
 from fa_lib.execution.files import held
-from fa_lib.paths import PACKAGE, ROOT
+from fa_lib.paths import ROOT
 from fa_lib.training import run as of_run
 from fa_lib.training.arm import ARMS, arm_named
 from fa_lib.training.distances import Job, compare
@@ -142,31 +140,15 @@ def test_a_run_that_another_process_ends_meanwhile_is_not_trained_again(tmp_path
     assert steps == []
 
 
-@pytest.fixture
-def edited(tmp_path, monkeypatch):
-    """edited(name -> text): training as if the sources of fa_lib were a copy, with this text added to these files."""
-
-    def edit(**added):
-        copy = tmp_path / f"copy{len(list(tmp_path.glob('copy*')))}" / "fa_lib"
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, text in added.items():
-            with open(copy / f"{name.replace('__', '/')}.py", "a") as file:
-                file.write(text)
-        monkeypatch.setattr(fingerprint, "PACKAGE", copy)
-        monkeypatch.setattr(of_run, "__file__", str(copy / "training" / "run.py"))
-
-    return edit
-
-
 def test_an_edit_of_what_a_run_depends_on_stops_it_and_no_other_edit_does(edited, tmp_path):
-    edited()
+    edited(of_run, {})
     stopped(tmp_path / "run", config=QUICK, every=1)
-    for name in ("training__model", "training__run", "kernels__eager", "kernels__rows", "formats"):
-        edited(**{name: "\n# edited\n"})
+    for name in ("training/model", "training/run", "kernels/eager", "kernels/rows", "formats"):
+        edited(of_run, {f"{name}.py": "\n# edited\n"})
         with pytest.raises(ValueError, match="resume.ckpt is of another run, version = .* and not "):
             run(tmp_path / "run", config=QUICK, every=1)
-    others = ("check__model", "plots__training", "training__study", "training__arm", "execution__sweep", "metrics")
-    edited(**{name: '\n"""Edited."""\n' for name in others})
+    others = ("check/model", "plots/training", "training/study", "training/arm", "execution/sweep", "metrics")
+    edited(of_run, {f"{name}.py": '\n"""Edited."""\n' for name in others})
     went_on = []
     assert run(tmp_path / "run", config=QUICK, every=1, watch=went_on.append)["status"] == "done"
     assert went_on == [2, 3]

@@ -1,0 +1,32 @@
+"""The order of the tests, and what several of them need."""
+
+import shutil
+
+import pytest
+
+from fa_lib.execution import fingerprint
+from fa_lib.paths import PACKAGE
+
+LONG = ("test_training_processes", "test_notebook", "test_report")
+
+
+def pytest_collection_modifyitems(items):
+    """What takes longest comes first, a file at a time, so that two processes end together."""
+    items.sort(key=lambda item: (item.path.stem not in LONG, item.path.suffix != ".ipynb"))
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch):
+    """edited(module, file -> text): as if fa_lib's sources were a copy, with this text added to these files, for what
+    depends on the functions of a module. Each call begins from the sources as they are."""
+
+    def edit(module, added):
+        copy = tmp_path / f"copy{len(list(tmp_path.glob('copy*')))}" / "fa_lib"
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, text in added.items():
+            with open(copy / name, "a") as file:
+                file.write(text)
+        monkeypatch.setattr(fingerprint, "PACKAGE", copy)
+        monkeypatch.setattr(module, "__file__", str(copy.joinpath(*module.__name__.split(".")[1:]).with_suffix(".py")))
+
+    return edit
