@@ -19,7 +19,7 @@ for fmt in ("BF16", "FP16"):
                     digest.update(o.numpy().tobytes())
     print(fmt, digest.hexdigest())
     # what the notebooks of figures 3 to 6 print and the ledger says is made of these rows
-    rows = [compare(512, [16, 64, 256], each, fmt, seed, Setup()) for each in ("uniform", "normal") for seed in (0, 1)]
+    rows = [compare(512, [16, 64, 256], each, fmt, 0, Setup()) for each in ("uniform", "normal")]
     printed = [[f"{x:.5g}" if isinstance(x, float) else x for x in row.values()] for cell in rows for row in cell]
     print(fmt, "rows", hashlib.sha256(repr(printed).encode()).hexdigest())
 for each in ("uniform", "normal"):  # as printed: sums of FP32 keep their order, the golden value's do not

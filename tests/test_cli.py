@@ -49,5 +49,6 @@ def test_the_ledger_is_printed_with_a_line_for_each_setting(tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):
-    done = command(*words)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = CliRunner().invoke(app, words, prog_name="fa-lib")
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
+    assert message in done.stderr and done.stdout == "", done.output
