@@ -38,7 +38,8 @@ test: $(call has,test) ## run every test that needs no server, the notebooks amo
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-fast: $(call has,test) ## under a minute: no notebook, no training
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests --override-ini addopts=-q -n 2 --dist loadfile -m "not training and not slow"
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests --override-ini addopts=-q -n 2 --dist loadfile \
+		--ignore-glob "*/test_training*" -m "not slow"
 
 test-install: $(call has,test) ## install the built wheel in an empty environment, in another folder, and judge a kernel there
 	$(PYTHON) -m pytest -s tests/install.py

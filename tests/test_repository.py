@@ -144,6 +144,7 @@ def test_the_recorded_campaign_of_faults_lost_nothing():
         assert done == of != "0"
 
 
+@pytest.mark.slow
 def test_the_plan_counts_what_the_code_does():
     spec = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
     spec.loader.exec_module(scale := importlib.util.module_from_spec(spec))

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from fa_lib.paths import PACKAGE
 
 SCRIPT = """
@@ -43,6 +45,7 @@ except TypeCheckError:
 """
 
 
+@pytest.mark.slow
 def test_signatures_say_the_shapes_that_come():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert done.returncode == 0 and done.stdout == "checked\n", done.stderr

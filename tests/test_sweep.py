@@ -57,6 +57,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
     assert CALLS[2:] == [(2, 0, "fails")]
 
 
+@pytest.mark.slow
 def test_a_damaged_cell_is_computed_again_whatever_byte_is_cut_or_changed(tmp_path):
     right = sweep(cell, dict(a=1, b=2), cache=tmp_path)
     (path,) = tmp_path.rglob("*.json")
@@ -169,6 +170,7 @@ def test_with_an_executor_a_cell_that_fails_is_reported_and_the_rest_are_finishe
     assert CALLS[6:] == [(2, 0, "fails")]  # the others were kept
 
 
+@pytest.mark.slow
 def test_of_a_broken_pool_no_call_is_waited_for_and_no_worker_is_left():
     """Python 3.11 forgets calls that are submitted while a worker is killed, and waits for one that was beginning."""
     with pytest.raises(BrokenProcessPool), workers(1) as pool:

@@ -14,7 +14,6 @@ from runs import QUICK, run, same_weights
 from fa_lib.training import data
 from fa_lib.training.data import Captioned, load, shapes
 
-pytestmark = pytest.mark.training
 WORDS = ("red", "green", "blue", "black", "white")
 
 

@@ -13,8 +13,6 @@ from fa_lib.training.config import Config
 from fa_lib.training.fp16_cpu import HalfProducts
 from fa_lib.training.model import TextToImage, noised
 
-pytestmark = pytest.mark.training
-
 
 def test_half_products_are_rounded_once():
     generator = torch.Generator().manual_seed(0)

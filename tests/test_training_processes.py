@@ -17,7 +17,6 @@ from fa_lib.training.distances import distances
 from fa_lib.training.run_folder import weights
 from fa_lib.training.spec import Arm
 
-pytestmark = pytest.mark.training
 OF_TWO = ("--arm", "fp32", "--steps", 24, "--every", 4, "--devices", 2, "--strategy", "fsdp", "--out")
 
 

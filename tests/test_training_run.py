@@ -25,7 +25,6 @@ from fa_lib.training.run_folder import load_weights, weights
 from fa_lib.training.spec import Arm, RunSpec
 from fa_lib.training.study import StudySpec, study
 
-pytestmark = pytest.mark.training
 CALLS = []
 
 

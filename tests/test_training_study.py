@@ -17,8 +17,6 @@ from fa_lib.training.distances import Job, at_end, direction, distances, slopes,
 from fa_lib.training.run_folder import weights
 from fa_lib.training.study import StudySpec, samples, study, timing, watch
 
-pytestmark = pytest.mark.training
-
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_differs_in_one_thing(name):
