@@ -25,8 +25,8 @@ figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster
 publish: figures ## make the figures and tables of build/ the committed ones, and renew the README's ledger
 	@$(FA_LIB) publish
 
-record: $(call has,figures) ## on a machine with a CUDA GPU: its kernels and figures, into data/recorded/<device>/
-	@$(FA_LIB) figures --scale gpu --record
+record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu.md)
+	@$(FA_LIB) record
 
 report: $(call has,core) ## KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors '$(QKV)' $(if $(FORMAT),--format '$(FORMAT)'),kernel '$(KERNEL)')

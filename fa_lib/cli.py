@@ -26,7 +26,6 @@ def figures(
     executor: Annotated[
         str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
     ] = None,
-    record: Annotated[bool, typer.Option("--record", help="results go to data/recorded/<this GPU>/")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="notebooks at a time")] = 1,
 ) -> None:
     """Draw the figures: run the notebooks whose results are not up to date, through papermill.
@@ -36,23 +35,22 @@ def figures(
     """
     with told():
         from fa_lib.execution.notebook import end_as_interrupted, run_all, run_beside
-        from fa_lib.paths import NOTEBOOKS, RECORDED, build
+        from fa_lib.paths import NOTEBOOKS, build
 
         end_as_interrupted()
         # OpenMP's threads spin while they wait: two notebooks at once would take each other's cores, and run 20 times
         # slower than one after the other
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        into = RECORDED / _gpu() if record else build()
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = _notebooks(NOTEBOOKS, only)
         if jobs == 1:
-            run_all(notebooks, scale, build(), into=into, executor=executor, say=_say)
+            run_all(notebooks, scale, build(), executor=executor, say=_say)
         else:
-            options = ["--scale", scale, *(["--executor", f"{executor}"] if executor else []), *["--record"] * record]
+            options = ["--scale", scale, *(["--executor", f"{executor}"] if executor else [])]
             python = [sys.executable, "-m", "fa_lib", "figures"]
             if not run_beside(notebooks, jobs, lambda path: [*python, path.stem, *options]):
                 raise RuntimeError("figures: some notebooks failed, as they said above")
-        _say(f"figures are in {into / 'figures'}, tables in {into / 'data' / 'results'}")
+        _say(f"figures are in {build() / 'figures'}, tables in {build() / 'data' / 'results'}")
 
 
 @app.command()
@@ -150,6 +148,49 @@ def train(
 
 
 @app.command()
+def record(
+    step: Annotated[list[str] | None, typer.Option(help="this one, done or not; may be given several times")] = None,
+    device: Annotated[str, typer.Option(help="cuda, or cpu: a rehearsal of the same steps in small")] = "cuda",
+    scale: Annotated[str, typer.Option(help="of notebooks/scales: gpu on cuda, quick on cpu")] = "",
+    budget: Annotated[float, typer.Option(help="minutes for all of it; 0 has no limit")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and make nothing")] = False,
+    offline: Annotated[
+        Path | None, typer.Option(help="folder of wheels to install from before, of `wheelhouse`")
+    ] = None,
+    out: Annotated[str, typer.Option(help="folder; data/recorded/<the GPU> where none is named")] = "",
+) -> None:
+    """Measure what only a GPU can show, step by step, in order of value, each under eight minutes.
+
+    What is done is not made again; a step that fails or runs out of time stops no other one. docs/gpu.md says what each
+    step shows.
+    """
+    with told():
+        from fa_lib.paths import build
+
+        if offline is not None:
+            from fa_lib.record.wheelhouse import install
+
+            target = install(offline, build() / "site")
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
+            sys.path.insert(0, str(target))
+        from fa_lib.record import session
+
+        session.record(step or (), device, scale, budget, out, dry_run, say=_say)
+
+
+@app.command()
+def wheelhouse(
+    folder: Annotated[Path, typer.Argument(help="where the wheels go")] = Path("build/wheelhouse"),
+    python: Annotated[str, typer.Option(help="version of the machine's Python")] = "3.12",
+) -> None:
+    """Download what a GPU machine without a network lacks, and check that nothing is missing."""
+    with told():
+        from fa_lib.record.wheelhouse import main as fill
+
+        fill(python, folder)
+
+
+@app.command()
 def bench() -> None:
     """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
     with told():
@@ -169,18 +210,6 @@ def _notebooks(folder, only):
         if name.removesuffix(".ipynb") not in every:
             raise ValueError(f"only: got {name!r}; accepted are {', '.join(every)}")
     return [every[name.removesuffix(".ipynb")] for name in only] if only else list(every.values())
-
-
-def _gpu():
-    import re
-
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ValueError(
-            "record: no CUDA device here; data/recorded/ holds runs on other hardware than the committed one"
-        )
-    return re.sub(r"\W+", "_", torch.cuda.get_device_name())
 
 
 def _say(words):

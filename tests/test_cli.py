@@ -22,7 +22,7 @@ def command(*words, cwd=ROOT, **env):
 
 
 PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("figures",), ("publish",),
-         ("claims",), ("train",), ("bench",)]  # fmt: skip
+         ("claims",), ("train",), ("record",), ("wheelhouse",), ("bench",)]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PAGES, ids=" ".join)
@@ -45,7 +45,10 @@ def test_the_ledger_is_printed_with_a_line_for_each_setting(tmp_path):
         (("claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
         (("figures", "99_nothing"), "only: got '99_nothing'; accepted are 01_kernels"),
         (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper"),
-        (("figures", "--record"), "record: no CUDA device here"),
+        (("record",), "device: no CUDA device here; accepted is cpu"),
+        (("record", "--device", "cpu", "--scale", "gpu"), "scale: got 'gpu' with device 'cpu'; accepted is quick"),
+        (("record", "--device", "cpu", "--step", "hard"), "step: got 'hard'; accepted are tests, hardware"),
+        (("record", "--device", "cpu", "--budget", "-1"), "budget: got -1.0; accepted are minutes above 0"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):

@@ -18,6 +18,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"training"},
     {"plots"},
     {"panel", "claims", "reports"},
+    {"record"},
     {"cli_check"},
     {"cli"},
     {"__main__"},

@@ -73,7 +73,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def recorded(name: str) -> dict[str, pd.DataFrame]:
-    """device -> the table that `fa-lib figures --record` left of a notebook, for every device it has run on."""
+    """device -> the table that `fa-lib record` left of a notebook, for every device it has run on."""
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))
     return {path.parents[2].name.replace("_", " "): pd.read_csv(path) for path in found}
 

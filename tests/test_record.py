@@ -1,0 +1,97 @@
+"""A session of recording: its plan, its order, steps that fail or take too long, and how it goes on."""
+
+import json
+import sys
+
+import pandas as pd
+import pytest
+
+from fa_lib.record import session, steps
+from fa_lib.record.plan import LIMIT, STEPS, chosen, fits, scale_of
+
+SCRIPT = """
+import sys, time
+key = sys.argv[1]
+print("this is", key)
+if key == "hardware":
+    raise RuntimeError("no luck")
+if key == "validation":
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """made(**options): a session on a CPU whose steps are SCRIPT."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    run = []
+
+    def instead(key, *_):
+        run.append(key)
+        return [sys.executable, str(script), key]
+
+    monkeypatch.setattr(session, "command", instead)
+    monkeypatch.setattr(session, "described", lambda: {"gpu": "none"})
+
+    def make(**options):
+        run.clear()
+        said = []
+        state = session.record(on="cpu", out=tmp_path / "out", say=said.append, **options)
+        return state, list(run), said
+
+    return make
+
+
+def test_a_step_that_fails_or_takes_too_long_stops_no_other_and_what_is_done_is_not_made_again(
+    made, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(session, "LIMIT", 2 / 60)
+    state, run, said = made()
+    assert run == list(STEPS)
+    status = {key: step["status"] for key, step in state["steps"].items()}
+    assert status.pop("hardware") == "failed" and status.pop("validation") == "out of time"
+    assert set(status.values()) == {"done"} and len(status) == len(STEPS) - 2
+    assert "no luck" in state["steps"]["hardware"]["words"] and 2 <= state["steps"]["validation"]["seconds"] < 20
+    assert json.loads((tmp_path / "out/record.json").read_text()) == state and state["device"] == {"gpu": "none"}
+    assert (tmp_path / "out/log/tests.txt").read_text() == "this is tests\n"
+    _, run, said = made(names=("speed", "hardware"))
+    assert run == ["hardware", "speed"]
+    _, run, said = made()
+    assert run == ["hardware", "validation"] and any("speed" in line and "done" in line for line in said)
+
+
+def test_no_step_is_begun_that_does_not_fit(made, monkeypatch):
+    monkeypatch.setattr(session, "LIMIT", 2 / 60)
+    state, run, said = made(budget=3)
+    assert run[:1] == ["hardware"] and "tests: not begun, 3 minutes are left" in said
+    assert "flash_attn" not in run
+
+
+def test_a_dry_run_makes_nothing(made, tmp_path):
+    state, run, said = made(dry_run=True, budget=30)
+    assert run == [] and state == {"steps": {}} and not (tmp_path / "out").exists()
+    assert [line.split()[0] for line in said[1:]] == list(STEPS)
+
+
+def test_the_plan(tmp_path):
+    assert all(step.minutes <= LIMIT for step in STEPS.values())
+    assert [step.key for step in chosen((), ["tests"])] == list(STEPS)[1:]
+    assert fits(STEPS["study"], 2.5) and not fits(STEPS["flash_attn"], 7.9) and not fits(STEPS["study"], 1.5)
+    assert (scale_of("cpu"), scale_of("cuda", "gpu")) == ("quick", "gpu")
+    assert all(callable(getattr(steps, key)) for key in STEPS)
+    (tmp_path / "record.json").write_text('{"steps": ')
+    with pytest.raises(ValueError, match=r"out: .*record.json is damaged; remove it to begin anew"):
+        session.read(tmp_path)
+
+
+def test_a_table_says_which_tests_failed(tmp_path, monkeypatch):
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_a(): pass\ndef test_b(): assert 0, 'not so'\ndef test_c(): pytest.skip('no card')\n"
+    )
+    monkeypatch.setattr(steps, "CHECKOUT", tmp_path)
+    (tmp_path / "log").mkdir()
+    steps._tested("tests", ["test_it.py"], tmp_path)
+    table = pd.read_csv(tmp_path / "data/results/tests.csv").set_index("test")
+    assert table.outcome.to_dict() == {"test_a": "passed", "test_b": "failure", "test_c": "skipped"}
+    assert "not so" in table.said.test_b and "no card" in table.said.test_c
