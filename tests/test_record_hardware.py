@@ -12,7 +12,7 @@ from fa_lib.formats import Format
 from fa_lib.record import hardware
 from fa_lib.record.exponential import every_16_bit, ex2_table
 from fa_lib.record.probes import facts
-from fa_lib.record.row_sum import flash_cpu, row_sum_groups, row_sum_pairs
+from fa_lib.record.row_sum import flash_cpu, row_sum_groups, row_sum_pairs, row_sum_pairs_of_output
 from fa_lib.record.tensor_cores import EXPECTED, Rule, correctly_rounded, modelled, vectors, verdict
 
 
@@ -82,14 +82,14 @@ def test_facts_are_what_was_put_in(fmt, k, block, F, dropped, to_nearest):
     expected |= dict(dropped={"truncated": "toward_zero", "floored": "floored", "rounded": "to_nearest"}[dropped])
     expected |= dict(product_normalised=False, zero_product_aligns=False, fraction_bits_beside_subnormals=F)
     expected |= dict(result_bits=24, result_rounding="to_nearest_even" if to_nearest else "toward_zero")
-    expected |= dict(subnormal_inputs=True, subnormal_results=True)
+    expected |= dict(subnormal_inputs=True, subnormal_results=True, c_alone_bits=24)
     assert {name: found[name] for name in expected} == expected
 
 
 def test_facts_of_fp8_with_13_bits():
     found = facts(EXPECTED["wgmma_e4m3"], 32, "E4M3")
     assert (found["block"], found["fraction_bits"], found["fraction_bits_1_from_c"]) == (32, 13, 13)
-    assert (found["result_bits"], found["result_rounding"]) == (14, "toward_zero")
+    assert (found["result_bits"], found["result_rounding"], found["c_alone_bits"]) == (14, "toward_zero", 14)
     unseen = facts(Rule(32, 13, "FP32"), 32, "E4M3")  # 13 bits and the carries never fill FP32
     assert (unseen["fraction_bits"], unseen["result_bits"], unseen["result_rounding"]) == (13, None, None)
 
@@ -147,6 +147,10 @@ def test_a_verdict_tells_the_model_from_the_right_sum():
     assert of_model["model"] == 1 == of_right["correctly_rounded"]
     assert 0.5 < of_right["model"] == of_model["correctly_rounded"] < 0.9
     assert -0.6 < of_model["mean_ulp"] < -0.1 and of_right["mean_ulp"] == 0
+    rule = EXPECTED["mma_fp16_fp16"]
+    of_model = verdict(rule, 16, "FP16", rule, 1200)
+    assert of_model["model"] == 1 and of_model["correctly_rounded"] > 0.99  # F = 25 beside 11 bits
+    rule = EXPECTED["wgmma_bf16"]
     only_without_c = verdict(lambda a, b, c: rule(a, b, 0 * c), 16, "BF16", rule, 1200)
     assert only_without_c["model_c_zero"] == 1 and only_without_c["model_c_not_zero"] < 0.1
 
@@ -206,8 +210,22 @@ def test_the_order_of_a_row_sum_is_found():
     assert row_sum_groups(pairs) is None
 
 
+def test_the_order_of_a_row_sum_is_found_from_the_output():
+    def attention(q, k, v):  # P rounded to BF16 after the row sum; odd keys are summed before even ones join
+        p = (q.float() @ k.float().mT).exp()
+        l = p[..., 0] + 0
+        for key in range(2, p.shape[-1], 2):
+            l = l + p[..., key]
+        l = l + sum(p[..., key] for key in range(1, p.shape[-1], 2))
+        return ((p.bfloat16().float() @ v.float()) / l[..., None]).bfloat16()
+
+    pairs = row_sum_pairs_of_output(attention, 10, "cpu", first=4)
+    assert not pairs[[4, 5]].any() and not pairs[:, [4, 5]].any()  # the two keys that the probe itself needs
+    assert row_sum_groups(pairs) == [[0, 2], [1, 3, 7, 9], [6], [8]]
+
+
 def test_a_log_sum_exp_that_cannot_tell_is_refused():
-    with pytest.raises(RuntimeError, match="log-sum-exp"):
+    with pytest.raises(RuntimeError, match="for l = 1"):
         row_sum_pairs(lambda q, k, v: torch.zeros(q.shape[2]), 4, torch.float32, "cpu")
 
 
@@ -233,6 +251,26 @@ def test_the_kernels_compile_for_hopper(tmp_path, monkeypatch):
         hardware.compile(tmp_path)
 
 
+def test_the_order_of_offsets_that_is_right_is_kept(monkeypatch):
+    # in place of the launchers, a wgmma that is right under one order, under the other, and under none
+    def launcher(right):
+        def made(library, instruction, offsets):
+            d = (lambda a, b, c: (a * b).sum(1) + c) if offsets == right else lambda a, b, c: c
+            return lambda a, b, c: d(a.cpu(), b.cpu(), c.cpu()).float()
+
+        return made
+
+    monkeypatch.setattr(hardware.on_arrays, "__defaults__", ("cpu",))
+    wgmma = next(x for x in hardware.INSTRUCTIONS if x.kind == "wgmma")
+    a, b, c = (torch.ones(2, 16), torch.ones(2, 16), torch.ones(2))
+    for right in hardware.OFFSETS:
+        monkeypatch.setattr(hardware, "_launcher", launcher(right))
+        assert hardware.product(None, wgmma)(a, b, c).tolist() == [17, 17]
+    monkeypatch.setattr(hardware, "_launcher", launcher(None))
+    with pytest.raises(RuntimeError, match="small integers"):
+        hardware.product(None, wgmma)
+
+
 def test_without_nvcc_and_without_cuda_the_reason_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(RuntimeError, match="nvcc"):
@@ -242,6 +280,7 @@ def test_without_nvcc_and_without_cuda_the_reason_is_said(tmp_path, monkeypatch)
         def __getattr__(self, name):
             return lambda *arguments: 0
 
+    monkeypatch.setattr(hardware, "_exact", lambda function, k: True)
     mma = hardware.product(Library(), hardware.INSTRUCTIONS[0])
     with pytest.raises(ValueError, match="accepted are CUDA"):
         mma(torch.zeros(2, 16), torch.zeros(2, 16), torch.zeros(2))

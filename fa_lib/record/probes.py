@@ -44,6 +44,7 @@ def facts(mma: Mma, k, fmt, result="FP32"):
             than F by the leading zeros of that operand where the hardware does not normalise it.
         zero_product_aligns: a product of zero and a large number shifts out small terms.
         result_bits, result_rounding: significant bits of d, and where the others go (None: no bit was lost).
+        c_alone_bits: significant bits of c that come out where all products are zero.
         subnormal_inputs, subnormal_results: whether they are kept, not taken for zero.
     """
     probe = _Probe(mma, k, Format.of(fmt), result)
@@ -64,6 +65,7 @@ def facts(mma: Mma, k, fmt, result="FP32"):
     found["fraction_bits_beside_subnormals"] = probe.beside_subnormals(products) if with_c else None
     found["zero_product_aligns"] = probe.zero_product_aligns() if with_c else None
     found |= probe.result_rounding(F, step)
+    found["c_alone_bits"] = probe.c_alone_bits()
     return found | probe.subnormals()
 
 
@@ -197,6 +199,12 @@ class _Probe:
         d = self.run([terms | {at: units * last} for terms, units in cases])
         units = tuple(((abs(d) - total) / last).tolist())
         return {"result_bits": int(np.log2(total / last)) + 1, "result_rounding": ROUNDINGS.get(units)}
+
+    def c_alone_bits(self):
+        c = 1 + 2.0 ** -np.arange(1, RESULT_BITS[self.result])
+        zeros = np.zeros((len(c), self.k))
+        lost = self.mma(zeros, zeros, c).astype(np.float64) != c
+        return int(lost.argmax()) + 1 if lost.any() else RESULT_BITS[self.result]
 
     def subnormals(self):
         fmt, bits = self.fmt, RESULT_BITS[self.result]

@@ -1,4 +1,4 @@
-"""In which order a kernel adds up the row sum l, read from the log-sum-exp it returns for crafted scores.
+"""In which order a kernel adds up the row sum l, read from its log-sum-exp or its output for crafted scores.
 
 A row of scores has 0 at key i, about log(0.9 * 2^-24) at keys j and k, and far less elsewhere. In FP32 each of the two
 small terms is lost when it is added to 1, but both together make 1 + 2^-23: so l says whether j and k were added to
@@ -12,6 +12,7 @@ import torch
 
 SMALL = math.log(0.9) - 24 * math.log(2)
 BOTH = math.log(1.8) - 24 * math.log(2)  # one term in place of the two: 1 + 2^-23 in any order
+HELPER = -30.5  # exp is 0.9985 * 2^-44, in BF16 2^-44, and nothing beside 1 in FP32
 FAR = -1000.0  # exp is 0 in FP32, and any 16-bit format has it
 
 
@@ -25,8 +26,13 @@ def flash_cuda(q, k, v):
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=1.0)[1]
 
 
+def output_cuda(q, k, v):
+    """The output of torch's FlashAttention-2 on CUDA with scale 1."""
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=1.0)[0]
+
+
 def row_sum_pairs(logsumexp, n_kv, dtype, device, first=0):
-    """Which two keys' terms are added to one another before either meets key `first`.
+    """Which two keys' terms are added to one another before either meets key `first`, from the log-sum-exp.
 
     Args:
         logsumexp: function (q, k, v) -> log-sum-exp of q k^T per row; q (1, 1, rows, n_kv), k, v (1, 1, n_kv, n_kv).
@@ -38,24 +44,53 @@ def row_sum_pairs(logsumexp, n_kv, dtype, device, first=0):
         bool (n_kv, n_kv), symmetric: True on the diagonal, False in row and column `first`.
 
     Raises:
-        RuntimeError: the log-sum-exp does not tell l = 1 from l = 1 + 2^-23, or the kernel's exponential of the two
-            small scores is not such that one is lost and two are kept: then the probe shows nothing.
+        RuntimeError: what the kernel returns does not tell l = 1 from l = 1 + 2^-23, or tells l = 1 from one small
+            term beside it: then the probe shows nothing.
     """
-    others = [key for key in range(n_kv) if key != first]
-    j, k = np.array([(j, k) for j in others for k in others if j < k]).T
-    at, rows = torch.arange(len(j)), len(j)
-    q = torch.full((rows + 3, n_kv), FAR, dtype=torch.float64)
-    q[:, first] = 0.0
-    q[at, torch.from_numpy(j)] = q[at, torch.from_numpy(k)] = SMALL
-    q[rows + 1, others[0]], q[rows + 2, others[0]] = SMALL, BOTH  # after a row of key `first` alone
     eye = torch.eye(n_kv, dtype=dtype, device=device)[None, None]
-    lse = logsumexp(q.to(device, dtype)[None, None], eye, eye).double().cpu().numpy().ravel()[: rows + 3]
-    alone, one, both = lse[rows:]
+    others = [key for key in range(n_kv) if key != first]
+    scores = torch.full((n_kv,), FAR)
+    scores[first] = 0.0
+    return _pairs(lambda q: logsumexp(q.to(eye), eye, eye), scores, others)
+
+
+def row_sum_pairs_of_output(attention, n_kv, device, first=0):
+    """The same from a BF16 output, where the kernel's logarithm is too coarse near 1.
+
+    V makes P V a tie of BF16 that is rounded up, so that the output drops if l exceeds 1. P is 1 at key `first`, where
+    V has 1 + 2^-7, and a power of two so small that l does not feel it at the key next to it, where V makes half a
+    unit in the last place of it. That key is left out: its row and column are False.
+
+    Args:
+        attention: function (q, k, v) -> output, scale 1, of BF16 tensors as `row_sum_pairs` has them.
+        n_kv, device, first: as there.
+    """
+    helper = first ^ 1  # in the same tile
+    scores = torch.full((n_kv,), FAR)
+    scores[first], scores[helper] = 0.0, HELPER
+    k = torch.eye(n_kv, dtype=torch.bfloat16, device=device)[None, None]
+    v = torch.zeros_like(k)
+    v[..., first, :], v[..., helper, :] = 1 + 2.0**-7, 2.0 ** (44 - 8)
+    others = [key for key in range(n_kv) if key not in (first, helper)]
+    return _pairs(lambda q: attention(q.to(k), k, v)[..., 0], scores, others)
+
+
+def _pairs(read, scores, others):
+    """The matrix of pairs among `others`: `read` gives one number per row of q (1, 1, rows, n_kv), larger or smaller
+    where l is larger; `scores` are those of the other keys."""
+    n_kv = len(scores)
+    j, k = np.array([(j, k) for j in others for k in others if j < k]).T
+    rows = len(j)
+    q = scores.repeat(rows + 3, 1)
+    q[np.arange(rows), j] = q[np.arange(rows), k] = SMALL
+    q[rows + 1, others[0]], q[rows + 2, others[0]] = SMALL, BOTH  # after a row without small terms
+    seen = read(q[None, None]).double().cpu().numpy().ravel()[: rows + 3]
+    alone, one, both = seen[rows:]
     if one != alone or both == alone:
-        raise RuntimeError(f"log-sum-exp: got {alone}, {one}, {both} for l = 1, 1 + 0.9 * 2^-24, 1 + 2^-23")
-    together = np.eye(n_kv, dtype=bool)
-    together[first, first] = False
-    together[j, k] = together[k, j] = lse[:rows] > (alone + both) / 2
+        raise RuntimeError(f"the kernel returned {alone}, {one}, {both} for l = 1, 1 + 0.9 * 2^-24, 1 + 2^-23")
+    together = np.zeros((n_kv, n_kv), bool)
+    together[others, others] = True
+    together[j, k] = together[k, j] = abs(seen[:rows] - alone) > abs(both - alone) / 2
     return together
 
 

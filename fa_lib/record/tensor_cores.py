@@ -89,8 +89,8 @@ def _to_result(x, result, to_nearest):
     return np.ldexp((np.rint if to_nearest else np.trunc)(np.ldexp(mantissa, bits)), exponent - bits)
 
 
-def correctly_rounded(a, b, c):
-    """The exact sum rounded once to FP32, to nearest, as an `mma`."""
+def correctly_rounded(a, b, c, result="FP32"):
+    """The exact sum rounded once to FP32 ("FP16": to FP16), to nearest, as an `mma`; float32 (n,)."""
 
     def total(terms):
         near = math.fsum(terms)  # rounded to FP64; made odd where it is inexact, the next rounding is innocuous
@@ -98,7 +98,13 @@ def correctly_rounded(a, b, c):
         even = np.float64(near).view(np.int64) % 2 == 0
         return math.nextafter(near, math.copysign(math.inf, rest)) if rest and even else near
 
-    return np.array([total(row) for row in np.column_stack([a * b, c]).tolist()]).astype(np.float32)
+    return (
+        np.array([total(row) for row in np.column_stack([a * b, c]).tolist()]).astype(_type(result)).astype(np.float32)
+    )
+
+
+def _type(result):
+    return np.float16 if result == "FP16" else np.float32
 
 
 # ---- vectors and verdict -------------------------------------------------------------------------------------------
@@ -133,14 +139,14 @@ def verdict(mma: Mma, k, fmt, rule, n=10_000, seed=0):
 
     Returns:
         Shares from 0 to 1: "model", "model_c_zero", "model_c_not_zero", "correctly_rounded"; "mean_ulp": the mean of
-        (|d| - |correctly rounded|) in FP32's units in the last place, negative where d is too close to zero, over the
-        vectors whose sum is no smaller than its largest term.
+        (|d| - |correctly rounded|) in units in the last place of the result (FP32 or FP16), negative where d is too
+        close to zero, over the vectors whose sum is no smaller than its largest term; "vectors": n.
     """
     a, b, c = vectors(k, fmt, n, seed, rule.result)
-    d, model, right = np.asarray(mma(a, b, c), np.float32), rule(a, b, c), correctly_rounded(a, b, c)
+    d, model, right = np.asarray(mma(a, b, c), np.float32), rule(a, b, c), correctly_rounded(a, b, c, rule.result)
     same = d == model
     uncancelled = abs(right) >= np.maximum(abs(a * b).max(axis=1), abs(c))
-    ulps = (abs(d.astype(np.float64)) - abs(right)) / np.spacing(abs(right))
+    ulps = (abs(d.astype(np.float64)) - abs(right)) / np.spacing(abs(right).astype(_type(rule.result)))
     return {
         "vectors": n,
         "model": float(same.mean()),
@@ -151,11 +157,12 @@ def verdict(mma: Mma, k, fmt, rule, n=10_000, seed=0):
     }
 
 
-# mma.sync has no FP8 of its own on sm_90: nvcc 13.0 makes two FP16 instructions that start from zero, bytes 0 and 1 of
-# each 4 before bytes 2 and 3, and an FADD of c (seen in the machine code).
+# On sm_90 mma.sync has no FP8 of its own. nvcc 13.0 converts to FP16 and makes two instructions of 16 products: first
+# bytes 0 and 1 of each 4, from zero, then bytes 2 and 3; an FADD adds c at the end. (Seen in the machine code.)
 PAIRS_OF_FOUR = tuple(k for first in (0, 2) for k in range(32) if k % 4 in (first, first + 1))
 # H100 and H200, by the sources above: FP16, BF16, TF32 equal on all vectors measured there (TF32: of 4 products), FP8
-# on all with c = 0; the FP16 result by arXiv 2511.10909; FP8 of mma.sync put together from FP16's, not measured.
+# on all with c = 0. Not measured: the FP16 result (rounded as the sources say, block and F as with FP32), and FP8 of
+# mma.sync (put together from FP16's row).
 EXPECTED = {
     "mma_fp16": Rule(16, 25),
     "mma_bf16": Rule(16, 25),
