@@ -11,7 +11,7 @@ import torch
 from fa_lib.formats import Format
 from fa_lib.record import hardware
 from fa_lib.record.exponential import every_16_bit, ex2_table
-from fa_lib.record.probes import facts
+from fa_lib.record.probes import facts, rule_of, survivors
 from fa_lib.record.row_sum import flash_cpu, row_sum_groups, row_sum_pairs, row_sum_pairs_of_output
 from fa_lib.record.tensor_cores import EXPECTED, Rule, correctly_rounded, modelled, vectors, verdict
 
@@ -102,6 +102,21 @@ def test_facts_of_products_in_another_order_and_c_at_the_end():
     assert (found["fraction_bits"], found["fraction_bits_1_from_c"]) == (25, None)
 
 
+@pytest.mark.parametrize("instruction", hardware.INSTRUCTIONS, ids=lambda instruction: instruction.key)
+def test_a_rule_comes_back_from_its_facts(instruction):
+    rule = EXPECTED[instruction.key]
+    assert rule_of(facts(rule, instruction.k, instruction.format, instruction.result)) == rule
+
+
+def test_facts_that_no_rule_has():
+    def floored(a, b, c):
+        return modelled(a, b, c, 8, 25, "FP32", "floored")
+
+    assert rule_of(facts(floored, 8, "FP16")) is None
+    assert rule_of(facts(lambda a, b, c: modelled(a, b, c, 8, 25, to_nearest=True), 8, "FP16")) is None
+    assert rule_of(facts(sequential, 8, "FP16")) is None
+
+
 def test_facts_of_an_fp16_result():
     found = facts(EXPECTED["mma_fp16_fp16"], 16, "FP16", "FP16")
     assert (found["block"], found["fraction_bits"]) == (16, 25)
@@ -125,6 +140,8 @@ def test_facts_of_a_tree_are_not_a_chain():
 
     found = facts(tree, 4, "FP16")
     assert (found["steps"], found["block"], found["fraction_bits"], found["nothing_lost"]) == (None, None, None, False)
+    met_first = survivors(tree, 4, "FP16")
+    assert met_first[0, 1, 2] and met_first[2, 3, 0] and not met_first[0, 2, 1] and met_first[0, 2, 4]
 
 
 @pytest.mark.parametrize("flush_at", ["inputs", "results"])

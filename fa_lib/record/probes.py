@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from fa_lib.formats import Format
-from fa_lib.record.tensor_cores import RESULT_BITS, Mma
+from fa_lib.record.tensor_cores import RESULT_BITS, Mma, Rule
 
 ROUNDINGS = {  # of +1/2, +3/2, -1/2 and -3/2 units in the last place: units away from zero that come out
     (0, 1, 0, 1): "toward_zero",
@@ -67,6 +67,28 @@ def facts(mma: Mma, k, fmt, result="FP32"):
     found |= probe.result_rounding(F, step)
     found["c_alone_bits"] = probe.c_alone_bits()
     return found | probe.subnormals()
+
+
+def rule_of(found):
+    """The Rule that `facts` describe, or None where a fact is missing or is one that no Rule has."""
+    steps, bits = found["steps"], found["result_bits"]
+    if None in (found["block"], found["fraction_bits"]) or found["dropped"] != "toward_zero":
+        return None
+    rounding = "to_nearest_even" if bits == RESULT_BITS["FP16"] else "toward_zero"
+    if found["result_rounding"] not in (rounding, None):  # None: the sum never filled the result's format
+        return None
+    k = sum(map(len, steps)) - 1
+    c_last = steps[-1] == [k]
+    results = {bits: result for result, bits in RESULT_BITS.items()} | {None: "FP32"}
+    if bits not in results or not (c_last or k in steps[0]):
+        return None
+    order = None if found["ascending"] else tuple(at for step in steps for at in step if at != k)
+    return Rule(found["block"], found["fraction_bits"], results[bits], order, c_last)
+
+
+def survivors(mma: Mma, k, fmt, result="FP32"):
+    """bool (k + 1, k + 1, k + 1): [i, j, l] says that i and j met before l; k is c. The raw data of `facts`' steps."""
+    return _Probe(mma, k, Format.of(fmt), result).survivors()
 
 
 def _structure(steps, k):
