@@ -26,7 +26,7 @@ def tests(device: str, scale: str, out: Path) -> None:
 
 def hardware(device: str, scale: str, out: Path) -> None:
     """The hardware's own facts; on a CPU the same looked for in the model of an H100, and in torch's own functions."""
-    from fa_lib.record.facts import gather
+    from fa_lib.record.gather import gather
 
     gather(device, out)
 
