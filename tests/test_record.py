@@ -1,13 +1,17 @@
 """A session of recording: its plan, its order, steps that fail or take too long, and how it goes on."""
 
 import json
+import shutil
+import subprocess
 import sys
 
 import pandas as pd
 import pytest
 
+from fa_lib.paths import ROOT
 from fa_lib.record import session, steps
 from fa_lib.record.plan import LIMIT, STEPS, chosen, fits, scale_of
+from fa_lib.record.tensor_cores import EXPECTED
 
 SCRIPT = """
 import sys, time
@@ -95,3 +99,19 @@ def test_a_table_says_which_tests_failed(tmp_path, monkeypatch):
     table = pd.read_csv(tmp_path / "data/results/tests.csv").set_index("test")
     assert table.outcome.to_dict() == {"test_a": "passed", "test_b": "failure", "test_c": "skipped"}
     assert "not so" in table.said.test_b and "no card" in table.said.test_c
+
+
+@pytest.mark.slow
+def test_a_rehearsal_in_short_without_a_network(tmp_path):
+    alone = ["unshare", "--map-root-user", "--net"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"]).returncode:
+        pytest.skip("a namespace without a network is refused here")
+    words = [sys.executable, "-m", "fa_lib", "record", "--device", "cpu", "--step", "hardware", "--out", tmp_path]
+    done = subprocess.run([*alone, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "hardware: done" in done.stdout, done.stdout + done.stderr
+    results = tmp_path / "data/results"
+    table = pd.read_csv(results / "hardware.products.csv").set_index("instruction")
+    assert set(table.index) == set(EXPECTED) and (table.expected_model == 1).all() and table.problem.isna().all()
+    assert table.loc["wgmma_e4m3", ["block", "fraction_bits"]].tolist() == [32, 13]
+    assert json.loads((tmp_path / "record.json").read_text())["device"]["threads"] >= 1
+    assert pd.read_csv(results / "hardware.row_sums.csv").groups.notna().all()
