@@ -61,7 +61,7 @@ def build(sdist: str | Path, target: str | Path, jobs: int | None = None, head_d
 
     Args:
         sdist: flash_attn-2.8.*.tar.gz.
-        jobs: compilers at a time, about 5 GB each; all cores where None.
+        jobs: compilers at a time, of 100 s and up to 6 GB each; all cores where None.
         head_dims: of 32, 64, 96, 128, 192 and 256.
 
     Returns:

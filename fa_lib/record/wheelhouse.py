@@ -28,6 +28,7 @@ NOT_NEEDED = "jupyterlab ipywidgets ruff basedpyright check-jsonschema nbstripou
 SOURCES = {"flash-attn": ("flash-attn==2.8.*", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"})}
 GLIBC = 28  # the newest 2.x that a wheel may ask for
 MEGABYTES = 50
+INSTALL = "install --no-index --no-deps --no-compile --no-cache-dir --upgrade"
 
 Has = dict[str, Version | None]  # a package's version, None where it is not known
 
@@ -128,6 +129,8 @@ def check(folder: str | Path, python: str = "3.12", has: Has | None = None, root
 def install(folder: str | Path, target: str | Path) -> Path:
     """Install the wheels of a folder into another one, without a network; it belongs on PYTHONPATH.
 
+    On the machine itself fa_lib cannot be imported before gfloat is there: `main` prints the command to give there.
+
     Raises:
         ValueError: the folder holds no wheel.
         RuntimeError: pip cannot install them; with pip's last line.
@@ -135,8 +138,7 @@ def install(folder: str | Path, target: str | Path) -> Path:
     files = sorted(Path(folder).glob("*.whl"))
     if not files:
         raise ValueError(f"folder: {folder} holds no wheel; accepted is a folder that `fa-lib wheelhouse` filled")
-    options = "--no-index --no-deps --no-compile --no-cache-dir --upgrade".split()
-    _pip(["install", *options, "--target", f"{target}", *map(str, files)], {})
+    _pip([*INSTALL.split(), "--target", f"{target}", *map(str, files)], {})
     return Path(target).resolve()
 
 
@@ -157,6 +159,7 @@ def main(python: str, folder: str | Path, sources: Iterable[str] = (), say: Call
             f"folder: {folder} has {size:.0f} MB; accepted are {MEGABYTES}: what is large, and not needed?"
         )
     say(f"{len(files)} files, {size:.1f} MB, are in {folder}: all that a record on Python {python} needs and lacks")
+    say(f"there: python3 -m pip {INSTALL} --target site {folder}/*.whl && export PYTHONPATH=$PWD/site")
 
 
 @dataclass(frozen=True)
