@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= .venv/bin/python
 SCALE ?= paper
+PY ?= 3.12
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 FA_LIB = $(PYTHON) -m fa_lib
@@ -27,6 +28,9 @@ publish: figures ## make the figures and tables of build/ the committed ones, an
 
 record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu.md)
 	@$(FA_LIB) record
+
+wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
+	@$(FA_LIB) wheelhouse --python $(PY)
 
 report: $(call has,core) ## KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors '$(QKV)' $(if $(FORMAT),--format '$(FORMAT)'),kernel '$(KERNEL)')
@@ -101,4 +105,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish record report example test test-fast test-install test-browser test-cluster test-faults lab claims bench scale lint renew clean
+.PHONY: help figures publish record wheelhouse report example test test-fast test-install test-browser test-cluster test-faults lab claims bench scale lint renew clean
