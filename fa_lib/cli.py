@@ -154,9 +154,6 @@ def record(
     scale: Annotated[str, typer.Option(help="of notebooks/scales: gpu on cuda, quick on cpu")] = "",
     budget: Annotated[float, typer.Option(help="minutes for all of it; 0 has no limit")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and make nothing")] = False,
-    offline: Annotated[
-        Path | None, typer.Option(help="folder of wheels to install from before, of `wheelhouse`")
-    ] = None,
     out: Annotated[str, typer.Option(help="folder; data/recorded/<the GPU> where none is named")] = "",
 ) -> None:
     """Measure what only a GPU can show, step by step, in order of value, each under eight minutes.
@@ -165,14 +162,6 @@ def record(
     step shows.
     """
     with told():
-        from fa_lib.paths import build
-
-        if offline is not None:
-            from fa_lib.record.wheelhouse import install
-
-            target = install(offline, build() / "site")
-            os.environ["PYTHONPATH"] = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
-            sys.path.insert(0, str(target))
         from fa_lib.record import session
 
         session.record(step or (), device, scale, budget, out, dry_run, say=_say)
@@ -182,12 +171,13 @@ def record(
 def wheelhouse(
     folder: Annotated[Path, typer.Argument(help="where the wheels go")] = Path("build/wheelhouse"),
     python: Annotated[str, typer.Option(help="version of the machine's Python")] = "3.12",
+    source: Annotated[list[str] | None, typer.Option(help="a source package to take along: flash-attn")] = None,
 ) -> None:
     """Download what a GPU machine without a network lacks, and check that nothing is missing."""
     with told():
         from fa_lib.record.wheelhouse import main as fill
 
-        fill(python, folder)
+        fill(python, folder, source or (), say=_say)
 
 
 @app.command()

@@ -69,7 +69,7 @@ def test_no_step_is_begun_that_does_not_fit(made, monkeypatch):
     monkeypatch.setattr(session, "LIMIT", 2 / 60)
     state, run, said = made(budget=3)
     assert run[:1] == ["hardware"] and "tests: not begun, 3 minutes are left" in said
-    assert "flash_attn" not in run
+    assert "speed" not in run and "study" in run
 
 
 def test_a_dry_run_makes_nothing(made, tmp_path):
@@ -81,7 +81,7 @@ def test_a_dry_run_makes_nothing(made, tmp_path):
 def test_the_plan(tmp_path):
     assert all(step.minutes <= LIMIT for step in STEPS.values())
     assert [step.key for step in chosen((), ["tests"])] == list(STEPS)[1:]
-    assert fits(STEPS["study"], 2.5) and not fits(STEPS["flash_attn"], 7.9) and not fits(STEPS["study"], 1.5)
+    assert fits(STEPS["study"], 2.5) and not fits(STEPS["speed"], 3.9) and not fits(STEPS["study"], 1.5)
     assert (scale_of("cpu"), scale_of("cuda", "gpu")) == ("quick", "gpu")
     assert all(callable(getattr(steps, key)) for key in STEPS)
     (tmp_path / "record.json").write_text('{"steps": ')

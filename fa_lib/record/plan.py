@@ -29,7 +29,7 @@ STEPS = {step.key: step for step in (
     Step("validation", "notebook 01: torch's FlashAttention-2 against its model, and by the rule", 6, goes_on=True),
     Step("backends", "torch's other attention kernels, by the rule and against the model", 6, goes_on=True),
     Step("speed", "forward and backward of the text-to-image model, Flash over Baseline", 4),
-    Step("flash_attn", "the package flash-attn, built for this GPU, and its tests", 8),
+    Step("flash_attn", "the package flash-attn, built for this GPU, and its tests", 8, goes_on=True),
     Step("emulator", "notebooks 02 to 05, N to 32,768, and the emulator's speed", 8, goes_on=True),
     Step("study", "notebooks 06 to 08: how weights drift apart", 8, goes_on=True),
 )}  # fmt: skip

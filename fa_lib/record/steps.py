@@ -59,14 +59,16 @@ def flash_attn(device: str, scale: str, out: Path) -> None:
     if device != "cuda":
         print("flash-attn needs a CUDA device: nothing is built in a rehearsal")
         return
+    built = ""
     if importlib.util.find_spec("flash_attn") is None:
-        from fa_lib.record.flash_attn_build import build as built
+        from fa_lib.record.flash_attn_build import build as compiled
 
         sources = sorted((build() / "wheelhouse").glob("flash_attn-*.tar.gz"))
         if not sources:
             raise RuntimeError("flash_attn: no source package in build/wheelhouse; `make wheelhouse` takes it along")
-        sys.path.insert(0, str(built(sources[-1], _build() / "flash_attn")))
-    _tested("flash_attn", ["tests/test_cuda.py", "-m", "cuda", "-k", "flash_attn"], out, path=sys.path[0])
+        built = str(compiled(sources[-1], _build() / "flash_attn"))
+        sys.path.insert(0, built)
+    _tested("flash_attn", ["tests/test_cuda.py", "-m", "cuda", "-k", "flash_attn"], out, path=built)
     from fa_lib.record.backends import judged
 
     judged(device, scale, out, cache=str(_build() / "cache"), names=["fa_lib.record.backends:flash_attn"])

@@ -77,7 +77,7 @@ def fill(
     environment, _ = _machine(python)
     for name in sources:
         if name not in SOURCES:
-            raise ValueError(f"with: got {name!r}; accepted are {', '.join(SOURCES)}")
+            raise ValueError(f"source: got {name!r}; accepted are {', '.join(SOURCES)}")
     folder, has, pins = Path(folder), there() if has is None else has, _pins()
     with held(folder):
         folder.mkdir(exist_ok=True)
@@ -126,24 +126,8 @@ def check(folder: str | Path, python: str = "3.12", has: Has | None = None, root
     return sorted(problems)
 
 
-def install(folder: str | Path, target: str | Path) -> Path:
-    """Install the wheels of a folder into another one, without a network; it belongs on PYTHONPATH.
-
-    On the machine itself fa_lib cannot be imported before gfloat is there: `main` prints the command to give there.
-
-    Raises:
-        ValueError: the folder holds no wheel.
-        RuntimeError: pip cannot install them; with pip's last line.
-    """
-    files = sorted(Path(folder).glob("*.whl"))
-    if not files:
-        raise ValueError(f"folder: {folder} holds no wheel; accepted is a folder that `fa-lib wheelhouse` filled")
-    _pip([*INSTALL.split(), "--target", f"{target}", *map(str, files)], {})
-    return Path(target).resolve()
-
-
 def main(python: str, folder: str | Path, sources: Iterable[str] = (), say: Callable[[str], None] = print) -> None:
-    """Fill a folder, check it, and say its size.
+    """Fill a folder, check it, say its size, and how to install it: by pip, since fa_lib itself needs some of it.
 
     Raises:
         ValueError: as `fill`; or something in the folder cannot be installed there, or it is larger than MEGABYTES.
@@ -159,7 +143,7 @@ def main(python: str, folder: str | Path, sources: Iterable[str] = (), say: Call
             f"folder: {folder} has {size:.0f} MB; accepted are {MEGABYTES}: what is large, and not needed?"
         )
     say(f"{len(files)} files, {size:.1f} MB, are in {folder}: all that a record on Python {python} needs and lacks")
-    say(f"there: python3 -m pip {INSTALL} --target site {folder}/*.whl && export PYTHONPATH=$PWD/site")
+    say(f"there: python3 -m pip {INSTALL} --target build/site {folder}/*.whl && export PYTHONPATH=$PWD/build/site")
 
 
 @dataclass(frozen=True)
