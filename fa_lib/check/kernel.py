@@ -186,8 +186,8 @@ def carry(kernel: str, fmt: str, n: int = 4096, head_dim: int = 64, device: str 
     fmt, fn = Format.of(fmt), kernels.plain(kernel)
     keys, rows = [2**i for i in range(int(math.log2(n)))], []
     for what in SUMS:
-        q, k, v = (fmt(x) for x in _sum_of(what, fmt, keys, n, head_dim))
-        golden = kernels.golden(q[:, :, :1], k, v, inputs=FP64)  # every row of Q is the same
+        q, k, v = _sum_of(what, fmt, keys, n, head_dim)
+        golden = kernels.golden(q[:, :, :1], k, v[..., :1], inputs=FP64)  # rows of Q and columns of V are alike
         for dtype, n_q in ((fmt.dtype, 16), (fmt.dtype, n), (torch.float32, 16), (torch.float32, n)):
             answer = attempt(fn, *(x.to(device, dtype).contiguous() for x in (q[:, :, :n_q], k, v)))
             if answer.o is not None:
@@ -201,18 +201,18 @@ def carry(kernel: str, fmt: str, n: int = 4096, head_dim: int = 64, device: str 
 
 
 def _sum_of(what, fmt, keys, n, head_dim):
-    """Q, K, V (large term first or last, levels, n, head_dim) whose outputs are the sums of `carry`."""
+    """Q, K, V (large term first or last, levels, n, head_dim), rounded to fmt, whose outputs are `carry`'s sums."""
     ulp = 2 * fmt.unit_roundoff
-    small = torch.tensor([0.45 * ulp / b for b in keys], dtype=torch.float64)[:, None]  # (levels, 1)
-    q, k, v = torch.zeros(3, 2, len(keys), n, head_dim, dtype=torch.float64)
+    small = torch.tensor([0.45 * ulp / b for b in keys], dtype=torch.float64)[:, None, None]  # (levels, 1, 1)
+    q, k, v = torch.zeros(3, 2, len(keys), n, 1, dtype=torch.float64)  # the first feature
     if what == "accumulator":
-        v[:] = small[..., None]
+        v[:] = small
     else:
-        q[..., 0] = head_dim**0.5
-        k[..., 0] = small.log()
+        q[:], k[:] = head_dim**0.5, small.log()
     for batch, large in enumerate((0, n - 1)):
         k[batch, :, large], v[batch, :, large] = 0, 1
-    return q, k, v
+    q, k = (torch.nn.functional.pad(fmt(x), (0, head_dim - 1)) for x in (q, k))  # of Q and K the others are 0
+    return q, k, fmt(v).expand(-1, -1, -1, head_dim)
 
 
 def repeats(kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu"):
