@@ -4,10 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from fa_lib.paths import ROOT
 
@@ -46,16 +46,14 @@ def nbval(*paths, **settings):
 
 @pytest.mark.slow
 def test_nbval_fails_when_a_printed_number_is_altered(tmp_path):
-    path = "notebooks/03_golden_value.ipynb"
-    notebook = nbformat.read(ROOT / path, as_version=4)
-    checked = next(c for c in notebook.cells if "nbval-check-output" in c.metadata.get("tags", []))
-    text = checked.outputs[0]["text"]
-    digit = [match.start() for match in re.finditer(r"\d", text)][-1]
-    checked.outputs[0]["text"] = text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :]
-    copy = tmp_path / Path(path).name
-    nbformat.write(notebook, copy)
-    result = nbval(str(copy))
-    assert result.returncode == 1 and "1 failed" in result.stdout, result.stdout
+    """With the flags and the tag that the committed notebooks are tested by."""
+    for name, printed in (("right", "1.25\n"), ("altered", "1.26\n")):
+        cell = new_code_cell("print(1.25)", metadata={"tags": ["nbval-check-output"]}, execution_count=1)
+        cell.outputs = [new_output("stream", text=printed)]
+        nbformat.write(new_notebook(cells=[cell]), tmp_path / f"{name}.ipynb")
+    result = nbval(str(tmp_path))
+    assert result.returncode == 1 and "1 failed, 1 passed" in result.stdout, result.stdout
+    assert "FAILED" in result.stdout and "altered.ipynb" in result.stdout.split("FAILED")[1]
 
 
 def test_committed_notebooks_can_fail():
