@@ -96,13 +96,13 @@ def run(
 
 def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:
     """Whether a notebook's outcome at a scale is there, and made from what is there now."""
-    named = parameters(notebook, scale) is not None
-    return named and outcome.fresh(outcome_path(notebook, build), _made_from(notebook, scale), into)
+    asked = parameters(notebook, scale)
+    return asked is not None and outcome.fresh(outcome_path(notebook, build), _made_from(notebook, scale, asked), into)
 
 
-def _made_from(notebook, scale):
-    """What the outcome of a notebook at a scale that names it depends on."""
-    return outcome.made_from(notebook, dict(parameters(notebook, scale), scale=scale))
+def _made_from(notebook, scale, asked):
+    """What the outcome of a notebook depends on, asked for with the parameters of a scale."""
+    return outcome.made_from(notebook, dict(asked, scale=scale))
 
 
 def outcome_path(notebook: Path, build: Path) -> Path:
@@ -200,7 +200,7 @@ def _execute_on(executor, notebook, scale, given, build, into, timeout):
 def _execute(notebook, scale, given, build, into, timeout):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
-    source = _made_from(notebook, scale)
+    source = _made_from(notebook, scale, parameters(notebook, scale))
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
         results, executed = Path(staging) / "out", Path(staging) / notebook.name

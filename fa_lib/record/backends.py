@@ -120,7 +120,7 @@ def agreement(kernel: str, n: int, head_dim: int, fmt: str, distribution: str, s
     return rows
 
 
-def judged(device: str, scale: str, out: Path, cache: str = "", names: Sequence[str] = ()) -> None:
+def judged(device: str, out: Path, cache: str = "", names: Sequence[str] = ()) -> None:
     """Every kernel by the rule, forward and backward, and against the model: two tables below `out`."""
     names, full = list(names or NAMES), device == "cuda"
     dims, lengths = ([64, 128, 256], [1024, 4096]) if full else ([64], [256])

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fa_lib.experiments.variant import known
+
 LIMIT = 8  # minutes that any step may take
 SCALES = {"cuda": "gpu", "cpu": "quick"}  # of notebooks/scales, by device: on a CPU it is a rehearsal
 
@@ -42,8 +44,7 @@ def chosen(names: Sequence[str], done: Iterable[str]) -> list[Step]:
         ValueError: there is no such step.
     """
     for name in names:
-        if name not in STEPS:
-            raise ValueError(f"step: got {name!r}; accepted are {', '.join(STEPS)}")
+        known("step", name, STEPS)
     done = set(done)
     return [step for key, step in STEPS.items() if (key in names if names else key not in done)]
 
@@ -59,8 +60,7 @@ def scale_of(device: str, scale: str = "") -> str:
     Raises:
         ValueError: the device or the scale is not one of SCALES, or they do not go together.
     """
-    if device not in SCALES:
-        raise ValueError(f"device: got {device!r}; accepted are {', '.join(SCALES)}")
-    if scale not in ("", SCALES[device]):
-        raise ValueError(f"scale: got {scale!r} with device {device!r}; accepted is {SCALES[device]}")
-    return SCALES[device]
+    own = known("device", device, SCALES)
+    if scale not in ("", own):
+        raise ValueError(f"scale: got {scale!r} with device {device!r}; accepted is {own}")
+    return own

@@ -39,7 +39,7 @@ def backends(device: str, scale: str, out: Path) -> None:
     """Torch's other kernels."""
     from fa_lib.record.backends import judged
 
-    judged(device, scale, out, cache=str(_build() / "cache"))
+    judged(device, out, cache=str(_build() / "cache"))
 
 
 def speed(device: str, scale: str, out: Path) -> None:
@@ -72,7 +72,7 @@ def flash_attn(device: str, scale: str, out: Path) -> None:
     _tested("flash_attn", ["tests/test_cuda.py", "-m", "cuda", "-k", "flash_attn"], out, path=built)
     from fa_lib.record.backends import judged
 
-    judged(device, scale, out, cache=str(_build() / "cache"), names=["fa_lib.record.backends:flash_attn"])
+    judged(device, out, cache=str(_build() / "cache"), names=["fa_lib.record.backends:flash_attn"])
 
 
 def emulator(device: str, scale: str, out: Path) -> None:
