@@ -8,7 +8,6 @@ from pathlib import Path
 import submitit
 
 from fa_lib.experiments.microbenchmark import Setup, compare
-from fa_lib.training.study import train_arm
 
 
 def on_a_node(folder, **cell):
@@ -21,6 +20,8 @@ def on_a_node(folder, **cell):
 def begun_again(begun, **cell):
     """`train_arm`, and a line in a file for each time it began: the job's name for Slurm, which for the last one of an
     array is not SLURM_JOB_ID: that is the name of the whole array."""
+    from fa_lib.training.study import train_arm  # here: it takes longer than most jobs
+
     with open(begun, "a") as file:
         file.write(f"{submitit.JobEnvironment().job_id}\n")
     return train_arm(**cell)
