@@ -11,11 +11,10 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-import torch
 from cells import begun_again, on_a_node, out_of_time, sometimes, stopped
 from conftest import ask, order, wait
 from nbformat.v4 import new_code_cell, new_notebook
-from safetensors.torch import load_file
+from runs import same_weights
 
 from fa_lib import sweep
 from fa_lib.execution.notebook import run
@@ -28,11 +27,6 @@ from fa_lib.training.run_folder import weights
 from fa_lib.training.study import StudySpec, study, train_arm
 
 IMPORTS = "from cells import {}\nfrom fa_lib.execution.pools import workers\nfrom fa_lib.execution.sweep import sweep\n"
-
-
-def same_weights(a, b, step):
-    a, b = (load_file(weights(folder, step)) for folder in (a, b))
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_two_nodes_finish_a_sweep_with_the_table_of_one_process(tmp_path):
