@@ -69,11 +69,11 @@ def double_loop_to_tiled(n=1024, heads=4, block=64):
                     m_new = S.amax(-1, keepdim=True)
                     m_new = m_new if m is None else torch.maximum(m, m_new)
                     P = p.exponent(torch.exp(p.exponent(S - m_new)))
-                    a = 0.0 if m is None else p.stats(torch.exp(p.stats(m - m_new)))
+                    a = 0.0 if m is None else p.factors(torch.exp(p.factors(m - m_new)))
                     l = (
-                        p.stats(P.sum(-1, keepdim=True))
+                        p.row_sum(P.sum(-1, keepdim=True))
                         if m is None
-                        else p.stats(p.stats(a * l) + p.stats(P.sum(-1, keepdim=True)))
+                        else p.row_sum(p.row_sum(a * l) + p.row_sum(P.sum(-1, keepdim=True)))
                     )
                     O = p.accumulator(p.accumulator(a * O) + p.accumulator(P @ v16[h, j : j + block]))
                     m = m_new

@@ -79,7 +79,7 @@ def publish() -> None:
         for old in RESULTS.iterdir():  # of a notebook that no longer writes it
             if str(old.relative_to(CHECKOUT)) not in files:
                 old.unlink()
-        claims.renew_readme(claims.ledger())
+        claims.renew(claims.ledger())
         _say(f"{len(files)} files are published; see `git status`")
 
 
@@ -88,7 +88,8 @@ def print_claims(
     results: Annotated[
         Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
     ] = None,
-    readme: Annotated[bool, typer.Option("--readme", help="also renew the README's table")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="also renew docs/ledger.md and the README's rows")] = False,
+    paper: Annotated[str, typer.Option(help="only statements whose source names it, such as 2407.08608")] = "",
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
     with told():
@@ -102,9 +103,14 @@ def print_claims(
                 "readme: the README holds the committed results; accepted is a checkout, without --results"
             )
         table = claims.ledger(results or RESULTS)
-        typer.echo(claims.markdown(table))
+        known = claims.published().source
+        if paper and not known.str.contains(paper, regex=False).any():
+            raise ValueError(
+                f"paper: got {paper!r}; accepted is part of a source: {'; '.join(sorted(set(known) - {''}))}"
+            )
+        typer.echo(claims.markdown(table[table.source.str.contains(paper, regex=False)]))
         if readme:
-            claims.renew_readme(table)
+            claims.renew(claims.ledger())
 
 
 @app.command()

@@ -19,6 +19,7 @@ class Deviation:
 
     Attributes:
         max, mean, std, rmse, p99: of the absolute difference (std: its standard deviation).
+        relative: rmse over the root mean square of golden, by `over_baseline`'s rule for 0 / 0.
         bias: mean of the signed difference.
         bias_se: standard error of `bias` given K and V, from the spread of row means: the elements of one row share
             a softmax. The rows of a head share K and V, whose part it does not see: compare seeds for that.
@@ -31,6 +32,7 @@ class Deviation:
     mean: float
     std: float
     rmse: float
+    relative: float
     p99: float
     bias: float
     bias_se: float
@@ -59,11 +61,13 @@ def deviation(
     size = signed.abs()
     ulps = size / fmt.ulp(golden)
     rows = signed.reshape(-1, signed.shape[-1] if signed.ndim else 1).mean(-1)
+    rmse = size.square().mean().sqrt().item()
     return Deviation(
         max=size.max().item(),
         mean=size.mean().item(),
         std=size.std(correction=0).item(),
-        rmse=size.square().mean().sqrt().item(),
+        rmse=rmse,
+        relative=over_baseline(rmse, golden.square().mean().sqrt().item()),
         p99=float(np.quantile(size.numpy(), 0.99)),
         bias=signed.mean().item(),
         bias_se=(rows.std() / len(rows) ** 0.5).item() if len(rows) > 1 else float("nan"),

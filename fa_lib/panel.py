@@ -18,7 +18,8 @@ from fa_lib.tiling import Tiling
 FORMATS = [f.name for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2)]
 CONTROLS = {  # of the steps
     "inputs": "Q, K, V", "scores": "scores S", "exponent": "exponent", "probs": "probs P",
-    "stats": "stats m, l", "accumulator": "accumulator O", "output": "output",
+    "maximum": "maximum m", "factors": "factors", "row_sum": "row sum l", "accumulator": "accumulator O",
+    "output": "output",
 }  # fmt: skip
 VERDICTS = {"passes": ("Passes", "#1b7837"), "fails": ("Fails", "#b2182b"), "silent": ("Outside", "#555555")}
 BIASED = 3  # standard errors
@@ -41,9 +42,9 @@ def message(found: Found) -> str:
 def reasons(setting: Setting, found: Found) -> Iterator[str]:
     """Sentences beside the verdict: what is carried from tile to tile, how often it is rescaled, and whether errors
     have a sign."""
-    carried, flash = (setting.precision.accumulator, setting.precision.stats), found.deviations["flash"]
+    carried, flash = (setting.precision.accumulator, setting.precision.row_sum), found.deviations["flash"]
     low = any(fmt.precision < FP32.precision for fmt in carried)
-    words = f"O in {carried[0]}, m and l in {carried[1]}: {'below FP32' if low else 'no less than kernels as shipped'}"
+    words = f"O in {carried[0]}, l in {carried[1]}: {'below FP32' if low else 'no less than kernels as shipped'}"
     if found.tiles == 1:
         yield f"One tile: nothing is carried or rescaled. It has {words}."
     else:

@@ -15,7 +15,9 @@ class Precision:
         exponent: S - m, its exponential, and the division of softmax where the algorithm has one; in the backward
             pass dP - delta.
         probs: P as handed to P V.
-        stats: the row maximum m, the row sum l, and the factors exp(m - m').
+        maximum: the row maximum m.
+        factors: exp(m - m'), by which O and l are rescaled.
+        row_sum: the row sum l, and the log-sum-exp made of it.
         accumulator: O, its rescale, and P V.
         output: O as stored, and dQ, dK, dV.
         grads: dS as handed to dS K and dSᵀ Q. (dP is a product like S, and rounded as `scores`.)
@@ -32,7 +34,9 @@ class Precision:
     scores: Format
     exponent: Format
     probs: Format
-    stats: Format
+    maximum: Format
+    factors: Format
+    row_sum: Format
     accumulator: Format
     output: Format
     grads: Format
@@ -60,7 +64,5 @@ class Precision:
         accumulator in FP32 (in `fmt` where that is wider)."""
         fmt = Format.of(fmt)
         wide = fmt if fmt.precision > FP32.precision else FP32
-        narrow = dict.fromkeys(("inputs", "probs", "output", "grads"), fmt)
-        return cls(
-            **dict.fromkeys(("scores", "exponent", "stats", "accumulator", "delta", "grad_sums"), wide), **narrow
-        )
+        narrow = ("inputs", "probs", "output", "grads")
+        return cls(**{field.name: fmt if field.name in narrow else wide for field in fields(cls)})

@@ -17,14 +17,15 @@ def mean(table, by, value):
 def test_what_is_carried_makes_the_ten_times_and_nothing_else_does():
     """A prototype, uniform inputs, N = 2048: as shipped 0.9, O alone 11 (fa1) and 6 (fa2), the statistics 5."""
     grid = dict(distribution="uniform", seed=range(3))
-    steps = ["nothing", "scores", "exponent", "probs", "stats", "accumulator"]
+    innocent = ("scores", "exponent", "probs", "maximum", "factors")
+    steps = ["nothing", *innocent, "row_sum", "accumulator"]
     table = sweep(ladder, grid, fixed=dict(starts=["shipped"], steps=steps))
     times = mean(table, ["step", "algorithm"], "times_max")
     for algorithm, of_o in (("fa1", 9), ("fa2", 5)):
         assert times["nothing", algorithm] < 1
-        assert times["accumulator", algorithm] > of_o and times["stats", algorithm] > 4
-        for step in ("scores", "exponent", "probs"):
-            assert times[step, algorithm] < 1.2
+        assert times["accumulator", algorithm] > of_o and times["row_sum", algorithm] > 4
+        for step in innocent:
+            assert times[step, algorithm] < times["row_sum", algorithm] / 10
     steps = ["nothing", "inputs", "scores", "probs", "output"]
     raised = sweep(ladder, grid, fixed=dict(starts=["all_bf16"], steps=steps))
     times = mean(raised, ["step", "algorithm"], "times_max")

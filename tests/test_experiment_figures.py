@@ -9,7 +9,7 @@ import pytest
 from fa_lib.experiments.ablation import KERNELS, REFERENCES, STARTS, STEPS
 from fa_lib.experiments.biased_rounding import CURES, SIGNS
 from fa_lib.experiments.newer_kernels import CARRIED, FP8, OPTIONS
-from fa_lib.experiments.rescaling import ORDERS
+from fa_lib.experiments.rescaling import MAXIMA, ORDERS
 from fa_lib.experiments.rule import ALLOWED, BESIDE
 from fa_lib.experiments.validation import CHOICES
 from fa_lib.plots import ablation, biased_rounding, newer_kernels, rescaling, rule, validation
@@ -87,17 +87,18 @@ def test_figure_9_shows_every_step_order_reference_and_option():
     rows = table(["max", "rmse", "bias"], distribution=INPUTS, kernel=[*KERNELS], against=[*REFERENCES])
     rows.loc[(rows.kernel == "baseline_fp16") & (rows.against == "baseline_fp16"), ["max", "rmse", "bias"]] = 0
     figure = ablation.references(rows, "")
-    assert labels(figure.axes[0]) == list(REFERENCES.values()) and legend(figure.axes[1]) == list(KERNELS.values())
+    assert labels(figure.axes[0]) == list(REFERENCES.values())
+    assert legend(figure.axes[0]) == ["largest error", "root mean square"]
 
-    rows = table(["rmse", "rescales"], distribution=INPUTS, order=[*ORDERS], tiles=[2, 8])
+    rows = table(["relative", "bias"], distribution=INPUTS, order=[*ORDERS], maximum=[*MAXIMA], tiles=[2, 8])
     figure = rescaling.rescaling(rows, "")
-    assert set(legend(figure.axes[0])) == {f"rescaled: {label}" for label in ORDERS.values()}
-    assert figure.axes[2].get_title("left") == "at 8 tiles" and len(figure.axes[2].collections[0].get_offsets()) == 18
+    lines = {f"{order}; {maximum}" for order in ORDERS.values() for maximum in MAXIMA.values()}
+    assert set(legend(figure.axes[0])) == lines
 
     rows = table(["times_rmse", "bias"], distribution=INPUTS, carry=[*CARRIED], name=[*OPTIONS, *FP8])
     figure = newer_kernels.options(rows, "")
     assert labels(figure.axes[0]) == [variant.label for variant in (OPTIONS | FP8).values()]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["O, m, l in FP32", "O, m, l in BF16"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["O, l in FP32", "O, l in BF16"]
 
 
 def test_the_map_writes_the_mean_of_each_cell_with_the_most_bits_at_the_top():
@@ -111,10 +112,12 @@ def test_the_map_writes_the_mean_of_each_cell_with_the_most_bits_at_the_top():
 def test_figure_10_shows_every_sign_cure_and_pair():
     by_repeats = table(["error"], sign=[*SIGNS], repeats=[1, 2])
     steps = table(["delta", "delta_rmse"], cure=[*CURES], run=[0, 1], step=[0, 1]).query("seed == 0")
-    figure = biased_rounding.mechanism(by_repeats, steps, "")
+    by_gap = table(["error"], repeats=[1, 2, 4], gap=[8, 16])
+    figure = biased_rounding.mechanism(by_repeats, by_gap, steps, "")
+    assert legend(figure.axes[1]) == ["1 key", "2 keys at the maximum", "4 keys at the maximum"]
     assert legend(figure.axes[0]) == [sign.label for sign in SIGNS.values()]
-    assert set(legend(figure.axes[2])) == {cure.label for cure in CURES.values()}
-    assert len(figure.axes[1].lines) == len(CURES) - 1  # that of dynamic_8 is too far off
+    assert set(legend(figure.axes[3])) == {cure.label for cure in CURES.values()}
+    assert len(figure.axes[2].lines) == len(CURES) - 1  # that of dynamic_8 is too far off
 
     pairs = {"perturb": "a nudge", "flash": "Flash vs Baseline"}
     rows = table(["score"], pair=[*pairs]).assign(steps=4)

@@ -11,6 +11,7 @@ from marks import caption, message, missing, texts
 from matplotlib.colors import to_rgb
 
 from fa_lib import sweep
+from fa_lib.experiments.law import VALUES
 from fa_lib.experiments.microbenchmark import Setup, compare, exponent, factors, grid, portable, tiles_of_sram, wide
 from fa_lib.formats import Format
 from fa_lib.inputs import DISTRIBUTIONS
@@ -19,12 +20,14 @@ from fa_lib.paths import RESULTS, ROOT
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots.captions import settings
 from fa_lib.plots.style import band, dots
+from fa_lib.precision import Precision
+from fa_lib.theory import expected
 
 pytestmark = pytest.mark.slow
 
 FIGURES = {
     "02_precision": plots.precision,
-    "03_golden_value": plots.golden_value,
+    "03_golden_value": lambda table, caption: plots.golden_value(table, by_tiles(table), caption),
     "04_sequence_length": plots.sequence_length,
     "05_algorithm_changes": plots.algorithm_changes,
 }
@@ -34,6 +37,11 @@ BASELINES = ("baseline", "baseline_in_format")
 @cache
 def committed(name):
     return pd.read_csv(RESULTS / f"{name}.csv")
+
+
+def by_tiles(table):
+    """Of figure 4: its table at several N, or, of another table, what it has itself."""
+    return committed("03_golden_value.tiles") if set(table.n) == {2048} else table
 
 
 def uniform(n=2048, block_kv=64, fmt="BF16", seeds=5, **setup):
@@ -103,6 +111,13 @@ def test_figure_4_ten_times():
     assert (wide(table, "max", "kernel", fmt="FP64")["baseline"] == 0).all()
 
 
+def test_figure_4_grows_as_the_square_root_of_the_tiles():
+    table = committed("03_golden_value.tiles").query("against == 'golden' and distribution == 'uniform'")
+    d = table.pivot_table(index="tiles", columns=["kernel", "seed"], values="max")
+    times = over_baseline(d["flash"], d["baseline"]).mean(axis=1)
+    assert (times / (2 * np.sqrt(times.index))).between(0.7, 1.4).all()
+
+
 def test_figure_4_golden_inputs_hardly_matter_there():
     d = wide(uniform(golden_inputs="exact"), "max", "kernel", against="golden")
     assert (d["flash"] / d["baseline"]).between(9, 14).all()
@@ -118,6 +133,14 @@ def test_figure_5_grows_at_every_doubling():
     counts = bf16.drop_duplicates(["n", "seed"]).groupby("n")[["tiles", "rescales"]].mean()
     assert counts.tiles.tolist() == [n // 64 for n in lengths]
     assert counts.rescales.is_monotonic_increasing and counts.rescales.max() < 6  # like log N, unlike the tiles
+
+
+def test_the_relative_error_of_flash_grows_on_both_inputs_as_the_law_has_it():
+    table = committed("04_sequence_length").query("kernel == 'flash' and against == 'golden' and fmt == 'FP16'")
+    for distribution, rows in table.groupby("distribution"):
+        mean = rows.groupby("tiles").relative.mean()
+        law = [expected(Precision.uniform("FP16"), tiles=t, values=VALUES[distribution]) for t in mean.index]
+        assert (mean.diff().dropna() > 0).all() and (law / mean)[4:64].between(0.8, 1.25).all()
 
 
 def test_figure_5_turns_on_the_inputs():
@@ -242,15 +265,20 @@ def test_figure_4_draws_every_seed_and_mean_and_says_the_ratio(drawn):
 def test_figure_5_draws_means_and_ranges(drawn):
     table = committed("04_sequence_length").query("kernel == 'flash' and against == 'baseline'")
     figure = drawn("04_sequence_length", committed("04_sequence_length"))
-    for (above, below), rows in by_distribution(figure, table):
+    relative = committed("04_sequence_length").query("kernel == 'flash' and against == 'golden' and fmt == 'BF16'")
+    for (above, below, last), rows in by_distribution(figure, table):
+        own = relative[relative.distribution == rows.distribution.iloc[0]]
+        assert not missing(of_seeds(own, ["n"], "relative"), last).size
         assert not missing(of_seeds(rows, ["fmt", "n"], "max"), above).size
         for column in ("mean", "std"):
             assert not missing(of_seeds(rows, ["fmt", "n"], column), below).size
-        named = [text.get_text() for text in below.get_xticklabels()]
+        named = [text.get_text() for text in last.get_xticklabels()]
         assert named == [f"{n}\n{tiles}" for n, tiles in rows.groupby("n").tiles.first().items()]
-        assert "number of K, V tiles" in below.get_xlabel()
-    assert all("units of roundoff u" in figure.axes[i].get_ylabel() for i in (0, 2))
-    assert "turns on the inputs" in message(figure)  # `test_figure_5_turns_on_the_inputs`
+        assert "number of K, V tiles" in last.get_xlabel()
+    assert all("units of roundoff u" in figure.axes[i].get_ylabel() for i in (0, 2, 4))
+    assert "on uniform inputs alone; the relative error on both" in message(
+        figure
+    )  # `test_figure_5_turns_on_the_inputs`
 
 
 def test_figure_6_draws_means_and_ranges(drawn):
@@ -294,9 +322,12 @@ def grey(color):
 @pytest.mark.parametrize("name", FIGURES)
 def test_what_changes_with_the_machine_is_grey_and_says_so(name, drawn):
     table = committed(name)
+    of_16_bits = {"03_golden_value": 1, "04_sequence_length": 2}.get(
+        name, 0
+    )  # the last panels, of 16-bit formats alone
     for is_fp64 in (True, False):
         figure = drawn(name, table[(table.fmt == "FP64") == is_fp64])
-        for ax in figure.axes:
+        for ax in figure.axes[: len(figure.axes) - of_16_bits]:
             colors = {line.get_color() for line in ax.lines if len(line.get_xdata())}
             assert colors and all(grey(color) == is_fp64 for color in colors)
             assert (plots.NOT_PORTABLE in texts(ax)) == is_fp64

@@ -232,7 +232,7 @@ def test_presets():
     assert Precision.kernel(BF16) == replace(Precision.materialized(BF16), scores=FP32)
     assert Precision.uniform("bfloat16").probs is BF16
     with pytest.raises(ValueError, match="format"):
-        replace(EXACT, stats="half-ish")
+        replace(EXACT, row_sum="half-ish")
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)

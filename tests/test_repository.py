@@ -81,8 +81,16 @@ def test_published_statements_are_whole():
 def test_readme_holds_the_ledger_as_it_is():
     text = (ROOT / "README.md").read_text()
     assert claims.in_readme(text, claims.ledger()) == text, "stale: run `make claims`"
-    for path in re.findall(r"\]\(((?!http)[^)]+)\)", text):
-        assert (ROOT / path).exists(), path
+    assert claims.LEDGER.read_text() == claims.page(claims.ledger()), "stale: run `make claims`"
+    assert len(text.splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(((?!http)[^)#]+)[^)]*\)", path.read_text()):
+        assert (path.parent / link).exists(), link
 
 
 def test_every_statement_has_a_result_and_every_table_its_provenance():

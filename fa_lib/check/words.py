@@ -12,7 +12,9 @@ NOTES = {  # of `contract`
     "other": "answers with something else than attention's output",
 }
 KERNELS = {ROUNDED: "the golden value, rounded"}
-ADVICE = "What to change: hold the accumulator O, the row maximum m and the row sum l in FP32."
+ADVICE = (
+    "What to change: hold the accumulator O and the row sum l in FP32 (docs/theory.md says how many bits are enough)."
+)
 
 
 def headline(judgement: Judgement) -> str:

@@ -33,9 +33,10 @@ class Start:
         return self.precision if step == "nothing" else replace(self.precision, **{step: self.other})
 
 
+_SHIPPED = replace(Precision.kernel(BF16), output=FP32)  # storing in BF16 would hide what the other steps do
 STARTS = by_key((
-    Start("shipped", "as shipped, this step lowered to BF16", Precision.kernel(BF16), BF16),
-    Start("all_bf16", "all in BF16, this step raised to FP32", Precision.uniform(BF16), FP32),
+    Start("shipped", "as shipped, output in FP32; this step in BF16", _SHIPPED, BF16),
+    Start("all_bf16", "all in BF16; this step in FP32", Precision.uniform(BF16), FP32),
 ))  # fmt: skip
 
 STEPS = {  # "nothing", or a step of a Precision -> label
@@ -44,7 +45,9 @@ STEPS = {  # "nothing", or a step of a Precision -> label
     "scores": "scores S",
     "exponent": "S − m and exp",
     "probs": "P",
-    "stats": "row max m, row sum l",
+    "maximum": "row maximum m",
+    "factors": "factors exp(m − m')",
+    "row_sum": "row sum l",
     "accumulator": "accumulator O",
     "output": "output",
 }
@@ -102,7 +105,7 @@ def carried(
     block_kv: int = 64,
     head_dim: int = 64,
 ) -> list[dict]:
-    """A cell: shipped BF16 kernels whose accumulator and row statistics have fewer bits, over `tiles` tiles.
+    """A cell: shipped BF16 kernels whose accumulator and row sum have fewer bits, over `tiles` tiles.
 
     Args:
         bits: significant bits, one kernel each.
@@ -113,7 +116,7 @@ def carried(
     problem, rows = Problem.drawn(distribution, seed, n_q, tiles * block_kv, head_dim=head_dim), []
     for count in bits:
         fmt = FP32 if count == 24 else Format.of((8, count))
-        precision = replace(Precision.kernel(BF16), accumulator=fmt, stats=fmt)
+        precision = replace(Precision.kernel(BF16), accumulator=fmt, row_sum=fmt)
         o = kernels.tiled(problem.q, problem.k, problem.v, tiling=Tiling(64, block_kv), precision=precision)
         rows.append(dict(bits=count) | problem.errors(o))
     return rows

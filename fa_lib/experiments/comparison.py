@@ -14,7 +14,9 @@ from fa_lib.metrics import Deviation, deviation, over_baseline
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-STEPS = ("inputs", "scores", "exponent", "probs", "stats", "accumulator", "output")  # of a forward pass
+STEPS = (  # of a forward pass
+    "inputs", "scores", "exponent", "probs", "maximum", "factors", "row_sum", "accumulator", "output",
+)  # fmt: skip
 PRESETS = {"every_step": Precision.uniform, "as_shipped": Precision.kernel}
 
 

@@ -10,6 +10,7 @@ from fa_lib.experiments.problem import Problem
 from fa_lib.experiments.variant import Variant, by_key, known
 from fa_lib.formats import BF16, E4M3, FP16, FP64, Format
 from fa_lib.inputs import draw
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import polynomial_exp
 from fa_lib.kernels.scaling import quantized, rotated
 from fa_lib.metrics import deviation
@@ -57,7 +58,7 @@ FP8 = by_key((
     Quantized("fp8_block_rotated", "FP8, per block, rotated", _E4M3, per="block", rotate=True),
 ))  # fmt: skip
 
-CARRIED = {"FP32": {}, "BF16": dict(accumulator=BF16, stats=BF16)}  # format of O, m and l -> steps of a Precision
+CARRIED = {"FP32": {}, "BF16": dict(accumulator=BF16, row_sum=BF16)}  # format of O and l -> steps of a Precision
 
 
 def options(
@@ -118,3 +119,53 @@ def outliers(n: int, head_dim: int, golden_inputs: str, seed: int, heads: int = 
     )
     rmse = {name: deviation(out, golden, FP16).rmse for name, out in outs.items()}
     return rmse | dict(times=rmse["baseline"] / rmse["flash"], times_scaled_first=rmse["scaled_first"] / rmse["flash"])
+
+
+FP8_KERNELS = by_key((  # of FlashAttention-3's table in FP8
+    Quantized("baseline", "Baseline, one scale", _E4M3),
+    Quantized("flash", "FA3: block scales, rotated", _E4M3, per="block", rotate=True),
+    Quantized("no_block", "FA3 without block scales", _E4M3, rotate=True),
+    Quantized("no_rotation", "FA3 without rotation", _E4M3, per="block"),
+))  # fmt: skip
+
+
+def fp8_table(n: int, seed: int, *, head_dim: int = 128, heads: int = 2, rows: int = 256) -> dict[str, float]:
+    """A cell: FlashAttention-3's comparison in FP8 (arXiv 2407.08608, section 4.3), root mean square errors.
+
+    Args:
+        n: keys. rows: queries of each head. Its shape is not stated there.
+
+    Returns:
+        dict: a key of FP8_KERNELS -> root mean square of the error to the golden value of exact inputs.
+    """
+    q, k, v = draw("outliers", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
+    golden, precision = kernels.golden(q, k, v, inputs=FP64), replace(Precision.kernel(BF16), **_E4M3)
+    found = {}
+    for key, variant in FP8_KERNELS.items():
+        loaded = variant.loaded(q, k, v, 128)
+        if key == "baseline":
+            out = kernels.reference(*loaded, precision=precision)
+        else:
+            out = kernels.tiled(*loaded, tiling=Tiling(128, 128), precision=precision)
+        found[key] = deviation(out, golden, BF16).rmse
+    return found
+
+
+def fp8_offset(offset: int, spread: float, seed: int, *, n: int = 8192, rows: int = 64, head_dim: int = 128) -> dict:
+    """A cell: FlashAttention-4 with P in E4M3, raised by 2**offset, rescaling where a maximum rises by more than 2**4.
+
+    P may then be as large as 2**(4 + offset), and E4M3 ends at 448 < 2**9: what is larger is cut to 448
+    (flash-attention's pull request 2694, whose settings these are).
+
+    Args:
+        offset: 8 before that change, 4 after. spread: standard deviation of the scores.
+
+    Returns:
+        dict: relative, the root mean square of O - golden over that of golden.
+    """
+    q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    golden = kernels.golden(q * spread, k, v, inputs=FP64)
+    algorithm = Algorithm("fa4", threshold=4, offset=offset)
+    precision = replace(Precision.kernel(BF16), **_E4M3)
+    o = kernels.tiled(q * spread, k, v, tiling=Tiling(128, 128), precision=precision, algorithm=algorithm)
+    return dict(relative=deviation(o, golden, BF16).relative)

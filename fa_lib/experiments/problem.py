@@ -54,13 +54,14 @@ class Problem:
         """The error of a kernel's output.
 
         Returns:
-            dict: max, rmse; bias (mean signed difference) and its standard error bias_se, in ulp of BF16 at 1;
-            times_max, times_rmse, over Baseline's.
+            dict: max, rmse, relative, of the Deviation; bias (mean signed difference) and its standard error bias_se,
+            in ulp of BF16 at 1; times_max, times_rmse, over Baseline's.
         """
         d, ulp = deviation(o, self.golden, BF16), 2 * BF16.unit_roundoff
         return dict(
             max=d.max,
             rmse=d.rmse,
+            relative=d.relative,
             bias=d.bias / ulp,
             bias_se=d.bias_se / ulp,
             times_max=over_baseline(d.max, self.baseline.max),

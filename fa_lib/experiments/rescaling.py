@@ -1,4 +1,4 @@
-"""Is it the rescaling? Keys reordered so that it happens at every tile, or never."""
+"""Is it the rescaling? The same keys in the same order, with the row's maximum found on the way or known beforehand."""
 
 import torch
 
@@ -6,48 +6,57 @@ from fa_lib import kernels
 from fa_lib.experiments.variant import known
 from fa_lib.formats import BF16, FP64
 from fa_lib.inputs import draw
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-ORDERS = {"as_drawn": "as drawn", "never": "never", "every_tile": "every tile"}  # when a row is rescaled: key -> label
+ORDERS = {"as_drawn": "keys as drawn", "every_tile": "largest keys last"}  # of the keys: key -> label
+MAXIMA = {"online": "maximum found tile by tile", "known": "maximum known beforehand"}  # of a row: key -> label
 
 
 def rescaling(
     order: str,
+    maximum: str,
     tiles: int,
     distribution: str,
     seed: int,
     n: int = 2048,
     rows: int = 64,
-    head_dim: int = 64,
     algorithm: str = "fa2",
 ) -> dict[str, float]:
-    """A cell: rows whose largest keys are put where the running maximum rises at every tile, never, or as drawn.
+    """A cell: the error of rows whose maximum is found tile by tile, which rescales, or is known, which never does.
 
-    The `tiles` largest scores of each row stand at the heads of the tiles: ascending ("every_tile"), so that each tile
-    rescales; descending ("never"), so that none does; the rest as drawn. "as_drawn" leaves all keys where they were.
-    Every step is in BF16.
+    The row's largest score is subtracted from its scores by an additive mask, so that the maximum is 0 and both kernels
+    round the same scores. "every_tile" puts the `tiles` largest scores of each row at the heads of the tiles,
+    ascending, so that the maximum rises at nearly every tile. Every step is in BF16.
 
     Args:
-        order: a key of ORDERS. tiles: of n / tiles keys each.
+        order: a key of ORDERS. maximum: a key of MAXIMA. tiles: of n / tiles keys each.
 
     Returns:
-        dict: rescales (that raised a row's maximum, mean), max, rmse.
+        dict: rescales (that raised a row's maximum, mean); relative, the root mean square of O - golden over that of
+        golden; bias, the mean signed error over the root mean square.
     """
-    known("order", order, ORDERS)
-    q, k, v = (BF16(x) for x in draw(distribution, seed, (1, rows, head_dim), (1, n, head_dim)))
+    known("order", order, ORDERS), known("maximum", maximum, MAXIMA)
+    q, k, v = (BF16(x) for x in draw(distribution, seed, (1, rows, 64), (1, n, 64)))  # head_dim 64
     scores = (q @ k.mT)[0]  # (rows, n)
     at = torch.arange(n).repeat(rows, 1)
-    if order != "as_drawn":
+    if order == "every_tile":
         top = scores.topk(tiles, dim=1).indices  # largest first
         rest = torch.ones(rows, n, dtype=torch.bool).scatter_(1, top, False)
-        heads = top.flip(1) if order == "every_tile" else top
         tails = at[rest].reshape(rows, tiles, n // tiles - 1)
-        at = torch.cat([heads[..., None], tails], -1).reshape(rows, n)
+        at = torch.cat([top.flip(1)[..., None], tails], -1).reshape(rows, n)
     q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, head_dim), (rows, n, head_dim): an order for each row
-    precision, tiling = Precision.uniform(BF16), Tiling(1, n // tiles)
-    golden = kernels.golden(q, k, v, inputs=FP64)
-    d = deviation(kernels.tiled(q, k, v, tiling=tiling, precision=precision, algorithm=algorithm), golden, BF16)
-    rescales = kernels.rescales(q, k, tiling=tiling, precision=precision).double().mean().item()
-    return dict(rescales=rescales, max=d.max, rmse=d.rmse)
+    options = dict(mask=-(q @ k.mT).amax(-1, keepdim=True).expand(-1, 1, n) / 8)  # (rows, 1, n)
+    golden = kernels.golden(q, k, v, inputs=FP64, **options)
+    given = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
+    how = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
+    d = deviation(kernels.tiled(q, k, v, algorithm=how, **given), golden, BF16)
+    rescales = kernels.rescales(q, k, **given).double().mean().item() if maximum == "online" else 0.0
+    return dict(rescales=rescales, relative=d.relative, bias=d.bias / d.rmse)
+
+
+def zero(S: torch.Tensor) -> torch.Tensor:
+    """The maximum of scores (rows, B_c) whose rows' maxima were subtracted before: (rows, 1)."""
+    return torch.zeros_like(S[:, :1])

@@ -27,7 +27,7 @@ def as_shipped(
     v: Float[Tensor, "*kv_lead n_kv d_v"],
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """FlashAttention-2 as shipped: O, m and l carried in FP32 from tile to tile (`Precision.kernel`), tiles of 64."""
+    """FlashAttention-2 as shipped: O and l carried in FP32 from tile to tile (`Precision.kernel`), tiles of 64."""
     return tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(q.dtype), **options)
 
 
@@ -37,6 +37,6 @@ def every_step(
     v: Float[Tensor, "*kv_lead n_kv d_v"],
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """Flash of arXiv 2405.02803: every step in q's dtype, O, m and l too (`Precision.uniform`, fa1), tiles of 64."""
+    """Flash of arXiv 2405.02803: every step in q's dtype, O and l too (`Precision.uniform`, fa1), tiles of 64."""
     given: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=Precision.uniform(q.dtype), algorithm="fa1")
     return tiled(q, k, v, **given | options)

@@ -46,11 +46,11 @@ def reference(
         S = scores(q, k, 0)  # (rows, n_kv)
         seen = scores.seen(S)
         S = p.scores(S)
-        m = p.stats(S.amax(-1, keepdim=True))  # (rows, 1)
+        m = p.maximum(S.amax(-1, keepdim=True))  # (rows, 1)
         if seen is not True:
             m = m.where(seen, 0.0)  # exp(-inf - 0) = 0, and not NaN
         P = p.exponent(torch.exp_(p.exponent(S - m)))  # (rows, n_kv)
-        l = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
+        l = p.row_sum(P.sum(-1, keepdim=True))  # (rows, 1)
         P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
         return torch.cat([p.output(p.accumulator(p.probs(scores.drop(P, 0)) @ v)), m, l], -1)  # (rows, head_dim + 2)
 

@@ -71,14 +71,14 @@ def tiled(
             S = scores(q_i, k_j, j)  # (rows, B_c)
             seen = scores.seen(S)
             S = p.scores(S)
-            m_tile = p.stats(S.amax(-1, keepdim=True) if how.maximum is None else how.maximum(S))  # (rows, 1)
+            m_tile = p.maximum(S.amax(-1, keepdim=True) if how.maximum is None else how.maximum(S))  # (rows, 1)
             new = step(p, how, lambda P, j=j: p.probs(scores.drop(P, j)), S, v_j, m_tile, (m, l, O))
             if seen is not True:
                 new = (after.where(seen, before) for after, before in zip(new, (m, l, O)))
             m, l, O = new
         m = m.where(l != 0, 0.0)  # of a row that saw no key
-        log = p.stats(torch.log(nonzero(l)) - (how.offset or 0) * LN2)
-        L = p.stats(m + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
+        log = p.row_sum(torch.log(nonzero(l)) - (how.offset or 0) * LN2)
+        L = p.row_sum(m + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
         O = last(p, l, O)  # (rows, head_dim)
         return torch.cat([O if how.splits > 1 else p.output(O), L], -1)  # (rows, head_dim + 1)
 
@@ -98,10 +98,10 @@ def merged(p: Precision, parts: list[Tensor]) -> Tensor:
     O, L = (torch.stack(x) for x in zip(*((x[:, :-1], x[:, -1:]) for x in parts)))  # (parts, rows, head_dim), (.., 1)
     m = L.amax(0)  # (rows, 1)
     m = m.where(m != -torch.inf, 0.0)  # of a row that saw no key
-    weights = p.stats(torch.exp(p.stats(L - m)))  # (parts, rows, 1)
-    l = p.stats(weights.sum(0))
-    out = p.accumulator((p.stats(weights / nonzero(l)) * O).sum(0))
-    return torch.cat([p.output(out), p.stats(m + p.stats(torch.log(nonzero(l))))], -1)
+    weights = p.factors(torch.exp(p.factors(L - m)))  # (parts, rows, 1)
+    l = p.row_sum(weights.sum(0))
+    out = p.accumulator((p.factors(weights / nonzero(l)) * O).sum(0))
+    return torch.cat([p.output(out), p.row_sum(m + p.row_sum(torch.log(nonzero(l))))], -1)
 
 
 def fa1_tile(
@@ -115,11 +115,11 @@ def fa1_tile(
     """
     m, l, O = carried
     P = p.exponent(how.exp(p.exponent(S - m_tile)))  # (rows, B_c)
-    l_tile = p.stats(P.sum(-1, keepdim=True))  # (rows, 1)
+    l_tile = p.row_sum(P.sum(-1, keepdim=True))  # (rows, 1)
     m_new = torch.maximum(m, m_tile)
-    l_old = p.stats(p.stats(torch.exp_(p.stats(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
-    a_tile = p.stats(torch.exp_(p.stats(m_tile - m_new)))  # the tile's factor (rows, 1)
-    l_new = p.stats(l_old + p.stats(a_tile * l_tile))
+    l_old = p.row_sum(p.factors(torch.exp_(p.factors(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
+    a_tile = p.factors(torch.exp_(p.factors(m_tile - m_new)))  # the tile's factor (rows, 1)
+    l_new = p.row_sum(l_old + p.row_sum(a_tile * l_tile))
     PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
     O = p.accumulator(p.accumulator(l_old * O) + p.accumulator(a_tile * PV))
     return m_new, l_new, p.accumulator(O / nonzero(l_new))
@@ -138,8 +138,8 @@ def fa2_tile(
     if how.slack:
         m_new = m.where(m_new - m <= how.slack, m_new)  # not worth a rescale
     P = p.exponent(how.exp(p.exponent(S - m_new)) * how.raised)  # (rows, B_c)
-    a = p.stats(torch.exp_(p.stats(m - m_new)))  # rescale of what was accumulated (rows, 1)
-    l = p.stats(p.stats(a * l) + p.stats(P.sum(-1, keepdim=True)))
+    a = p.factors(torch.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
+    l = p.row_sum(p.row_sum(a * l) + p.row_sum(P.sum(-1, keepdim=True)))
     PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
     return m_new, l, p.accumulator(p.accumulator(a * O) + PV)
 
@@ -169,7 +169,7 @@ def rescales(
         m, count = None, torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
         for j, k_j, _ in tiles(k, k, tiling.block_kv, scores):
             S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
-            m_tile = p.stats(S.amax(-1, keepdim=True))
+            m_tile = p.maximum(S.amax(-1, keepdim=True))
             if m is not None:
                 count += (m_tile > m) & (m > -torch.inf)
             m = m_tile if m is None else torch.maximum(m, m_tile)

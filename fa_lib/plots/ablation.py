@@ -5,16 +5,20 @@ import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FuncFormatter
 
-from fa_lib.experiments.ablation import KERNELS, REFERENCES, STARTS, STEPS
+from fa_lib.experiments.ablation import REFERENCES, STARTS, STEPS
+from fa_lib.experiments.law import VALUES
+from fa_lib.formats import BF16
+from fa_lib.metrics import over_baseline
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, styled
+from fa_lib.theory import bits_for
 
 _COLORS = {"shipped": FLASH, "all_bf16": BASELINE}
 _MARKERS = {"fa1": "o", "fa2": "s"}
-_CARRIED = ("stats", "accumulator")  # from tile to tile
+_CARRIED = ("row_sum", "accumulator")  # from tile to tile
 
 
 @styled
@@ -43,7 +47,7 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
             y = list(STEPS).index(step)
             ax.axhspan(y - 0.42, y + 0.42, color="#f2e3d8", zorder=0, lw=0)
     seaborn.move_legend(axes[0][0], "upper center", title=None, fontsize=6.5)
-    title = "The ten times is what a kernel carries from tile to tile: O, m and l in BF16"
+    title = "The ten times is what a kernel carries from tile to tile: O and l in BF16"
     return captioned(figure, title, caption + POINTS)
 
 
@@ -74,7 +78,8 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
         ax.set(xlabel="tiles of 64 keys", ylabel="", title=INPUTS[distribution])
         ax.tick_params(rotation=0, length=0)
         ax.grid(False)
-    axes[0][0].set_ylabel("significant bits of O, m and l")
+        _frontier(ax, grid, VALUES[distribution])
+    axes[0][0].set_ylabel("significant bits of O and l")
     for bits, words in MARKED.items():
         if bits in grid.index:
             at = (len(grid.columns), list(grid.index).index(bits) + 0.5)
@@ -84,35 +89,51 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
     figure.colorbar(axes[0][0].collections[0], ax=axes[0][0], format=FuncFormatter(lambda x, _: f"{2.0**x:g}"), **bar)
     seeds = table.groupby(["distribution", "bits", "tiles"]).times_max
     spread = ((seeds.max() - seeds.min()) / seeds.mean()).median()
-    title = "What decides: how many bits are carried, over how many tiles, of which inputs"
+    title = "The bits that O and l need grow with half of log2 of the tiles (line: twice Baseline's error, predicted)"
     return captioned(figure, title, f"{caption} Range over seeds: {spread:.0%} of the mean (median over the map).")
 
 
-_MEASURES = {"max": "max |difference|", "rmse": "root mean square", "bias": "|bias|"}
+def _frontier(ax, grid, values):
+    """A line over the map's rows of bits: where the law expects twice Baseline's largest error."""
+    rows = list(grid.index)  # the most bits first
+    bits = np.array([bits_for(2.0, BF16, tiles=tiles, values=values, count=128 * 64) for tiles in grid.columns])
+    y = np.interp(-bits, [-row for row in rows], np.arange(len(rows)) + 0.5, right=np.nan)
+    ax.plot(np.arange(len(bits)) + 0.5, y, color=INK, lw=1.6)
+    ax.set(xlim=(0, len(bits)), ylim=(len(rows), 0))
+
+
+_MEASURES = {  # of `experiments.ablation.references`: column -> mark
+    "max": Mark("largest error", FLASH, "o"),
+    "rmse": Mark("root mean square", BASELINE, "s"),
+}
 
 
 @styled
 def references(table: pd.DataFrame, caption: str) -> Figure:
-    """One kernel and Baseline, held against what people compare with, by three measures.
+    """How many times Baseline's error a kernel's is, by what both are held against.
+
+    Baseline in the kernel's own format is no reference for itself: there the kernel's difference from it is divided by
+    Baseline's error to the golden value.
 
     Args:
         table: of `experiments.ablation.references`.
     """
     distributions = list(dict.fromkeys(table.distribution))
-    size = (10.5, 2.1 * len(distributions) + 1)
-    figure, axes = plt.subplots(len(distributions), len(_MEASURES), figsize=size, sharey=True, squeeze=False)
-    styles = {"flash_fp16": (FLASH, "o"), "baseline_fp16": (BASELINE, "s")}
-    marks = {key: Mark(label, *styles[key]) for key, label in KERNELS.items()}
-    for row, distribution in zip(axes, distributions):
-        rows = table[table.distribution == distribution]
-        for ax, (metric, words) in zip(row, _MEASURES.items()):
-            size = rows[metric].abs() * 1e6
-            shown = rows.assign(**{metric: size.where(size > 0)})  # Baseline against itself is not on the axis
-            legend = "upper right" if ax is axes[0][1] else ""
-            points(ax, shown, metric, ("against", REFERENCES), ("kernel", marks), legend)
-            ax.set(xscale="log", xlabel=f"{words} (1e-6)")
-            log_ticks(ax.xaxis)
-            ax.xaxis.set_major_locator(LogLocator(subs=(1,) if metric == "bias" else (1, 2, 5), numticks=6))
-        row[0].set_title(INPUTS[distribution])
-    title = "One kernel, opposite verdicts: it turns on what it is compared with"
+    size = (5.0 * len(distributions), 3.2)
+    figure, axes = plt.subplots(1, len(distributions), figsize=size, sharey=True, squeeze=False)
+    by = ["distribution", "seed"]
+    baseline = table[table.kernel == "baseline_fp16"].set_index([*by, "against"])[list(_MEASURES)]
+    own = baseline.xs("golden_rounded", level="against")
+    flash = table[table.kernel == "flash_fp16"].set_index([*by, "against"])[list(_MEASURES)]
+    yardstick = baseline.where(baseline > 0, own.reindex(baseline.index.droplevel("against")).to_numpy())
+    times = over_baseline(flash, yardstick).reset_index().melt([*by, "against"], var_name="measure", value_name="times")
+    for ax, distribution in zip(axes[0], distributions):
+        rows, legend = times[times.distribution == distribution], "lower right" if ax is axes[0][0] else ""
+        points(ax, rows, "times", ("against", REFERENCES), ("measure", _MEASURES), legend)
+        ax.axvline(1, color=INK, lw=0.9)
+        ax.set(
+            xscale="log", xlabel="nearer than Baseline  <  error / Baseline's  >  further", title=INPUTS[distribution]
+        )
+        log_ticks(ax.xaxis)
+    title = "One kernel (torch's flash in FP16): nearer or further than Baseline depends on the reference"
     return captioned(figure, title, caption + POINTS)

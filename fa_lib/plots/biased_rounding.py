@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from fa_lib.experiments.biased_rounding import CURES, SIGNS
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, band, styled
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, band, by_seed, styled
 
+_REPEATS = ((GREY, "D"), (FLASH, "o"), (BASELINE, "s"))  # of numbers of keys, ascending
 _SIGN_STYLES = {"positive": (FLASH, "o"), "negative": (BASELINE, "s"), "both": (GREY, "D")}
 
 
@@ -41,13 +42,23 @@ _CURE_STYLES = {
 
 
 @styled
-def mechanism(by_repeats: pd.DataFrame, steps: pd.DataFrame, caption: str) -> Figure:
-    """Biased rounding: the error of O by the number of keys at the maximum; delta's over steps; and the cures.
+def mechanism(by_repeats: pd.DataFrame, by_gap: pd.DataFrame, steps: pd.DataFrame, caption: str) -> Figure:
+    """Biased rounding: the error of O by the number of keys at the maximum, and by how far it stands above the other
+    scores; delta's over steps; and the cures.
 
     Args:
-        by_repeats, steps: tables of `experiments.biased_rounding.bias`; steps with the columns step and run.
+        by_repeats, by_gap, steps: tables of `experiments.biased_rounding.bias`; steps with the columns step and run.
     """
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.9))
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7.2))
+    axes = [axes[0, 0], axes[1, 0], axes[1, 1], axes[0, 1]]
+    for repeats, (color, marker) in zip(sorted(by_gap.repeats.unique()), _REPEATS):
+        rows = by_gap[by_gap.repeats == repeats]
+        keys = f"{repeats} keys at the maximum" if repeats > 1 else "1 key"
+        band(axes[3], by_seed(rows, "gap", "error"), color, marker, keys)
+    axes[3].axhline(0, color=INK, lw=0.9)
+    axes[3].set(xlabel="maximum (the other scores are N(0, 1))", ylabel="mean error of O (ulp of BF16)")
+    axes[3].set_title("how far the maximum stands out; V > 0")
+    axes[3].legend()
     seaborn.pointplot(
         data=by_repeats.assign(sign=by_repeats.sign.map({key: sign.label for key, sign in SIGNS.items()})),
         x="repeats",
@@ -64,7 +75,7 @@ def mechanism(by_repeats: pd.DataFrame, steps: pd.DataFrame, caption: str) -> Fi
     )
     axes[0].axhline(0, color=INK, lw=0.9)
     axes[0].set(xlabel="keys that attain the row's maximum", ylabel="mean error of O (ulp of BF16)")
-    axes[0].set_title("O is biased")
+    axes[0].set_title("O is biased; maximum 16")
     axes[0].legend(title=None)
     for cure, look in _CURE_STYLES.items():
         rows = steps[steps.cure == cure].sort_values("step")
@@ -81,7 +92,7 @@ def mechanism(by_repeats: pd.DataFrame, steps: pd.DataFrame, caption: str) -> Fi
     axes[1].set_title("delta drifts; colours as at the right")
     axes[2].set(xscale="log", yscale="log", xlabel="|bias of delta| a step", ylabel="rms error of delta", title="cures")
     axes[2].legend(fontsize=6.5, loc="lower right")
-    spread = "Left: mean and 95 % interval over seeds. Middle: mean and range over runs. Right: small points are runs."
+    spread = "Above: mean over seeds, with its 95 % interval (left) and range (right). Below: range over runs; dots."
     title = "Ties that round away from zero bias O, and delta drifts; carrying O in FP32 is no cure by itself"
     return captioned(figure, title, f"{caption} {spread}")
 
@@ -104,6 +115,10 @@ def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> 
     for x, words, side, shift in ends:
         ax.axvline(x, color=INK, lw=0.9, ls=":")
         ax.annotate(words, (x, -0.55), (shift, 0), textcoords="offset points", fontsize=7, ha=side)
-    ax.set(xlabel="A = |sum of steps| / root of the sum of their squares", xlim=(0, None), ylim=(len(labels) - 0.5, -1))
+    ax.set(
+        xlabel="A = |sum of steps, each of length 1| / root of their number",
+        xlim=(0, None),
+        ylim=(len(labels) - 0.5, -1),
+    )
     title = "The direction in which two runs part: Flash's is that of any small nudge"
     return captioned(figure, title, caption + POINTS)

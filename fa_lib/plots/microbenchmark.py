@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fa_lib.experiments.law import VALUES
 from fa_lib.experiments.microbenchmark import portable
+from fa_lib.formats import FP16, Format
 from fa_lib.metrics import over_baseline
 from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned
 from fa_lib.plots.captions import label as label_of
@@ -25,14 +27,18 @@ from fa_lib.plots.style import (
     dots,
     format_axis,
     in_roundoff,
+    log_ticks,
     no_minor_ticks,
     panels,
     plain_ticks,
     power,
     styled,
 )
+from fa_lib.precision import Precision
+from fa_lib.theory import expected
 
 NOT_PORTABLE = "FP64: changes with the machine"
+_INPUTS = ((FLASH, "o"), (BASELINE, "s"), (INK, "D"))  # of distributions, in their order
 FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
 
 
@@ -61,9 +67,19 @@ def precision(table: pd.DataFrame, caption: str) -> Figure:
 
 
 @styled
-def golden_value(table: pd.DataFrame, caption: str) -> Figure:
-    """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format."""
-    distributions, figure, axes = panels(table, height=3.8)
+def golden_value(table: pd.DataFrame, by_tiles: pd.DataFrame, caption: str) -> Figure:
+    """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format; and how
+    many times Baseline's it is in the first format, against the number of tiles.
+
+    Args:
+        table: of `compare`. by_tiles: the same in one format, at several N.
+    """
+    distributions = list(dict.fromkeys(table.distribution))
+    widths = [*(len(distributions) * [1.0]), 0.85]
+    figure, axes = plt.subplots(1, len(widths), figsize=(4.3 * sum(widths), 3.8), width_ratios=widths)
+    for ax in axes[1:-1]:
+        ax.sharey(axes[0])
+        ax.tick_params(labelleft=False)
     series = {  # label, color, marker, shift
         "flash": (label_of(table.flash.iloc[0]), FLASH, "o", -0.16),
         "baseline": (KERNELS["baseline"], BASELINE, "s", 0.0),
@@ -81,16 +97,37 @@ def golden_value(table: pd.DataFrame, caption: str) -> Figure:
         for x, fmt in enumerate(formats):
             _say_times(ax, x + series["flash"][-1], fmt, means["flash"][fmt], means["baseline"][fmt], times.loc[fmt])
         said += [(fmt, times.loc[fmt].mean(), distribution) for fmt in formats if means["baseline"][fmt] > 0]
+        ax.axhline(0.5, color=INK, lw=0.8, ls=":")
         format_axis(ax, formats, distribution)
+    axes[0].annotate("storing the answer: u / 2 where |O| < 1", (0.02, 0.5), (0, -9), fontsize=6.5, color=INK,
+                     xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
+    _against_tiles(axes[-1], by_tiles)
     axes[0].set(yscale="log", ylim=(FLOOR / 1.3, 90), ylabel="max |kernel − golden value|\n(units of roundoff u)")
     plain_ticks(axes[0].yaxis)
-    axes[-1].legend(loc="upper left")
+    axes[-2].legend(loc="upper left")
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
     if said:
         fmt, times, distribution = said[0]
         flash = f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further than Baseline"
         title = f"{flash} from the golden value"
     return captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash.")
+
+
+def _against_tiles(ax, table):
+    """How many times Baseline's largest error Flash's is, and 2 sqrt(T)."""
+    fmt = table.fmt.iloc[0]
+    rows = table[table.against == "golden"]
+    for distribution, (color, marker) in zip(dict.fromkeys(table.distribution), _INPUTS):
+        own = rows[rows.distribution == distribution]
+        values = {kernel: by_seed(own[own.kernel == kernel], "tiles", "max") for kernel in ("flash", "baseline")}
+        band(ax, over_baseline(values["flash"], values["baseline"]), color, marker, f"{distribution} inputs")
+    tiles = sorted(table.tiles.unique())
+    ax.plot(tiles, [2 * t**0.5 for t in tiles], color=INK, lw=1, ls="--", label=r"$2\,\sqrt{T}$")
+    ax.set(xscale="log", yscale="log", xlabel="number T of K, V tiles", title=f"{fmt}: Flash / Baseline")
+    ax.set_xticks(tiles, labels=[str(t) for t in tiles])
+    no_minor_ticks(ax.xaxis)
+    log_ticks(ax.yaxis)
+    ax.legend(loc="upper left")
 
 
 def _say_times(ax, x, fmt, flash, baseline, times):
@@ -111,8 +148,9 @@ def _say_times(ax, x, fmt, flash, baseline, times):
 
 @styled
 def sequence_length(table: pd.DataFrame, caption: str) -> Figure:
-    """Figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff."""
-    distributions, figure, axes = panels(table, rows=2, height=5.8)
+    """Figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff; and the
+    relative error of Flash (c), with what `theory` expects of it."""
+    distributions, figure, axes = panels(table, rows=3, height=8.0)
     lengths = sorted(table.n.unique())
     tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
     for row, columns in enumerate((("max",), ("mean", "std"))):
@@ -129,12 +167,34 @@ def sequence_length(table: pd.DataFrame, caption: str) -> Figure:
             no_minor_ticks(ax.xaxis)
             plain_ticks(ax.yaxis)
             ax.set_title(INPUTS[distribution] if row == 0 else "")
-            ax.set_xlabel("sequence length N / number of K, V tiles" if row else "")
+    for ax, distribution in zip(axes[2], distributions):
+        _relative(ax, table[table.distribution == distribution], tiles)
+        ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
+        no_minor_ticks(ax.xaxis)
+        log_ticks(ax.yaxis)
+        ax.set_xlabel("sequence length N / number of K, V tiles")
+    axes[2][0].set_ylabel("(c)  rms error of Flash / rms of O\n(units of roundoff u)")
+    if axes[2][0].lines:
+        axes[2][0].legend(loc="upper left")
     for row, words in enumerate(("(a)  max |Flash − Baseline|", "(b)  mean (solid), std (dotted)")):
         axes[row][0].set_ylabel(f"{words}\n(units of roundoff u)")
     axes[0][-1].legend(loc="upper left", ncols=2)
-    title = "Figure 5. Whether the difference grows with the sequence length turns on the inputs"
+    title = "Figure 5. The absolute difference grows with N on uniform inputs alone; the relative error on both"
     return captioned(figure, title, caption + BANDS)
+
+
+def _relative(ax, table, tiles):
+    """Of Flash to the golden value, in the formats whose sums are exact, and the law for it."""
+    rows = table[(table.kernel == "flash") & (table.against == "golden")]
+    formats = [fmt for fmt in dict.fromkeys(rows.fmt) if Format.of(fmt).precision <= FP16.precision]
+    for fmt in formats:
+        band(ax, in_roundoff(rows[rows.fmt == fmt], "n", "relative"), *FORMATS.get(fmt, (INK, "v")), fmt)
+    values = VALUES.get(table.distribution.iloc[0])
+    if values and formats and rows.flash.iloc[0] == "tiled":
+        given = dict(algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0]))
+        fmt = Format.of(formats[0])
+        law = [expected(Precision.uniform(fmt), tiles=count, **given) / fmt.unit_roundoff for count in tiles.values()]
+        ax.plot(list(tiles), law, color=INK, lw=1, ls="--", label="predicted by the law")
 
 
 @styled

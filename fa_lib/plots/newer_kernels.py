@@ -4,15 +4,15 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.newer_kernels import FP8, OPTIONS
-from fa_lib.plots.captions import POINTS, captioned
+from fa_lib.experiments.newer_kernels import FP8, FP8_KERNELS, OPTIONS
+from fa_lib.plots.captions import BANDS, POINTS, captioned
 from fa_lib.plots.points import Mark, points
-from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, band, by_seed, log_ticks, styled
 
 
 @styled
 def options(table: pd.DataFrame, caption: str) -> Figure:
-    """What newer kernels' options cost or buy, where O, m and l are carried in FP32 and in BF16.
+    """What newer kernels' options cost or buy, where O and l are carried in FP32 and in BF16.
 
     Args:
         table: of `experiments.newer_kernels.options`.
@@ -23,7 +23,7 @@ def options(table: pd.DataFrame, caption: str) -> Figure:
     names = set(table.name)
     labels = {key: variant.label for key, variant in (OPTIONS | FP8).items() if key in names}
     styles = {"FP32": (FLASH, "o"), "BF16": (BASELINE, "s")}
-    marks = {fmt: Mark(f"O, m, l in {fmt}", *style) for fmt, style in styles.items()}
+    marks = {fmt: Mark(f"O, l in {fmt}", *style) for fmt, style in styles.items()}
     for pair, distribution in zip(axes.reshape(-1, 2), distributions):
         rows = table[table.distribution == distribution]
         for ax, metric in zip(pair, ("times_rmse", "bias")):
@@ -38,5 +38,44 @@ def options(table: pd.DataFrame, caption: str) -> Figure:
     handles, words = axes[0].get_legend_handles_labels()
     axes[0].get_legend().remove()
     figure.legend(handles, words, loc="upper right", ncols=2)
-    title = "What newer kernels change costs nothing but in FP8; splits help what carries BF16"
+    title = "What newer kernels change costs nothing but in FP8; splits help a kernel that carries BF16"
     return captioned(figure, title, caption + POINTS + " Shaded: Q, K, V and P in E4M3.")
+
+
+_OFFSETS = {8: (FLASH, "o"), 4: (BASELINE, "s")}
+
+
+@styled
+def fp8(offsets: pd.DataFrame, table: pd.DataFrame, published: dict, caption: str) -> Figure:
+    """FP8 as published and as emulated: FlashAttention-4's offset of P, and FlashAttention-3's table.
+
+    Args:
+        offsets: of `experiments.newer_kernels.fp8_offset`. table: of `fp8_table`.
+        published: offset -> {spread: relative error}, and key of FP8_KERNELS -> error.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(10.2, 3.4), width_ratios=(1, 1.15))
+    for offset, (color, marker) in _OFFSETS.items():
+        values = by_seed(offsets[offsets.offset == offset], "spread", "relative")
+        band(axes[0], values, color, marker, f"P raised by 2^{offset}")
+        theirs = published[offset]
+        axes[0].plot(
+            list(theirs), list(theirs.values()), "x", color=INK, ms=7, label="published" if offset == 4 else None
+        )
+    axes[0].set(yscale="log", xlabel="standard deviation of the scores", ylabel="rms error / rms of O")
+    axes[0].set_title("FlashAttention-4, P in E4M3")
+    axes[0].set_xticks(sorted(offsets.spread.unique()))
+    log_ticks(axes[0].yaxis)
+    axes[0].legend(loc="upper left")
+    labels = {key: variant.label for key, variant in FP8_KERNELS.items()}
+    rows = table.melt(["n", "seed"], list(labels), "kernel", "rmse")
+    lengths = sorted(rows.n.unique())
+    marks = {n: Mark(f"N = {n}", color, marker) for n, color, marker in zip(lengths, (BASELINE, FLASH), "so")}
+    points(axes[1], rows, "rmse", ("kernel", labels), ("n", marks), "lower right")
+    theirs = [published[key] for key in labels]
+    axes[1].plot(theirs, range(len(theirs)), "x", color=INK, ms=7, label="published")
+    axes[1].set(xscale="log", xlabel="rms error")
+    axes[1].set_title("FlashAttention-3 in FP8, inputs with outliers")
+    axes[1].legend(loc="lower right")
+    log_ticks(axes[1].xaxis)
+    title = "FP8: too large an offset of P cuts its largest values; rotation is what helps against outliers"
+    return captioned(figure, title, caption + BANDS)

@@ -2,57 +2,44 @@
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.rescaling import ORDERS
+from fa_lib.experiments.rescaling import MAXIMA, ORDERS
+from fa_lib.formats import BF16
 from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, INPUTS, band, by_seed, log_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, band, by_seed, log_ticks, styled
 
-_STYLES = {"every_tile": (FLASH, "^"), "as_drawn": (GREY, "o"), "never": (BASELINE, "v")}
-_MARKERS = "soDP"  # of distributions
+_STYLES = {"online": (FLASH, "o"), "known": (BASELINE, "s")}
+_LINES = {"as_drawn": {}, "every_tile": dict(ls="--", mfc="white")}
 
 
 @styled
 def rescaling(table: pd.DataFrame, caption: str) -> Figure:
-    """The deviation against the number of tiles, for rows that rescale at every tile, as drawn, or never.
+    """Relative error, and bias below, against the number of tiles: maximum found tile by tile, or known beforehand.
 
     Args:
         table: of `experiments.rescaling.rescaling`.
     """
     distributions = list(dict.fromkeys(table.distribution))
-    columns = 1 + len(distributions)
-    figure, axes = plt.subplots(1, columns, figsize=(3.7 * columns, 3.6))
-    for ax, distribution in zip(axes, distributions):
-        for order, (color, marker) in _STYLES.items():
-            rows = table[(table.distribution == distribution) & (table.order == order)]
-            band(ax, by_seed(rows, "tiles", "rmse") * 1e3, color, marker, f"rescaled: {ORDERS[order]}")
-        ax.set(xscale="log", yscale="log", xlabel="tiles of K, V", title=INPUTS[distribution])
-        tiles = sorted(table.tiles.unique())
-        ax.set_xticks(tiles, labels=[str(t) for t in tiles])
-        ax.minorticks_off()
-        log_ticks(ax.yaxis)
-    axes[0].set_ylabel("root mean square of the error (1/1000)")
-    axes[0].legend(loc="upper left", fontsize=7)
-    most = table[table.tiles == table.tiles.max()]
-    drawn = most[most.order == "as_drawn"].groupby("distribution").rmse.mean()
-    seaborn.scatterplot(
-        data=most.assign(times=most.rmse / most.distribution.map(drawn)),
-        x="rescales",
-        y="times",
-        hue="order",
-        palette={order: color for order, (color, _) in _STYLES.items()},
-        style="distribution",
-        markers=dict(zip(distributions, _MARKERS)),
-        s=28,
-        alpha=0.7,
-        legend=False,
-        ax=axes[-1],
-    )
-    for distribution, marker in zip(distributions, _MARKERS):
-        axes[-1].plot([], [], marker, color=GREY, label=f"{distribution} inputs")
-    axes[-1].legend(loc="lower right", title="colours as at the left", title_fontsize=7)
-    axes[-1].axhline(1, color=INK, lw=0.9)
-    axes[-1].set(ylim=(0, 2), xlabel="rescales that raised a row's maximum", ylabel="error / mean error as drawn")
-    axes[-1].set_title(f"at {most.tiles.iloc[0]} tiles")
-    return captioned(figure, "Not the rescale: rows that never rescale are as far off", caption + BANDS)
+    size = (4.6 * len(distributions), 5.4)
+    figure, axes = plt.subplots(2, len(distributions), figsize=size, sharex=True, sharey="row", height_ratios=(3, 2))
+    table = table.assign(relative=table.relative / BF16.unit_roundoff)
+    tiles = sorted(table.tiles.unique())
+    for column, distribution in zip(axes.T, distributions):
+        for order, line in _LINES.items():
+            for maximum, (color, marker) in _STYLES.items():
+                rows = table[table[["distribution", "order", "maximum"]].eq([distribution, order, maximum]).all(axis=1)]
+                label = f"{ORDERS[order]}; {MAXIMA[maximum]}"
+                for ax, value in zip(column, ("relative", "bias")):
+                    band(ax, by_seed(rows, "tiles", value), color, marker, label, **line)
+        column[0].set(xscale="log", yscale="log", title=INPUTS[distribution])
+        column[1].axhline(0, color=INK, lw=0.9)
+        column[1].set(xlabel="tiles of K, V")
+        column[1].set_xticks(tiles, labels=[str(t) for t in tiles])
+        column[1].minorticks_off()
+        log_ticks(column[0].yaxis)
+    axes[0][0].set_ylabel("rms error / rms of O\n(units of roundoff u)")
+    axes[1][0].set_ylabel("mean signed error\n/ rms error")
+    axes[0][0].legend(loc="upper left", fontsize=7)
+    title = "Not the rescaling: of keys as drawn, a maximum known beforehand leaves the error as it is"
+    return captioned(figure, title, caption + BANDS)

@@ -75,8 +75,9 @@ def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[st
 def direction(job: Job) -> dict | list:
     """How far the steps that part two training runs point the same way (arXiv 2510.04212's drift, as one number).
 
-    With x_t the difference of the two runs' updates between two checkpoints, A = |sum x_t| / sqrt(sum |x_t|^2): 1 in
-    the mean for steps that have nothing to do with each other, sqrt(T) for T steps in one direction.
+    With x_t the difference of the two runs' updates between two checkpoints and e_t = x_t / |x_t|,
+    A = |sum e_t| / sqrt(T): 1 in the mean for T steps that have nothing to do with each other, sqrt(T) for T steps in
+    one direction, however their lengths differ.
 
     Returns:
         dict: score A, steps T, aligned A / sqrt(T); no row for a run that left no two weights files.
@@ -88,7 +89,8 @@ def direction(job: Job) -> dict | list:
     if len(differences) < 2:
         return []
     x = torch.stack(differences).diff(dim=0)  # (T, weights)
-    score = (x.sum(0).norm() / x.square().sum().sqrt()).item()
+    lengths = x.norm(dim=1, keepdim=True)  # (T, 1)
+    score = (x / lengths.where(lengths > 0, 1.0)).sum(0).norm().item() / len(x) ** 0.5
     return dict(score=score, steps=len(x), aligned=score / len(x) ** 0.5)
 
 

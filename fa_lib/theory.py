@@ -1,0 +1,275 @@
+"""What error to expect of an attention kernel, from the formats it rounds to and the number of its tiles.
+
+The law. One rounding to nearest makes a relative error of root mean square RMS * u (u: unit roundoff). Errors of
+separate roundings are taken as independent. An error made when t of T tiles have been added is a share of the final
+sum: t / T of it where the terms have one sign, sqrt(t / T) where they have a mean of zero. Later tiles average it down.
+The expected error is the root of the sum of squares over all roundings. No constant is fitted. docs/theory.md derives
+each line, and says where independence ends.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from numbers import Integral
+
+import numpy as np
+from scipy import special, stats
+
+from fa_lib.formats import Format, FormatLike
+from fa_lib.precision import Precision
+
+RMS = 1 / math.sqrt(8 * math.log(2))  # 0.425: of a rounding's relative error over u, for values spread evenly in log
+BACK = 10 / (3 * math.log(2)) - 4  # 0.81: of x / l * l, two roundings that mostly undo each other, in squares of one
+GROWTH = {"one_sign": 1.0, "zero_mean": 0.5}  # the power of t with which a sum over t tiles grows
+ALGORITHMS = ("fa1", "fa2", "baseline")
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """How often each part of a kernel rounds, as a sum of squared shares: 1 is one rounding of the whole result.
+
+    Attributes:
+        accumulator, row_sum: of the running sums O and l. terms: of P's own roundings, step -> weight; they average out
+            over keys where V has one sign.
+    """
+
+    accumulator: float
+    row_sum: float
+    terms: dict[str, float]
+
+
+def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Roundings:
+    """The roundings of one part of the keys.
+
+    Args: as `expected`.
+    """
+    t, growth = np.arange(1, tiles + 1), GROWTH[values]
+    share, share_of_l = (t / tiles) ** (2 * growth), (t / tiles) ** 2  # after tile t, squared; l's terms have one sign
+    one_tile = tiles ** -(2 * growth)  # the squared share of one tile's own terms
+    raised = 1 / t  # the chance that tile t raises a row's maximum: that it is the record among t alike
+    sums, sums_of_l = share[1:].sum(), share_of_l[1:].sum()  # the first addition is to 0, and exact
+    if algorithm == "fa1":
+        # O l, with the l it was just divided by; where the maximum is raised, with another number
+        back = (((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1]).sum()
+        scaled = (1 - raised).sum()  # a P V and a l: a is 1 in the tile that holds the maximum
+        accumulator = (tiles + scaled) * one_tile + back + sums + 1  # P V, a P V; O l; +; the last division
+        row_sum = (tiles + scaled) / tiles**2 + sums_of_l
+    elif algorithm == "fa2":
+        accumulator = tiles * one_tile + (raised[1:] * share[:-1]).sum() + sums + 1  # P V; a O; +; the division by l
+        row_sum = 1 / tiles + (raised[1:] * share_of_l[:-1]).sum() + sums_of_l
+    else:  # P V and the row sum are rounded once
+        accumulator, row_sum = 1.0, 1.0
+    keys = block_kv if algorithm == "fa1" else tiles * block_kv
+    return Roundings(float(accumulator), float(row_sum), {} if values == "one_sign" else _of_terms(keys))
+
+
+def _of_terms(keys: int) -> dict[str, float]:
+    """The weight of P's own roundings for scores N(0, 1): a term counts with its P squared, so its score is N(2, 1)."""
+    highest = stats.norm.ppf(0.5 ** (1 / keys))  # the median of the largest of so many scores
+    return dict(scores=5.0, exponent=1 + 1 + (highest - 2) ** 2, probs=1.0)  # E S^2; exp, and E (S - m)^2; P
+
+
+def _log_sum_exp(keys: int) -> tuple[float, float]:
+    """L and log l of so many scores N(0, 1): exp(S) has the mean exp(1 / 2)."""
+    L = math.log(keys) + 0.5
+    return L, L - stats.norm.ppf(0.5 ** (1 / keys))
+
+
+def expected(
+    precision: Precision,
+    *,
+    tiles: int,
+    algorithm: str = "fa1",
+    splits: int = 1,
+    values: str = "one_sign",
+    block_kv: int = 64,
+) -> float:
+    """The root mean square of O's relative error: of O - golden over that of golden.
+
+    Args:
+        precision: a Precision. The inputs' own rounding is not in it: the golden value takes the inputs as the kernel
+            does.
+        tiles: of keys. algorithm: one of ALGORITHMS; "baseline" has no tiles. splits: parts of the keys that are worked
+            on apart and merged.
+        values: "one_sign": V and so all terms of O have one sign and P varies little, as for uniform inputs;
+            "zero_mean": V has a mean of zero and scores are N(0, 1), as for normal inputs.
+        block_kv: keys of a tile; it counts for values of zero mean alone.
+
+    Returns:
+        a plain number, not in units of u.
+
+    Raises:
+        ValueError: an argument is none of those accepted.
+    """
+    for name, got, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, GROWTH)):
+        if got not in accepted:
+            raise ValueError(f"{name}: got {got!r}; accepted are {', '.join(accepted)}")
+    for name, got, most in (("tiles", tiles, math.inf), ("splits", splits, tiles)):
+        if not isinstance(got, Integral) or not 1 <= got <= most:
+            raise ValueError(
+                f"{name}: got {got!r}; accepted is a whole number from 1{'' if most > tiles else ' to tiles'}"
+            )
+    variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.__dataclass_fields__}
+    counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
+    carried = counts.accumulator * variance["accumulator"] + counts.row_sum * variance["row_sum"]
+    if splits > 1:  # the parts' errors are independent; their sum is rounded once more
+        carried = carried / splits + variance["accumulator"]
+        if (
+            values == "zero_mean"
+        ):  # and so are those of their weights, of which L = m + log l, as long as it is, is rounded
+            L, log_l = _log_sum_exp(-(-tiles // splits) * block_kv)
+            carried += 2 * variance["factors"] + variance["row_sum"] * (L**2 + log_l**2)
+    terms = sum(weight * variance[step] for step, weight in counts.terms.items())
+    stored = variance["output"] if precision.output.precision < precision.accumulator.precision else 0.0
+    return math.sqrt(carried + terms + stored)
+
+
+def expected_gradients(precision: Precision, *, tiles: int, values: str = "zero_mean") -> float:
+    """The root mean square of the relative error of a gradient that is summed over tiles: dQ over tiles of keys, dK and
+    dV over tiles of queries. Of it, what the sums, the matrix handed to them (dS or P) and storing make.
+
+    Args:
+        tiles: that are added up. values: of the terms, as for `expected`; gradients have a mean of zero.
+    """
+    share = (np.arange(1, tiles + 1) / tiles) ** (2 * GROWTH[values])
+    sums = share.sum() * (RMS * precision.grad_sums.unit_roundoff) ** 2
+    handed = (RMS * precision.grads.unit_roundoff) ** 2 if values == "zero_mean" else 0.0
+    narrower = precision.output.precision < precision.grad_sums.precision
+    return math.sqrt(sums + handed + ((RMS * precision.output.unit_roundoff) ** 2 if narrower else 0.0))
+
+
+def largest(count: int) -> float:
+    """The expected largest magnitude of `count` independent normal numbers, in standard deviations (its median)."""
+    return float(stats.norm.isf((1 - 0.5 ** (1 / count)) / 2))
+
+
+def largest_over_baseline(
+    precision: Precision,
+    stored: FormatLike,
+    *,
+    tiles: int,
+    algorithm: str = "fa1",
+    values: str = "one_sign",
+    count: int = 2**17,
+    block_kv: int = 64,
+) -> float:
+    """The largest error of `count` outputs over that of Baseline in a format.
+
+    With values of one sign Baseline's largest error is half an ulp of the result, u |O| / f with |O| = f 2**e: storing
+    it is all it does. Its mean over f, spread evenly in log, is u / (2 ln 2) of |O|; the largest over many outputs is
+    found where f is nearly 1: u |O|. For FA1 in one format, T tiles and a hundred thousand outputs this is 2 sqrt(T).
+
+    Args:
+        stored: the format of Baseline. count: outputs. Others: as `expected`.
+    """
+    z, u = largest(count), Format.of(stored).unit_roundoff
+    given = dict(tiles=tiles, values=values, block_kv=block_kv)
+    flash = expected(precision, algorithm=algorithm, **given) * z
+    baseline = expected(Precision.materialized(stored), algorithm="baseline", **given) * z
+    return flash / (u if values == "one_sign" else baseline)
+
+
+def bits(stored: FormatLike, *, tiles: int, values: str = "one_sign", algorithm: str = "fa2") -> float:
+    """How many significant bits O and l must be carried with, so that carrying makes an error as large as storing the
+    answer: the stored bits and about half of log2(tiles) more."""
+    counts = roundings(tiles, algorithm, values)
+    return Format.of(stored).precision + 0.5 * math.log2(counts.accumulator + counts.row_sum)
+
+
+def bits_for(times: float, stored: FormatLike, **given) -> float:
+    """With how many significant bits of O and l the largest error of a kernel as shipped is so many times Baseline's.
+
+    Args:
+        times: over Baseline's largest error. given: as `largest_over_baseline`: tiles, algorithm ("fa2" where none is
+            given), values, count, block_kv.
+    """
+    given = dict(algorithm="fa2") | given
+
+    def over(count):
+        fmt = Format.of((8, count))
+        precision = replace(Precision.kernel(stored), accumulator=fmt, row_sum=fmt)
+        return math.log2(largest_over_baseline(precision, stored, **given))
+
+    counts = range(2, 25)
+    return float(np.interp(-math.log2(times), [-over(count) for count in counts], counts))
+
+
+def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
+    """The root mean square of the relative error that a running sum of positive terms makes where its roundings repeat.
+
+    Within one binade of the sum, terms that hardly differ are cut at the same place of the grid, so that their errors
+    have one sign and add up. Terms that differ by a standard deviation of s ulp of the sum dither the rounding: of the
+    error's k-th harmonic, of amplitude 1 / (pi k) ulp, exp(-2 pi^2 k^2 s^2) is left.
+
+    Args:
+        fmt: of the sum. tiles: terms. spread: the terms' standard deviation over their mean.
+    """
+    u, k = Format.of(fmt).unit_roundoff, np.arange(1, 200)
+    total = []
+    for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade
+        t = np.arange(2, tiles + 1)
+        ulp = 2 * u * 2.0 ** np.floor(np.log2(first * t))
+        s = spread * first / ulp  # (tiles - 1,)
+        # the error of a harmonic has one phase within a binade: its amplitudes add up there
+        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (tiles - 1, harmonics)
+        _, binade = np.unique(ulp, return_inverse=True)
+        sums = np.stack([amplitude[binade == b].sum(0) for b in range(binade.max() + 1)]) if tiles > 1 else 0.0
+        total.append(0.5 * np.sum(np.square(sums)) / (first * tiles) ** 2)
+    return math.sqrt(np.mean(total))
+
+
+def onset(precision: Precision, *, spread: float, algorithm: str = "fa1", most: int = 2**16) -> int:
+    """The number of tiles, a power of two, from which on repeated errors of l outweigh independent ones.
+
+    Args:
+        spread: of the tiles' row sums: standard deviation over mean. most: where the search ends.
+
+    Returns:
+        tiles; `most` where independence holds up to there.
+    """
+    tiles = 2
+    while tiles < most:
+        independent = expected(precision, tiles=tiles, algorithm=algorithm)
+        if repeated(precision.row_sum, tiles=tiles, spread=spread) >= independent:
+            return tiles
+        tiles *= 2
+    return most
+
+
+def bound(
+    precision: Precision, *, tiles: int, algorithm: str = "fa2", rise: float = 0.0, keys: int = 0, failure: float = 0.0
+) -> float:
+    """A forward error bound of online softmax: |O - golden| <= bound * sum_j P_j |v_j|, for any inputs, where only the
+    accumulator, the row sum and the factors round (P, given, is exact), and nothing underflows.
+
+    Args:
+        precision: its formats accumulator, row_sum and factors. tiles: of keys. algorithm: "fa1" or "fa2".
+        rise: the most that scores of one row differ; the factors' exponents add up to no more.
+        failure: 0 for the deterministic bound, where n roundings make gamma_n; a probability for the bound that fails
+            no more often, if rounding errors are independent with mean zero: n roundings then make about sqrt(n).
+        keys: of a row, for the probabilistic bound, which must hold for all of them at once.
+
+    Returns:
+        the factor; infinity where the bound says nothing.
+    """
+    u = {step: getattr(precision, step).unit_roundoff for step in ("accumulator", "row_sum", "factors")}
+    rescales = tiles if rise else 0
+    # roundings of a term on its way into O, into l, and into both alike: those change the weights of keys
+    if algorithm == "fa1":
+        of_o, of_l, alike, factors, rises = 3 * tiles + 1, tiles + 2, rescales, 2 * rescales, 2 * rise
+    else:
+        of_o, of_l, alike, factors, rises = tiles + 1 + rescales, tiles + rescales, 0, rescales, rise
+    strength = math.sqrt(2 * math.log(4 * max(keys, 1) / failure)) if failure else None
+    sums = (1 + gamma(of_o, u["accumulator"], strength)) * (1 + gamma(of_l, u["row_sum"], strength)) - 1
+    scale = (1 + gamma(alike, u["row_sum"], strength)) * (1 + gamma(factors, u["factors"], strength))
+    weights = scale * math.exp(rises * u["factors"]) - 1
+    return sums * (1 + weights) ** 2 + 2 * weights * (1 + weights)
+
+
+def gamma(n: int, u: float, strength: float | None = None) -> float:
+    """The most that n factors 1 + delta, |delta| <= u, change a product: n u / (1 - n u); or, with a strength lambda,
+    what they do not exceed with probability 1 - 2 exp(-lambda^2 (1 - u)^2 / 2) (Higham and Mary 2019, theorem 2.4),
+    where that is less."""
+    most = n * u / (1 - n * u) if n * u < 1 else math.inf
+    if strength is None:
+        return most
+    return min(most, float(special.expm1(strength * math.sqrt(n) * u + n * u**2 / (1 - u))))
