@@ -11,8 +11,19 @@ from marks import caption, is_named, message, missing, title
 
 from fa_lib.check.judge import judge_kernel
 from fa_lib.execution import results
+from fa_lib.experiments.newer_kernels import FP8_KERNELS
 from fa_lib.paths import RESULTS, ROOT
-from fa_lib.plots import ablation, biased_rounding, kernel_report, newer_kernels, rescaling, rule, training, validation
+from fa_lib.plots import (
+    ablation,
+    biased_rounding,
+    kernel_report,
+    law,
+    newer_kernels,
+    rescaling,
+    rule,
+    training,
+    validation,
+)
 from fa_lib.training.arm import PAIRS
 
 WORDS = "The words of the notebook."
@@ -63,10 +74,8 @@ def of_ladder(table):
 
 
 def of_rescaling(table):
-    most = table[table.tiles == table.tiles.max()]
-    drawn = most[most.order == "as_drawn"].groupby("distribution").rmse.mean()
-    keys = [table[name] for name in ("distribution", "order", "tiles")]
-    return [*spread(table.rmse * 1e3, keys), *(most.rmse / most.distribution.map(drawn)), *most.rescales]
+    keys = [table[name] for name in ("distribution", "order", "maximum", "tiles")]
+    return [*spread(table.relative / 2**-8, keys), *spread(table.bias, keys)]
 
 
 def of_map(table):
@@ -74,9 +83,14 @@ def of_map(table):
 
 
 def of_references(table):
-    sizes = table[["max", "rmse", "bias"]].abs() * 1e6
-    means = sizes.where(sizes > 0).groupby([table.distribution, table.kernel, table.against]).mean()
-    return [*sizes.where(sizes > 0).to_numpy().ravel(), *means.to_numpy().ravel()]
+    wide = table.pivot(index=["distribution", "seed"], columns=["kernel", "against"], values=["max", "rmse"])
+    golden = [against for against in table.against.unique() if against != "baseline_fp16"]
+    times = [
+        wide[of]["flash_fp16"][name] / wide[of]["baseline_fp16"][name] for of in ("max", "rmse") for name in golden
+    ]
+    for of in ("max", "rmse"):
+        times.append(wide[of]["flash_fp16"]["baseline_fp16"] / wide[of]["baseline_fp16"]["golden_rounded"])
+    return [x for each in times for x in [*each, *each.groupby("distribution").mean()]]
 
 
 def of_options(table):
@@ -84,11 +98,24 @@ def of_options(table):
     return [*table.times_rmse, *table.bias, *table.groupby(by)[["times_rmse", "bias"]].mean().to_numpy().ravel()]
 
 
-def of_mechanism(by_repeats, steps):
+def of_fp8(offsets, table):
+    keys = [offsets.offset, offsets.spread]
+    return [*spread(offsets.relative, keys), *table[[*FP8_KERNELS]].to_numpy().ravel()]
+
+
+def of_law(table):
+    first = table[(table.distribution == "uniform") & (table.algorithm == "fa1")]
+    most = table[table.bits == table.bits.max()]
+    return [*most.measured, *most.groupby(["distribution", "algorithm", "tiles"]).predicted.mean(),
+            *(first.measured / first.predicted)]  # fmt: skip
+
+
+def of_mechanism(by_repeats, by_gap, steps):
     runs = steps.groupby(["cure", "run"])[["delta", "delta_rmse"]].mean()
     sums = steps[steps.cure == steps.cure.iloc[0]].pivot(index="step", columns="run", values="delta").cumsum()
     edges = [*sums.min(axis=1), *sums.mean(axis=1), *sums.max(axis=1)]
-    return [*by_repeats.groupby(["sign", "repeats"]).error.mean(), *runs.delta.abs(), *runs.delta_rmse, *edges]
+    gaps = spread(by_gap.error, [by_gap.repeats, by_gap.gap])
+    return [*by_repeats.groupby(["sign", "repeats"]).error.mean(), *gaps, *runs.delta.abs(), *runs.delta_rmse, *edges]
 
 
 def of_directions(table):
@@ -121,8 +148,10 @@ def of_divergence(table):
 
 
 def of_context(table):
-    pairs = set(table.pair) - {"rerun"}
-    return over_training(table, pairs, ("relative_wasserstein", "relative_l2"))
+    ends = table[table.step == table.step.max()].pivot(index="seed", columns="pair", values="relative_wasserstein")
+    ratio = ends.div(ends["perturb"], axis=0).drop(columns=["perturb", "rerun"])
+    curves = over_training(table, training.LABELLED, ("relative_wasserstein",))
+    return [*curves, *ratio.to_numpy().ravel(), *ratio.mean()]
 
 
 def of_key_bias(table):
@@ -164,7 +193,7 @@ DRAWN = [
     Drawn(
         "figure8_weights_in_context",
         ("08_weights_in_context",),
-        lambda t: training.in_context({"here": t}, WORDS, 20),
+        lambda t: training.in_context({"here": t}, WORDS),
         of_context,
     ),
     Drawn("figure8b_key_bias", ("08_weights_in_context.bias",), lambda t: training.key_bias(t, WORDS), of_key_bias),
@@ -174,8 +203,15 @@ DRAWN = [
     Drawn("figure9d_verdicts", ("09_why_ten_times.verdicts",), lambda t: ablation.references(t, WORDS), of_references),
     Drawn("figure9e_options", ("09_why_ten_times.options",), lambda t: newer_kernels.options(t, WORDS), of_options),
     Drawn(
+        "figure9f_fp8",
+        ("09_why_ten_times.offsets", "09_why_ten_times.fp8"),
+        lambda *t: newer_kernels.fp8(*t, {8: {2: 0.361}, 4: {2: 0.022}} | dict.fromkeys(FP8_KERNELS, 0.01), WORDS),
+        of_fp8,
+    ),
+    Drawn("figure13_law", ("13_theory",), lambda t: law.law(t, WORDS), of_law),
+    Drawn(
         "figure10_mechanism",
-        (REPEATED, f"{REPEATED}.steps"),
+        (REPEATED, f"{REPEATED}.gaps", f"{REPEATED}.steps"),
         lambda *t: biased_rounding.mechanism(*t, WORDS),
         of_mechanism,
     ),
@@ -223,9 +259,9 @@ def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
     other.to_csv(folder / "08_weights_in_context.csv", index=False)
     tables = {"here": table, **results.recorded("08_weights_in_context")}
     assert list(tables) == ["here", "Some GPU"]
-    shown = ((training.divergence(tables, ""), of_divergence), (training.in_context(tables, "", 20), of_context))
-    for (figure, of), columns in zip(shown, (2, 3)):
-        rows = np.reshape(figure.axes, (2, columns))
+    shown = ((training.divergence(tables, ""), of_divergence), (training.in_context(tables, ""), of_context))
+    for figure, of in shown:
+        rows = np.reshape(figure.axes, (2, 2))
         for axes, (machine, numbers) in zip(rows, tables.items()):
             assert title(axes[0]) == machine
             assert not missing(of(numbers), *axes).size

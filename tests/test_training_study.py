@@ -109,8 +109,8 @@ def test_arms_that_diverged_are_left_out_of_what_is_compared():
     ]
     less = times_less(pd.DataFrame(rows), 0)
     assert less.index.tolist() == [("bf16", 0)] and less.ratio.tolist() == [2.0]
-    figure = of_plots.in_context({"here": pd.DataFrame(rows)}, "", 0)
-    assert len(figure.axes) == 3
+    figure = of_plots.in_context({"here": pd.DataFrame(rows)}, "")
+    assert len(figure.axes) == 2
 
 
 def test_what_cannot_be_watched_is_refused_before_training():

@@ -1,5 +1,6 @@
 """The figures of the training study: one function each, from its tidy tables to a matplotlib Figure."""
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -8,11 +9,12 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from scipy import stats
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, no_minor_ticks, styled
 from fa_lib.training.arm import PAIRS
-from fa_lib.training.distances import at_end, slopes
+from fa_lib.training.distances import at_end
 
 STYLE = {  # of a pair: colour, marker, line
     "flash": (FLASH, "o", "-"),
@@ -54,10 +56,9 @@ def inside(table: pd.DataFrame, caption: str) -> Figure:
     axes[0].legend(loc="lower left")
     _by_layer(axes[2], golden.groupby(["kind", "layer", "head", "seed", "kernel"]).mean().unstack(), kernels)
     right = 2 * table.layer.max() + 1.8
-    for level, words, line in ((1, "as far as Baseline", "-"), (2, "the rule's limit", ":")):
-        for ax in axes:
-            ax.axhline(level, color=INK, lw=0.9, ls=line)
-        axes[2].annotate(words, (right, level), (0, 3), textcoords="offset points", ha="right", fontsize=7)
+    for ax in axes:
+        ax.axhline(1, color=INK, lw=0.9)
+    axes[2].annotate("as far as Baseline", (right, 1), (0, 3), textcoords="offset points", ha="right", fontsize=7)
     mean = over.groupby("step").mean()
     times = {label: (mean[name] / mean.ran).loc[[steps[0], steps[-1]]] for name, (label, *_) in kernels.items()}
     words = "; ".join(f"{label} {t.iloc[0]:.1f} ×, at the end {t.iloc[1]:.1f} ×" for label, t in times.items())
@@ -85,62 +86,67 @@ def divergence(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     ends = [at_end(table, "wasserstein").unstack("pair") for table in tables.values()]
     nudged = (ends[0]["flash"] / ends[0]["perturb"]).dropna()
     far = f": {nudged.min():.1f} to {nudged.max():.1f} times as far as from a nudge of 1e-7" if len(nudged) else ""
-    return _over_training(
-        tables, caption, ("flash", "flash_emulated", "perturb", "flash_fp32"),
-        {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"},
-        f"Figure 7. Flash and Baseline runs drift apart{far}",
-    )  # fmt: skip
+    figure, axes = plt.subplots(len(tables), 2, figsize=(8.8, 3.8 * len(tables)), squeeze=False)
+    metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
+    for row, (machine, table) in zip(axes, tables.items()):
+        for ax, (metric, words) in zip(row, metrics.items()):
+            pairs = ("flash", "flash_emulated", "perturb", "flash_fp32")
+            _curves(ax, table, metric, [name for name in pairs if name in set(table.pair)])
+            ax.set(yscale="log", xlabel="training iteration", ylabel=words)
+        row[0].set_title(machine if len(tables) > 1 else "")
+    axes[0][1].legend(loc="center left", bbox_to_anchor=(0, 0.42), fontsize=7)
+    return captioned(figure, f"Figure 7. Flash and Baseline runs drift apart{far}", caption + BANDS)
+
+
+LABELLED = ("init", "bf16", "flash", "perturb")  # the curves of figure 8
 
 
 @styled
-def in_context(tables: Mapping[str, pd.DataFrame], caption: str, start: int) -> Figure:
-    """Figure 8: the same for every pair of the study, and slopes from step `start` on; tables: machine -> table."""
-    figure = _over_training(
-        tables, caption, tuple(STYLE),
-        {"relative_wasserstein": "relative Wasserstein distance\n(the primary metric)",
-         "relative_l2": "relative L2 distance,\nelement by element"},
-        "Figure 8. What Flash does to the weights, next to what nobody worries about", extra=1,
-    )  # fmt: skip
-    for ax, table in zip(figure.axes[2::3], tables.values()):
-        table = table[table.pair != "rerun"]
-        each = slopes(table, "relative_wasserstein", start)
-        names = [name for name in STYLE if name in each.index.get_level_values("pair")][::-1]
+def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
+    """Figure 8: the distance of the weights over training, and at the last step by arm, over the nudge's; tables:
+    machine -> table."""
+    metric, words = "relative_wasserstein", "relative Wasserstein distance\n(the primary metric)"
+    size = (10.4, 3.9 * len(tables))
+    figure, axes = plt.subplots(len(tables), 2, figsize=size, squeeze=False, width_ratios=(1, 1.2))
+    said = []
+    for (left, right), (machine, table) in zip(axes, tables.items()):
+        _curves(left, table, metric, [name for name in LABELLED if name in set(table.pair)])
+        left.set(yscale="log", xlabel="training iteration", ylabel=words, title=machine if len(tables) > 1 else "")
+        left.legend(fontsize=7)
+        ends = at_end(table, metric).unstack("pair")
+        if "perturb" not in ends:
+            continue
+        ratio = ends.div(ends["perturb"], axis=0).drop(columns=["perturb", "rerun"], errors="ignore")
+        names = [name for name in STYLE if name in ratio][::-1]
         for y, name in enumerate(names):
-            color, marker, _ = STYLE[name]
-            ax.plot(each[name], [y] * len(each[name]), marker, color=color, ms=3.5, alpha=0.5, mew=0)
-            ax.plot(each[name].mean(), y, marker, color=color, ms=6.5)
-        if (each > 0).all():
-            ax.set_xscale("log")
-        else:
-            ax.set_xscale("symlog", linthresh=each.abs().groupby("pair").mean().min())
-        ax.set(
-            yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names], ylim=(-0.6, len(names) - 0.4)
-        )
-        for text, name in zip(ax.get_yticklabels(), names):
-            text.set(color=STYLE[name][0], fontweight="bold" if name == "flash" else "normal")
-        ax.set(xlabel="slope per step of the left panel", title="slopes; lines at the left as named here")
-        if "flash" in names:
-            ax.axvline(each["flash"].mean(), color=FLASH, lw=0.8, ls=":")
-        ax.grid(axis="x")
-    return figure
+            (color, marker, _), each = STYLE[name], ratio[name].dropna()
+            right.plot(each, [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
+            right.errorbar(each.mean(), y, xerr=_interval(each), fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
+        right.axvline(1, color=INK, lw=0.9)
+        right.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names])
+        right.set(ylim=(-0.6, len(names) - 0.4), xscale="log", title="at the last step")
+        right.set_xlabel("distance / that of a nudge of 1e-7 to the initial weights")
+        right.grid(axis="x")
+        said.append(ratio["flash"].mean() if "flash" in ratio else math.nan)
+    far = f"{said[0]:.1f} times as far as a nudge of 1e-7 does" if said else "next to other differences"
+    spread = " Left: mean and range over seeds. Right: small points are seeds; large ones their mean, with its 95 % interval."
+    return captioned(figure, f"Figure 8. Flash moves the weights {far}", caption + spread)
 
 
-def _over_training(tables, caption, pairs, metrics, title, extra=0):
-    figure, axes = plt.subplots(
-        len(tables), len(metrics) + extra, figsize=(4.4 * len(metrics) + 3.4 * extra, 3.8 * len(tables)), squeeze=False
-    )
-    for row, (machine, table) in zip(axes, tables.items()):
-        for ax, (metric, words) in zip(row, metrics.items()):
-            drawn = [name for name in pairs if name in set(table.pair)]
-            for name in drawn:
-                values = by_seed(table[(table.pair == name) & (table.step > 0)], "step", metric)
-                color, marker, line = STYLE[name]
-                band(ax, values, color, marker, PAIRS[name].label, ls=line)
-            ax.set(yscale="log", xlabel="training iteration", ylabel=words)
-        row[0].set_title(machine if len(tables) > 1 else "")
-    if not extra:
-        axes[0][1].legend(loc="center left", bbox_to_anchor=(0, 0.42), fontsize=7)
-    return captioned(figure, title, caption + BANDS)
+def _interval(values):
+    """Half the 95 % confidence interval of the mean of values on a logarithmic axis, cut at nine tenths of it."""
+    if len(values) < 2:
+        return 0.0
+    half = values.std() / len(values) ** 0.5 * stats.t.ppf(0.975, len(values) - 1)
+    return [[min(half, 0.9 * values.mean())], [half]]
+
+
+def _curves(ax, table, metric, pairs):
+    """A metric over training, with the range over seeds, for each pair."""
+    for name in pairs:
+        values = by_seed(table[(table.pair == name) & (table.step > 0)], "step", metric)
+        color, marker, line = STYLE[name]
+        band(ax, values, color, marker, PAIRS[name].label, ls=line)
 
 
 @styled
