@@ -32,10 +32,8 @@ def title(judgement: Judgement) -> str:
     if judgement.kind == "model":
         own = [f.number for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
         if own and None not in own:
-            error = (
-                f"In each layer, over all its heads, attention's largest error is at most {max(own):.1f} × Baseline's"
-            )
-            return f"{headline(judgement)} {error}"
+            error = f"attention's largest error is at most {max(own):.1f} × Baseline's"
+            return f"{headline(judgement)} In each layer, over all its heads, {error}"
     return headline(judgement).removesuffix(".")
 
 

@@ -129,7 +129,7 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         right.grid(axis="x")
         said.append(ratio["flash"].mean() if "flash" in ratio else math.nan)
     far = f"{said[0]:.1f} times as far as a nudge of 1e-7 does" if said else "next to other differences"
-    spread = " Left: mean and range over seeds. Right: small points are seeds; large ones their mean, with its 95 % interval."
+    spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their mean, its 95 % interval."
     return captioned(figure, f"Figure 8. Flash moves the weights {far}", caption + spread)
 
 
