@@ -69,6 +69,10 @@ bench: $(call has,test) ## measure what is promised of speed, each as a ratio in
 scale: $(call has,test) ## write docs/scale.md: what the paper's scale would take, from unit costs measured here
 	$(PYTHON) benchmarks/scale.py
 
+docs: $(call has,docs) ## build the site into docs/_build: the pages, the interface, the notebooks as `make figures` ran them
+	$(PYTHON) -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "the site is in docs/_build/index.html"
+
 lint: $(call has,test) ## check and format the code, check its types and the workflows, strip the notebooks
 	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
 	$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
@@ -81,7 +85,7 @@ renew: $(call has,test) ## run the notebooks at their defaults and keep the text
 	@$(MAKE) --no-print-directory lint
 
 clean: ## remove the environment and everything built; committed results and figures stay
-	rm -rf .venv build .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv build docs/_build docs/notebooks docs/jupyter_execute .pytest_cache .hypothesis .ruff_cache
 
 .venv/bin/python:
 	python3 -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]}: 3.11, 3.12 or 3.13 is needed")'
@@ -92,6 +96,7 @@ clean: ## remove the environment and everything built; committed results and fig
 .venv/.test: EXTRAS := [notebooks,train,test]
 .venv/.browser: EXTRAS := [notebooks,train,test,browser]
 .venv/.cluster: EXTRAS := [notebooks,train,test,cluster]
+.venv/.docs: EXTRAS := [notebooks,train,docs]
 .venv/.%: pyproject.toml requirements.lock | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.$(EXTRAS)'
 	@touch $@
@@ -105,4 +110,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish record wheelhouse report example test test-fast test-install test-browser test-cluster test-faults lab claims bench scale lint renew clean
+.PHONY: help figures publish record wheelhouse report example test test-fast test-install test-browser test-cluster test-faults lab claims bench scale docs lint renew clean

@@ -39,10 +39,16 @@ def test_the_ledger_is_printed_with_a_line_for_each_setting(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_ledger_of_one_paper():
+    done = CliRunner().invoke(app, ["claims", "--paper", "2407.08608"], prog_name="fa-lib")
+    assert done.exit_code == 0 and "1.7 x nearer" in done.stdout and "roughly 10 x" not in done.stdout
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
         (("claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
+        (("claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted is part of a source: arXiv"),
         (("figures", "99_nothing"), "only: got '99_nothing'; accepted are 01_kernels"),
         (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper"),
         (("record",), "device: no CUDA device here; accepted is cpu"),

@@ -1,0 +1,55 @@
+"""The site: `make docs` builds it from docs/, from docstrings, and from the notebooks as `make figures` ran them."""
+
+import shutil
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).parent.parent
+EXECUTED, SHOWN = ROOT / "build", ROOT / "docs" / "notebooks"  # git ignores the second
+
+project = "Is my attention kernel numerically safe?"
+author = "The fa_lib authors"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "jupyter_execute"]
+html_theme = "furo"
+html_title = "fa_lib"
+nb_execution_mode = "off"  # papermill has run them
+nb_merge_streams = True
+nb_output_stderr = "remove"  # progress bars
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+autodoc_typehints = "none"  # docstrings have the shapes
+autodoc_member_order = "bysource"
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+# The notebooks that were run at the paper's scale; of others, the committed ones, whose figures are not drawn.
+shutil.rmtree(SHOWN, ignore_errors=True)
+SHOWN.mkdir()
+for committed in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+    executed = EXECUTED / committed.name
+    notebook = nbformat.read(executed if executed.exists() else committed, as_version=4)
+    for cell in notebook.cells:
+        if "injected-parameters" in cell.metadata.get("tags", []):  # papermill's: folders of this machine
+            lines = [line for line in cell.source.splitlines() if not line.startswith(("cache =", "out ="))]
+            cell.source = "\n".join(lines)
+    nbformat.write(notebook, SHOWN / committed.name)
+
+
+def bars(app, what, name, obj, options, lines):
+    """|x| is a magnitude in a docstring, and a substitution in reStructuredText."""
+    lines[:] = [line.replace("|", "\\|") for line in lines]
+
+
+def linked(app, docname, source):
+    """Pages and notebooks link to each other and to figures where the repository has them; the site has notebooks in
+    docs/notebooks."""
+    source[0] = source[0].replace("](../notebooks/", "](notebooks/")
+    if docname.startswith("notebooks/"):
+        source[0] = source[0].replace("](../figures/", "](../../figures/")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", bars)
+    app.connect("source-read", linked)
