@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fa_lib.check.judge import interval
 from fa_lib.execution.files import replacing
 from fa_lib.paths import PUBLISHED, RESULTS, ROOT
 
@@ -25,9 +26,10 @@ PAGE = """# The ledger
 <!-- made by `make claims`, not by hand -->
 
 Each row is a statement of a paper, or a question it leaves open; numbers in brackets count the settings it was tried
-in. *Reproduced*: every seed agrees with the words, as read in `data/published.csv`; *consistent*: some seeds do; *not
-reproduced*: none does; *not stated*: the paper gives no value. FP64 has no row: the sums inside its dot products round
-too, in an order that belongs to the machine.
+in. One rule makes every verdict: the words are read as an interval (`data/published.csv`), and the 95 % confidence
+interval of our mean over seeds is held against it (Student's t). *Reproduced*: ours lies inside. *Not reproduced*: it
+lies outside. *Consistent*: it does both, so that more seeds would be needed. *Not stated*: the paper gives no value.
+FP64 has no row: the sums inside its dot products round too, in an order that belongs to the machine.
 """
 
 
@@ -37,19 +39,25 @@ def published() -> pd.DataFrame:
 
 
 def verdict(values: Sequence[float] | np.ndarray, low: float, high: float) -> str:
-    """What values over seeds say of a statement that holds within [low, high].
+    """What values over seeds say of a statement that holds within [low, high], by the 95 % confidence interval of their
+    mean (Student's t; of a single value, the value).
 
     Returns:
-        "reproduced": every seed is inside, the ends included; "consistent": some are; "not reproduced": none is;
-        "not stated": nothing was published (low is NaN).
+        "reproduced": the interval lies inside, the ends included; "not reproduced": it lies outside; "consistent": it
+        does both; "not stated": nothing was published (low is NaN).
     """
-    values = np.asarray(values, dtype=float)
     if np.isnan(low):
         return "not stated"
-    inside = (values >= low) & (values <= high)
-    if inside.all():
+    first, last = bounds(values)
+    if low <= first and last <= high:
         return "reproduced"
-    return "consistent" if inside.any() else "not reproduced"
+    return "consistent" if low <= last and first <= high else "not reproduced"
+
+
+def bounds(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """The ends of the 95 % confidence interval of a mean; of a single value, the value."""
+    mean, first, last = interval(pd.Series(values, dtype=float))
+    return (first, last) if len(values) > 1 else (mean, mean)
 
 
 def claim(id: str, setting: str, values: Sequence[float] | pd.Series) -> dict[str, str]:
@@ -86,17 +94,19 @@ def ledger(results: Path = RESULTS) -> pd.DataFrame:
     seeds = [np.array(values.split(), dtype=float) for values in table["values"]]
     for name in ("mean", "min", "max"):
         table[name] = [getattr(s, name)() if s.size else np.nan for s in seeds]
-    bounds = zip(seeds, table.low, table.high)
-    table["verdict"] = [verdict(s, low, high) if s.size else "not run" for s, low, high in bounds]
+    table["first"], table["last"] = zip(*(bounds(s) if s.size else (np.nan, np.nan) for s in seeds))
+    stated = zip(seeds, table.low, table.high)
+    table["verdict"] = [verdict(s, low, high) if s.size else "not run" for s, low, high in stated]
+    table["seeds"] = [s.size for s in seeds]
     return table
 
 
 def markdown(table: pd.DataFrame) -> str:
     """The ledger as a Markdown table."""
-    lines = ["| figure | statement | setting | published | ours (min to max over seeds) | verdict |", "|" + "---|" * 6]
+    lines = ["| figure | statement | setting | published | ours (95 % interval; seeds) | verdict |", "|" + "---|" * 6]
     last = None
     for row in table.itertuples():
-        ours = f"{row.mean:.3g} ({row.min:.3g} to {row.max:.3g})" if row.verdict != "not run" else ""
+        ours = f"{row.mean:.3g} ({row.first:.3g} to {row.last:.3g}; {row.seeds})" if row.verdict != "not run" else ""
         named = (row.figure, f"{row.statement}: {row.quantity}") if row.id != last else ("", "")
         cells = (*named, row.setting, row.published if row.id != last else "", ours, f"**{row.verdict}**")
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")

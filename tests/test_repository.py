@@ -101,10 +101,19 @@ def test_every_statement_has_a_result_and_every_table_its_provenance():
 
 
 def test_verdicts():
-    assert claims.verdict([1, 2], 0, 3) == "reproduced"
-    assert claims.verdict([1, 4], 0, 3) == "consistent"
-    assert claims.verdict([4, 5], 0, 3) == "not reproduced"
+    assert claims.verdict([1, 1.1, 1.2], 0, 3) == "reproduced"
+    assert claims.verdict([1, 2], 0, 3) == "consistent"  # two seeds that differ say little: 1.5 +- 6.4
+    assert claims.verdict([4, 4.1, 4.2], 0, 3) == "not reproduced"
     assert claims.verdict([4, 5], np.nan, np.nan) == "not stated"
+    assert claims.verdict([3], 0, 3) == "reproduced" and claims.verdict([3.1], 0, 3) == "not reproduced"
+
+
+def test_more_seeds_of_the_same_spread_make_no_verdict_harder():
+    """Before, one seed outside was enough against "reproduced", and among many seeds one is outside sooner or later."""
+    random = np.random.default_rng(0)
+    few, many = random.normal(1, 0.4, 5), random.normal(1, 0.4, 200)
+    assert many.min() < 0.5 < 1.5 < many.max()
+    assert claims.verdict(few, 0.5, 1.5) == claims.verdict(many, 0.5, 1.5) == "reproduced"
 
 
 def test_bad_claims_are_refused():
