@@ -96,7 +96,7 @@ clean: ## remove the environment and everything built; committed results and fig
 .venv/.test: EXTRAS := [notebooks,train,test]
 .venv/.browser: EXTRAS := [notebooks,train,test,browser]
 .venv/.cluster: EXTRAS := [notebooks,train,test,cluster]
-.venv/.docs: EXTRAS := [notebooks,train,docs]
+.venv/.docs: EXTRAS := [docs]
 .venv/.%: pyproject.toml requirements.lock | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.$(EXTRAS)'
 	@touch $@
