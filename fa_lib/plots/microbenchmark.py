@@ -108,9 +108,11 @@ def golden_value(table: pd.DataFrame, by_tiles: pd.DataFrame, caption: str) -> F
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
     if said:
         fmt, times, distribution = said[0]
-        flash = f"Figure 4. In {fmt}, on {distribution} inputs, Flash is {times:.0f} × further than Baseline"
+        where = f"on {distribution} inputs over {table.tiles.max()} tiles"
+        flash = f"Figure 4. In {fmt}, {where}, Flash is {times:.0f} × further than Baseline"
         title = f"{flash} from the golden value"
-    return captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash.")
+    lengths = f"Right: N = {by_tiles.n.min()} to {by_tiles.n.max()}; lines: mean over seeds, bands: min to max."
+    return captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash. {lengths}")
 
 
 def _against_tiles(ax, table):
