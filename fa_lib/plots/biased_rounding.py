@@ -92,7 +92,7 @@ def mechanism(by_repeats: pd.DataFrame, by_gap: pd.DataFrame, steps: pd.DataFram
     axes[1].set_title("delta drifts; colours as at the right")
     axes[2].set(xscale="log", yscale="log", xlabel="|bias of delta| a step", ylabel="rms error of delta", title="cures")
     axes[2].legend(fontsize=6.5, loc="lower right")
-    spread = "Above: mean over seeds, with its 95 % interval (left) and range (right). Below: range over runs; dots: runs."
+    spread = "Above: mean over seeds, its 95 % interval (left) or range (right). Below: range over runs; dots: runs."
     title = "Ties that round away from zero bias O, and delta drifts; carrying O in FP32 is no cure by itself"
     return captioned(figure, title, f"{caption} {spread}")
 
