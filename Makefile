@@ -58,7 +58,7 @@ test-faults: $(call has,test) ## kill, fill and damage at random, and count what
 	$(PYTHON) tests/faults.py $(if $(KILLS),--kills $(KILLS))
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
-	$(PYTHON) -m jupyterlab $(if $(SUDO),,--allow-root) notebooks/00_explore.ipynb
+	$(PYTHON) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' $(if $(SUDO),,--allow-root) notebooks/00_explore.ipynb
 
 claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew the README's table
 	@$(FA_LIB) claims --readme

@@ -31,6 +31,8 @@ def lab(tmp_path_factory):
     (home / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks" / "00_explore.ipynb", home / "notebooks")
     shutil.copy(ROOT / "Makefile", home)
+    (home / "figures").mkdir()
+    shutil.copy(ROOT / "figures" / "explore.png", home / "figures")
     (home / "fa_lib").symlink_to(ROOT / "fa_lib")
     no_news = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
     no_news.parent.mkdir(parents=True)

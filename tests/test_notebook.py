@@ -197,7 +197,8 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     assert published.returncode == 0, published.stderr
     assert "02_precision.ipynb is up to date" in published.stdout
     assert "03_golden_value.ipynb at scale paper" in published.stdout
-    assert (tmp_path / "figures/figure3_precision.png").exists() and "N = 128" in (tmp_path / "README.md").read_text()
+    assert (tmp_path / "figures/figure3_precision.png").exists()
+    assert "N = 128" in (tmp_path / "docs/ledger.md").read_text()
     readme = (tmp_path / "README.md").read_text()
     (tmp_path / "build/figures/figure3_precision.png").unlink()
     refused = subprocess.run([sys.executable, "-m", "fa_lib", "publish"], cwd=tmp_path, capture_output=True, text=True)
