@@ -21,6 +21,13 @@ HEADLINES = (  # the README's
     "fig4-ten-times", "fig5a-max-grows", "fig6b-square-same", "fig9-rescale", "fig7-wasserstein-grows",
     "fig8-low-precision", "fa3-times", "fa4-fp8-offset-8", "law",
 )  # fmt: skip
+PAPERS = {  # of data/published.csv: key -> heading
+    "2405.02803": "Is Flash Attention Stable? (arXiv 2405.02803)",
+    "2407.08608": "FlashAttention-3 (arXiv 2407.08608)",
+    "2510.04212": "Why Low-Precision Transformer Training Fails (arXiv 2510.04212)",
+    "flash-attention": "Of the flash-attention package's own reports",
+    "": "The law, which no paper has",
+}
 PAGE = """# The ledger
 
 <!-- made by `make claims`, not by hand -->
@@ -29,13 +36,13 @@ Each row is a statement of a paper, or a question it leaves open; numbers in bra
 in. One rule makes every verdict: the words are read as an interval (`data/published.csv`), and the 95 % confidence
 interval of our mean over seeds is held against it (Student's t). *Reproduced*: ours lies inside. *Not reproduced*: it
 lies outside. *Consistent*: it does both, so that more seeds would be needed. *Not stated*: the paper gives no value.
-FP64 has no row: the sums inside its dot products round too, in an order that belongs to the machine.
-"""
+FP64 has no row: the sums inside its dot products round too, in an order that belongs to the machine."""
 
 
 def published() -> pd.DataFrame:
     """The published statements, indexed by id."""
-    return pd.read_csv(PUBLISHED, index_col="id", dtype={"published": str}).fillna({"published": "", "source": ""})
+    texts = ("paper", "source", "published")
+    return pd.read_csv(PUBLISHED, index_col="id", dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
 def verdict(values: Sequence[float] | np.ndarray, low: float, high: float) -> str:
@@ -149,8 +156,11 @@ def in_readme(text: str, table: pd.DataFrame) -> str:
 
 
 def page(table: pd.DataFrame) -> str:
-    """docs/ledger.md: a summary, and every setting."""
-    return f"{PAGE}\n{summary(table)}\n\n## Every setting, with its numbers\n\n{markdown(table)}\n"
+    """docs/ledger.md: of every paper a summary, and every setting with its numbers."""
+    parts = [PAGE]
+    for paper, rows in table.groupby("paper", sort=False):
+        parts += [f"## {PAPERS[paper]}", summary(rows), "### Every setting, with its numbers", markdown(rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def renew(table: pd.DataFrame) -> None:

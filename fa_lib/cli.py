@@ -89,11 +89,12 @@ def print_claims(
         Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
     ] = None,
     readme: Annotated[bool, typer.Option("--readme", help="also renew docs/ledger.md and the README's rows")] = False,
-    paper: Annotated[str, typer.Option(help="only statements whose source names it, such as 2407.08608")] = "",
+    paper: Annotated[str, typer.Option(help="only the statements of one, such as 2407.08608")] = "",
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
     with told():
         from fa_lib import claims
+        from fa_lib.experiments.variant import known
         from fa_lib.paths import CHECKOUT, RESULTS
 
         if results is not None and not results.is_dir():
@@ -103,12 +104,10 @@ def print_claims(
                 "readme: the README holds the committed results; accepted is a checkout, without --results"
             )
         table = claims.ledger(results or RESULTS)
-        known = claims.published().source
-        if paper and not known.str.contains(paper, regex=False).any():
-            raise ValueError(
-                f"paper: got {paper!r}; accepted is part of a source: {'; '.join(sorted(set(known) - {''}))}"
-            )
-        typer.echo(claims.markdown(table[table.source.str.contains(paper, regex=False)]))
+        if paper:
+            known("paper", paper, {key: name for key, name in claims.PAPERS.items() if key})
+            table = table[table.paper == paper]
+        typer.echo(claims.markdown(table))
         if readme:
             claims.renew(claims.ledger())
 

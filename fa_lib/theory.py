@@ -113,9 +113,7 @@ def expected(
     carried = counts.accumulator * variance["accumulator"] + counts.row_sum * variance["row_sum"]
     if splits > 1:  # the parts' errors are independent; their sum is rounded once more
         carried = carried / splits + variance["accumulator"]
-        if (
-            values == "zero_mean"
-        ):  # and so are those of their weights, of which L = m + log l, as long as it is, is rounded
+        if values == "zero_mean":  # nor do the weights' errors cancel: L = m + log l is rounded, as large as it is
             L, log_l = _log_sum_exp(-(-tiles // splits) * block_kv)
             carried += 2 * variance["factors"] + variance["row_sum"] * (L**2 + log_l**2)
     terms = sum(weight * variance[step] for step, weight in counts.terms.items())
@@ -154,9 +152,9 @@ def largest_over_baseline(
 ) -> float:
     """The largest error of `count` outputs over that of Baseline in a format.
 
-    With values of one sign Baseline's largest error is half an ulp of the result, u |O| / f with |O| = f 2**e: storing
-    it is all it does. Its mean over f, spread evenly in log, is u / (2 ln 2) of |O|; the largest over many outputs is
-    found where f is nearly 1: u |O|. For FA1 in one format, T tiles and a hundred thousand outputs this is 2 sqrt(T).
+    With values of one sign Baseline does little more than store the answer. Half an ulp of O = f 2**e is u |O| / f, and
+    among many outputs f is nearly 1 somewhere: u |O|. For FA1 in one format, T tiles and a hundred thousand outputs the
+    ratio is about 2 sqrt(T).
 
     Args:
         stored: the format of Baseline. count: outputs. Others: as `expected`.

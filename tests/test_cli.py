@@ -48,7 +48,7 @@ def test_the_ledger_of_one_paper():
     "words, message",
     [
         (("claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
-        (("claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted is part of a source: arXiv"),
+        (("claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted are 2405.02803, 2407.08608"),
         (("figures", "99_nothing"), "only: got '99_nothing'; accepted are 01_kernels"),
         (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper"),
         (("record",), "device: no CUDA device here; accepted is cpu"),

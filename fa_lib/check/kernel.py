@@ -15,13 +15,15 @@ from fa_lib.execution.sweep import sweep
 from fa_lib.experiments import biased_rounding
 from fa_lib.experiments.rule import CALLS, rule, yardstick
 from fa_lib.experiments.variant import known
+from fa_lib.experiments.worst import worst_inputs
 from fa_lib.formats import FP64, Format
 from fa_lib.inputs import DISTRIBUTIONS, draw
 from fa_lib.metrics import deviation, over_baseline
 
 ORDINARY = ("uniform", "normal")
 BIASED = "two maxima"  # of `drawn`, V > 0: the inputs that make a BF16 accumulator drift
-TROUBLE = (*(name for name in DISTRIBUTIONS if name not in ORDINARY), BIASED)
+WORST = "worst found"  # of `drawn`: the worst that a search found for a kernel that carries BF16
+TROUBLE = (*(name for name in DISTRIBUTIONS if name not in ORDINARY), BIASED, WORST)
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 SUMS = ("accumulator", "row_sum")  # what `carry` asks for
 
@@ -158,7 +160,9 @@ def measure(names: list[str], fmt: str, distribution: str, n: int, seed: int, he
 
 
 def drawn(distribution: str, seed: int, n: int, head_dim: int):
-    """Q, K, V (1, 1, n, head_dim) of a name of `inputs.DISTRIBUTIONS`, or of BIASED."""
+    """Q, K, V (1, 1, n, head_dim) of a name of `inputs.DISTRIBUTIONS`, or of BIASED or WORST."""
+    if distribution == WORST:
+        return worst_inputs(n, seed, head_dim)
     if distribution == BIASED:
         return biased_rounding.problem(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
     return draw(distribution, seed, (1, 1, n, head_dim))

@@ -1,60 +1,82 @@
 """How bad can it get? A search, tile by tile, for inputs on which the roundings of a kernel all err to one side."""
 
+from functools import lru_cache
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.formats import FP64, Format, FormatLike
+from fa_lib.formats import BF16, FP64, Format, FormatLike
 from fa_lib.precision import Precision
 from fa_lib.theory import bound, expected
 from fa_lib.tiling import Tiling
 
+SPREAD = 1.0  # the most that scores differ
+
 
 def worst(
-    fmt: FormatLike,
-    tiles: int,
-    seed: int,
-    *,
-    algorithm: str = "fa1",
-    block_kv: int = 64,
-    spread: float = 1.0,
-    candidates: int = 512,
+    fmt: FormatLike, tiles: int, seed: int, *, algorithm: str = "fa1", block_kv: int = 64, candidates: int = 256
 ) -> dict[str, float]:
-    """A cell: the largest relative error found for a kernel with every step in one format.
+    """A cell: the largest relative error that `search` finds for a kernel with every step in one format.
 
-    All keys of a tile have one score, from -spread to 0, and one value, from 1/2 to 1: with V of one sign |O| is not
-    small by cancellation, so that the error counts against O itself. The search is greedy: of many random next tiles it
-    takes the one after which O is furthest above, or below, the golden value.
-
-    Args:
-        fmt: of every step. tiles: of block_kv keys. seed: of the search. candidates: for each tile.
+    Args: as `search`.
 
     Returns:
         dict: found, the largest |O - golden| / golden, in u; over_baseline, over Baseline's on the same inputs or over
         the most that rounding the answer costs, u, whichever is larger; over_expected, over `theory.expected`;
         of_bound, over `theory.bound`, which takes P as given.
     """
-    fmt, random, best = Format.of(fmt), np.random.default_rng(seed), None
-    for side in (1, -1):
-        x = np.zeros((2, 0, candidates))
-        for _ in range(tiles):
-            drawn = random.uniform(size=(2, 1, candidates)) * [[[-spread]], [[0.5]]] + [[[0.0]], [[0.5]]]
-            x = np.concatenate([x, drawn], 1)  # scores and values (2, tiles so far, candidates)
-            flash, _ = _errors(x, fmt, algorithm, block_kv)
-            x = np.repeat(x[:, :, [int((side * flash).argmax())]], candidates, 2)
-        flash, baseline = (error[0].abs().item() for error in _errors(x[:, :, :1], fmt, algorithm, block_kv))
-        best = max(best or (0.0, 0.0), (flash, baseline))
-    flash, baseline = best
-    uniform, u = Precision.uniform(fmt), fmt.unit_roundoff
-    given = dict(tiles=tiles, algorithm=algorithm)
+    fmt = Format.of(fmt)
+    x = search(fmt, tiles, seed, algorithm=algorithm, block_kv=block_kv, candidates=candidates)
+    flash, baseline = (error[0].abs().item() for error in _errors(x, fmt, algorithm, block_kv))
+    uniform, u, given = Precision.uniform(fmt), fmt.unit_roundoff, dict(tiles=tiles, algorithm=algorithm)
     return dict(
         found=flash / u, over_baseline=flash / max(baseline, u), over_expected=flash / expected(uniform, **given),
-        of_bound=flash / bound(uniform, **given, rise=spread),
+        of_bound=flash / bound(uniform, **given, rise=SPREAD),
     )  # fmt: skip
 
 
+def search(
+    fmt: Format, tiles: int, seed: int, *, algorithm: str = "fa1", block_kv: int = 64, candidates: int = 256
+) -> np.ndarray:
+    """A score, from -SPREAD to 0, and a value, from 1/2 to 1, for the keys of each tile.
+
+    With V of one sign |O| is not small by cancellation, so that the error counts against O itself. The search is
+    greedy: of many random next tiles it takes the one after which O is furthest above, or below, the golden value.
+
+    Args:
+        fmt: of every step of the kernel. tiles: of block_kv keys. seed: of the search. candidates: for each tile.
+
+    Returns:
+        scores and values (2, tiles, 1).
+    """
+    random, found = np.random.default_rng(seed), []
+    for side in (1, -1):
+        x = np.zeros((2, 0, candidates))
+        for _ in range(tiles):
+            drawn = random.uniform(size=(2, 1, candidates)) * [[[-SPREAD]], [[0.5]]] + [[[0.0]], [[0.5]]]
+            x = np.concatenate([x, drawn], 1)  # (2, tiles so far, candidates)
+            flash, _ = _errors(x, fmt, algorithm, block_kv)
+            x = np.repeat(x[:, :, [int((side * flash).argmax())]], candidates, 2)
+        found.append(x[:, :, :1])
+    return max(found, key=lambda x: _errors(x, fmt, algorithm, block_kv)[0].abs().item())
+
+
+@lru_cache
+def worst_inputs(n: int, seed: int, head_dim: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K, V, float64 (1, 1, n, head_dim), of what `search` finds for FA1 with every step in BF16, tiles of 64."""
+    tiles = min(max(1, n // 64), head_dim)
+    scores, values = torch.from_numpy(search(BF16, tiles, seed, candidates=64)[..., 0])
+    which = (torch.arange(n) // 64).clamp(max=tiles - 1)  # the tile of each key
+    q, k = torch.zeros(2, 1, 1, n, head_dim, dtype=torch.float64)
+    q[..., :tiles] = scores * head_dim**0.5  # a row's score in every tile, against the kernel's scale
+    k[..., torch.arange(n), which] = 1
+    return q, k, values[which][:, None].expand(1, 1, n, head_dim)
+
+
 def _errors(x, fmt, algorithm, block_kv):
-    """Flash's and Baseline's signed relative errors, of each candidate."""
+    """Flash's and Baseline's signed relative errors, of each candidate of x (2, tiles, candidates)."""
     tiles = x.shape[1]
     scores, values = torch.from_numpy(x)
     which = torch.arange(tiles).repeat_interleave(block_kv)  # the tile of each key (n_kv,)

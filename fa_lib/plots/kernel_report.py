@@ -6,7 +6,7 @@ import numpy as np
 from fa_lib.check import words
 from fa_lib.check.findings import Judgement
 from fa_lib.check.judge import LOST, interval
-from fa_lib.check.kernel import BIASED
+from fa_lib.check.kernel import BIASED, WORST
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import (
@@ -25,7 +25,7 @@ from fa_lib.plots.style import (
 )  # fmt: skip
 
 BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
-TROUBLE = {BIASED: "two maxima, V > 0"}  # beside INPUTS
+TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
 MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 
