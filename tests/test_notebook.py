@@ -180,7 +180,7 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
         source = ROOT / name
         ignored = shutil.ignore_patterns(".ipynb_checkpoints", "results", "0[0149]*", "0[5-8]*", "1*")
         shutil.copytree(source, tmp_path / name, ignore=ignored) if source.is_dir() else shutil.copy(source, tmp_path)
-    scale = "".join(f"{n}: {{n: 128, seeds: 2}}\n" for n in ("02_precision", "03_golden_value"))
+    scale = "02_precision: {n: 128, seeds: 2}\n03_golden_value: {n: 128, seeds: 2, lengths: [128]}\n"
     (tmp_path / "notebooks/scales/paper.yaml").write_text(scale)
     (tmp_path / "data/results").mkdir()
     subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a", shell=True,

@@ -103,7 +103,7 @@ class Figures:
                 whole = (ROOT / name).is_dir()
                 (shutil.copytree(ROOT / name, folder / name, ignore=ignored) if whole
                  else shutil.copy(ROOT / name, folder))  # fmt: skip
-            scale = "".join(f"{n}: {{n: 128, seeds: 2}}\n" for n in ("02_precision", "03_golden_value"))
+            scale = "02_precision: {n: 128, seeds: 2}\n03_golden_value: {n: 128, seeds: 2, lengths: [128]}\n"
             (folder / "notebooks/scales/paper.yaml").write_text(scale)
         return ["make", f"PYTHON={sys.executable}", "--directory", str(folder), "figures"]
 
@@ -112,7 +112,7 @@ class Figures:
 
     def result(self, folder):
         files = [*(folder / "build/data/results").glob("*.csv"), *(folder / "build/figures").iterdir()]
-        assert len(files) == 8, files
+        assert len(files) == 9, files
         return {p.name: p.read_bytes() for p in files}
 
 
