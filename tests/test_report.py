@@ -16,7 +16,7 @@ from fa_lib.check.attempt import KernelError, attempt, guarded, shown
 from fa_lib.check.contract import contract
 from fa_lib.check.findings import Finding, Judgement, Severity
 from fa_lib.check.judge import carried, interval, judge_kernel
-from fa_lib.check.kernel import BIASED, QUICK, Depth, carry, examine, measure, repeats, ruled
+from fa_lib.check.kernel import BIASED, QUICK, WORST, Depth, carry, examine, measure, repeats, ruled
 from fa_lib.check.report import Section, page
 from fa_lib.check.words import in_words, sentences, title
 from fa_lib.kernels import Algorithm
@@ -218,6 +218,14 @@ def examined(name, fn, **changes):
 def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
     judgement = examined("no maximum", partial(written_out, m=0.0))
     assert not judgement.passed and "Asked for scores up to some 250 it returns" in in_words(judgement)
+
+
+def test_the_worst_inputs_found_hurt_a_kernel_that_carries_bf16_and_no_other():
+    rows = [
+        row for seed in range(3) for row in measure(["every_step", "as_shipped", "flash"], "BF16", WORST, 512, seed)
+    ]
+    times = pd.DataFrame(rows).groupby("kernel").times_max.mean()
+    assert times["every_step"] > 5 and times[["as_shipped", "flash"]].max() < 1.5
 
 
 def test_nan_on_inputs_that_make_trouble_fails():

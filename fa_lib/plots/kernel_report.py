@@ -114,8 +114,12 @@ def _inputs(ax, inputs):
         color, marker = FORMATS[fmt]
         for i, name in enumerate(names):
             mean, low, high = interval(rows[rows.distribution == name].outwards)
-            style = dict(color=color, marker=marker, ms=4.5, lw=1.4, capsize=2, label=fmt if i == 0 else None)
-            ax.errorbar(mean, i + shift, xerr=[[mean - low], [high - mean]], **style)
+            style = dict(color=color, marker=marker, ms=4.5, lw=1.4, capsize=2)
+            if name == WORST:  # the search takes either side: only the size of the error is shown
+                high = 0.0
+            else:
+                label = fmt if name == names[-1] else None
+                ax.errorbar(mean, i + shift, xerr=[[mean - low], [high - mean]], label=label, **style)
             times = rows[rows.distribution == name].times_max.mean()
             if times > ALLOWED["o"]:
                 at = dict(xytext=(4, -3), textcoords="offset points", fontsize=7, color=color)
