@@ -128,6 +128,7 @@ def _inputs(ax, inputs):
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, -0.1), max(high, 0.1))
     ax.set(yticks=range(len(names)), yticklabels=[(INPUTS | TROUBLE)[name] for name in names])
+    ax.set_ylim(-0.6, len(names) - 0.4)
     ax.set(title="do its errors have a side?", xlabel="mean error away from zero (ulp), 95 % interval")
     ax.grid(axis="x")
     if len(names):
