@@ -15,6 +15,8 @@ from fa_lib.experiments.ablation import carried
 from fa_lib.experiments.law import VALUES, bounds, carried_in, law, only_sums
 from fa_lib.experiments.worst import worst
 from fa_lib.formats import BF16, FP16, FP64
+from fa_lib.inputs import draw
+from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
@@ -57,15 +59,12 @@ def test_roundings_repeat_where_the_theory_says():
 
 @pytest.mark.slow
 def test_splits_and_gradients_follow_it_too():
-    from fa_lib.inputs import draw
-
     q, k, v = (BF16(x) for x in draw("normal", 0, (1, 1, 512, 64)))
     golden = kernels.golden(q, k, v, inputs=FP64)
     algorithm, precision = kernels.Algorithm(splits=4), only_sums(carried_in(12))
     o = kernels.tiled(q, k, v, tiling=Tiling(64, 16), precision=precision, algorithm=algorithm)
-    found = ((o - golden).square().mean() / golden.square().mean()).sqrt().item()
+    found = deviation(o, golden).relative
     predicted = theory.expected(precision, tiles=32, algorithm="fa2", splits=4, values="zero_mean", block_kv=16)
-
     assert 0.75 < predicted / found < 1.25
     precision = replace(Precision.uniform(FP64), grad_sums=carried_in(12), output=carried_in(12))
     dO = draw("normal", 1, (1, 1, 512, 64))[0]
@@ -76,9 +75,7 @@ def test_splits_and_gradients_follow_it_too():
         grads.append([x.grad for x in leaves])
     predicted = theory.expected_gradients(precision, tiles=32)
     for got, exact in zip(*grads):
-        found = ((got - exact).square().mean() / exact.square().mean()).sqrt().item()
-
-        assert 0.75 < predicted / found < 1.25
+        assert 0.75 < predicted / deviation(got, exact).relative < 1.25
 
 
 def test_baselines_error_is_storing_where_v_has_one_sign():

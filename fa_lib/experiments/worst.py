@@ -1,6 +1,6 @@
 """How bad can it get? A search, tile by tile, for inputs on which the roundings of a kernel all err to one side."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ def worst(
     """
     fmt = Format.of(fmt)
     x = search(fmt, tiles, seed, algorithm=algorithm, block_kv=block_kv, candidates=candidates)
-    flash, baseline = (error[0].abs().item() for error in _errors(x, fmt, algorithm, block_kv))
+    both = _flash(fmt, algorithm, block_kv), partial(kernels.reference, precision=Precision.materialized(fmt))
+    flash, baseline = (_error(kernel, x, fmt, block_kv).abs().item() for kernel in both)
     uniform, u, given = Precision.uniform(fmt), fmt.unit_roundoff, dict(tiles=tiles, algorithm=algorithm)
     return dict(
         found=flash / u, over_baseline=flash / max(baseline, u), over_expected=flash / expected(uniform, **given),
@@ -51,16 +52,16 @@ def search(
     Returns:
         scores and values (2, tiles, 1).
     """
-    random, found = np.random.default_rng(seed), []
+    random, found, flash = np.random.default_rng(seed), [], _flash(fmt, algorithm, block_kv)
     for side in (1, -1):
         x = np.zeros((2, 0, candidates))
         for _ in range(tiles):
             drawn = random.uniform(size=(2, 1, candidates)) * [[[-SPREAD]], [[0.5]]] + [[[0.0]], [[0.5]]]
             x = np.concatenate([x, drawn], 1)  # (2, tiles so far, candidates)
-            flash, _ = _errors(x, fmt, algorithm, block_kv)
-            x = np.repeat(x[:, :, [int((side * flash).argmax())]], candidates, 2)
+            best = int((side * _error(flash, x, fmt, block_kv)).argmax())
+            x = np.repeat(x[:, :, [best]], candidates, 2)
         found.append(x[:, :, :1])
-    return max(found, key=lambda x: _errors(x, fmt, algorithm, block_kv)[0].abs().item())
+    return max(found, key=lambda x: _error(flash, x, fmt, block_kv).abs().item())
 
 
 @lru_cache
@@ -80,21 +81,20 @@ def worst_inputs(n: int, seed: int, head_dim: int = 64) -> tuple[Tensor, Tensor,
     return q, k, v[None, None]
 
 
-def _errors(x, fmt, algorithm, block_kv):
-    """Flash's and Baseline's signed relative errors, of each candidate of x (2, tiles, candidates)."""
+def _error(kernel, x, fmt, block_kv):
+    """A kernel's signed relative error, of each candidate of x (2, tiles, candidates)."""
     tiles = x.shape[1]
     scores, values = torch.from_numpy(x)
     which = torch.arange(tiles).repeat_interleave(block_kv)  # the tile of each key (n_kv,)
     k = torch.nn.functional.one_hot(which, tiles).double()[None, None]  # (1, 1, n_kv, tiles)
     q = fmt(scores.T)[None, None]  # (1, 1, candidates, tiles): a candidate's score in every tile
     v = fmt(values)[which][None, None]  # (1, 1, n_kv, candidates)
-    options = dict(scale=1.0)
-    golden = _own(kernels.golden(q, k, v, inputs=FP64, **options))
-    baseline = _own(kernels.reference(q, k, v, precision=Precision.materialized(fmt), **options))
+    # of all candidates' scores with all candidates' values, each with its own (candidates,)
+    golden = kernels.golden(q, k, v, inputs=FP64, scale=1.0)[0, 0].diagonal()
+    return (kernel(q, k, v, scale=1.0)[0, 0].diagonal() - golden) / golden
+
+
+def _flash(fmt, algorithm, block_kv):
+    """The kernel that is searched: every step in fmt."""
     given = dict(tiling=Tiling(64, block_kv), precision=Precision.uniform(fmt), algorithm=algorithm)
-    return tuple((o - golden) / golden for o in (_own(kernels.tiled(q, k, v, **given, **options)), baseline))
-
-
-def _own(out):
-    """Of all candidates' scores with all candidates' values, each with its own (candidates,)."""
-    return out[0, 0].diagonal()
+    return partial(kernels.tiled, **given)

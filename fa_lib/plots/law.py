@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.plots.captions import captioned
+from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, INPUTS, by_seed, dots, log_ticks, styled
 
 _ALGORITHMS = {
@@ -37,7 +37,6 @@ def law(table: pd.DataFrame, caption: str) -> Figure:
             ax.plot(measured.index, own.groupby("tiles").predicted.mean(), color=color, lw=1.2)
         ax.plot([], [], color=GREY, lw=1.2, label="predicted, nothing fitted")
         ax.set(title=INPUTS[distribution])
-        log_ticks(ax.yaxis)
     axes[0].set_ylabel("rms error of O / rms of O\n(units of roundoff u)")
     axes[0].legend(loc="upper left")
     first = table[(table.distribution == distributions[0]) & (table.algorithm == table.algorithm.iloc[0])]
@@ -60,5 +59,4 @@ def law(table: pd.DataFrame, caption: str) -> Figure:
         ax.set(yscale="log")
         log_ticks(ax.yaxis)
     title = "The error follows from counting roundings, until roundings of one sum repeat (right)"
-    points = " Small points: seeds; large ones: their mean."
-    return captioned(figure, title, caption + points)
+    return captioned(figure, title, caption + POINTS)

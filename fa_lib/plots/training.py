@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy import stats
 
+from fa_lib.check.judge import interval
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, no_minor_ticks, styled
 from fa_lib.training.arm import PAIRS
@@ -121,7 +121,11 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         for y, name in enumerate(names):
             (color, marker, _), each = STYLE[name], ratio[name].dropna()
             right.plot(each, [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
-            right.errorbar(each.mean(), y, xerr=_interval(each), fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
+            mean, low, high = interval(each)
+            low = max(low, 0.1 * mean)  # on a logarithmic axis
+            right.errorbar(
+                mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1
+            )
         right.axvline(1, color=INK, lw=0.9)
         right.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names])
         right.set(ylim=(-0.6, len(names) - 0.4), xscale="log", title="at the last step")
@@ -131,14 +135,6 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     far = f"{said[0]:.1f} times as far as a nudge of 1e-7 does" if said else "next to other differences"
     spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their mean, its 95 % interval."
     return captioned(figure, f"Figure 8. Flash moves the weights {far}", caption + spread)
-
-
-def _interval(values):
-    """Half the 95 % confidence interval of the mean of values on a logarithmic axis, cut at nine tenths of it."""
-    if len(values) < 2:
-        return 0.0
-    half = values.std() / len(values) ** 0.5 * stats.t.ppf(0.975, len(values) - 1)
-    return [[min(half, 0.9 * values.mean())], [half]]
 
 
 def _curves(ax, table, metric, pairs):
