@@ -1,6 +1,7 @@
 """Kernels against each other, against torch, and against their contract."""
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, round_to
-from fa_lib.kernels import flash, golden, reference, rescales, tiled
+from fa_lib.kernels import flash, golden, reference, refusal, rescales, tiled
 from fa_lib.paths import ROOT
 
 EXACT = Precision.uniform(FP64)
@@ -262,6 +263,22 @@ def test_torchs_flash_kernel_with_masks_and_two_dimensions():
     for options in ({"mask": mask}, {"mask": mask, "causal": True}, {"mask": mask.double(), "causal": True}, {}):
         o = flash(q, k, v, **options)
         assert (o - golden(q, k, v, inputs=FP64, **options)).abs().max() < 1e-13
+
+
+def test_a_processor_with_amx_told_to_run_other_code(monkeypatch):
+    """torch's words on such a processor under ATEN_CPU_CAPABILITY=avx2, from a function that stands for its own."""
+    assert refusal(fmt=BF16) == refusal(fmt=FP32) == ""
+
+    def refuses(q, *_, **__):
+        raise RuntimeError("pack_vnni2 is only supported when avx512 is supported")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuses)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    words = "torch runs as AVX2 code here, on a processor with AMX, .*; unset ATEN_CPU_CAPABILITY"
+    with pytest.raises(RuntimeError, match=words):
+        flash(*draw("normal", 0, (1, 1, 128, 32)))
+    assert re.search(words, refusal(fmt=BF16))
+    assert "needs a CUDA device" in refusal("flash_attn")
 
 
 def test_what_flash_cannot_run_it_refuses():

@@ -13,6 +13,7 @@ from torch.nn.attention import (
     sdpa_kernel,
 )
 
+from fa_lib.formats import BF16, Format, FormatLike
 from fa_lib.kernels.options import Asked, check
 
 BACKENDS = ("torch", "torch:FA3", "torch:FA4", "flash_attn")
@@ -89,9 +90,35 @@ def flash(
                 enable_gqa=four[0].shape[1] != four[1].shape[1],
             )
         except RuntimeError as error:
-            why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons) or error
+            why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons) or _in_words(error)
             raise RuntimeError(f"torch's FLASH_ATTENTION cannot run {q.dtype} on {q.device}: {why}") from error
     return o.reshape(*lead, n_q, v.shape[-1])
+
+
+def refusal(backend: str = "torch", fmt: FormatLike = BF16, device: str = "cpu") -> str:
+    """Why a backend of `flash` cannot run a format here, by one small call, long enough for torch to pack K and V; ""
+    where it can."""
+    x = torch.zeros(1, 1, 1024, 32, dtype=Format.of(fmt).dtype, device=device)
+    try:
+        flash(x, x, x, backend=backend)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _in_words(error):
+    """torch's own message, or what it means where that is known.
+
+    torch packs K and V for the processor's matrix tiles (AMX) where oneDNN finds them, BF16 with amx_bf16 and FP16 with
+    amx_fp16, from 64 queries and 64 keys on; its packing exists in AVX512 code alone (ATen, FlashAttentionKernel.cpp).
+    """
+    if "pack_vnni2" not in str(error):
+        return str(error)
+    code = torch.backends.cpu.get_cpu_capability()
+    return (
+        f"torch runs as {code} code here, on a processor with AMX, and packs K and V for AMX in AVX512 code alone; "
+        "unset ATEN_CPU_CAPABILITY"
+    )
 
 
 def _four(x):
