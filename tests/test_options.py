@@ -41,6 +41,8 @@ def problem(options, n=53, n_kv=91, heads=4, kv_heads=2):
         dict(name="fa4", threshold=0),
         dict(name="fa4", threshold=30, offset=-3),
         dict(offset=5),
+        dict(folded=True),
+        dict(folded=True, splits=3, reverse=True),
         dict(splits=3),
         dict(splits=100),
         dict(reverse=True),
@@ -90,6 +92,36 @@ def test_fa4_never_rescales_below_its_threshold():
     largest.clear()
     kernels.tiled(q, k, k, algorithm=Algorithm("fa4", exp, threshold=2), **options)  # 2 ln 2 = 1.39: every second tile
     assert largest == [0, 1, 0, 1, 0, 1]
+
+
+def test_folded_is_flash_attention_2s_source_in_numpy():
+    """Tile after tile in FP32: S without its scale, exp2 of a fused multiply-add, O times 1 / l."""
+    q, k, v = (FP32(x) for x in draw("normal", 2, (1, 1, 5, 16), (1, 1, 64, 16)))
+    how = Algorithm(folded=True)
+    ours = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), algorithm=how, scale=0.3)[0, 0]
+    Q, K, V = (x[0, 0].numpy() for x in (q, k, v))
+    c, f = np.float64(np.float32(0.3 / math.log(2))), lambda x: x.astype(np.float32).astype(np.float64)
+    m, l, O = np.full((5, 1), -np.inf), np.zeros((5, 1)), np.zeros((5, 16))
+    for j in range(0, 64, 16):
+        S = f(Q @ K[j : j + 16].T)
+        new = np.maximum(m, S.max(1, keepdims=True))
+        P = f(np.exp2(f(S * c - f(new * c))))
+        a = f(np.exp2(f((m - new) * c)))
+        l, O, m = f(f(a * l) + f(P.sum(1, keepdims=True))), f(f(a * O) + f(P @ V[j : j + 16])), new
+    assert np.abs(ours.numpy() - f(O * f(1 / l))).max() <= np.spacing(np.float32(np.abs(ours.numpy()).max()))
+    assert (ours.numpy() == f(O * f(1 / l))).mean() > 0.95  # a sum may tip a tie
+    plain = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), scale=0.3)[0, 0]
+    assert (ours == plain).double().mean() < 0.7
+
+
+def test_folded_refuses_what_comes_between_scale_and_exponential():
+    q, k, v = draw("normal", 2, (1, 1, 5, 16))
+    given = dict(tiling=TILING, precision=EXACT, algorithm=Algorithm(folded=True))
+    for options in (dict(softcap=5.0), dict(mask=torch.zeros(5, 5))):
+        with pytest.raises(ValueError, match="folded=True with softcap or an added mask"):
+            kernels.tiled(q, k, v, **given, **options)
+    with pytest.raises(ValueError, match="folded: got True"):
+        Algorithm("fa1", folded=True)
 
 
 def test_splits_are_merged_as_numpy_merges_them():

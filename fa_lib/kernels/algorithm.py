@@ -30,6 +30,9 @@ class Algorithm:
         splits: parts of the keys, whole tiles each, that are worked on apart and merged by their log-sum-exp at the
             end, as in flash decoding. Each part's O is in `precision.accumulator`.
         reverse: the last tile first, as FlashAttention-2 has it on CUDA.
+        folded: the scale is left out of S and multiplied in with the exponential, P = 2**(S c - m c) of one fused
+            multiply-add, c = scale * log2(e) in `precision.exponent`; and O is multiplied by 1 / l instead of divided
+            by l. As FlashAttention-2's CUDA source has it; of "fa2", without softcap and added masks.
 
     Raises:
         ValueError: an attribute does not fit the others.
@@ -42,6 +45,7 @@ class Algorithm:
     maximum: Callable | None = None
     splits: int = 1
     reverse: bool = False
+    folded: bool = False
 
     def __post_init__(self):
         if self.name not in NAMES:
@@ -51,6 +55,8 @@ class Algorithm:
             if value is not None and (self.name not in of or not value >= least or value != int(value)):
                 accepted = f"a whole number, for {' and '.join(of)}"
                 raise ValueError(f"{field}: got {value!r} with {self.name!r}; accepted is {accepted}")
+        if self.folded and (self.name != "fa2" or self.exp is not torch.exp or self.offset is not None):
+            raise ValueError(f"folded: got True with {self}; accepted is it with 'fa2', its own exp and no offset")
         if type(self.splits) is not int or self.splits < 1:
             raise ValueError(f"splits: got {self.splits!r}; accepted is a whole number from 1")
 

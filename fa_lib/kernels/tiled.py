@@ -1,6 +1,8 @@
 """Flash Attention, tile by tile, each step rounded: the paper's microbenchmark."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -54,8 +56,12 @@ def tiled(
         raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
     how = Algorithm.of(algorithm)
     asked = Options.of(q, k, v, **options)
-    step, last = (fa1_tile, fa1_last) if how.name == "fa1" else (fa2_tile, fa2_last)
     p = rounding(precision)
+    unit, forward_asked = (asked.scale, unscaled(asked)) if how.folded else (1.0, asked)  # of a score and of m
+    if how.folded:
+        step, last = partial(folded_tile, p.exponent(torch.tensor(unit / LN2, dtype=torch.float64))), folded_last
+    else:
+        step, last = (fa1_tile, fa1_last) if how.name == "fa1" else (fa2_tile, fa2_last)
 
     def few_rows(q_i, k, v, scores):
         seen = list(tiles(k, v, tiling.block_kv, scores))[:: -1 if how.reverse else 1]
@@ -78,13 +84,13 @@ def tiled(
             m, l, O = new
         m = m.where(l != 0, 0.0)  # of a row that saw no key
         log = p.row_sum(torch.log(nonzero(l)) - (how.offset or 0) * LN2)
-        L = p.row_sum(m + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
+        L = p.row_sum(m * unit + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
         O = last(p, l, O)  # (rows, head_dim)
         return torch.cat([O if how.splits > 1 else p.output(O), L], -1)  # (rows, head_dim + 1)
 
     def forward(q, k, v):
         width = tiling.block_kv
-        out = by_rows(few_rows, (q, k, v), p, asked, features=v.shape[-1] + 1, width=width, rows=rows)
+        out = by_rows(few_rows, (q, k, v), p, forward_asked, features=v.shape[-1] + 1, width=width, rows=rows)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
@@ -139,13 +145,45 @@ def fa2_tile(
         m_new = m.where(m_new - m <= how.slack, m_new)  # not worth a rescale
     P = p.exponent(how.exp(p.exponent(S - m_new)) * how.raised)  # (rows, B_c)
     a = p.factors(torch.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
+    return m_new, *fa2_sums(p, dropped(P), P, a, v, l, O)
+
+
+def fa2_sums(p: Steps, dropped: Tensor, P: Tensor, a: Tensor, v: Tensor, l: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:
+    """l and O, rescaled by a, and with a tile of P added."""
     l = p.row_sum(p.row_sum(a * l) + p.row_sum(P.sum(-1, keepdim=True)))
-    PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
-    return m_new, l, p.accumulator(p.accumulator(a * O) + PV)
+    PV = p.accumulator(dropped @ v)  # (rows, head_dim)
+    return l, p.accumulator(p.accumulator(a * O) + PV)
 
 
 def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O / nonzero(l))
+
+
+def unscaled(asked: Options) -> Options:
+    """The options of a call whose scores are Q Kᵀ alone.
+
+    Raises:
+        ValueError: something is added to the scores, or caps them, which happens after the scale.
+    """
+    added = asked.mask is not None and asked.mask.dtype != torch.bool
+    if added or asked.softcap is not None:
+        raise ValueError("algorithm: got folded=True with softcap or an added mask; accepted is it without them")
+    return replace(asked, scale=1.0)
+
+
+def folded_tile(
+    c: Tensor, p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
+) -> Carried:
+    """As `fa2_tile` for scores without their scale; c: scale * log2(e), rounded."""
+    m, l, O = carried
+    m_new = torch.maximum(m, m_tile)
+    P = p.exponent(torch.exp2(p.exponent(S * c - p.exponent(m_new * c))))  # (rows, B_c); a fused multiply-add
+    a = p.factors(torch.exp2(p.factors((m - m_new) * c)))  # (rows, 1)
+    return m_new, *fa2_sums(p, dropped(P), P, a, v, l, O)
+
+
+def folded_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
+    return p.accumulator(O * p.row_sum(1 / nonzero(l)))
 
 
 def rescales(
