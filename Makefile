@@ -101,6 +101,10 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.$(EXTRAS)'
 	@touch $@
 
+.venv/.gallery: fa_lib/gallery/requirements.txt .venv/.core
+	.venv/bin/python -m pip install --quiet --constraint requirements.lock --requirement $<
+	@touch $@
+
 /usr/bin/chromium:
 	@command -v apt-get > /dev/null || { echo "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"; exit 1; }
 	$(SUDO) apt-get update --quiet && $(SUDO) apt-get install --quiet --yes --no-install-recommends chromium

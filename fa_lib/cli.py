@@ -186,6 +186,22 @@ def wheelhouse(
 
 
 @app.command()
+def gallery(
+    list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,
+) -> None:
+    """The attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
+
+    Judge one with `fa-lib check kernel gallery:KEY`, for instance gallery:ggml_decode.
+    """
+    with told():
+        from fa_lib.gallery import catalogue
+
+        if not list_:
+            raise ValueError("gallery: got nothing to do; accepted is --list")
+        typer.echo(catalogue.listing())
+
+
+@app.command()
 def bench() -> None:
     """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
     with told():

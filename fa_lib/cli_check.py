@@ -46,6 +46,11 @@ def _judged(report, json_file, gate):
     raise typer.Exit(1 if gate and not report.judgement.passed else 0)
 
 
+def _kernel(name):
+    """The name that `kernels.get` takes: gallery:KEY stands for fa_lib.gallery:KEY."""
+    return f"fa_lib.{name}" if name.startswith("gallery:") else name
+
+
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
 GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails")]
@@ -54,7 +59,7 @@ DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
 
 @app.command("kernel")
 def check_kernel(
-    kernel: Annotated[str, typer.Argument(help="a built-in kernel (flash), or package.module:function")],
+    kernel: Annotated[str, typer.Argument(help="built-in (flash), gallery:KEY, or package.module:function")],
     quick: Annotated[bool, typer.Option("--quick", help="a first look, in seconds instead of a minute")] = False,
     out: OUT = "",
     json_file: JSON = None,
@@ -69,7 +74,7 @@ def check_kernel(
     with told():
         from fa_lib import reports
 
-        report = reports.check_kernel(kernel, "quick" if quick else "report", out, device)
+        report = reports.check_kernel(_kernel(kernel), "quick" if quick else "report", out, device)
         _judged(report, json_file, gate)
 
 
@@ -90,7 +95,7 @@ def check_tensors(
     with told():
         from fa_lib import reports
 
-        names = dict(names=tuple(kernel)) if kernel else {}
+        names = dict(names=tuple(map(_kernel, kernel))) if kernel else {}
         report = reports.check_tensors(file, fmt, out, device=device, **names)
         _judged(report, json_file, gate)
 
@@ -111,6 +116,6 @@ def check_model(
     with told():
         from fa_lib import reports
 
-        names = dict(names=tuple(kernel)) if kernel else {}
+        names = dict(names=tuple(map(_kernel, kernel))) if kernel else {}
         report = reports.check_model(function, out, save, **names)
         _judged(report, json_file, gate)

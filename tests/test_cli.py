@@ -22,7 +22,7 @@ def command(*words, cwd=ROOT, **env):
 
 
 PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("figures",), ("publish",),
-         ("claims",), ("train",), ("record",), ("wheelhouse",), ("bench",)]  # fmt: skip
+         ("claims",), ("train",), ("record",), ("wheelhouse",), ("gallery",), ("bench",)]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PAGES, ids=" ".join)
@@ -51,6 +51,8 @@ def test_the_ledger_of_one_paper():
         (("claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted are 2405.02803, 2407.08608"),
         (("figures", "99_nothing"), "only: got '99_nothing'; accepted are 01_kernels"),
         (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper"),
+        (("gallery",), "gallery: got nothing to do; accepted is --list"),
+        (("check", "kernel", "gallery:nothing"), "fa_lib.gallery has no kernel 'nothing'; accepted are ggml_prefill"),
         (("record",), "device: no CUDA device here; accepted is cpu"),
         (("record", "--device", "cpu", "--scale", "gpu"), "scale: got 'gpu' with device 'cpu'; accepted is quick"),
         (("record", "--device", "cpu", "--step", "hard"), "step: got 'hard'; accepted are tests, hardware"),

@@ -12,6 +12,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"paths"},
     {"formats", "precision", "tiling", "inputs", "metrics"},
     {"kernels"},
+    {"gallery"},
     {"theory"},
     {"experiments"},
     {"execution"},

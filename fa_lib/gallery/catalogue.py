@@ -1,0 +1,121 @@
+"""The catalogue of the gallery: whose kernel it is, what it needs, and how it comes to be called in real use."""
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel of the gallery.
+
+    Attributes:
+        key: of ENTRIES, and the name of its function.
+        project: whose kernel it is.
+        module: the file of fa_lib.gallery that has its function.
+        needs: distributions, the kernel's own first; those that fa_lib does not install are pinned in requirements.txt.
+        use: which call, and which defaults, lead to it in real use.
+        cannot: why it cannot run on a CPU, with its version; "" where it can.
+    """
+
+    key: str
+    project: str
+    module: str
+    needs: tuple[str, ...]
+    use: str
+    cannot: str = ""
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot run here, in a sentence; "" where it can."""
+        missing = [name for name in self.needs if installed(name) is None]
+        if self.cannot or not missing:
+            return self.cannot
+        wanted = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in missing)
+        how = "`make gallery` installs" if set(missing) <= pins().keys() else "pip install 'fa_lib[train]' installs"
+        return f"it needs {wanted}, not installed here; {how} {'it' if len(missing) == 1 else 'them'}"
+
+    def kernel(self) -> Callable:
+        """Its function f(q, k, v, causal=False, scale=None).
+
+        Raises:
+            ImportError: it cannot run here, and why.
+        """
+        if self.problem:
+            raise ImportError(f"{self.key} cannot run: {self.problem}")
+        return getattr(importlib.import_module(f"fa_lib.gallery.{self.module}"), self.key)
+
+
+def installed(distribution: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def pins() -> dict[str, str]:
+    """distribution -> version, of requirements.txt."""
+    return dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([\w.]+)$", REQUIREMENTS.read_text(), re.MULTILINE))
+
+
+def listing() -> str:
+    """Every kernel in three lines: its key and project; what it needs, and whether it runs here; its real use."""
+    told = []
+    for entry in ENTRIES.values():
+        held = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in entry.needs)
+        runs = f"cannot run here: {entry.problem}" if entry.problem else "runs here"
+        told.append(f"gallery:{entry.key} ({entry.project})\n    {held}; {runs}\n    in use: {entry.use}")
+    return "\n".join(told)
+
+
+def _entries(project: str, module: str, needs: tuple[str, ...], **uses: str) -> list[Entry]:
+    """Entries of one file: key -> use."""
+    return [Entry(key, project, module, needs, use) for key, use in uses.items()]
+
+
+_ALL = [
+    *_entries(
+        "llama.cpp (ggml)", "ggml", ("xllamacpp",),
+        ggml_prefill="reading a prompt of 64 tokens or more; flash attention is on by default (--flash-attn auto)",
+        ggml_decode="every generated token; flash attention and an FP16 KV cache are the defaults",
+        ggml_few="prompts and speculative batches below 64 tokens, by the same defaults",
+        ggml_decode_1_thread="every generated token with --threads 1",
+        ggml_decode_v_fp32="every generated token with --cache-type-v f32",
+        ggml_q8_0="every generated token with --cache-type-k q8_0 --cache-type-v q8_0",
+        ggml_q4_0="every generated token with --cache-type-k q4_0 --cache-type-v q4_0",
+    ),
+    *_entries(
+        "whisper.cpp (ggml)", "ggml", ("pywhispercpp",),
+        whisper_prefill="the encoder, and prompts of 64 tokens or more; flash attention is on by default since 1.8",
+        whisper_decode="every token of the decoder, with an FP16 KV cache, by the same default",
+        whisper_few="prompts of the decoder below 64 tokens, by the same default",
+    ),
+    *_entries(
+        "PyTorch", "torch_kernels", ("torch",),
+        torch_flash="scaled_dot_product_attention chooses it on CPU unless there is dropout or a mask with gradients",
+        torch_math="scaled_dot_product_attention where no other backend fits, or under sdpa_kernel(SDPBackend.MATH)",
+        torch_math_16_bit="the same after torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)",
+        torch_flex="flex_attention without torch.compile",
+        torch_flex_compiled="torch.compile(flex_attention)",
+    ),
+    *_entries(
+        "transformers", "huggingface", ("transformers",),
+        transformers_eager='attn_implementation="eager", and every model without a faster one',
+        transformers_sdpa='attn_implementation="sdpa", the default, for a batch of padded texts',
+    ),
+    *_entries(
+        "diffusers", "huggingface", ("diffusers",),
+        diffusers_native='the attention dispatcher of newer models; its default backend is "native"',
+        diffusers_written_out="AttnProcessor, of models without AttnProcessor2_0 and with attention upcast or sliced",
+    ),
+]  # fmt: skip
+
+ENTRIES = {entry.key: entry for entry in _ALL}

@@ -1,0 +1,191 @@
+"""ggml's flash attention on CPU, which llama.cpp and whisper.cpp run: ggml_flash_attn_ext, called by ctypes.
+
+Nothing is built: the wheels xllamacpp (llama.cpp) and pywhispercpp (whisper.cpp) hold ggml's shared libraries. As
+llama.cpp does, Q is given in FP32 and K, V in the type of the KV cache. Below 64 queries ggml takes a path that goes
+key by key; where V is stored in FP16 that path adds up O in FP16 (ggml-cpu/ops.cpp,
+ggml_compute_forward_flash_attn_ext_f16_one_chunk).
+"""
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import files
+
+import torch
+from torch import Tensor
+
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, visible
+
+TYPES = {"FP32": 0, "FP16": 1, "q4_0": 2, "q8_0": 8, "BF16": 30}  # enum ggml_type of ggml.h
+DTYPES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
+STORED = {name: dtype for dtype, name in DTYPES.items()}
+BLOCK = 32  # values that share a scale in q4_0 and q8_0
+MASK_ROWS = 64  # ggml wants the mask's rows padded to a multiple of GGML_KQ_MASK_PAD
+FILES = {  # wheel -> the beginnings of its shared libraries that hold ggml
+    "xllamacpp": ("xllamacpp/xllamacpp.",),
+    "pywhispercpp": ("pywhispercpp.libs/libggml-base-", "pywhispercpp.libs/libggml-cpu-"),
+}
+SCRATCH = 64 << 20  # bytes for the graph and the kernel's own buffers
+
+
+class _Parameters(ctypes.Structure):  # struct ggml_init_params
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+_pointer, _int, _long, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
+    "ggml_init": (_pointer, _Parameters),
+    "ggml_free": (None, _pointer),
+    "ggml_new_tensor_4d": (_pointer, _pointer, _int, _long, _long, _long, _long),
+    "ggml_get_data": (_pointer, _pointer),
+    "ggml_flash_attn_ext": (_pointer, *[_pointer] * 5, _float, _float, _float),
+    "ggml_new_graph": (_pointer, _pointer),
+    "ggml_build_forward_expand": (None, _pointer, _pointer),
+    "ggml_quantize_chunk": (ctypes.c_size_t, _int, _pointer, _pointer, _long, _long, _long, _pointer),
+    "ggml_graph_compute_with_ctx": (_int, _pointer, _pointer, _int),
+    "ggml_cpu_init": (None,),
+    "ggml_version": (ctypes.c_char_p,),
+}
+
+
+@cache
+def _functions(wheel):
+    """name -> function of ggml, out of the shared libraries of an installed wheel."""
+    paths = [file.locate() for start in FILES[wheel] for file in files(wheel) or () if str(file).startswith(start)]
+    libraries = [ctypes.CDLL(str(path)) for path in paths]  # no RTLD_GLOBAL: two versions of ggml share a process
+    found = {}
+    for name, (result, *arguments) in _SIGNATURES.items():
+        found[name] = next(getattr(library, name) for library in libraries if hasattr(library, name))
+        found[name].restype, found[name].argtypes = result, arguments
+    found["ggml_cpu_init"]()
+    return found
+
+
+def version(wheel: str) -> str:
+    """The version of ggml inside a wheel of FILES, "0.13.1" for instance."""
+    return _functions(wheel)["ggml_version"]().decode()
+
+
+@dataclass(frozen=True)
+class Ggml:
+    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`, any number of queries in a call.
+
+    Attributes:
+        wheel: of FILES, which holds ggml.
+        k, v: the types of TYPES that K and V are stored in; None is their own dtype, as a cache of that type has it.
+        threads: ggml divides the keys among them where there is one query, and the queries otherwise.
+        precise: return FP32, as ggml does, and not q's dtype.
+    """
+
+    wheel: str = "xllamacpp"
+    k: str | None = None
+    v: str | None = None
+    threads: int = 2
+    precise: bool = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+        """o (batch, heads, n_q, head_dim of v). q, k, v: (batch, heads, n, head_dim) in FP32, FP16 or BF16.
+
+        Raises:
+            NotImplementedError: ggml does not have this dtype or head_dim.
+            ValueError: a type changes values of K or V that are not quantised, so that more than the type would differ.
+        """
+        only_dtypes(q, (torch.float16, torch.bfloat16, torch.float32), "ggml")
+        kinds = [kind or DTYPES[q.dtype] for kind in (self.k, self.v)]
+        for name, x, kind in (("k", k, kinds[0]), ("v", v, kinds[1])):
+            if kind not in STORED and x.shape[-1] % BLOCK:
+                raise NotImplementedError(
+                    f"ggml quantises blocks of {BLOCK} values: head_dim of {name} is {x.shape[-1]}, and no multiple"
+                )
+            if kind in STORED and not torch.equal(x.to(STORED[kind]).to(x.dtype), x):
+                raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
+        ggml, (batch, heads, n_q, _) = _functions(self.wheel), q.shape
+        o = torch.empty(batch, n_q, heads, v.shape[-1])
+        mask_size = 2 * (n_q + MASK_ROWS) * k.shape[2] if causal else 0
+        size = 4 * (q.numel() + k.numel() + v.numel() + o.numel()) + mask_size + SCRATCH
+        context = ggml["ggml_init"](_Parameters(size, None, False))
+        try:
+            mask = _tensor(ggml, context, _causal_mask(n_q, k.shape[2]), "FP16") if causal else None
+            tensors = [_tensor(ggml, context, x, kind) for x, kind in zip((q, k, v), ("FP32", *kinds))]
+            out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, softmax_scale(q, scale), 0.0, 0.0)
+            graph = ggml["ggml_new_graph"](context)
+            ggml["ggml_build_forward_expand"](graph, out)
+            status = ggml["ggml_graph_compute_with_ctx"](context, graph, self.threads)
+            if status:
+                raise RuntimeError(f"ggml_graph_compute_with_ctx returns status {status}")
+            ctypes.memmove(o.data_ptr(), ggml["ggml_get_data"](out), 4 * o.numel())
+        finally:
+            ggml["ggml_free"](context)
+        o = o.transpose(1, 2).contiguous()
+        return o if self.precise else o.to(q.dtype)
+
+
+def _tensor(ggml, context, x, kind):
+    """A ggml tensor of x (batch, heads, n, head_dim), stored as `kind`; ggml counts dimensions from the last."""
+    held = ggml["ggml_new_tensor_4d"](context, TYPES[kind], *reversed(x.shape))
+    data = ggml["ggml_get_data"](held)
+    x = x.detach().to(STORED.get(kind, torch.float32)).contiguous()
+    if kind in STORED:
+        ctypes.memmove(data, x.data_ptr(), x.numel() * x.element_size())
+    else:
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        ggml["ggml_quantize_chunk"](TYPES[kind], x.data_ptr(), data, 0, rows, width, None)
+    return held
+
+
+def _causal_mask(n_q, n_kv):
+    """0 where a key is seen and -inf where not, in FP16: (1, 1, n_q up to a multiple of MASK_ROWS, n_kv)."""
+    rows = torch.zeros(n_q + -n_q % MASK_ROWS, n_kv, dtype=torch.float16)
+    rows[:n_q].masked_fill_(~visible(n_q, n_kv), -math.inf)
+    return rows[None, None]
+
+
+def ggml_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """llama.cpp's ggml, all queries in one call; below 64 of them it takes the path of decoding."""
+    return Ggml()(q, k, v, causal, scale)
+
+
+def ggml_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """llama.cpp's ggml, one query in each call, as in decoding."""
+    return queries_at_a_time(Ggml(), 1)(q, k, v, causal, scale)
+
+
+def ggml_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """llama.cpp's ggml, 32 queries in each call, as in speculative decoding and small batches."""
+    return queries_at_a_time(Ggml(), 32)(q, k, v, causal, scale)
+
+
+def ggml_decode_1_thread(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """`ggml_decode` on one thread, which adds up all keys in one sum."""
+    return queries_at_a_time(Ggml(threads=1), 1)(q, k, v, causal, scale)
+
+
+def ggml_decode_v_fp32(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """`ggml_decode` with the same values of V stored in FP32: one type is changed, and ggml adds up O in FP32."""
+    return queries_at_a_time(Ggml(v="FP32"), 1)(q, k, v, causal, scale)
+
+
+def ggml_q8_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """llama.cpp's ggml with a KV cache of q8_0, one query in each call."""
+    return queries_at_a_time(Ggml(k="q8_0", v="q8_0"), 1)(q, k, v, causal, scale)
+
+
+def ggml_q4_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """llama.cpp's ggml with a KV cache of q4_0, one query in each call."""
+    return queries_at_a_time(Ggml(k="q4_0", v="q4_0"), 1)(q, k, v, causal, scale)
+
+
+def whisper_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """whisper.cpp's ggml, all queries in one call."""
+    return Ggml("pywhispercpp")(q, k, v, causal, scale)
+
+
+def whisper_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """whisper.cpp's ggml, one query in each call, as in decoding."""
+    return queries_at_a_time(Ggml("pywhispercpp"), 1)(q, k, v, causal, scale)
+
+
+def whisper_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """whisper.cpp's ggml, 32 queries in each call, as its beam search and speculative decoding have."""
+    return queries_at_a_time(Ggml("pywhispercpp"), 32)(q, k, v, causal, scale)

@@ -1,0 +1,61 @@
+"""The attention of transformers and diffusers, as their models call it."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from fa_lib.gallery.adapters import repeated, softmax_scale, swapped, visible
+
+
+def _module(q, k):
+    """What transformers' attention functions read of the module that calls them."""
+    return SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
+
+
+def transformers_eager(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """eager_attention_forward of transformers' Llama: softmax in FP32, then P rounded to the inputs' format."""
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    mask = None
+    if causal:
+        hidden = ~visible(q.shape[2], k.shape[2])
+        mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, torch.finfo(q.dtype).min)[None, None]
+    o, _ = eager_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
+    return swapped(o)
+
+
+def transformers_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """transformers' "sdpa" with a mask always given, as in a batch of padded texts."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    n_q, n_kv = q.shape[2], k.shape[2]
+    mask = visible(n_q, n_kv) if causal else torch.ones(n_q, n_kv, dtype=torch.bool)
+    mask = mask.expand(q.shape[0], 1, n_q, n_kv)
+    o, _ = sdpa_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
+    return swapped(o)
+
+
+def diffusers_native(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """diffusers' dispatch_attention_fn with its backend "native"; tensors (batch, n, heads, head_dim)."""
+    from diffusers.models.attention_dispatch import attention_backend, dispatch_attention_fn
+
+    if causal and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("diffusers' causal mask is aligned top-left; accepted are as many queries as keys")
+    grouped = q.shape[1] != k.shape[1]
+    with attention_backend("native"):
+        o = dispatch_attention_fn(*map(swapped, (q, k, v)), is_causal=causal, scale=scale, enable_gqa=grouped)
+    return swapped(o)
+
+
+def diffusers_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """diffusers' AttnProcessor: Attention.get_attention_scores, then torch.bmm with V."""
+    from diffusers.models.attention_processor import Attention
+
+    if causal:
+        raise NotImplementedError("diffusers' AttnProcessor has no causal mask; its callers give none")
+    k, v = repeated(q, k, v)
+    module = Attention(query_dim=q.shape[3], heads=1, dim_head=q.shape[3])
+    module.scale = softmax_scale(q, scale)
+    P = module.get_attention_scores(q.flatten(0, 1), k.flatten(0, 1))  # (batch * heads, n_q, n_kv)
+    return torch.bmm(P, v.flatten(0, 1)).unflatten(0, q.shape[:2])

@@ -1,0 +1,210 @@
+"""The gallery: its adapters, its catalogue, and its kernels against the golden value where their libraries are here."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fa_lib import deviation, draw, gallery, kernels
+from fa_lib.check.attempt import attempt
+from fa_lib.formats import BF16, FP16, FP32
+from fa_lib.gallery import adapters, catalogue
+from fa_lib.gallery.catalogue import ENTRIES
+from fa_lib.paths import PACKAGE
+
+FOLDER = PACKAGE / "gallery"
+HEAVY = ("jax", "onnxruntime", "onnx", "openvino", "mlx", "transformers", "diffusers", "tokamax", "ml_dtypes")
+
+
+def drawn(fmt=BF16, n_q=70, n_kv=203, heads=4, kv_heads=2, d=32, seed=0):
+    """q, k, v in fmt's dtype."""
+    return tuple(fmt(x).to(fmt.dtype) for x in draw("normal", seed, (2, heads, n_q, d), (2, kv_heads, n_kv, d)))
+
+
+# --- adapters
+
+
+def test_visible_is_aligned_bottom_right():
+    assert adapters.visible(2, 4).tolist() == [[True, True, True, False], [True] * 4]
+    q, k, v = drawn(FP32)
+    o = kernels.unfused(q, k, v, mask=adapters.visible(70, 203))
+    assert torch.equal(o, kernels.unfused(q, k, v, causal=True))
+
+
+def test_layouts_go_both_ways():
+    q, _, _ = drawn()
+    assert adapters.swapped(q).shape == (2, 70, 4, 32) and torch.equal(adapters.swapped(adapters.swapped(q)), q)
+    flat = adapters.packed(q)
+    assert flat.shape == (2, 70, 128) and torch.equal(flat[0, 5, 32:64], q[0, 1, 5])
+    assert torch.equal(adapters.unpacked(flat, 4), q)
+
+
+def test_repeated_heads_give_what_shared_ones_give():
+    q, k, v = drawn(FP32)
+    assert torch.equal(kernels.unfused(q, *adapters.repeated(q, k, v)), kernels.unfused(q, k, v))
+    assert adapters.repeated(k, k, v)[0] is k
+
+
+def test_padded_adds_zeros_up_to_a_multiple():
+    _, k, _ = drawn()
+    longer = adapters.padded(k, 128)
+    assert longer.shape == (2, 2, 256, 32) and torch.equal(longer[:, :, :203], k) and not longer[:, :, 203:].any()
+    assert adapters.padded(longer, 128).shape == longer.shape
+
+
+@pytest.mark.parametrize("count", [1, 32, 70, 100])
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_at_a_time_give_what_one_call_gives(count, causal):
+    asked = []
+
+    def kernel(q, k, v, causal=False, scale=None):
+        asked.append((q.shape[2], k.shape[2]))
+        return kernels.baseline(q, k, v, causal=causal, scale=scale)
+
+    q, k, v = drawn()
+    o = adapters.queries_at_a_time(kernel, count)(q, k, v, causal=causal, scale=0.1)
+    assert torch.equal(o, kernels.baseline(q, k, v, causal=causal, scale=0.1))
+    assert [n for n, _ in asked] == [min(count, 70 - i) for i in range(0, 70, count)]
+    assert asked[0][1] == (203 - 70 + min(count, 70) if causal else 203)
+
+
+def test_queries_that_see_no_key_are_refused():
+    q, k, v = drawn(n_q=203, n_kv=70)
+    with pytest.raises(NotImplementedError, match="causal with 203 queries and 70 keys: a query would see no key"):
+        adapters.queries_at_a_time(kernels.baseline, 1)(q, k, v, causal=True)
+
+
+def test_bf16_goes_through_numpy_bit_by_bit():
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)  # NaN and infinities too
+    bits = adapters.bf16_bits(every)
+    assert bits.dtype == np.int16 and np.array_equal(bits, np.arange(-(2**15), 2**15))
+    back = adapters.from_bf16_bits(bits.view(np.float16))
+    assert back.dtype == torch.bfloat16 and torch.equal(back.view(torch.int16), every.view(torch.int16))
+    bits[0] = 1
+    assert back.view(torch.int16)[0] == -(2**15), "a copy"
+
+
+def test_arrays_are_copies():
+    x = np.zeros(2, np.float16)
+    back = adapters.from_numpy(x)
+    x[0] = 1
+    assert back.tolist() == [0, 0] and back.dtype == torch.float16
+
+
+def test_bf16_is_an_array_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q, _, _ = drawn()
+    array = adapters.to_numpy(q[:, :, ::2])
+    assert array.dtype == ml_dtypes.bfloat16 and np.array_equal(array.astype(np.float32), q[:, :, ::2].float())
+    assert torch.equal(adapters.from_numpy(array), q[:, :, ::2])
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
+def test_jax_has_the_values_and_the_gradients(fmt):
+    pytest.importorskip("jax")
+    q, k, v = (x.requires_grad_() for x in drawn(fmt, n_q=203, kv_heads=4))
+    assert torch.equal(adapters.from_jax(adapters.to_jax(q)), q)
+
+    def product(q, k, v):  # one rounding, and gradients that need none
+        return q * k
+
+    o, due = adapters.through_jax(product, q, k, v), product(q, k, v)
+    assert o.dtype == fmt.dtype and torch.equal(o, due)
+    grads = torch.autograd.grad(o, (q, k, v), torch.full_like(o, 2))
+    assert torch.equal(grads[0], 2 * k) and torch.equal(grads[1], 2 * q) and not grads[2].any()
+    with torch.no_grad():
+        assert not adapters.through_jax(product, q, k, v).requires_grad
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda q: adapters.only_default_scale(q, 0.05, "ring"),
+            "ring scales Q Kᵀ by 1 / sqrt.* = 0.1768; scale = 0.",
+        ),
+        (lambda q: adapters.only_dtypes(q, (torch.float16,), "this"), "this has float16; q is bfloat16"),
+    ],
+)
+def test_what_a_kernel_lacks_is_told(call, message):
+    with pytest.raises(NotImplementedError, match=message):
+        call(drawn()[0])
+    adapters.only_default_scale(drawn()[0], 32**-0.5, "ring")
+
+
+# --- the catalogue
+
+
+def test_every_entry_has_its_function_in_its_file_and_none_is_left_out():
+    for key, entry in ENTRIES.items():
+        assert entry.key == key and entry.project and entry.needs and entry.use
+        assert entry.cannot or f"\ndef {key}(q: Tensor, k: Tensor" in (FOLDER / f"{entry.module}.py").read_text()
+    modules = {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "catalogue", "adapters"}
+    assert modules == {entry.module for entry in ENTRIES.values() if entry.module}
+    assert not modules & ENTRIES.keys(), "a key would be taken for the module"
+
+
+def test_what_an_entry_needs_is_pinned_or_locked():
+    locked = (PACKAGE.parent / "requirements.lock").read_text()
+    for entry in ENTRIES.values():
+        for name in entry.needs:
+            assert entry.cannot or name in catalogue.pins() or f"\n{name}==" in locked, name
+    assert all(name and number for name, number in catalogue.pins().items())
+    lines = [x for x in catalogue.REQUIREMENTS.read_text().splitlines() if not x.startswith("#")]
+    assert len(catalogue.pins()) == len(lines)
+
+
+def test_to_import_the_gallery_imports_none_of_the_libraries():
+    modules = ", ".join(f"fa_lib.gallery.{path.stem}" for path in FOLDER.glob("*.py") if path.stem != "__init__")
+    script = f"import sys, {modules}; print(set({HEAVY!r}) & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_library_that_is_missing_is_told_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(catalogue, "installed", lambda name: None)
+    with pytest.raises(ValueError, match=r"ggml_decode cannot run: it needs xllamacpp \S+, not installed here; `mak"):
+        kernels.get("fa_lib.gallery:ggml_decode")
+    assert "transformers, not installed here; pip install" in ENTRIES["transformers_eager"].problem
+    assert "gallery:ggml_decode (llama.cpp (ggml))\n    xllamacpp not installed; cannot run" in catalogue.listing()
+
+
+def test_an_unknown_kernel_is_told_which_there_are():
+    with pytest.raises(AttributeError, match="no kernel 'nothing'; accepted are ggml_prefill, "):
+        _ = gallery.nothing
+
+
+# --- the kernels
+
+CALLS = {  # what is asked of each kernel: shapes and options
+    "128": (dict(n_q=128, n_kv=128), {}),
+    "one query": (dict(n_q=1, n_kv=256), {}),
+    "17 x 203": (dict(n_q=17, n_kv=203), {}),
+    "causal 128": (dict(n_q=128, n_kv=128), dict(causal=True)),
+    "causal 17 x 203, GQA": (dict(n_q=17, n_kv=203, kv_heads=1), dict(causal=True)),
+    "another scale": (dict(n_q=1, n_kv=256), dict(scale=0.05)),
+}
+FAR = 0.2  # of the golden value's root mean square: another mask or scale is off by more, a cache of 4 bits by less
+SLOW = {"torch_flex_compiled"}  # compiled anew for each call
+
+
+@pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.slow] * (key in SLOW)) for key in ENTRIES])
+def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
+    if ENTRIES[key].problem:
+        pytest.skip(f"{key} cannot run: {ENTRIES[key].problem}")
+    fn, answered = kernels.get(f"fa_lib.gallery:{key}"), []
+    for fmt in (BF16, FP16, FP32):
+        first = all(other == fmt for other, _ in answered)
+        for name in CALLS if first and key not in SLOW else ("17 x 203", "causal 128"):
+            sizes, options = CALLS[name]
+            q, k, v = drawn(fmt, **dict(heads=2, kv_heads=2, d=64) | sizes)
+            answer = attempt(fn, q, k, v, **options)
+            if answer.outcome != "yes":
+                assert answer.problem.startswith("raises NotImplementedError: ") and len(answer.problem) > 40, answer
+                continue
+            golden = kernels.golden(q, k, v, inputs=fmt, **options)
+            assert deviation(answer.o, golden).relative < FAR, f"{fmt}, {name}"
+            answered.append((fmt, name))
+    assert answered, "nothing was answered"
