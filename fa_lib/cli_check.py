@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
-EXIT = "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why."
+EXIT = (
+    "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why; 3 "
+    "nothing of it could be judged (with --gate)."
+)
 app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT}")
 
 
@@ -35,6 +38,7 @@ def _judged(report, json_file, gate):
     """Print a judgement, write its record, and end with the exit code it asks for."""
     import json
 
+    from fa_lib.check.findings import Verdict
     from fa_lib.check.words import headline, sentences
     from fa_lib.execution.files import replacing
 
@@ -43,7 +47,8 @@ def _judged(report, json_file, gate):
             path.write_text(json.dumps(report.record, indent=1) + "\n")
     told = [headline(report.judgement), *(sentence for _, sentence in sentences(report.judgement))]
     typer.echo("\n".join([*told, "", str(report.page)]))
-    raise typer.Exit(1 if gate and not report.judgement.passed else 0)
+    codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
+    raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
 
 
 def _kernel(name):
@@ -53,7 +58,7 @@ def _kernel(name):
 
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
-GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails")]
+GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
 DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
 
 

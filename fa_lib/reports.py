@@ -63,10 +63,11 @@ def check_kernel(kernel: str, depth: Depth | str = "report", out: str | Path = "
     sections = [
         Section("What it can do", tables.by_call(found["asked"])),
         Section("How far it is from the golden value", tables.by_length(found["lengths"], kernel),
-                "Mean over seeds of the root mean square and of the largest error, and the largest over Baseline's."),
+                "Mean over seeds of the root mean square and of the largest error, and the largest over Baseline's on the "
+                "same outputs."),
         Section("Inputs that make trouble", tables.by_input(found["inputs"]),
                 "The largest error over Baseline's, and the mean signed error away from zero (in ulp, with its 95 % "
-                "interval over seeds)."),
+                "interval over seeds), beside Baseline's."),
         Section("Shapes and masks", tables.by_shape(found["shapes"]),
                 "The largest error over Baseline's, output and gradients; ! where it breaks the rule."),
     ]  # fmt: skip
@@ -156,6 +157,8 @@ class _Begun:
         """Write the tables, then the page."""
         record = provenance(settings)
         for name, table in found.items():
+            if table.empty:
+                continue
             with replacing(self.folder / f"{name}.csv") as path:
                 table.to_csv(path, index=False, float_format="%.7g")
         told = settings | {"torch": record["versions"]["torch"], "python": record["python"]}

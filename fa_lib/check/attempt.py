@@ -50,9 +50,11 @@ def message(error: BaseException) -> str:
 
 @contextmanager
 def blamed() -> Iterator[None]:
-    """Whatever is raised inside, SystemExit included, is the kernel's: a KernelError."""
+    """Whatever is raised inside, SystemExit included, is the kernel's: a KernelError, or one that it is already."""
     try:
         yield
+    except KernelError:
+        raise
     except (Exception, SystemExit) as error:
         raise KernelError("no", f"raises {shown(type(error).__name__)}: {message(error)}") from error
 

@@ -1,6 +1,8 @@
 """What somebody's kernel can do: formats, shapes, options and gradients, each asked for once."""
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import torch
@@ -16,6 +18,7 @@ FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
 CALLS = by_key([  # asked for in the first format that it has
     Call("a length off the tiles, N = 203", 203, 203),
+    Call("a length off large tiles, N = 1500", 1500, 1500, 1, 1),
     Call("head_dim 32", 256, 256, head_dim=32),
     Call("head_dim 80", 256, 256, head_dim=80),
     Call("head_dim 128", 256, 256, head_dim=128),
@@ -31,27 +34,37 @@ LARGE = Call("scores up to some 250", 256, 256)
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 
 
-def contract(kernel: str | Callable, head_dim: int = 64, device: str = "cpu") -> list[dict]:
+def contract(
+    kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False
+) -> list[dict[str, Any]]:
     """What a kernel can do.
 
+    Args:
+        causal: every call is asked for with a causal mask: for a kernel that has no other.
+
     Returns:
-        rows: asked, outcome, note, problem. Formats come first.
-            outcome: "yes", "no" (it raises), "broken" (as `attempt` has it) or "wrong" (it answers another question).
-            note: "top_left" (causal, aligned as torch's is_causal), "unmasked" (it takes causal=True and does not
-            mask), "other" (its answer is not attention's), or "".
+        rows: asked, head_dim, outcome, note, problem. Formats come first.
+            outcome: "yes", "no" (it raises, or answers in another format than that asked for), "broken" (as `attempt`
+            has it) or "wrong" (it answers another question).
+            note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
+            "unmasked" (it takes causal=True and does not mask), "other" (its answer is not attention's), or "".
             problem: what it raises or returns instead, in words, or "".
     """
     fn, rows = kernels.plain(kernel), []
+    fn = causally(fn) if causal else fn
 
     def ask(asked, fmt, call, times=1):
+        first = call is FIRST
         q, k, v = draw("normal", 0, *call.shapes(head_dim, batch=2))
         q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q * times, k, v))
         options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.options.items()}
-        answer = attempt(fn, q, k, v, **options)
+        options |= dict(causal=True) if causal else {}
+        answer = attempt(_typed(fn) if first else fn, q, k, v, **options)
         outcome, note = answer.outcome, ""
         if outcome == "yes" and times == 1:  # else a score's own rounding may turn the softmax
             outcome, note = _compared(answer.o, q, k, v, fmt, options)
-        rows.append(dict(asked=asked, outcome=outcome, note=note, problem=answer.problem))
+        note = "causal_only" if causal and first and outcome == "yes" else note
+        rows.append(dict(asked=asked, head_dim=head_dim, outcome=outcome, note=note, problem=answer.problem))
         return outcome
 
     can = [fmt for fmt in FORMATS if ask(f"{fmt}", fmt, FIRST) == "yes"]
@@ -63,10 +76,38 @@ def contract(kernel: str | Callable, head_dim: int = 64, device: str = "cpu") ->
     return rows
 
 
+def causally(fn: Callable) -> Callable:
+    """A kernel, told to mask causally if it has a word for that: one that always masks may have none."""
+    try:
+        given = inspect.signature(fn).parameters.values()
+        told = any(p.name == "causal" or p.kind is p.VAR_KEYWORD for p in given)
+    except ValueError:  # compiled, and keeps its signature to itself
+        told = True
+
+    def masking(q, k, v, **options):
+        return fn(
+            q, k, v, **{**options, "causal": True} if told else {n: x for n, x in options.items() if n != "causal"}
+        )
+
+    return masking
+
+
 def formats(asked: pd.DataFrame) -> list[str]:
     """The formats that a table of `contract` says yes to."""
     can = set(asked.asked[asked.outcome == "yes"])
     return [f"{fmt}" for fmt in FORMATS if f"{fmt}" in can]
+
+
+def _typed(fn):
+    """A kernel that says so where it answers in another dtype: it does not have the format."""
+
+    def call(q, k, v, **options):
+        o = fn(q, k, v, **options)
+        if isinstance(o, torch.Tensor) and o.dtype != q.dtype:
+            raise KernelError("no", f"returns {o.dtype}, where {q.dtype} is due")
+        return o
+
+    return call
 
 
 def _compared(o, q, k, v, fmt, options):
@@ -88,7 +129,7 @@ def _far(o, golden):
 
 def _gradients(fn, fmt, head_dim, device):
     q, k, v = (fmt(x).to(device, fmt.dtype).requires_grad_() for x in draw("normal", 0, (1, 2, 256, head_dim)))
-    asked = dict(asked="gradients", outcome="yes", note="", problem="")
+    asked = dict(asked="gradients", head_dim=head_dim, outcome="yes", note="", problem="")
     try:
         grads = torch.autograd.grad(guarded(fn)(q, k, v).float().sum(), (q, k, v))
     except KernelError as error:

@@ -13,6 +13,14 @@ class Severity(StrEnum):
     PASSES = "passes"
 
 
+class Verdict(StrEnum):
+    """What a judgement comes to."""
+
+    PASSES = "passes"
+    FAILS = "fails"
+    NOT_JUDGED = "not_judged"  # nothing was measured that could pass or fail
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that a check has found.
@@ -51,9 +59,17 @@ class Judgement:
     findings: tuple[Finding, ...]
 
     @property
+    def verdict(self) -> Verdict:
+        """It fails where one finding fails, and passes where one passes and none fails."""
+        severities = {finding.severity for finding in self.findings}
+        if Severity.FAILS in severities:
+            return Verdict.FAILS
+        return Verdict.PASSES if Severity.PASSES in severities else Verdict.NOT_JUDGED
+
+    @property
     def passed(self) -> bool:
-        """No finding fails."""
-        return all(finding.severity != Severity.FAILS for finding in self.findings)
+        """The verdict is that it passes: where nothing was judged, it did not."""
+        return self.verdict == Verdict.PASSES
 
     @property
     def carries(self) -> tuple[str, ...] | None:
@@ -65,7 +81,8 @@ class Judgement:
 
     def record(self) -> dict:
         """All of it as JSON can hold it."""
-        return dict(kind=self.kind, subject=self.subject, passed=self.passed, findings=[*map(asdict, self.findings)])
+        own = dict(kind=self.kind, subject=self.subject, verdict=self.verdict.value, passed=self.passed)
+        return own | dict(findings=[*map(asdict, self.findings)])
 
 
 def within(ratio: float, limit: float) -> Severity:

@@ -2,40 +2,50 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 from scipy import stats
 
+from fa_lib.check.carry import LOST, carried
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.model import summary
 from fa_lib.check.tensors import cheapest
 from fa_lib.experiments.rule import ALLOWED, CALLS
 
-LOST = 2  # ulp: output, P and scores are rounded once each, at most half an ulp; sums of FP32 add nothing that shows
-ALL = 0.8  # of what is lost when every tile is
+EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
+SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
 UNDERFLOW = 1e-3  # of a row's probability
 
 
 def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     """A kernel, by the tables of `kernel.examine`: it passes where its outputs are attention's and within the rule, and
-    it carries no low precision from tile to tile."""
-    asked, lengths = tables["asked"], tables["lengths"]
+    it carries no low precision from tile to tile. Where no error could be measured, it is not judged."""
+    asked, lengths, shapes = tables["asked"], tables["lengths"], tables["shapes"]
     lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
-    first = asked.iloc[0]
-    where = {name: first[name] for name in ("asked", "outcome", "note", "problem")}
     if not (asked.outcome == "yes").any():
-        what = "not_run" if (asked.outcome == "no").all() else "not_attention"
+        bad = asked[asked.outcome != "no"]
+        told = (bad if len(bad) else asked).iloc[0]
+        where = {name: told[name] for name in ("asked", "outcome", "note", "problem")}
+        what = "not_attention" if len(bad) else "not_run"
         return Judgement("kernel", kernel, (Finding(what, Severity.FAILS, where),))
+    no = list(asked.asked[asked.outcome == "no"])
+    unsupported = [Finding("unsupported", Severity.NOTES, dict(asked=no))] if no else []
     if not len(lengths):
-        return Judgement("kernel", kernel, (Finding("only_fp64", Severity.FAILS),))
+        answers = list(_answers(asked))
+        return Judgement("kernel", kernel, (*answers, Finding("only_fp64", Severity.NOTES), *unsupported))
     top_left = bool((asked.note == "top_left").any())
+    counted = _counted(shapes) if top_left and len(shapes) else shapes
     findings = [
-        *_carry(tables["sums"]), *_growth(lengths), *_answers(asked), *_largest(lengths), *_row_sum(tables["sums"]),
-        *_problems(lengths), *_problems(tables["inputs"]), *_shapes(tables["shapes"], top_left),
-        *_inputs(tables["inputs"]), *_repeats(tables["repeats"]),
+        *_carry(tables["sums"]), *_growth(lengths), *_answers(asked), *_largest(lengths),
+        *_rounded_splits(tables.get("splits", pd.DataFrame())), *_row_sum(tables["sums"]),
+        *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
+        *_shapes(counted), *_inputs(tables["inputs"]), *_repeats(tables["repeats"]), coverage(lengths, counted),
+        *unsupported,
     ]  # fmt: skip
-    if len(no := asked[asked.outcome == "no"].asked):
-        findings.append(Finding("unsupported", Severity.NOTES, dict(asked=list(no))))
+    if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
+        weak = {Severity.PASSES: Severity.NOTES}  # nothing else that holds makes a kernel pass
+        findings = [replace(f, severity=weak.get(f.severity, f.severity)) for f in findings]
     return Judgement("kernel", kernel, tuple(findings))
 
 
@@ -92,26 +102,6 @@ def judge_model(
     return Judgement("model", subject, tuple(findings))
 
 
-def carried(table: pd.DataFrame) -> list[dict]:
-    """What a table of `kernel.carry` says, by format and sum.
-
-    Returns:
-        dicts: fmt, sum, lost (the most, ulp), low (True, False, or None where it did not run), tile (the fewest keys
-        from which on all is lost: the tile's size; None where nothing is lost).
-    """
-    found = []
-    for (fmt, what), rows in table.sort_values("keys").groupby(["fmt", "what"]):  # the accumulator first
-        lost, low, tile = rows.lost.max(), None, None
-        if rows.lost.notna().all():
-            every = rows[(rows.lost >= ALL * rows["all"]) & (rows["all"] > LOST)]
-            tile = int(every["keys"].min()) if len(every) else None
-            # In the row sum an error of a score, or of the exponential, shows as well, but loses no whole tile.
-            sure = what == "accumulator" or tile is not None or found[-1]["low"]
-            low = bool(lost > LOST and sure)
-        found.append(dict(fmt=fmt, sum=what, lost=lost, low=low, tile=tile))
-    return found
-
-
 def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float, float]:
     """Mean and confidence interval (Student's t) of one number per seed; NaNs are dropped."""
     values = values.dropna()
@@ -131,64 +121,105 @@ def flags(risky: pd.DataFrame) -> dict[str, list[int]]:
 
 
 def _carry(sums):
-    """A finding for each format and sum, or one that says why there is none."""
+    """A finding for each format and sum, of the number of queries where most is lost; or one that says why there is
+    none."""
     if not len(sums):
         yield Finding("carry", Severity.NOTES, dict(problem=""))
         return
     severities = {True: Severity.FAILS, False: Severity.PASSES, None: Severity.NOTES}
-    problems, terms = sums.problem[sums.outcome != "yes"], 2 * int(sums["keys"].max())
+    problems = sums.problem[sums.outcome != "yes"]
+    groups: dict[tuple, list[dict]] = {}
     for one in carried(sums):
-        where = dict(sum=one["sum"], fmt=one["fmt"], tile=one["tile"], terms=terms)
-        where |= dict(problem=problems.iloc[0] if len(problems) else "") if one["low"] is None else {}
-        yield Finding("carry", severities[one["low"]], where, one["lost"], LOST)
+        groups.setdefault((one["fmt"], one["sum"]), []).append(one)
+    for group in groups.values():
+        low = [one for one in group if one["low"]]
+        clean = [one for one in group if one["low"] is False]
+        found = max(low or clean or group, key=lambda one: one["lost"])
+        where = {name: found[name] for name in ("sum", "fmt", "tile", "terms")}
+        where |= dict(queries=[one["queries"] for one in low or clean or group])
+        if found["low"] is None:
+            where |= dict(blind=any(one["blind"] for one in group), problem=problems.iloc[0] if len(problems) else "")
+        yield Finding("carry", severities[found["low"]], where, found["lost"], LOST)
 
 
 def _growth(lengths):
-    """How the error over Baseline's goes with N on uniform inputs, in the first format."""
-    fmt = lengths.fmt.iloc[0]
-    rows = lengths[(lengths.distribution == "uniform") & (lengths.fmt == fmt)]
-    mean = rows.groupby("n").times_max.mean().dropna()
-    if len(mean) > 1:
-        ends = dict(n=int(mean.index[-1]), from_n=int(mean.index[0]), from_number=float(mean.iloc[0]))
-        yield Finding("growth", Severity.NOTES, dict(distribution="uniform", fmt=fmt) | ends, mean.iloc[-1])
+    """How the error over Baseline's goes with N, for the format, inputs and number of queries where it is largest."""
+    mean = _by_queries(lengths).groupby(["fmt", "distribution", "few", "n"]).times_max.mean().dropna().reset_index()
+    groups = [rows for _, rows in mean.groupby(["fmt", "distribution", "few"], sort=False) if len(rows) > 1]
+    if groups:
+        rows = max(groups, key=lambda rows: rows.times_max.max())
+        first, last = rows.iloc[0], rows.iloc[-1]
+        where = dict(distribution=first.distribution, fmt=first.fmt, queries=int(first.few) or None, n=int(last.n))
+        where |= dict(from_n=int(first.n), from_number=float(first.times_max))
+        yield Finding("growth", Severity.NOTES, where, last.times_max)
+
+
+def _by_queries(lengths):
+    """With a column few: queries, and 0 where they are as many as keys."""
+    return lengths.assign(few=lengths.queries.where(lengths.queries < lengths.n, 0).astype(int))
 
 
 def _answers(asked):
     """Calls that are answered, and not with attention."""
     for row in asked[asked.outcome.isin(("wrong", "broken"))].itertuples():
-        where = dict(asked=row.asked, outcome=row.outcome, note=row.note, problem=row.problem)
-        yield Finding("answer", Severity.FAILS, where)
+        names = ("asked", "outcome", "note", "problem", "head_dim")
+        yield Finding("answer", Severity.FAILS, {name: getattr(row, name) for name in names})
 
 
 def _largest(lengths):
-    """The largest error over lengths, formats and ordinary inputs."""
+    """The largest error over lengths, numbers of queries, formats and ordinary inputs."""
     if lengths.times_max.notna().any():
         worst = lengths.loc[lengths.times_max.idxmax()]
-        where = dict(distribution=worst.distribution, fmt=worst.fmt, n=int(worst.n))
-        yield Finding("error", within(worst.times_max, ALLOWED["o"]), where, worst.times_max, ALLOWED["o"])
+        yield Finding("error", within(worst.times_max, ALLOWED["o"]), _place(worst), worst.times_max, ALLOWED["o"])
+
+
+def _place(row):
+    """Of a row of `kernel.measure`; queries is None where they are as many as keys."""
+    queries = int(row.queries) if row.queries < row.n else None
+    return dict(distribution=row.distribution, fmt=row.fmt, n=int(row.n), queries=queries)
+
+
+def _rounded_splits(splits):
+    """The cause of a large error without a carry: an emulation with rounded splits makes the same one."""
+    if len(splits) and splits.explained.notna().any():
+        best = splits.loc[splits.explained.astype(float).idxmax()]
+        if best.explained >= EXPLAINED:
+            where = _place(best) | dict(splits=int(best.splits), emulated=float(best.emulated))
+            yield Finding("rounded_splits", Severity.NOTES, where, best.explained, EXPLAINED)
 
 
 def _row_sum(sums):
     """An error of a sum that is no carry."""
-    for one in carried(sums) if len(sums) else ():
-        if one["low"] is False and one["lost"] > LOST:
-            yield Finding("sum_error", Severity.NOTES, dict(sum=one["sum"], fmt=one["fmt"]), one["lost"])
+    found = [one for one in carried(sums) if one["low"] is False and one["lost"] > LOST] if len(sums) else []
+    for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in found):
+        lost = max(one["lost"] for one in found if (one["fmt"], one["sum"]) == (fmt, what))
+        yield Finding("sum_error", Severity.NOTES, dict(sum=what, fmt=fmt), lost)
 
 
 def _problems(table):
     """A kernel that raises on inputs of a table of `kernel.measure` does not support them; anything else fails."""
     for outcome, rows in table[table.outcome != "yes"].groupby("outcome"):
-        row, severity = rows.iloc[0], Severity.NOTES if outcome == "no" else Severity.FAILS
-        where = dict(distribution=row.distribution, fmt=row.fmt, n=int(row.n), outcome=outcome, problem=row.problem)
+        severity = Severity.NOTES if outcome == "no" else Severity.FAILS
+        where = _place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
         yield Finding("problem", severity, where)
 
 
-def _shapes(shapes, top_left):
-    """The rule over shapes and masks: outputs count, gradients are told."""
-    if top_left and len(shapes):
+def _causal(asked, top_left):
+    """How it masks, where that decides what is judged."""
+    if (asked.note == "causal_only").any():
+        yield Finding("causal_only", Severity.NOTES)
+    if top_left:
         yield Finding("top_left", Severity.NOTES)
-        calls = shapes["shape"].map(CALLS)
-        shapes = shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]
+
+
+def _counted(shapes):
+    """The rows of a table of `kernel.ruled` that a kernel whose causal mask is aligned top-left is judged by."""
+    calls = shapes["shape"].map(CALLS)
+    return shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]
+
+
+def _shapes(shapes):
+    """The rule over shapes and masks: outputs count, gradients are told."""
     ran = shapes[shapes.outcome == "yes"] if len(shapes) else shapes
     for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
         rows = ran[ran.tensor.isin(tensors)] if len(ran) else ran
@@ -205,21 +236,35 @@ def _shapes(shapes, top_left):
         yield Finding(what, severity, where, worst.ratio, worst.allowed)
 
 
+def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:
+    """How much was judged. settings: of format, inputs, N and queries; shapes: of shape, head_dim and format; each with
+    how many were asked for."""
+    where = {}
+    for name, table, by in (("settings", lengths, ["fmt", "distribution", "n", "queries"]),
+                            ("shapes", shapes, ["shape", "head_dim", "fmt"])):  # fmt: skip
+        ran = table[table.outcome == "yes"] if len(table) else table
+        where |= {name: ran.groupby(by).ngroups if len(ran) else 0}
+        where |= {f"{name}_of": table.groupby(by).ngroups if len(table) else 0}
+    return Finding("coverage", Severity.NOTES, where)
+
+
 def _inputs(inputs):
-    """The worst of the inputs that make trouble, and the largest bias that is no chance."""
+    """The worst of the inputs that make trouble, and the bias that is furthest from Baseline's."""
     if not inputs.times_max.notna().any():
         return
     worst = inputs.groupby(["fmt", "distribution"]).times_max.mean().dropna().sort_values()
     fmt, distribution = worst.index[-1]
     yield Finding("worst_input", Severity.NOTES, dict(fmt=fmt, distribution=distribution), worst.iloc[-1])
-    groups = inputs.groupby(["fmt", "distribution"]).outwards
-    level = 1 - 0.05 / len(groups)  # each group is a chance to find one
-    biases = {at: interval(group, level) for at, group in groups}
-    sure = {at: b for at, b in biases.items() if b[1] > 0 or b[2] < 0}
+    groups = inputs.groupby(["fmt", "distribution"])
+    level, sure = 1 - 0.05 / len(groups), []  # each group is a chance to find one
+    for at, rows in groups:
+        mean, low, high = interval(rows.outwards, level)
+        if (low > 0 or high < 0) and abs(mean) >= SIDE:
+            sure.append((at, mean, low, high, rows.baseline_outwards[rows.outwards.notna()].mean()))
     if sure:
-        (fmt, distribution), (mean, low, high) = max(sure.items(), key=lambda item: abs(item[1][0]))
-        where = dict(fmt=fmt, distribution=distribution, low=float(low), high=float(high))
-        yield Finding("outwards", Severity.NOTES, where, mean)
+        (fmt, distribution), mean, low, high, baseline = max(sure, key=lambda one: abs(one[1] - one[4]))
+        where = dict(fmt=fmt, distribution=distribution, low=float(low), high=float(high), baseline=float(baseline))
+        yield Finding("outwards", Severity.NOTES, where, mean, SIDE)
 
 
 def _repeats(repeats):

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from fa_lib.check.judge import interval
+from fa_lib.check.kernel_words import noted
 from fa_lib.check.model import summary
 from fa_lib.check.tensors import CHANGES
-from fa_lib.check.words import noted
 
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", times_max="max / Baseline's")
 
@@ -15,14 +15,15 @@ COLUMNS = dict(fmt="format", distribution="inputs", n="N", times_max="max / Base
 def by_call(asked: pd.DataFrame) -> pd.DataFrame:
     """A table of `contract`: what was asked, the outcome, and a note in words."""
     told = [noted(row.outcome, row.note, row.problem) for row in asked.itertuples()]
-    return asked[["asked", "outcome"]].assign(note=told)
+    dims = asked[["head_dim"]] if asked.head_dim.nunique() > 1 else asked[[]]
+    return asked[["asked"]].join(dims).assign(outcome=asked.outcome, note=told)
 
 
 def by_length(lengths: pd.DataFrame, kernel: str) -> pd.DataFrame:
-    """A table of `measure` over N: a line for each format, inputs and N."""
+    """A table of `measure` over N: a line for each format, inputs, N and number of queries."""
     if not len(lengths):
         return lengths
-    of = lengths[lengths.kernel == kernel].groupby(["fmt", "distribution", "n"], sort=False)
+    of = lengths[lengths.kernel == kernel].groupby(["fmt", "distribution", "n", "queries"], sort=False)
     shown = of[["rmse", "max", "times_max"]].mean()
     return shown.map("{:.2g}".format).reset_index().rename(columns=COLUMNS)
 
@@ -35,9 +36,15 @@ def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
     for (fmt, distribution), rows in inputs.groupby(["fmt", "distribution"], sort=False):
         mean, low, high = interval(rows.outwards)
         error = dict(fmt=fmt, distribution=distribution, times_max=f"{rows.times_max.mean():.2f}")
-        sided = {"away from zero (ulp)": f"{mean:+.3f}", "95 % interval": f"{low:+.3f} to {high:+.3f}"}
+        sided = {"away from zero (ulp)": _signed(mean), "95 % interval": f"{_signed(low)} to {_signed(high)}"}
+        sided |= {"Baseline's": _signed(rows.baseline_outwards.mean())}
         lines.append(error | sided | dict(problem=rows.problem.iloc[0]))
     return pd.DataFrame(lines).rename(columns=COLUMNS)
+
+
+def _signed(number):
+    """Three digits, and no "-0.000"."""
+    return f"{round(number, 3) + 0.0:+.3f}"
 
 
 def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:

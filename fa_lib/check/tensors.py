@@ -8,7 +8,7 @@ import torch
 
 from fa_lib import kernels
 from fa_lib.check.attempt import attempt
-from fa_lib.check.kernel import BIASED, drawn
+from fa_lib.check.golden import BIASED, drawn
 from fa_lib.experiments.rule import yardstick
 from fa_lib.experiments.variant import Variant, by_key
 from fa_lib.formats import FP16, FP32, TF32, Format

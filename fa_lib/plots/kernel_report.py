@@ -4,9 +4,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from fa_lib.check import words
+from fa_lib.check.carry import LOST
 from fa_lib.check.findings import Judgement
-from fa_lib.check.judge import LOST, interval
-from fa_lib.check.kernel import BIASED, WORST
+from fa_lib.check.golden import BIASED, WORST
+from fa_lib.check.judge import interval
+from fa_lib.check.kernel_words import queries_in_words
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import (
@@ -47,17 +49,18 @@ def kernel_report(judgement: Judgement, tables: dict, caption: str) -> plt.Figur
 
 
 def _sums(ax, sums):
+    worst = sums.groupby(["what", "fmt", "keys"])[["lost", "all"]].max().reset_index()  # over numbers of queries
     for what, (marker, fill) in MARKERS.items():
-        for fmt, rows in sums[sums.what == what].groupby("fmt", sort=False):
+        for fmt, rows in worst[worst.what == what].groupby("fmt", sort=False):
             ax.plot(
                 rows["keys"], rows.lost.clip(lower=0.05), marker=marker, ms=4, lw=1.2, fillstyle=fill,
                 color=FORMATS[fmt][0], label=f"{words.SUMS[what]}, {fmt}",
             )  # fmt: skip
-    all_lost = sums.drop_duplicates("keys")
-    ax.plot(all_lost["keys"], all_lost["all"], color=GREY, lw=1, ls=":", label="every tile lost")
+    all_lost = worst.groupby("keys")["all"].max()
+    ax.plot(all_lost.index, all_lost, color=GREY, lw=1, ls=":", label="every tile lost")
     ax.axhline(LOST, color=INK, lw=1.2)
     ax.annotate(f"{LOST} ulp", (1, LOST), (0, 3), textcoords="offset points", fontsize=7)
-    ax.set(xscale="log", yscale="log", xticks=[1, 4, 16, 64, 256, 1024], ylim=(0.04, 4000))
+    ax.set(xscale="log", yscale="log", xticks=[1, 4, 16, 64, 256], ylim=(0.04, 4000))
     no_minor_ticks(ax.xaxis)
     plain_ticks(ax.xaxis)
     plain_ticks(ax.yaxis)
@@ -69,28 +72,33 @@ def _sums(ax, sums):
 
 
 def _growth(ax, lengths, kernel):
-    shown = lengths[lengths.fmt == lengths.fmt.iloc[0]]
+    """The kernel in the format where its error is largest, for each inputs at the number of queries where it is."""
+    own = lengths[lengths.kernel == kernel]
+    worst = own.loc[own.times_max.idxmax()] if own.times_max.notna().any() else own.iloc[0]
+    beside = lengths[(lengths.kernel != kernel) & (lengths.fmt == worst.fmt)]
+    own = own[own.fmt == worst.fmt].assign(few=lambda t: t.queries.where(t.queries < t.n, 0))
     for distribution, color, marker in (("uniform", FLASH, "o"), ("normal", BASELINE, "s")):
-        for name, rows in shown[shown.distribution == distribution].groupby("kernel", sort=False):
+        for name, rows in beside[beside.distribution == distribution].groupby("kernel", sort=False):
             values = by_seed(rows, "n", "times_max")
-            if name == kernel:
-                band(ax, values, color, marker, INPUTS[distribution])
-            else:
-                label, ls = BESIDE[name]
-                label = label if distribution == "uniform" else None
-                ax.plot(values.index, values.mean(axis=1), color=color, lw=0.9, ls=ls, alpha=0.7, label=label)
+            label, ls = BESIDE[name]
+            label = label if distribution == "uniform" else None
+            ax.plot(values.index, values.mean(axis=1), color=color, lw=0.9, ls=ls, alpha=0.7, label=label)
+        rows = own[own.distribution == distribution]
+        few = rows.groupby("few").times_max.mean().fillna(0).idxmax()
+        asked = queries_in_words(int(few)) if few else "N queries"
+        band(ax, by_seed(rows[rows.few == few], "n", "times_max"), color, marker, f"{INPUTS[distribution]}, {asked}")
     ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
-    ax.set(xscale="log", yscale="log", xticks=sorted(shown.n.unique()), xlabel="sequence length N")
+    ax.set(xscale="log", yscale="log", xticks=sorted(own.n.unique()), xlabel="sequence length N (keys)")
     no_minor_ticks(ax.xaxis)
     minor_2_and_5(ax.yaxis)
     plain_ticks(ax.xaxis)
     plain_ticks(ax.yaxis)
-    ax.set(title=f"does its error grow? ({shown.fmt.iloc[0]})", ylabel="largest error / Baseline's")
+    ax.set(title=f"does its error grow? ({worst.fmt})", ylabel="largest error / Baseline's")
     ax.legend(loc="upper left", fontsize=7)
 
 
 def _rule(ax, shapes):
-    tensors = [tensor for tensor in ALLOWED if (shapes.tensor == tensor).any()]
+    tensors = [tensor for tensor in ALLOWED if len(shapes) and (shapes.tensor == tensor).any()]
     rng = np.random.default_rng(0)
     for i, tensor in enumerate(tensors):
         for (fmt, rows), shift in zip(shapes[shapes.tensor == tensor].groupby("fmt", sort=False), (-0.18, 0.18)):
@@ -120,6 +128,9 @@ def _inputs(ax, inputs):
             else:
                 label = fmt if name == names[-1] else None
                 ax.errorbar(mean, i + shift, xerr=[[mean - low], [high - mean]], label=label, **style)
+                own = rows[rows.distribution == name].baseline_outwards.mean()
+                label = "Baseline's" if label and fmt == inputs.fmt.iloc[0] else None
+                ax.plot(own, i + shift, marker, ms=7, mfc="none", mec=GREY, mew=1, label=label, zorder=0)
             times = rows[rows.distribution == name].times_max.mean()
             if times > ALLOWED["o"]:
                 at = dict(xytext=(4, -3), textcoords="offset points", fontsize=7, color=color)
