@@ -39,6 +39,7 @@ class Depth:
         shapes: of the rule over shapes and masks, keys of `rule.CALLS`; head_dims: of each, beside the kernel's own.
         troubled_n: N of the inputs that make trouble; bias_seeds: of each.
         runs: of one call, for determinism.
+        square: the largest N that is measured with as many queries as keys; above it, with FEW.
 
     Raises:
         ValueError: a shape is not known.
@@ -51,6 +52,7 @@ class Depth:
     troubled_n: int
     bias_seeds: int
     runs: int
+    square: int = 2**16
 
     def __post_init__(self):
         for shape in self.shapes:
@@ -120,7 +122,11 @@ def examine(
     own = dict(kernel=kernel, head_dim=head_dim, device=device)
     troubled = on(TROUBLE, [depth.troubled_n], [None], depth.bias_seeds)
     with keeping(cache):
-        lengths = over(measure, dict(inputs=on(ORDINARY, depth.lengths, (*few, None), depth.seeds)), names=[kernel])
+        asked_for = [
+            each for n in depth.lengths
+            for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, depth.seeds)
+        ]  # fmt: skip
+        lengths = over(measure, dict(inputs=asked_for), names=[kernel])
         if others := [name for name in beside if name != kernel]:  # no row of theirs knows of another: fewer will do
             emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
             more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
@@ -200,7 +206,8 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
     """A cell: the errors of kernels, and Baseline's, to the golden value from the same rounded inputs.
 
     Returns:
-        rows, one a kernel: queries, kernel, max, rmse, times_max and times_rmse (over Baseline's on the same outputs),
+        rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
+        Baseline's on the same outputs),
         outwards (`golden.outwards`) and baseline_outwards (Baseline's own); outcome and problem (of `attempt`). Where
         there is a problem the numbers are NaN.
     """
@@ -210,12 +217,14 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
     for kernel in names:
         fn = kernels.plain(kernel)
         answer = attempt(causally(fn) if inputs.causal else fn, q, k, v)
-        numbers = dict.fromkeys(("max", "rmse", "times_max", "times_rmse", "outwards"), math.nan)
+        numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse", "outwards"), math.nan)
         if answer.outcome == "yes":
             o = answer.o[..., inputs.rows(), :].cpu()
             d = deviation(o, golden, fmt)
             times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
-            numbers = dict(max=d.max, rmse=d.rmse) | times | dict(outwards=outwards(o, golden, fmt))
+            numbers = (
+                dict(max=d.max, rmse=d.rmse, relative=d.relative) | times | dict(outwards=outwards(o, golden, fmt))
+            )
         told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
         rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
     return rows

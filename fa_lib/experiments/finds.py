@@ -1,0 +1,153 @@
+"""Three shipped kernels with an error of their own, and two proofs of its cause for each: an emulation that rounds the
+one step in question and has the same errors, and the same values given to the kernel with one type changed.
+
+The kernels are the gallery's, so their libraries have to be installed (`make gallery`); the emulations need none.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.experiments.rule import yardstick
+from fa_lib.formats import BF16, FP16, FP32, Format
+from fa_lib.inputs import draw
+from fa_lib.metrics import deviation, over_baseline
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
+
+
+def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, heads: int = 8) -> list[dict]:
+    """A cell: ggml's flash attention on CPU, K and V in FP16, as llama.cpp decodes.
+
+    Emulated where ggml goes key by key, below 64 queries: `key_by_key`. With one query ggml divides the keys among its
+    threads; with more, the queries. Changed: the same values of V stored in FP32.
+
+    Returns:
+        rows of `held`.
+    """
+    from fa_lib.gallery.ggml import Ggml
+
+    q, k, v = drawn(distribution, seed, FP16, queries, n, heads)
+    ours = dict(kernel=Ggml(threads=threads, precise=True)(q, k, v))
+    if queries < 64:
+        ours["emulated"] = key_by_key(q, k, v, parts=threads if queries == 1 else 1)
+        ours["changed"] = Ggml(threads=threads, precise=True, v="FP32")(q, k, v)
+    return held(ours, FP16, q, k, v)
+
+
+def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
+    """A cell: ringattention in BF16 with float32_logits=False, in chunks of 512 keys.
+
+    Emulated: FlashAttention-2 with every step in BF16, in tiles of 512. Changed: float32_logits=True.
+
+    Returns:
+        rows of `held`.
+    """
+    q, k, v = drawn(distribution, seed, BF16, n, n, 1)
+    low, high = (kernels.get(f"fa_lib.gallery:{key}") for key in ("ringattention_low", "ringattention"))
+    emulated = kernels.tiled(q, k, v, tiling=Tiling(64, 512), precision=Precision.uniform(BF16), algorithm="fa2")
+    return held(dict(kernel=low(q, k, v), emulated=emulated, changed=high(q, k, v)), BF16, q, k, v)
+
+
+def pallas_decode(n: int, splits: int, distribution: str, seed: int, heads: int = 16) -> list[dict]:
+    """A cell: JAX's Pallas kernel for decoding on GPUs, in BF16, run by Pallas's interpreter; blocks of 128 keys.
+
+    Emulated: `in_parts`. Changed: the same values of Q, K and V in FP32.
+
+    Returns:
+        rows of `held`.
+    """
+    from fa_lib.gallery.pallas import decode
+
+    q, k, v = drawn(distribution, seed, BF16, heads, n, 1)
+    emulated = in_parts(q, k, v, BF16, splits, block=min(128, n // splits))
+    wide = decode(*(x.float() for x in (q, k, v)), splits=splits)
+    return held(dict(kernel=decode(q, k, v, splits=splits), emulated=emulated, changed=wide), BF16, q, k, v)
+
+
+FINDS: dict[str, Callable] = dict(ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode)
+
+
+def drawn(distribution: str, seed: int, fmt: Format, n_q: int, n_kv: int, heads: int) -> list[Tensor]:
+    """Q (1, heads, n_q, 64), K and V (1, heads, n_kv, 64) on the grid and in the dtype of a format."""
+    return [fmt(x).to(fmt.dtype) for x in draw(distribution, seed, (1, heads, n_q, 64), (1, heads, n_kv, 64))]
+
+
+def held(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v: Tensor) -> list[dict]:
+    """Outputs against the golden value, and their errors against those of the first, the kernel's own.
+
+    Returns:
+        rows: who (a key of outputs), max, times_max (over Baseline's), relative (root mean square of the error over
+        the golden value's), alike (correlation of its errors with the kernel's).
+    """
+    golden = kernels.golden(q, k, v, inputs=fmt)
+    baseline = deviation(yardstick(fmt)(q, k, v), golden, fmt).max
+    own, rows = (next(iter(outputs.values())).double() - golden).flatten(), []
+    for who, o in outputs.items():
+        d = deviation(o, golden, fmt)
+        alike = float(np.corrcoef(own, (o.double() - golden).flatten())[0, 1])
+        far = dict(max=d.max, times_max=over_baseline(d.max, baseline), relative=d.relative)
+        rows.append(dict(who=who) | far | dict(alike=alike))
+    return rows
+
+
+def key_by_key(q: Tensor, k: Tensor, v: Tensor, *, accumulator: Format = FP16, parts: int = 1) -> Tensor:
+    """Attention as ggml's CPU kernel computes it below 64 queries: online softmax over single keys, with O held in
+    `accumulator`, the scores, P and the row sum in FP32. (ggml-cpu/ops.cpp.)
+
+    Args:
+        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). parts: of the keys, merged at the end, one a thread.
+
+    Returns:
+        o: float64 (..., n_q, head_dim).
+    """
+    S, v = scores(q, k), v.double()
+    m_of, l_of, O_of = [], [], []
+    for S_part, v_part in zip(S.chunk(parts, -1), v.chunk(parts, -2)):
+        m = S.new_full((*S.shape[:-1], 1), -math.inf)  # (..., n_q, 1)
+        l, O = torch.zeros_like(m), S.new_zeros(*S.shape[:-1], v.shape[-1])  # (..., n_q, 1), (..., n_q, head_dim)
+        for j in range(S_part.shape[-1]):
+            s, v_j = S_part[..., j : j + 1], v_part[..., j : j + 1, :]
+            m_new = torch.maximum(m, s)
+            a, P = FP32(torch.exp(m - m_new)), FP32(torch.exp(s - m_new))
+            O = torch.where(m_new > m, accumulator(O * a), O)
+            O, l, m = accumulator(O + P * v_j), FP32(FP32(l * a) + P), m_new  # a fused multiply-add: one rounding
+        m_of.append(m), l_of.append(l), O_of.append(O)
+    m, l, O = (torch.stack(x) for x in (m_of, l_of, O_of))
+    weights = torch.exp(m - m.amax(0))
+    return (O * weights).sum(0) / (l * weights).sum(0)
+
+
+def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block: int = 128) -> Tensor:
+    """Attention as JAX's Pallas kernel for decoding computes it: each part's O, not divided by its row sum, is written
+    in `fmt`; the parts' weights and their sum are rounded to `fmt` too, and the division is of such numbers.
+
+    Args:
+        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). parts: of the keys; block: keys of a tile of a part.
+
+    Returns:
+        o: float64 (..., n_q, head_dim).
+    """
+    m_of, l_of, O_of = [], [], []
+    for S, v_part in zip(scores(q, k).chunk(parts, -1), v.double().chunk(parts, -2)):
+        m = S.new_full((*S.shape[:-1], 1), torch.finfo(torch.float32).min)  # (..., n_q, 1)
+        l, O = torch.zeros_like(m), S.new_zeros(*S.shape[:-1], v.shape[-1])  # (..., n_q, 1), (..., n_q, head_dim)
+        for S_j, v_j in zip(S.split(block, -1), v_part.split(block, -2)):
+            m_new = torch.maximum(m, S_j.amax(-1, keepdim=True))
+            a, P = FP32(torch.exp(FP32(m - m_new))), FP32(torch.exp(FP32(S_j - m_new)))
+            l = FP32(FP32(a * l) + FP32(P.sum(-1, keepdim=True)))
+            O, m = FP32(FP32(a * O) + FP32(fmt(P) @ v_j)), m_new
+        m_of.append(m), l_of.append(l), O_of.append(fmt(O))
+    m, l, O = (torch.stack(x) for x in (m_of, l_of, O_of))
+    weights = FP32(torch.exp(m - m.amax(0)))
+    return fmt((O * fmt(weights)).sum(0)) / fmt(FP32((l * weights).sum(0)))
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """S = Q Kᵀ / sqrt(head_dim), (..., n_q, n_kv) in float64, the product and the scaling rounded to FP32."""
+    scale = np.float32(q.shape[-1] ** -0.5).item()
+    return FP32(FP32(q.double() @ k.double().mT) * scale)

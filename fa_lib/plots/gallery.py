@@ -1,0 +1,91 @@
+"""The figure of the gallery: how far each shipped kernel is from the golden value, at one query, sixteen and many; and
+the figure of its finds, each with the two proofs of its cause."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fa_lib.experiments.rule import ALLOWED
+from fa_lib.plots.captions import captioned
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, plain_ticks, styled
+
+QUERIES = {  # of the table's columns times_<key> -> label, colour, marker
+    "1": ("1 query, as in decoding", FLASH, "o"),
+    "16": ("16 queries", SOFTMAX, "s"),
+    "many": ("as many queries as keys", BASELINE, "^"),
+}
+MOST = 1000  # of the axis; what is larger, or not finite, stands there
+
+
+@styled
+def gallery(table: pd.DataFrame, caption: str) -> Figure:
+    """A row for each kernel that was judged, the furthest off above; beside it what was found.
+
+    Args:
+        table: of `survey.row`: key, project, verdict, found (a few words), times_1, times_16, times_many.
+    """
+    shown = table[table.verdict.isin(("passes", "fails"))].copy()
+    columns = [f"times_{key}" for key in QUERIES]
+    shown["worst"] = shown[columns].max(axis=1)
+    shown = shown.sort_values(["verdict", "worst"], ascending=[False, True]).reset_index(drop=True)
+    figure, ax = plt.subplots(figsize=(10.5, 0.235 * len(shown) + 1.6))
+    y = np.arange(len(shown))
+    lows, highs = shown[columns].min(axis=1), shown["worst"]
+    ax.hlines(y, lows.clip(upper=MOST), highs.clip(upper=MOST), color=GREY, lw=0.8)
+    for key, (label, color, marker) in QUERIES.items():
+        ax.plot(shown[f"times_{key}"].clip(upper=MOST), y, ls="", color=color, marker=marker, ms=5, label=label)
+    ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
+    ax.annotate("the rule: 2", (ALLOWED["o"], len(shown) - 0.3), (4, 0), textcoords="offset points", fontsize=7)
+    ax.set(
+        xscale="log", xlim=(0.2, MOST), ylim=(-0.7, len(shown) + 0.3), yticks=y,
+        xlabel="largest error over Baseline's, worst of the formats, lengths and ordinary inputs",
+    )  # fmt: skip
+    ax.set_yticklabels([f"{row.project}: {row.key}" for row in shown.itertuples()], fontsize=7.5)
+    for label, verdict in zip(ax.get_yticklabels(), shown.verdict):
+        label.set_color(FLASH if verdict == "fails" else INK)
+    for at, words in zip(y, shown.found):
+        ax.annotate(words, (1, at), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                    va="center", fontsize=7, color=INK, annotation_clip=False)  # fmt: skip
+    plain_ticks(ax.xaxis)
+    ax.grid(axis="y", lw=0.3)
+    ax.legend(loc="lower right", fontsize=7.5)
+    fails = (shown.verdict == "fails").sum()
+    title = f"Of {len(shown)} shipped attention kernels {fails} fail; how many queries are asked at once can decide"
+    return captioned(figure, title, caption)
+
+
+WHO = {  # of `finds.held` -> label, colour, marker
+    "kernel": ("the kernel", FLASH, "o"),
+    "emulated": ("emulated, that step rounded", BASELINE, "x"),
+    "changed": ("the kernel, same values, one type changed", GREY, "v"),
+}
+PANELS = {  # find -> title, column along the axis, its label
+    "ggml": ("ggml decoding: O in FP16, key by key", "n", "keys, one query, two threads"),
+    "ringattention": ("ringattention, float32_logits=False: BF16", "n", "keys and queries"),
+    "pallas_decode": ("Pallas decoding: parts written in BF16", "splits", "parts of 4,096 keys"),
+}
+
+
+@styled
+def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
+    """Largest error over Baseline's of the kernel, of its emulation, and of the kernel with one type changed.
+
+    Args:
+        tables: find -> rows of `experiments.finds`, uniform inputs.
+    """
+    figure, axes = plt.subplots(1, len(tables), figsize=(11, 3.5), squeeze=False)
+    for ax, (find, rows) in zip(axes[0], tables.items()):
+        title, column, label = PANELS[find]
+        for who, (name, color, marker) in WHO.items():
+            of = rows[rows.who == who].groupby(column).times_max
+            ax.plot(of.mean(), color=color, marker=marker, ms=7 if marker == "x" else 5, lw=1, label=name)
+            ax.fill_between(of.mean().index, of.min(), of.max(), color=color, alpha=0.15, lw=0)
+        ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
+        ax.set(xscale="log", yscale="log", title=title, xlabel=label, xticks=sorted(rows[column].unique()))
+        ax.minorticks_off()
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
+    axes[0][0].set_ylabel("largest error over Baseline's")
+    axes[0][0].legend(fontsize=7)
+    return captioned(figure, "Three finds, two proofs each: the emulated step has the kernel's errors", caption)

@@ -1,0 +1,108 @@
+"""The emulations of three shipped kernels against exact arithmetic, without the kernels; and the gallery's words."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+
+from fa_lib import survey_pages as pages
+from fa_lib.experiments import finds
+from fa_lib.formats import BF16, FP16, FP32, FP64
+from fa_lib.kernels import golden
+from fa_lib.paths import ROOT
+
+REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention", "find_pallas_decode": "jax"}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_without_low_precision_the_emulations_are_attention(parts):
+    q, k, v = finds.drawn("normal", 0, FP32, 5, 192, 2)
+    exact = golden(q, k, v, inputs=FP32)
+    for o in (
+        finds.key_by_key(q, k, v, accumulator=FP64, parts=parts),
+        finds.in_parts(q, k, v, FP32, parts, block=16),
+    ):
+        assert (o - exact).abs().max() < 64 * FP32.unit_roundoff * v.abs().max()
+
+
+def test_key_by_key_stops_where_a_key_adds_less_than_half_an_ulp():
+    """Equal weights, V = 1: FP16's sum stops at 2,048, where an ulp is 2: 2048 / 4096; two parts do not get there."""
+    q, k, v = torch.zeros(1, 1, 8), torch.zeros(1, 4096, 8), torch.ones(1, 4096, 8)
+    assert set(finds.key_by_key(q, k, v).flatten().tolist()) == {0.5}
+    assert set(finds.key_by_key(q, k, v, parts=2).flatten().tolist()) == {1.0}
+    assert finds.key_by_key(q, k, 40 * v).isinf().all()  # 65,504 is passed before the division
+    assert set(finds.key_by_key(q, k, v, accumulator=FP32).flatten().tolist()) == {1.0}
+
+
+def test_in_parts_rounds_what_is_not_divided_yet():
+    q, k, v = torch.zeros(1, 1, 8), torch.zeros(1, 768, 8), torch.full((1, 768, 8), 1.0)
+    v[:, 0] = 2.0  # the sum of a part is 257 and 256 * 2: BF16 makes 256 of 257
+    assert set(finds.in_parts(q, k, v, BF16, 3).flatten().tolist()) == {1.0}
+    assert set(finds.in_parts(q, k, v, FP32, 3).flatten().tolist()) == {769 / 768}
+    assert finds.in_parts(q, k, 300 * v, FP16, 1).isinf().all()
+
+
+def test_held_knows_the_same_errors():
+    q, k, v = finds.drawn("uniform", 0, BF16, 3, 64, 1)
+    exact = golden(q, k, v, inputs=BF16)
+    rows = {row["who"]: row for row in finds.held(dict(kernel=exact + 0.1 * exact, other=exact - exact), BF16, q, k, v)}
+    assert rows["kernel"]["alike"] == pytest.approx(1) and rows["other"]["alike"] == pytest.approx(-1)
+    assert rows["kernel"]["relative"] == pytest.approx(0.1) and rows["other"]["relative"] == pytest.approx(1)
+
+
+ROW = dict(
+    key="a", project="P", version="1", use="by default", verdict="fails", problem="", cause="carry error",
+    carries="accumulator", carried_in="FP16", tile=1.0, times_1=54.2, times_16=float("inf"), times_many=0.934,
+    relative_1=0.34, gradients=None, outwards=0.2, baseline_outwards=0.19,
+)  # fmt: skip
+
+
+def test_what_was_found_in_a_few_words():
+    assert pages.found(ROW) == "carries O in FP16, key by key"
+    assert pages.found(ROW | dict(carries="accumulator row_sum", tile=64)) == "carries O and l in FP16, in tiles of 64"
+    clean = ROW | dict(carries="", tile=float("nan"))
+    assert pages.found(clean) == "error beyond the rule"
+    assert pages.found(clean | dict(cause="error rounded_splits")) == "rounds partial results"
+    assert pages.found(clean | dict(cause="")) == ""
+    assert pages.found(clean | dict(problem="took longer than 600 s")) == "took longer than 600 s"
+
+
+def test_the_pages_hold_the_row():
+    table = pd.DataFrame(
+        [ROW, dict(key="b", project="Q", version="", use="", verdict="cannot_run", problem="no wheel")]
+    )
+    text = pages.index(table)
+    assert "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | – | **fails** | carries O in FP16, key by key |" in text
+    assert "| Q: b |  | – | – | – | – | cannot run here | no wheel |" in text
+    page = pages.page(ROW, None)
+    assert "| 1 | 54 | 3.4e-01 |" in page and "+0.20 ulp (Baseline's own: +0.19)" in page
+
+
+def test_numbers_go_between_the_marks():
+    who = [("kernel", 54.0, 1), ("emulated", 54.1, 0.9996), ("changed", 0.1, 0)]
+    columns = ["n", "who", "times_max", "alike"]
+    rows = pd.DataFrame([(n, *each) for n in (64, 128) for each in who], columns=columns).assign(relative=0.1)
+    text = pages.with_numbers(f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter", rows, ["n"])
+    assert "| 128 | 54 | 54 | 0.1 | 1.0e-01 | 0.9996 |" in text and "old" not in text and text.endswith("\nafter")
+    with pytest.raises(ValueError, match="the marks"):
+        pages.with_numbers("no marks", rows, ["n"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_a_reproduction_prints_what_its_page_says(name):
+    """The numbers' last digit may depend on the processor: each is within a fifth."""
+    if importlib.util.find_spec(REPRODUCTIONS[name]) is None:
+        pytest.skip(f"{REPRODUCTIONS[name]} is not installed: `make gallery` installs it")
+    text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
+    script, printed = (re.search(f"```{kind}\n(.*?)```", text, re.S)[1] for kind in ("python", "text"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    number = r"\d\.\de-\d\d"
+    assert re.sub(number, "", done.stdout) == re.sub(number, "", printed)
+    pairs = list(zip(re.findall(number, done.stdout), re.findall(number, printed)))
+    assert pairs and all(abs(float(here) / float(there) - 1) < 0.2 for here, there in pairs)
