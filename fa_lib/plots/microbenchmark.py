@@ -201,8 +201,11 @@ def _relative(ax, table, tiles):
 
 @styled
 def algorithm_changes(table: pd.DataFrame, caption: str) -> Figure:
-    """Figure 6: max difference against block area: (a) dimensions swapped, (b) square, (c) as given."""
-    table = table.query("kernel == 'flash' and against == 'baseline'")
+    """Figure 6: max difference against block area: (a) dimensions swapped, (b) square, (c) as given.
+
+    Args:
+        table: of `compare`, Flash against Baseline alone, with the columns of `tiles_of_sram`.
+    """
     formats, distributions = list(dict.fromkeys(table.fmt)), list(dict.fromkeys(table.distribution))
     size = (2.5 * len(formats), 7.2)
     figure, axes = plt.subplots(3, len(formats), figsize=size, sharex=True, sharey=True, squeeze=False)
