@@ -18,6 +18,7 @@ from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.metrics import over_baseline
 from fa_lib.paths import RESULTS, ROOT
 from fa_lib.plots import microbenchmark as plots
+from fa_lib.plots.algorithm_changes import algorithm_changes
 from fa_lib.plots.captions import settings
 from fa_lib.plots.style import band, dots
 from fa_lib.precision import Precision
@@ -29,7 +30,7 @@ FIGURES = {
     "02_precision": plots.precision,
     "03_golden_value": lambda table, caption: plots.golden_value(table, by_tiles(table), caption),
     "04_sequence_length": plots.sequence_length,
-    "05_algorithm_changes": plots.algorithm_changes,
+    "05_algorithm_changes": algorithm_changes,
 }
 BASELINES = ("baseline", "baseline_in_format")
 
