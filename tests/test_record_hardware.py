@@ -1,6 +1,5 @@
 """Probes of a GPU's arithmetic find in made-up hardware exactly what was put in; its kernels compile."""
 
-import shutil
 from fractions import Fraction
 from math import floor, log2
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from fa_lib.formats import Format
-from fa_lib.record import hardware
+from fa_lib.record import cuda, hardware
 from fa_lib.record.exponential import every_16_bit, ex2_table
 from fa_lib.record.probes import facts, rule_of, survivors
 from fa_lib.record.row_sum import flash_cpu, row_sum_groups, row_sum_pairs, row_sum_pairs_of_output
@@ -256,8 +255,11 @@ def test_torchs_cpu_kernel_adds_in_vector_lanes():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("nvcc", path="/usr/local/cuda/bin") and not shutil.which("nvcc"), reason="no nvcc")
 def test_the_kernels_compile_for_hopper(tmp_path, monkeypatch):
+    try:
+        cuda.cuda_home()
+    except RuntimeError as error:
+        pytest.skip(f"{error}")
     library = hardware.compile(tmp_path)
     for instruction in hardware.INSTRUCTIONS:
         assert getattr(library, instruction.key) and instruction.key in EXPECTED
@@ -289,7 +291,9 @@ def test_the_order_of_offsets_that_is_right_is_kept(monkeypatch):
 
 
 def test_without_nvcc_and_without_cuda_the_reason_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(cuda, "DEFAULT", tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
     with pytest.raises(RuntimeError, match="nvcc"):
         hardware.compile(tmp_path)
 

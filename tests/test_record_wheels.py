@@ -2,14 +2,13 @@
 
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from fa_lib.record import cuda, wheelhouse
 from fa_lib.record import flash_attn_build as flash_attn
-from fa_lib.record import wheelhouse
 from fa_lib.record.wheelhouse import check
 
 
@@ -204,12 +203,12 @@ def test_cuda_is_found_behind_a_script_that_stands_for_nvcc(tmp_path, monkeypatc
     for path in (script, home / "bin/nvcc", home / "include/cuda_runtime.h"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(0o755)
+    monkeypatch.setattr(cuda, "DEFAULT", tmp_path / "nowhere")
     monkeypatch.setenv("PATH", f"{script.parent}")
     monkeypatch.setenv("CUDA_HOME", f"{home}")
-    assert flash_attn.cuda_home() == home
+    assert cuda.cuda_home() == home
     monkeypatch.setenv("CUDA_HOME", f"{script.parents[1]}")  # no headers there
-    if not Path("/usr/local/cuda/bin/nvcc").exists():
-        with pytest.raises(RuntimeError, match="set CUDA_HOME"):
-            flash_attn.cuda_home()
-    else:
-        assert flash_attn.cuda_home() == Path("/usr/local/cuda")
+    with pytest.raises(RuntimeError, match="set CUDA_HOME"):
+        cuda.cuda_home()
+    monkeypatch.setattr(cuda, "DEFAULT", home)
+    assert cuda.cuda_home() == home

@@ -1,7 +1,8 @@
 """What a notebook's run left: a list of files with checksums, and a digest of what they were made from.
 
 An outcome is stale where the notebook's code, its parameters, the fa_lib that it imports, the libraries or the
-processor changed, or where a file is gone or altered. No clock is asked.
+processor changed, where other devices left other tables of it, which its figures draw too, or where a file is gone or
+altered. No clock is asked.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import nbformat
 from fa_lib.execution import fingerprint
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import versions
+from fa_lib.paths import RECORDED
 
 
 def made_from(notebook: Path, parameters: dict) -> str:
@@ -26,8 +28,10 @@ def made_from(notebook: Path, parameters: dict) -> str:
     cells = nbformat.read(notebook, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     used = fingerprint.of_source("\n".join(code))
-    gpu = "cuda" in parameters.values()
-    return fingerprint.digest([code, parameters, used, versions(), fingerprint.hardware(gpu)])
+    gpu = "cuda" in parameters.values()  # its run is what others draw: it waits for no table of another device
+    tables = [] if gpu else sorted(RECORDED.glob(f"*/data/results/{notebook.stem}*.csv"))
+    recorded = [_checksum(path) for path in tables]
+    return fingerprint.digest([code, parameters, used, versions(), fingerprint.hardware(gpu), recorded])
 
 
 def write(path: Path, source: str, files: Iterable[Path], into: Path) -> None:

@@ -25,6 +25,7 @@ LIBRARIES = (
     "torch", "numpy", "numba", "gfloat", "scipy", "pandas", "matplotlib", "diffusers", "transformers",
     "lightning-fabric",
 )  # fmt: skip
+QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
 
 def save(
@@ -85,7 +86,7 @@ def provenance(parameters: dict, pool: Executor | None = None) -> dict:
         "parameters": {key: list(value) if isinstance(value, range) else value for key, value in parameters.items()},
         "python": platform.python_version(),
         "versions": versions(),
-        "device": device(),
+        "device": described(),
         **({"jobs": jobs} if jobs else {}),
         "commit": commit(),
         "seconds": round(time.perf_counter() - STARTED, 1),
@@ -103,8 +104,21 @@ def versions() -> dict[str, str]:
     return held
 
 
+def described() -> dict:
+    """The device, and of a GPU as nvidia-smi has it now: driver, clocks (MHz), power limit (W) and temperature."""
+    found = device()
+    if torch.cuda.is_available():
+        found |= dict(cuda=torch.version.cuda, capability=torch.cuda.get_device_capability())
+    words = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        line = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return found
+    return found | dict(zip(QUERY, (word.strip() for word in line.split(","))))
+
+
 def device() -> dict:
-    """What the numbers were computed on."""
+    """What the numbers were computed on; the same for one machine at any time."""
     cpu = {"machine": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads()}
     cpu["instructions"] = torch.backends.cpu.get_cpu_capability()
     return cpu | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fa_lib import kernels
+from fa_lib.experiments.law import carried_in
 from fa_lib.experiments.problem import Problem
 from fa_lib.experiments.variant import by_key, known
 from fa_lib.formats import BF16, FP16, FP32, FP64, Format
@@ -115,7 +116,7 @@ def carried(
     """
     problem, rows = Problem.drawn(distribution, seed, n_q, tiles * block_kv, head_dim=head_dim), []
     for count in bits:
-        fmt = FP32 if count == 24 else Format.of((8, count))
+        fmt = carried_in(count)
         precision = replace(Precision.kernel(BF16), accumulator=fmt, row_sum=fmt)
         o = kernels.tiled(problem.q, problem.k, problem.v, tiling=Tiling(64, block_kv), precision=precision)
         rows.append(dict(bits=count) | problem.errors(o))

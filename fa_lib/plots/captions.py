@@ -1,6 +1,7 @@
 """The words around a figure: its message above, every setting the paper leaves out below."""
 
 import textwrap
+from collections.abc import Iterable
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ def settings(table: pd.DataFrame) -> str:
     given = {"N": table.n, "d": table.head_dim, "B_c": table.block_kv, "M": table.get("sram"), "heads": table.heads}
     words = [f"{label(flash)} ({algorithm})" if flash == "tiled" else label(flash)]
     words.append("Baseline: S, P and O written in the format, its softmax inside in FP32 where nothing else is said")
-    words += [f"{name} = {_span(values.unique())}" for name, values in given.items() if values is not None]
+    words += [f"{name} = {span(values.unique())}" for name, values in given.items() if values is not None]
     words.append(f"{table.seed.nunique()} seeds")
     if "golden" in set(table.against):
         when = "after" if table.golden_inputs.iloc[0] == "rounded" else "before"
@@ -37,7 +38,8 @@ def settings(table: pd.DataFrame) -> str:
     return "; ".join(words) + "."
 
 
-def _span(values):
+def span(values: Iterable) -> str:
+    """The one value, or the least to the largest."""
     values = sorted(values)
     return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 

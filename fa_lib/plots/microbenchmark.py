@@ -1,7 +1,10 @@
-"""Figures 3 to 6, from tables of `experiments.microbenchmark.compare`. FP64 is grey: it changes with the machine."""
+"""Figures 3 to 5, from tables of `experiments.microbenchmark.compare`. FP64 is grey: it changes with the machine.
+
+`recorded` is device -> such a table, of `execution.results.recorded`: drawn beside the one made here.
+"""
 
 import textwrap
-from itertools import cycle
+from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,6 +17,7 @@ from fa_lib.formats import FP16, Format
 from fa_lib.metrics import over_baseline
 from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned
 from fa_lib.plots.captions import label as label_of
+from fa_lib.plots.recorded import NONE, by_device, caption_of, hollow, name_devices
 from fa_lib.plots.style import (
     BASELINE,
     FLASH,
@@ -31,7 +35,6 @@ from fa_lib.plots.style import (
     no_minor_ticks,
     panels,
     plain_ticks,
-    power,
     styled,
 )
 from fa_lib.precision import Precision
@@ -43,7 +46,7 @@ FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
 
 
 @styled
-def precision(table: pd.DataFrame, caption: str) -> Figure:
+def precision(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
     """Figure 3: max difference Flash - Baseline in one format, against the format."""
     distributions, figure, axes = panels(table, height=3.4)
     for ax, distribution in zip(axes, distributions):
@@ -56,23 +59,33 @@ def precision(table: pd.DataFrame, caption: str) -> Figure:
             color = FLASH if portable([fmt]) else GREY
             ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=color, fontsize=8)
             if not portable([fmt]):
-                _say_not_portable(ax, (x, mean), (0, 20), width=18, ha="center")
+                say_not_portable(ax, (x, mean), (0, 20), width=18, ha="center")
         values = by_seed(rows[rows.against == "baseline_in_format"], "fmt", "max").loc[formats]
         _dots(ax, at, values, BASELINE, "s", f"against {KERNELS['baseline_in_format']}", mfc="none", ms=10)
+        for shape, other in by_device(recorded):
+            own = other[other.distribution == distribution]
+            for against, color, shift in (("baseline", FLASH, -0.17), ("baseline_in_format", BASELINE, -0.29)):
+                values = by_seed(own[own.against == against], "fmt", "max").reindex(formats)
+                _dots(ax, at + shift, values, color, shape, None, draw=hollow)
         format_axis(ax, formats, distribution)
     axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
+    name_devices(axes[0], recorded)
     axes[0].legend(loc="lower left")
     title = "Figure 3. More mantissa bits, less difference between Flash and Baseline"
-    return captioned(figure, title, caption + POINTS)
+    return captioned(figure, title, caption + POINTS + caption_of(recorded))
 
 
 @styled
-def golden_value(table: pd.DataFrame, by_tiles: pd.DataFrame, caption: str) -> Figure:
+def golden_value(
+    table: pd.DataFrame, by_tiles: pd.DataFrame, caption: str,
+    recorded: Mapping[str, pd.DataFrame] = NONE, recorded_tiles: Mapping[str, pd.DataFrame] = NONE,
+) -> Figure:  # fmt: skip
     """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format; and how
     many times Baseline's it is in the first format, against the number of tiles.
 
     Args:
         table: of `compare`. by_tiles: the same in one format, at several N.
+        recorded, recorded_tiles: device -> such a table, of each.
     """
     distributions = list(dict.fromkeys(table.distribution))
     widths = [*(len(distributions) * [1.0]), 0.85]
@@ -94,16 +107,25 @@ def golden_value(table: pd.DataFrame, by_tiles: pd.DataFrame, caption: str) -> F
             _dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=FLOOR), color, marker, label)
         times = over_baseline(values["flash"], values["baseline"])
         means = {kernel: each.mean(axis=1, skipna=False) for kernel, each in values.items()}
+        top = means["flash"]
+        for shape, other in by_device(recorded):
+            own = other[(other.distribution == distribution) & (other.against == "golden")]
+            for kernel, (_, color, _, shift) in series.items():
+                found = in_roundoff(own[own.kernel == kernel], "fmt", "max").reindex(formats).clip(lower=FLOOR)
+                _dots(ax, np.arange(len(formats)) + shift - 0.07, found, color, shape, None, draw=hollow)
+                top = np.fmax(top, found.max(axis=1))
         for x, fmt in enumerate(formats):
-            _say_times(ax, x + series["flash"][-1], fmt, means["flash"][fmt], means["baseline"][fmt], times.loc[fmt])
+            flash, baseline = (means[kernel][fmt] for kernel in ("flash", "baseline"))
+            _say_times(ax, x + series["flash"][-1], fmt, flash, baseline, times.loc[fmt], top[fmt])
         said += [(fmt, times.loc[fmt].mean(), distribution) for fmt in formats if means["baseline"][fmt] > 0]
         ax.axhline(0.5, color=INK, lw=0.8, ls=":")
         format_axis(ax, formats, distribution)
     axes[0].annotate("storing the answer: u / 2 where |O| < 1", (0.02, 0.5), (0, -9), fontsize=6.5, color=INK,
                      xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
-    _against_tiles(axes[-1], by_tiles)
+    _against_tiles(axes[-1], by_tiles, recorded_tiles)
     axes[0].set(yscale="log", ylim=(FLOOR / 1.3, 90), ylabel="max |kernel − golden value|\n(units of roundoff u)")
     plain_ticks(axes[0].yaxis)
+    name_devices(axes[-2], recorded)
     axes[-2].legend(loc="upper left")
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
     if said:
@@ -112,18 +134,19 @@ def golden_value(table: pd.DataFrame, by_tiles: pd.DataFrame, caption: str) -> F
         flash = f"Figure 4. In {fmt}, {where}, Flash is {times:.0f} × further than Baseline"
         title = f"{flash} from the golden value"
     lengths = f"Right: N = {by_tiles.n.min()} to {by_tiles.n.max()}; lines: mean over seeds, bands: min to max."
-    return captioned(figure, title, f"{caption}{POINTS} Bars: from Baseline to Flash. {lengths}")
+    words = f"{caption}{POINTS} Bars: from Baseline to Flash. {lengths}{caption_of(recorded)}"
+    return captioned(figure, title, words)
 
 
-def _against_tiles(ax, table):
+def _against_tiles(ax, table, recorded):
     """How many times Baseline's largest error Flash's is, and 2 sqrt(T)."""
     fmt = table.fmt.iloc[0]
-    rows = table[table.against == "golden"]
     for distribution, (color, marker) in zip(dict.fromkeys(table.distribution), _INPUTS):
-        own = rows[rows.distribution == distribution]
-        values = {kernel: by_seed(own[own.kernel == kernel], "tiles", "max") for kernel in ("flash", "baseline")}
-        band(ax, over_baseline(values["flash"], values["baseline"]), color, marker, f"{distribution} inputs")
-    tiles = sorted(table.tiles.unique())
+        band(ax, _times(table, distribution), color, marker, f"{distribution} inputs")
+        for shape, other in by_device(recorded):
+            times = _times(other, distribution)
+            hollow(ax, times.index, times, color, shape, ls=":")
+    tiles = sorted({*table.tiles, *(count for other in recorded.values() for count in other.tiles)})
     ax.plot(tiles, [2 * t**0.5 for t in tiles], color=INK, lw=1, ls="--", label=r"$2\,\sqrt{T}$")
     ax.set(xscale="log", yscale="log", xlabel="number T of K, V tiles", title=f"{fmt}: Flash / Baseline")
     ax.set_xticks(tiles, labels=[str(t) for t in tiles])
@@ -132,8 +155,14 @@ def _against_tiles(ax, table):
     ax.legend(loc="upper left")
 
 
-def _say_times(ax, x, fmt, flash, baseline, times):
-    """A bar from Baseline to Flash, and how many times Baseline's error Flash's is."""
+def _times(table, distribution):
+    """How many times Baseline's largest error Flash's is: tiles x seeds."""
+    rows = table[(table.against == "golden") & (table.distribution == distribution)]
+    return over_baseline(*(by_seed(rows[rows.kernel == name], "tiles", "max") for name in ("flash", "baseline")))
+
+
+def _say_times(ax, x, fmt, flash, baseline, times, top):
+    """A bar from Baseline to Flash, and how many times Baseline's error Flash's is, said above `top`."""
     color = FLASH if portable([fmt]) else GREY
     bar = dict(lw=6, alpha=0.25, zorder=1, solid_capstyle="butt")
     ax.plot([x, x], [max(baseline, FLOOR), flash], color=color, **bar)
@@ -143,34 +172,39 @@ def _say_times(ax, x, fmt, flash, baseline, times):
     else:
         words = f"{times.mean():.1f} ×\n({times.min():.1f} to {times.max():.1f})"
         bold = dict(textcoords="offset points", color=color, fontsize=8, fontweight="bold")
-        ax.annotate(words, (x, flash), (-14, 7), **bold)
+        ax.annotate(words, (x, top), (-14, 7), **bold)
     if not portable([fmt]):
-        _say_not_portable(ax, (x, flash), (6, -32), width=13)
+        say_not_portable(ax, (x, flash), (6, -32), width=13)
 
 
 @styled
-def sequence_length(table: pd.DataFrame, caption: str) -> Figure:
+def sequence_length(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
     """Figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff; and the
     relative error of Flash (c), with what `theory` expects of it."""
     distributions, figure, axes = panels(table, rows=3, height=8.0)
-    lengths = sorted(table.n.unique())
+    lengths = sorted({*table.n, *(n for other in recorded.values() for n in other.n)})
     tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
     for row, columns in enumerate((("max",), ("mean", "std"))):
         for ax, distribution in zip(axes[row], distributions):
-            rows = table[table.distribution == distribution].query("kernel == 'flash' and against == 'baseline'")
-            for fmt, group in rows.groupby("fmt", sort=False):
+            pair = f"distribution == '{distribution}' and kernel == 'flash' and against == 'baseline'"
+            for shape, other in by_device(recorded):
+                for fmt, group in other.query(pair).groupby("fmt", sort=False):
+                    for column, line in zip(columns, ("-", ":")):
+                        _hollow_line(ax, in_roundoff(group, "n", column), fmt, shape, line)
+            for fmt, group in table.query(pair).groupby("fmt", sort=False):
                 for column, style in zip(columns, ({}, dict(ls=":", lw=1.2))):
                     values = in_roundoff(group, "n", column)
                     band(ax, values, *FORMATS.get(fmt, (INK, "v")), fmt if column == columns[0] else None, **style)
                 if not portable([fmt]):
                     first = in_roundoff(group, "n", columns[0]).sort_index().iloc[0].max()
-                    _say_not_portable(ax, (lengths[0], first), (-4, 11), width=18)
+                    say_not_portable(ax, (lengths[0], first), (-4, 11), width=18)
             ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
             no_minor_ticks(ax.xaxis)
             plain_ticks(ax.yaxis)
             ax.set_title(INPUTS[distribution] if row == 0 else "")
     for ax, distribution in zip(axes[2], distributions):
-        _relative(ax, table[table.distribution == distribution], tiles)
+        others = {device: other[other.distribution == distribution] for device, other in recorded.items()}
+        _relative(ax, table[table.distribution == distribution], tiles, others)
         ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
         no_minor_ticks(ax.xaxis)
         log_ticks(ax.yaxis)
@@ -180,17 +214,25 @@ def sequence_length(table: pd.DataFrame, caption: str) -> Figure:
         axes[2][0].legend(loc="upper left")
     for row, words in enumerate(("(a)  max |Flash − Baseline|", "(b)  mean (solid), std (dotted)")):
         axes[row][0].set_ylabel(f"{words}\n(units of roundoff u)")
+    name_devices(axes[0][-1], recorded)
     axes[0][-1].legend(loc="upper left", ncols=2)
     title = "Figure 5. The absolute difference grows with N on uniform inputs alone; the relative error on both"
-    return captioned(figure, title, caption + BANDS)
+    return captioned(figure, title, caption + BANDS + caption_of(recorded))
 
 
-def _relative(ax, table, tiles):
+def _hollow_line(ax, values, fmt, shape, line="-"):
+    hollow(ax, values.index, values, FORMATS.get(fmt, (INK, "v"))[0], shape, ls=line)
+
+
+def _relative(ax, table, tiles, recorded):
     """Of Flash to the golden value, in the formats whose sums are exact, and the law for it."""
     rows = table[(table.kernel == "flash") & (table.against == "golden")]
     formats = [fmt for fmt in dict.fromkeys(rows.fmt) if Format.of(fmt).precision <= FP16.precision]
     for fmt in formats:
         band(ax, in_roundoff(rows[rows.fmt == fmt], "n", "relative"), *FORMATS.get(fmt, (INK, "v")), fmt)
+        for shape, other in by_device(recorded):
+            own = other[(other.kernel == "flash") & (other.against == "golden") & (other.fmt == fmt)]
+            _hollow_line(ax, in_roundoff(own, "n", "relative"), fmt, shape)
     values = VALUES.get(table.distribution.iloc[0])
     if values and formats and rows.flash.iloc[0] == "tiled":
         given = dict(algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0]))
@@ -199,51 +241,14 @@ def _relative(ax, table, tiles):
         ax.plot(list(tiles), law, color=INK, lw=1, ls="--", label="predicted by the law")
 
 
-@styled
-def algorithm_changes(table: pd.DataFrame, caption: str) -> Figure:
-    """Figure 6: max difference against block area: (a) dimensions swapped, (b) square, (c) as given."""
-    table = table.query("kernel == 'flash' and against == 'baseline'")
-    formats, distributions = list(dict.fromkeys(table.fmt)), list(dict.fromkeys(table.distribution))
-    size = (2.5 * len(formats), 7.2)
-    figure, axes = plt.subplots(3, len(formats), figsize=size, sharex=True, sharey=True, squeeze=False)
-    for column, fmt in enumerate(formats):
-        for ax, variant in zip(axes[:, column], ("swapped", "square", None)):
-            for distribution, color in zip(distributions, cycle(_colors(fmt))):
-                rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
-                given = in_roundoff(rows[rows.variant == "as_given"], "area", "max")
-                band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
-                if variant:
-                    changed = in_roundoff(rows[rows.variant == variant], "area", "max")
-                    band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
-                if not portable([fmt]):
-                    at = (given.index.min(), given.sort_index().iloc[0].max())
-                    ax.annotate(distribution, at, (0, 3), textcoords="offset points", color=color, fontsize=7)
-            if not portable([fmt]):
-                _say_not_portable(ax, (0.97, 0.42), (0, 0), width=40, xycoords="axes fraction", ha="right")
-            ax.set(xscale="log", yscale="log")
-            plain_ticks(ax.yaxis)
-        axes[0, column].set_title(f"{fmt}, u = {power(fmt)}")
-        axes[-1, column].set_xlabel("block area $B_r · B_c$")
-    for ax, words in zip(axes[:, 0], ("(a) swapped", "(b) square", "(c) as given")):
-        ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")
-    handles = axes[0, 0].get_legend_handles_labels()
-    axes[0, -1].legend(*handles, loc="lower left", fontsize=7)
-    title = "Figure 6. Up to FP32 what counts is $B_c$: fewer K, V tiles, less difference"
-    return captioned(figure, title, caption + BANDS)
-
-
-def _colors(fmt):
-    """Of the distributions of figure 6."""
-    return (FLASH, BASELINE, INK) if portable([fmt]) else (GREY, "#aaaaaa", "#cccccc")
-
-
-def _dots(ax, at, values, color, marker, label, **style):
-    """`dots` of formats, grey where they are not portable."""
+def _dots(ax, at, values, color, marker, label, draw=dots, **style):
+    """`dots` of formats, or `hollow`, grey where they are not portable."""
     own = values.index.isin(portable(values.index))
-    dots(ax, at[own], values[own], color, marker, label, **style)
-    dots(ax, at[~own], values[~own], GREY, marker, None, **style)
+    draw(ax, at[own], values[own], color, marker, label, **style)
+    draw(ax, at[~own], values[~own], GREY, marker, None, **style)
 
 
-def _say_not_portable(ax, at, offset, width, **style):
+def say_not_portable(ax, at, offset, width, **style):
+    """A note beside numbers in FP64."""
     words = textwrap.fill(NOT_PORTABLE, width)
     ax.annotate(words, at, offset, textcoords="offset points", color=GREY, fontsize=7, **style)

@@ -80,7 +80,7 @@ def by_seed(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:
 
 def in_roundoff(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:
     """A frame, index x seeds, in units of each row's format's unit roundoff."""
-    scaled = rows[value] / rows.fmt.map(lambda fmt: Format.of(fmt).unit_roundoff)
+    scaled = rows[value] / rows.fmt.map(lambda fmt: Format.of(fmt).unit_roundoff).astype(float)  # also of no rows
     return by_seed(rows.assign(**{value: scaled}), index, value)
 
 

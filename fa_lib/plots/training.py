@@ -179,5 +179,12 @@ def drawn(images: Mapping[str, torch.Tensor], captions: Sequence[str], caption: 
             ax.spines[:].set_visible(False)
         row[0].set_ylabel(label, rotation=0, ha="right", va="center")
     for ax, words in zip(axes[0], captions):
-        ax.set_title(textwrap.fill(words, 19), fontsize=7, loc="center", fontweight="normal")
+        ax.set_title(_wrapped(words, 22), fontsize=7, loc="center", fontweight="normal")
     return captioned(figure, "Figure 8c. The same caption and noise, drawn by models trained otherwise", caption)
+
+
+def _wrapped(words, width):
+    """In as few lines as fit into a width, and as equal in length as can be: no last line of a word alone."""
+    count = len(textwrap.wrap(words, width))
+    narrowest = next(less for less in range(1, width + 1) if len(textwrap.wrap(words, less)) == count)
+    return textwrap.fill(words, narrowest)

@@ -1,8 +1,10 @@
 """Figure 2: the emulator against real kernels."""
 
 import math
+from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -10,16 +12,21 @@ from torch import Tensor
 from fa_lib.experiments.validation import CHOICES
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
-from fa_lib.plots.style import BASELINE, FLASH, styled
+from fa_lib.plots.recorded import NONE, by_device, caption_of, hollow, name_devices
+from fa_lib.plots.style import BASELINE, FLASH, by_seed, styled
 
 
 @styled
-def validation(exponential: tuple[Tensor, Tensor, Tensor], agreement: pd.DataFrame, caption: str) -> Figure:
+def validation(
+    exponential: tuple[Tensor, Tensor, Tensor], agreement: pd.DataFrame, caption: str,
+    recorded: Mapping[str, pd.DataFrame] = NONE,
+) -> Figure:  # fmt: skip
     """Figure 2: the exponential inside torch's kernel, and the share of its bits that each modelling choice gets.
 
     Args:
         exponential: x, measured, modelled, of `experiments.validation.exponential`.
         agreement: table of `experiments.validation.agree`; its BF16 rows at the longest N are shown.
+        recorded: device -> such a table.
     """
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.4))
     x, measured, modelled = exponential
@@ -28,13 +35,26 @@ def validation(exponential: tuple[Tensor, Tensor, Tensor], agreement: pd.DataFra
     axes[0].set(xlabel="S − m", ylabel="relative error of exp (1e-4)", ylim=(-1.3, 2.2))
     axes[0].set_title("the kernel's exponential")
     axes[0].legend(loc="upper left")
-    rows = agreement[(agreement.fmt == "BF16") & (agreement.n == agreement.n.max())]
-    rows = rows.assign(different=(1 - rows.identical).clip(lower=1e-6))
+    rows = _shown(agreement)
+    elsewhere = {device: own for device, table in recorded.items() if len(own := _shown(table))}
     marks = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
     labels = {choice.key: choice.label for choice in CHOICES.values()}
     points(axes[1], rows, "different", ("choice", labels), ("distribution", marks), legend="lower left")
+    for shape, table in by_device(elsewhere):
+        for shift, (distribution, mark) in zip((-0.2, 0.2), marks.items()):  # as `points` has them
+            own = by_seed(table[table.distribution == distribution], "choice", "different").reindex(labels)
+            hollow(axes[1], np.arange(len(labels)) + shift, own, mark.color, shape, horizontal=True)
+    if elsewhere:
+        name_devices(axes[1], elsewhere)
+        axes[1].legend(loc="lower left")
     axes[1].set(xscale="log", xlabel="share of outputs whose bits differ")
     axes[1].set(title=f"one modelling choice undone, BF16, N = {rows.n.max()}")
     least = math.floor(1000 * rows[rows.choice == "model"].identical.min()) / 10
     title = f"Figure 2. At least {least} % of BF16 outputs are torch's bits, once its exponential is modelled"
-    return captioned(figure, title, caption + POINTS)
+    return captioned(figure, title, caption + POINTS + caption_of(elsewhere))
+
+
+def _shown(agreement):
+    """The BF16 rows at the longest N, and the share of outputs whose bits differ."""
+    rows = agreement[(agreement.fmt == "BF16") & (agreement.n == agreement.n.max())]
+    return rows.assign(different=(1 - rows.identical).clip(lower=1e-6))

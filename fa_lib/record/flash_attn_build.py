@@ -18,6 +18,7 @@ from pathlib import Path
 from torch.utils import cpp_extension
 
 from fa_lib.execution.files import held
+from fa_lib.record.cuda import cuda_home
 
 EXTENSION = "flash_attn_2_cuda"
 DISABLED = ("ALIBI", "DROPOUT", "SOFTCAP", "UNEVEN_K")  # not LOCAL: it is the window
@@ -156,17 +157,3 @@ def stubs(source: Path, head_dims: Iterable[int]) -> str:
 def _kernels(source: Path) -> dict[Path, re.Match]:
     files = sorted((source / "csrc/flash_attn/src").glob("*.cu"))
     return {path: match for path in files if (match := KERNEL.fullmatch(path.name))}
-
-
-def cuda_home() -> Path:
-    """The folder of CUDA. torch takes the one above nvcc, which is wrong where nvcc is a script that calls another.
-
-    Raises:
-        RuntimeError: none has nvcc and its headers.
-    """
-    nvcc = shutil.which("nvcc")
-    named = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
-    for home in (Path(folder) for folder in named if folder):
-        if (home / "bin/nvcc").exists() and (home / "include/cuda_runtime.h").exists():
-            return home
-    raise RuntimeError("flash-attn: CUDA's compiler and headers are not found; set CUDA_HOME to a folder that has both")

@@ -4,13 +4,14 @@
 """
 
 import ctypes
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from fa_lib.record.cuda import cuda_home
 
 SOURCE = Path(__file__).with_name("hardware.cu")
 TARGET = "arch=compute_90a,code=sm_90a"
@@ -56,14 +57,12 @@ def compile(folder):
     """hardware.cu as a ctypes library, built for sm_90a into `folder`.
 
     Raises:
-        RuntimeError: there is no nvcc, or it failed; in its words.
+        RuntimeError: there is no nvcc, as `cuda_home` says, or it failed; in its words.
     """
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    if nvcc is None:
-        raise RuntimeError("nvcc: found neither on PATH nor in /usr/local/cuda/bin")
     built = Path(folder) / "hardware.so"
     built.parent.mkdir(parents=True, exist_ok=True)
-    command = [nvcc, "-gencode", TARGET, "-O2", "-shared", "-Xcompiler", "-fPIC", str(SOURCE), "-o", str(built)]
+    options = ["-gencode", TARGET, "-O2", "-shared", "-Xcompiler", "-fPIC"]
+    command = [str(cuda_home() / "bin/nvcc"), *options, str(SOURCE), "-o", str(built)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"nvcc failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}")

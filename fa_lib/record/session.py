@@ -13,11 +13,9 @@ from pathlib import Path
 import torch
 
 from fa_lib.execution.files import held, replacing
-from fa_lib.execution.results import commit, device, versions
+from fa_lib.execution.results import commit, described, versions
 from fa_lib.paths import CHECKOUT, PACKAGE, RECORDED, build
 from fa_lib.record.plan import LIMIT, STEPS, Step, chosen, fits, scale_of
-
-QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
 
 def record(
@@ -94,19 +92,6 @@ def read(out: Path) -> dict:
         return state if state["steps"].keys() <= STEPS.keys() else dict(state, steps={})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"out: {path} is damaged; remove it to begin anew: {error}") from error
-
-
-def described() -> dict:
-    """The device: processor, and of a GPU its name, driver, clocks (MHz), power limit (W) and temperature."""
-    found = device()
-    if torch.cuda.is_available():
-        found |= dict(cuda=torch.version.cuda, capability=torch.cuda.get_device_capability())
-    words = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
-    try:
-        line = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return found
-    return found | dict(zip(QUERY, (word.strip() for word in line.split(","))))
 
 
 def command(key: str, on: str, scale: str, out: Path) -> list[str]:

@@ -1,0 +1,53 @@
+"""Tables recorded on other devices, drawn beside the one made here: hollow marks, of one shape for each device."""
+
+from collections.abc import Iterable, Mapping
+from itertools import cycle
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from fa_lib.plots.captions import span
+from fa_lib.plots.style import INK
+
+NONE: Mapping[str, pd.DataFrame] = {}
+SHAPES = ("*", "P", "X")  # of devices; no figure that they are drawn into has these for anything else
+
+
+def by_device(recorded: Mapping[str, pd.DataFrame]) -> list[tuple[str, pd.DataFrame]]:
+    """(shape, table) of each device.
+
+    Args:
+        recorded: device -> table, of `execution.results.recorded`.
+    """
+    return list(zip(cycle(SHAPES), recorded.values()))
+
+
+def hollow(
+    ax: Axes, at: Iterable, values: pd.DataFrame, color: str, shape: str, label: str | None = None,
+    horizontal: bool = False, **style,
+) -> None:  # fmt: skip
+    """A hollow mark for each mean over seeds, with a line from the least to the largest seed.
+
+    Args:
+        at: places along x; along y where `horizontal`. values: places x seeds, as `style.by_seed` gives them.
+        style: of the means: of matplotlib's `plot`.
+    """
+    low, high, mean = (getattr(values, name)(axis=1, skipna=False) for name in ("min", "max", "mean"))
+    look = dict(color=color, marker=shape, label=label, mfc="none", ms=8, mew=0.8, lw=0.7, ls="", zorder=4) | style
+    ax.plot(*((mean, at) if horizontal else (at, mean)), **look)
+    (ax.hlines if horizontal else ax.vlines)(at, low, high, color=color, lw=0.7)
+
+
+def name_devices(ax: Axes, recorded: Mapping[str, pd.DataFrame]) -> list[Line2D]:
+    """An entry for each device in a legend that is made after this."""
+    look = dict(ls="", color=INK, mfc="none", ms=8, mew=0.8)
+    return [ax.plot([], [], marker=shape, label=name, **look)[0] for name, shape in zip(recorded, cycle(SHAPES))]
+
+
+def caption_of(recorded: Mapping[str, pd.DataFrame]) -> str:
+    """The caption's words: which devices, at which N, with how many seeds."""
+    each = [
+        f"{device} (N = {span(table.n.unique())}, {table.seed.nunique()} seeds)" for device, table in recorded.items()
+    ]
+    return f" Hollow marks: recorded on {'; '.join(each)}: mean over seeds, line: min to max." if each else ""
