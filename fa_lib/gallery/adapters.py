@@ -127,7 +127,12 @@ def from_jax(x: Any) -> Tensor:
 
 
 def through_jax(fn: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """fn(q, k, v), a function of JAX arrays, called with torch tensors, in q's dtype. Its gradients are jax.vjp's."""
+    """fn(q, k, v), a function of JAX arrays, called with torch tensors, in q's dtype. Its gradients are jax.vjp's.
+
+    Raises:
+        NotImplementedError: FP64, which JAX has only after jax.config.update("jax_enable_x64", True).
+    """
+    only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "JAX with its default settings")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return _ThroughJax.apply(fn, q, k, v)
     return from_jax(fn(*map(to_jax, (q, k, v)))).to(q.dtype)

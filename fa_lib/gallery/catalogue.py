@@ -116,6 +116,63 @@ _ALL = [
         diffusers_native='the attention dispatcher of newer models; its default backend is "native"',
         diffusers_written_out="AttnProcessor, of models without AttnProcessor2_0 and with attention upcast or sliced",
     ),
+    *_entries(
+        "ONNX Runtime", "onnx_runtime", ("onnxruntime", "onnx"),
+        onnx_attention="torch.onnx.export with opset 23 writes this operator for scaled_dot_product_attention",
+        onnx_multi_head="the transformer optimizer fuses attention of encoders into it",
+        onnx_group_query="the prompt, in models of onnxruntime-genai's model builder",
+        onnx_group_query_decode="every generated token, in models of onnxruntime-genai's model builder",
+    ),
+    *_entries(
+        "OpenVINO", "openvino_kernels", ("openvino",),
+        openvino_sdpa="a model converted in 16 bits, on a CPU with INFERENCE_PRECISION_HINT of that format",
+        openvino_sdpa_fp32_model="a model in FP32; the hint's default is BF16 on a CPU with BF16 instructions",
+    ),
+    *_entries(
+        "MLX", "mlx_kernels", ("mlx",),
+        mlx_sdpa="mlx.core.fast.scaled_dot_product_attention on the CPU device, the only one on Linux without CUDA",
+    ),
+    *_entries(
+        "JAX", "jax_kernels", ("jax", "jaxlib"),
+        jax_dot_product='jax.nn.dot_product_attention; its default implementation is "xla"',
+    ),
+    *_entries(
+        "JAX Pallas", "pallas", ("jax", "jaxlib"),
+        pallas_tpu_flash="jax.experimental.pallas.ops.tpu.flash_attention on a TPU; here in interpret mode",
+        pallas_splash="splash_attention of the same package on a TPU, which MaxText uses; here in interpret mode",
+        pallas_gpu_mha="jax.experimental.pallas.ops.gpu.attention.mha on a GPU; here in interpret mode",
+        pallas_gpu_decode="decode_attention.gqa of the same package on a GPU, 16 splits by default; in interpret mode",
+    ),
+    *_entries(
+        "ringattention", "ringattention", ("ringattention", "flax", "einops", "jax", "jaxlib"),
+        ring_fp32_logits="ringattention(..., float32_logits=True), as its README calls it",
+        ring_16_bit_logits="ringattention(..., float32_logits=False)",
+    ),
+    *_entries(
+        "flash-attention-jax", "flash_jax", ("flash-attention-jax", "einops", "jax", "jaxlib"),
+        flash_attention_jax="flash_attention and causal_flash_attention",
+    ),
+    *_entries(
+        "tokamax", "tokamax_kernels", ("tokamax", "jax", "jaxlib"),
+        tokamax_chunked='tokamax.dot_product_attention(implementation="xla_chunked")',
+    ),
+    Entry(
+        "torch_varlen", "PyTorch", "", ("torch",), "torch.nn.attention.varlen.varlen_attn, sequences packed on a GPU",
+        "torch 2.13.0 has no kernel of aten::_flash_attention_forward, which it calls, for CPU",
+    ),
+    Entry(
+        "torch_int8", "PyTorch", "", ("torch",), "scaled_dot_product_attention of Q, K, V in 8 bits",
+        "torch 2.13.0 has aten::_scaled_dot_product_flash_attention.quantized for CUDA alone",
+    ),
+    Entry(
+        "flash_attn", "flash-attn", "", ("flash-attn",), "flash_attn.flash_attn_func",
+        "flash-attn 2.8.3 has CUDA kernels alone; `fa-lib record` judges it on a GPU",
+    ),
+    Entry(
+        "sageattention", "SageAttention", "", ("sageattention",), "sageattention.sageattn in place of torch's",
+        "sageattention 1.0.6 has Triton kernels alone; the interpreter of Triton 3.9 truncates FP32 to BF16 and adds "
+        "the bit patterns of BF16 as integers, so that nothing is judged through it",
+    ),
 ]  # fmt: skip
 
 ENTRIES = {entry.key: entry for entry in _ALL}

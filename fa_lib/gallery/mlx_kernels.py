@@ -1,0 +1,26 @@
+"""MLX (Apple) on its CPU backend: mlx.core.fast.scaled_dot_product_attention."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, from_numpy, only_dtypes, softmax_scale, visible
+
+
+def _to_mlx(x):
+    import mlx.core as mx
+
+    if x.dtype == torch.bfloat16:
+        return mx.array(bf16_bits(x)).view(mx.bfloat16)
+    return mx.array(x.detach().contiguous().numpy())
+
+
+def mlx_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """scaled_dot_product_attention on the CPU, where MLX writes S and P out."""
+    import mlx.core as mx
+
+    only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "MLX")
+    mask = mx.array(visible(q.shape[2], k.shape[2]).numpy()) if causal else None
+    with mx.stream(mx.cpu):
+        o = mx.fast.scaled_dot_product_attention(*map(_to_mlx, (q, k, v)), scale=softmax_scale(q, scale), mask=mask)
+        return from_bf16_bits(np.array(o.view(mx.int16))) if o.dtype == mx.bfloat16 else from_numpy(np.array(o))

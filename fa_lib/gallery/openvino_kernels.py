@@ -1,0 +1,68 @@
+"""OpenVINO's CPU plugin: its operation ScaledDotProductAttention, in a model of that one operation."""
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, only_dtypes, repeated, softmax_scale, visible
+
+NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+THREADS = 2
+
+
+@cache
+def _model(kind, precision, masked, scale, head_dims):
+    """The compiled model: kind of its tensors and INFERENCE_PRECISION_HINT, names of NAMES; dims of q, k and v."""
+    import openvino
+    from openvino import opset13
+
+    dtype = getattr(openvino.Type, kind)
+    inputs = [opset13.parameter(openvino.PartialShape([-1, -1, -1, d]), dtype) for d in head_dims]
+    if masked:
+        inputs.append(opset13.parameter(openvino.PartialShape([-1, -1]), openvino.Type.boolean))
+        mask = inputs[-1]
+    else:  # scale is the fifth input, so that a mask has to be given: one 0 for all scores
+        mask = opset13.convert(opset13.constant(np.zeros((1, 1), np.float32)), dtype)
+    factor = opset13.convert(opset13.constant(np.array(scale, np.float32)), dtype)
+    o = opset13.scaled_dot_product_attention(*inputs[:3], attention_mask=mask, scale=factor, causal=False)
+    model = openvino.Model([opset13.result(o)], inputs, "attention")
+    config = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": THREADS}
+    return openvino.Core().compile_model(model, "CPU", config)
+
+
+def _given(x, kind):
+    """A tensor as OpenVINO's, a copy; numpy has no BF16, so its bits go as FP16 and are said to be BF16."""
+    import openvino
+
+    if kind == "bf16":
+        return openvino.Tensor(bf16_bits(x).view(np.float16), openvino.Shape(list(x.shape)), openvino.Type.bf16)
+    return openvino.Tensor(x.detach().contiguous().numpy())
+
+
+def _called(q, k, v, causal, scale, kind):
+    only_dtypes(q, tuple(NAMES), "OpenVINO")
+    precision, (k, v) = NAMES[q.dtype], repeated(q, k, v)
+    dims = (q.shape[3], k.shape[3], v.shape[3])
+    model = _model(kind or precision, precision, causal, softmax_scale(q, scale), dims)
+    tensors = [x.float() if kind == "f32" else x for x in (q, k, v)]
+    feed = [_given(x, kind or precision) for x in tensors]
+    request = model.create_infer_request()
+    request.infer(dict(enumerate(feed + ([_given(visible(q.shape[2], k.shape[2]), "")] if causal else []))))
+    out = request.get_output_tensor(0)
+    if out.element_type.get_type_name() == "bf16":
+        return from_bf16_bits(out.data.view(np.int16)).reshape(*q.shape[:3], dims[2]).to(q.dtype)
+    return torch.from_numpy(np.array(out.data)).to(q.dtype)
+
+
+def openvino_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """A model in the inputs' format, computed with that format as INFERENCE_PRECISION_HINT."""
+    return _called(q, k, v, causal, scale, "")
+
+
+def openvino_sdpa_fp32_model(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """A model in FP32, computed with the inputs' format as INFERENCE_PRECISION_HINT."""
+    return _called(q, k, v, causal, scale, "f32")

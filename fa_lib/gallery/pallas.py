@@ -1,0 +1,145 @@
+"""The attention kernels of jax.experimental.pallas.ops, written for TPU and GPU, here in Pallas' interpret mode on CPU.
+
+Interpret mode runs a kernel's own operations in their formats, tile by tile, by XLA; a sum inside one product is the
+CPU's. Lengths off the kernels' tiles are padded, and padded keys are hidden by the kernel's own means.
+"""
+
+from contextlib import contextmanager
+from functools import cache, partial
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from fa_lib.gallery.adapters import padded, queries_at_a_time, repeated, softmax_scale, swapped, through_jax, to_jax
+
+TILE = 128  # of queries and of keys, in the TPU kernels by default
+DECODE_SPLIT = 16  # the fewest keys of one split of the decode kernel
+
+
+@contextmanager
+def _interpreted():
+    """Every pallas_call in interpret mode, for kernels that do not pass `interpret` on."""
+    from jax.experimental import pallas
+
+    real = pallas.pallas_call
+
+    def call(*args, **options):
+        return real(*args, **options | dict(interpret=True))
+
+    with mock.patch.object(pallas, "pallas_call", call):
+        yield
+
+
+def _segments(n, length, batch):
+    """1 for the first n rows of `length`, 0 for the padding behind them: (batch, length)."""
+    import jax.numpy as jnp
+
+    return jnp.broadcast_to((jnp.arange(length) < n).astype(jnp.int32), (batch, length))
+
+
+@cache
+def _tpu_flash(causal, scale, shape, n_kv):
+    import jax
+    from jax.experimental.pallas.ops.tpu import flash_attention as tpu
+
+    (batch, _, n_q, _), ids = shape, None
+    if n_kv % TILE:
+        ids = tpu.SegmentIds(*(_segments(n, n + -n % TILE, batch) for n in (n_q, n_kv)))
+
+    def fn(q, k, v):
+        return tpu.flash_attention(q, k, v, segment_ids=ids, causal=causal, sm_scale=scale)
+
+    return jax.jit(fn)
+
+
+def pallas_tpu_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles."""
+    if causal and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("Pallas' TPU flash attention aligns its causal mask top-left; it needs n_q = n_kv")
+    fn = _tpu_flash(causal, softmax_scale(q, scale), tuple(q.shape), k.shape[2])
+    k, v = repeated(q, k, v)
+    with _interpreted():
+        return through_jax(fn, *(padded(x, TILE) for x in (q, k, v)))[:, :, : q.shape[2]]
+
+
+@cache
+def _splash(causal, scale, shape, n_kv):
+    import jax
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    batch, heads, n_q, _ = shape
+    full, ids = tuple(n + -n % TILE for n in (n_q, n_kv)), None
+    if n_kv % TILE:
+        ids = splash.SegmentIds(*(_segments(n, length, batch) for n, length in zip((n_q, n_kv), full)))
+    mask = masks.CausalMask(full, offset=n_kv - n_q) if causal else masks.FullMask(full)
+    kernel = splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * heads), interpret=True)
+
+    def fn(q, k, v):
+        return jax.vmap(kernel)((q * scale).astype(q.dtype), k, v, ids)
+
+    return jax.jit(fn)
+
+
+def pallas_splash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """splash_attention of jax.experimental.pallas.ops.tpu; it has no scale, so its callers multiply Q, as here."""
+    fn = _splash(causal, softmax_scale(q, scale), tuple(q.shape), k.shape[2])
+    k, v = repeated(q, k, v)
+    return through_jax(fn, *(padded(x, TILE) for x in (q, k, v)))[:, :, : q.shape[2]]
+
+
+@cache
+def _gpu_mha(causal, scale):
+    import jax
+    from jax.experimental.pallas.ops.gpu.attention import mha
+
+    def fn(q, k, v):
+        return swapped(mha(*map(swapped, (q, k, v)), segment_ids=None, sm_scale=scale, causal=causal, interpret=True))
+
+    return jax.jit(fn)
+
+
+def pallas_gpu_mha(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles."""
+    if causal and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("Pallas' GPU mha aligns its causal mask top-left; it needs n_q = n_kv")
+    for name, n in (("queries", q.shape[2]), ("keys", k.shape[2])):
+        if n > TILE and n % TILE:
+            raise NotImplementedError(f"Pallas' GPU mha has no partial tile: {n} {name}; it needs multiples of {TILE}")
+    if q.shape[3] != v.shape[3]:
+        raise NotImplementedError(f"Pallas' GPU mha needs one head_dim; q has {q.shape[3]} and v {v.shape[3]}")
+    return through_jax(_gpu_mha(causal, softmax_scale(q, scale)), q, *repeated(q, k, v))
+
+
+@cache
+def _gpu_decode(scale, k_splits):
+    import jax
+    from jax.experimental.pallas.ops.gpu.decode_attention import gqa
+
+    def fn(q, k, v, seen):  # q (batch, heads, 1, head_dim); seen (batch,), or None where all keys are
+        o = gqa(q[:, :, 0], swapped(k), swapped(v), kv_seq_len=seen, sm_scale=scale, k_splits=k_splits, interpret=True)
+        return o[:, :, None]
+
+    return jax.jit(fn)
+
+
+def decode_in_splits(k_splits: int):
+    """The kernel jax.experimental.pallas.ops.gpu.decode_attention.gqa, which divides the keys into `k_splits` parts
+    and writes each part's O in the inputs' format before it adds them up. One query in each call."""
+
+    def one(q, k, v, causal=False, scale=None):
+        if any(x.requires_grad for x in (q, k, v)) and torch.is_grad_enabled():
+            raise NotImplementedError("Pallas' decode attention has no gradients")
+        n_kv = k.shape[2]
+        split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE
+        k, v = (padded(x, split * k_splits) for x in (k, v))
+        seen = None if k.shape[2] == n_kv else to_jax(torch.full(q.shape[:1], n_kv, dtype=torch.int32))
+        return through_jax(partial(_gpu_decode(softmax_scale(q, scale), k_splits), seen=seen), q, k, v)
+
+    return queries_at_a_time(one, 1)
+
+
+def pallas_gpu_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """`decode_in_splits` with 16 splits, its default."""
+    return decode_in_splits(16)(q, k, v, causal, scale)
