@@ -63,8 +63,8 @@ def check_kernel(kernel: str, depth: Depth | str = "report", out: str | Path = "
     sections = [
         Section("What it can do", tables.by_call(found["asked"])),
         Section("How far it is from the golden value", tables.by_length(found["lengths"], kernel),
-                "Mean over seeds of the root mean square and of the largest error, and the largest over Baseline's on the "
-                "same outputs."),
+                "Mean over seeds of the root mean square and of the largest error, and the largest over Baseline's on "
+                "the same outputs."),
         Section("Inputs that make trouble", tables.by_input(found["inputs"]),
                 "The largest error over Baseline's, and the mean signed error away from zero (in ulp, with its 95 % "
                 "interval over seeds), beside Baseline's."),

@@ -35,6 +35,9 @@ def carry(
     V is not 0 for one key alone, and the P of the others are the small numbers. The large term stands first or last,
     for kernels that begin at either end.
 
+    The last column of V has the large term alone, and its output shows l by itself: where equal P are added up in BF16
+    one by one, l stays at 256, and every output is several times too large. That is no loss of O, and is taken off it.
+
     The control: sums of 64 small terms without the large one, where a carry loses nothing. (The large one is there, and
     is taken away again by the next key, so that a cache with one scale for all of V is as coarse as it was.) A kernel
     that does not return them right, that of a quantised cache for instance, does not lose them by a carry.
@@ -55,14 +58,18 @@ def carry(
     for what in SUMS:
         for n, keys in TERMS:
             q, k, v, large = _sum_of(what, fmt, keys, n, head_dim)
-            golden = kernels.golden(q[:, :, :1], k, v[..., :1], inputs=FP64)  # rows of Q and columns of V are alike
+            golden = kernels.golden(
+                q[:, :, :1], k, v[..., [0, -1]], inputs=FP64
+            )  # rows of Q are alike, and columns of V
+            golden, of_large = golden.split(1, -1)  # (first, last, control; keys; 1; 1)
             answer = _answer(fn, fmt, (q, k, v), queries, device)
             lost = control = [math.nan] * len(keys)
             if answer.o is not None:
                 o = answer.o.double().cpu()[:, :, -1:] if causal else answer.o.double().cpu()
-                error = (o - golden).abs().amax((2, 3), keepdim=True)  # (first, last, control; keys; 1; 1)
-                lost = (error / fmt.ulp(golden))[:2].amax((0, 2, 3)).tolist()
-                control = (error / golden)[2].flatten().tolist()
+                o, l = o[..., :-1], of_large / o[..., -1:]  # l: the kernel's, over what it should be
+                control = ((o * l / golden)[2] - 1).abs().amax((1, 2)).tolist()
+                o = o * l.where((l - 1).abs() > UNSEEN, 1.0) if what == "accumulator" else o
+                lost = ((o - golden).abs() / fmt.ulp(golden))[:2].amax((0, 2, 3)).tolist()
             every = ((large - golden[0]).abs() / fmt.ulp(golden[0])).flatten().tolist()
             told = dict(outcome=answer.outcome, problem=answer.problem)
             rows += [
@@ -84,7 +91,7 @@ def carried(table: pd.DataFrame) -> list[dict]:
     for (fmt, queries, what), rows in table.sort_values("keys").groupby(["fmt", "queries", "what"]):  # O first
         ran = bool(rows.lost.notna().all())
         seen = rows[(rows.control <= UNSEEN) & (rows["all"] > LOST)]
-        low, tile, blind = None, None, ran and len(seen) < (rows["all"] > LOST).sum()
+        low, tile, blind = None, None, ran and len(seen) < int((rows["all"] > LOST).sum())
         if ran:
             excess = seen.lost - seen.control * seen["all"]  # beyond what small terms alone lose
             every = seen[(seen.lost >= ALL * seen["all"]) & (excess > LOST)]
@@ -110,8 +117,8 @@ def _answer(fn, fmt, tensors, queries, device):
 
 
 def _sum_of(what, fmt, keys, n, head_dim):
-    """Q, K, V (large term first, last, control; keys; n; head_dim), rounded to fmt, whose outputs are `carry`'s sums;
-    and the golden value if the small terms were lost (keys, 1, 1)."""
+    """Q, K, V (large term first, last, control; keys; n; head_dim), rounded to fmt, whose outputs are `carry`'s sums, in
+    the last column of V the large term alone; and the golden value if the small terms were lost (keys, 1, 1)."""
     ulp = 2 * fmt.unit_roundoff
     small = torch.tensor([0.45 * ulp / b for b in keys], dtype=torch.float64)[:, None, None]  # (keys, 1, 1)
     q, k, v = torch.zeros(3, 3, len(keys), n, 1, dtype=torch.float64)  # the first feature
@@ -126,5 +133,8 @@ def _sum_of(what, fmt, keys, n, head_dim):
         v[0, :, 0] = v[1, :, -1] = LARGE
         v[2, :, -ALONE:] = LARGE
         large = torch.full((len(keys), 1, 1), LARGE, dtype=torch.float64)
+    v = v.repeat(1, 1, 1, head_dim)
+    v[..., -1] = 0
+    v[0, :, 0, -1] = v[1, :, -1, -1] = v[2, :, 0, -1] = LARGE
     q, k = (torch.nn.functional.pad(fmt(x), (0, head_dim - 1)) for x in (q, k))  # of Q and K the others are 0
-    return q, k, fmt(v).expand(-1, -1, -1, head_dim), large
+    return q, k, fmt(v), large

@@ -92,8 +92,8 @@ def _carry(findings):
     else:
         most = max(findings, key=lambda f: f.number)
         said = (
-            "It carries low precision from tile to tile: no. How we know: of sums of up to 4,096 terms it loses at most "
-            f"{most.number:.1f} ulp, asked for {_listed(map(queries_in_words, most.where['queries']))} at a time; a "
+            "It carries low precision from tile to tile: no. How we know: of sums of up to 4,096 terms it loses at "
+            f"most {most.number:.1f} ulp, asked for {_listed(map(queries_in_words, most.where['queries']))} at a time; a "
             "kernel that carries BF16 or FP16, in tiles of up to 512 keys, loses 3 to hundreds."
         )
         yield Severity.PASSES, said
