@@ -187,18 +187,25 @@ def wheelhouse(
 
 @app.command()
 def gallery(
+    only: Annotated[list[str] | None, typer.Argument(help="kernels, as ggml_decode; all where none is named")] = None,
     list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="five kernels, in seconds each; nothing is published")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="kernels at a time")] = 2,
 ) -> None:
-    """The attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
+    """Judge the attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
 
-    Judge one with `fa-lib check kernel gallery:KEY`, for instance gallery:ggml_decode.
+    What is done is not done again. All of them together renew data/gallery, docs/gallery and figures/gallery of the
+    checkout. Judge one with all its tables by `fa-lib check kernel gallery:KEY`.
     """
     with told():
-        from fa_lib.gallery import catalogue
+        if list_:
+            from fa_lib.gallery import catalogue
 
-        if not list_:
-            raise ValueError("gallery: got nothing to do; accepted is --list")
-        typer.echo(catalogue.listing())
+            typer.echo(catalogue.listing())
+            return
+        from fa_lib import survey_pages
+
+        survey_pages.make(only or (), quick, jobs, say=_say)
 
 
 @app.command()

@@ -24,11 +24,12 @@ from fa_lib.gallery.catalogue import ENTRIES, Entry, installed
 
 GALLERY = Depth(
     lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256", "causal 512"),
-    head_dims=(128,), troubled_n=512, bias_seeds=4, runs=5,
+    head_dims=(128,), troubled_n=512, bias_seeds=4, runs=5, square=4096,
 )  # fmt: skip
-ONE_BY_ONE = replace(GALLERY, square=128)  # many queries are many calls
-INTERPRETED = replace(GALLERY, lengths=(128, 512, 1024, 4096), head_dims=(), bias_seeds=2)  # Pallas on a CPU: minutes
-FIVE = ("ggml_decode", "ggml_prefill", "ringattention_low", "onnx_attention", "transformers_eager")  # of a quick look
+ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
+              "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
+SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
+FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
 
@@ -85,7 +86,7 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
     if record is None or "findings" not in record:
         verdict = "cannot_run" if record is None else "fails"
         return told | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])
-    found = [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]]
+    found = _findings(record)
     low = [f for f in found if f.what == "carry" and f.severity == Severity.FAILS]
     carried = dict(
         carries=" ".join(dict.fromkeys(f.where["sum"] for f in low)),
@@ -115,13 +116,14 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
     return numbers
 
 
-def judgement_of(entry: Entry, folder: Path) -> Judgement | None:
-    """The Judgement that `judge_one` left; None where there is none."""
-    record = _read(entry, folder)
-    if "findings" not in record:
-        return None
-    found = tuple(Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"])
-    return Judgement("kernel", record["subject"], found)
+def judgement_of(key: str, folder: Path) -> Judgement | None:
+    """The Judgement that `judge_one` left below `folder`; None where the kernel did not come to an end."""
+    record = _read(ENTRIES[key], folder)
+    return Judgement("kernel", record["subject"], tuple(_findings(record))) if "findings" in record else None
+
+
+def _findings(record):
+    return [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]]
 
 
 def prove(cache: str = "") -> dict[str, pd.DataFrame]:
@@ -142,7 +144,10 @@ def prove(cache: str = "") -> dict[str, pd.DataFrame]:
 
 
 def _depth(entry, quick):
-    return QUICK if quick else INTERPRETED if getattr(entry, "interpreted", False) else GALLERY
+    if quick:
+        return QUICK
+    depth = replace(GALLERY, lengths=(128, 512, 1024, 4096), head_dims=()) if entry.module in SLOW else GALLERY
+    return replace(depth, square=128) if entry.key in ONE_BY_ONE else depth  # many queries would be many calls
 
 
 def _key(entry, quick):

@@ -1,15 +1,25 @@
 """The gallery's pages: a table of every kernel, a page for each, and the numbers of the three finds."""
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
+from fa_lib import survey
 from fa_lib.check.findings import Judgement
 from fa_lib.check.words import sentences
 from fa_lib.execution.files import replacing
+from fa_lib.execution.results import provenance, save_figure
+from fa_lib.gallery.catalogue import ENTRIES
+from fa_lib.paths import CHECKOUT, ROOT, build
+from fa_lib.plots import gallery as plots
+
+TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
+BY = ("n", "queries", "threads", "splits", "distribution")  # of a find's rows: what they are of
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
 VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged", "cannot_run": "cannot run here"}
@@ -27,9 +37,9 @@ PAGE = """# The gallery: shipped attention kernels, judged
 <!-- made by `make gallery`, not by hand -->
 
 Each kernel is called as a black box on a CPU, with the library's own code at the version named. Numbers are the
-largest error over Baseline's (attention whose matrices S, P and O are stored in the format), at one query, at 16, and
-at as many queries as keys; the worst of the formats, of lengths up to 16,384 (4,096 for kernels that an interpreter
-runs), and of uniform and normal inputs. The rule of the field allows 2.
+largest error over Baseline's (attention whose matrices S, P and O are stored in the format), at one query and at 16,
+for up to 16,384 keys, and at as many queries as keys, for up to 4,096; the worst of the formats, lengths, and uniform
+and normal inputs. The rule of the field allows 2.
 
 ![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
 
@@ -125,6 +135,68 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
         alike = mean.alike["emulated"]
         lines.append("| " + " | ".join([*cells, "–" if math.isnan(alike) else f"{alike:.4f}"]) + " |")
     return re.sub(pattern, lambda _: "\n".join([BEGIN, *lines, END]), text, flags=re.S)
+
+
+def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
+    """Judge kernels of the gallery and print a row for each; all of them renew what is committed: data/gallery,
+    docs/gallery and figures/gallery*.
+
+    Args:
+        only: keys; none is all of them, or five where it is quick. Others: as `survey.judge_all`.
+
+    Raises:
+        ValueError: a key is unknown, or all are to be judged and there is no checkout.
+    """
+    everything = not only and not quick
+    if everything and CHECKOUT is None:
+        raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
+    folder = build() / "gallery" / ("quick" if quick else "full")
+    keys = list(only) or (survey.FIVE if quick else list(ENTRIES))
+    table = survey.judge_all(keys, quick, folder, say, jobs)
+    for row in table.to_dict("records"):
+        numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in survey.QUERIES.items())
+        say(f"{row['key']}: {row['verdict']}; {numbers}; {found(row)}".rstrip("; "))
+    if everything:
+        say("the three finds")
+        publish(table, survey.prove(f"{folder / 'cells'}"), folder)
+        say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
+
+
+def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Tables, figures and pages of the whole gallery, into the checkout."""
+    for name, each in dict(verdicts=table, **proofs).items():
+        with replacing(TABLES / f"{name}.csv") as path:
+            each.to_csv(path, index=False, float_format="%.5g")
+    with replacing(TABLES / "provenance.json") as path:
+        path.write_text(json.dumps(provenance(dict(kernels=list(table.key))), indent=1) + "\n")
+    for name, figure in drawn(table, proofs).items():
+        save_figure(figure, CHECKOUT / "figures" / name)
+    judgements = {key: survey.judgement_of(key, folder) for key in table.key[table.verdict != "cannot_run"]}
+    write(table, judgements, DOCS)
+    for find, rows in proofs.items():
+        page = DOCS / f"find_{find}.md"
+        text = with_numbers(page.read_text(), rows, [name for name in BY if name in rows])
+        with replacing(page) as path:
+            path.write_text(text)
+
+
+def drawn(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame]) -> dict[str, Figure]:
+    """The figures `gallery` and `gallery_finds`."""
+    ran = table[table.verdict != "cannot_run"]
+    versions = sorted({f"{row.project} {row.version}" for row in ran.itertuples()})
+    caption = (
+        "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: to "
+        f"4,096); head_dim 64. On a CPU; Pallas in its interpreter. {', '.join(versions)}."
+    )
+    shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
+    words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
+    return dict(gallery=plots.gallery(table.assign(found=[found(row) for row in table.to_dict("records")]), caption),
+                gallery_finds=plots.finds(shown, words))  # fmt: skip
+
+
+def _on_the_axis(find, rows):
+    rows = rows[rows.distribution == "uniform"]
+    return rows[(rows.queries == 1) & (rows.threads == 2)] if find == "ggml" else rows
 
 
 def write(table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path) -> None:

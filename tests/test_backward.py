@@ -13,6 +13,7 @@ from fa_lib import BF16, FP16, FP32, FP64, Precision, Tiling, deviation, draw, r
 from fa_lib.kernels import flash, golden, reference, tiled
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
+from fa_lib.kernels.known import torch_cpu, vectorised
 
 
 def gradients(kernel, q, k, v, dO):
@@ -106,7 +107,7 @@ def test_torchs_cpu_kernel_carries_the_inputs_format_from_tile_to_tile_in_its_gr
     real = gradients(flash, *(x.bfloat16() for x in (q, k, v)), dO)
 
     def share(p):
-        how = dict(tiling=Tiling(256, 512), precision=p, algorithm=Algorithm(exp=fast_exp))
+        how = torch_cpu(BF16, 1024) | dict(precision=p)
         kernel = lambda q, k, v: tiled(q, k, v, **how)  # noqa: E731
         return [(a == b).double().mean().item() for a, b in zip(gradients(kernel, q, k, v, dO), real)]
 
@@ -118,11 +119,11 @@ def test_torchs_cpu_kernel_carries_the_inputs_format_from_tile_to_tile_in_its_gr
 def test_torchs_cpu_kernel_is_modelled_bit_for_bit():
     for distribution, n, least in (("uniform", 1024, 0.999), ("normal", 1024, 0.99), ("normal", 128, 0.999)):
         q, k, v = (round_to(x, BF16).bfloat16() for x in draw(distribution, 9, (1, 2, n, 64)))
-        call = dict(tiling=Tiling(256, 512), precision=Precision.kernel(BF16))
-        real = flash(q, k, v)
-        assert (tiled(q, k, v, algorithm=Algorithm(exp=fast_exp), **call) == real).double().mean() > least
-        if distribution == "normal":
-            assert (tiled(q, k, v, **call) == real).double().mean() < 0.92  # with an exact exp it is not
+        model, real = torch_cpu(BF16, n), flash(q, k, v)
+        assert (tiled(q, k, v, **model) == real).double().mean() > least
+        if distribution == "normal" and vectorised():
+            exact = model | dict(algorithm=Algorithm())
+            assert (tiled(q, k, v, **exact) == real).double().mean() < 0.92  # with an exact exp it is not
 
 
 def test_fast_exp():

@@ -42,7 +42,7 @@ def test_in_parts_rounds_what_is_not_divided_yet():
     q, k, v = torch.zeros(1, 1, 8), torch.zeros(1, 768, 8), torch.full((1, 768, 8), 1.0)
     v[:, 0] = 2.0  # the sum of a part is 257 and 256 * 2: BF16 makes 256 of 257
     assert set(finds.in_parts(q, k, v, BF16, 3).flatten().tolist()) == {1.0}
-    assert set(finds.in_parts(q, k, v, FP32, 3).flatten().tolist()) == {769 / 768}
+    assert set(finds.in_parts(q, k, v, FP32, 3).flatten().tolist()) == {FP32(torch.tensor(769 / 768).double()).item()}
     assert finds.in_parts(q, k, 300 * v, FP16, 1).isinf().all()
 
 

@@ -20,6 +20,8 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"training"},
     {"plots"},
     {"panel", "claims", "reports"},
+    {"survey"},
+    {"survey_pages"},
     {"record"},
     {"cli_check"},
     {"cli"},

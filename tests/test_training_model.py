@@ -22,7 +22,8 @@ def test_half_products_are_rounded_once():
         out.sum().backward()
     for got, exact in ((out, a.double() @ b.double()), (a.grad, b.double().sum(1).expand(64, 64))):
         assert got.dtype == torch.float16
-        assert (got == exact.detach().half()).double().mean() > 0.999
+        # sums of 64 terms in FP32 are off by 64 * 2**-24, a 128th of 2**-11: at most so many are tipped
+        assert (got == exact.detach().half()).double().mean() > 1 - 1 / 128
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
         rows of `held`.
     """
     q, k, v = drawn(distribution, seed, BF16, n, n, 1)
-    low, high = (kernels.get(f"fa_lib.gallery:{key}") for key in ("ringattention_low", "ringattention"))
+    low, high = (kernels.get(f"fa_lib.gallery:{key}") for key in ("ring_16_bit_logits", "ring_fp32_logits"))
     emulated = kernels.tiled(q, k, v, tiling=Tiling(64, 512), precision=Precision.uniform(BF16), algorithm="fa2")
     return held(dict(kernel=low(q, k, v), emulated=emulated, changed=high(q, k, v)), BF16, q, k, v)
 
@@ -61,12 +61,13 @@ def pallas_decode(n: int, splits: int, distribution: str, seed: int, heads: int 
     Returns:
         rows of `held`.
     """
-    from fa_lib.gallery.pallas import decode
+    from fa_lib.gallery.pallas import decode_in_splits
 
     q, k, v = drawn(distribution, seed, BF16, heads, n, 1)
     emulated = in_parts(q, k, v, BF16, splits, block=min(128, n // splits))
-    wide = decode(*(x.float() for x in (q, k, v)), splits=splits)
-    return held(dict(kernel=decode(q, k, v, splits=splits), emulated=emulated, changed=wide), BF16, q, k, v)
+    decode = decode_in_splits(splits)
+    wide = decode(*(x.float() for x in (q, k, v)))
+    return held(dict(kernel=decode(q, k, v), emulated=emulated, changed=wide), BF16, q, k, v)
 
 
 FINDS: dict[str, Callable] = dict(ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode)
@@ -124,7 +125,7 @@ def key_by_key(q: Tensor, k: Tensor, v: Tensor, *, accumulator: Format = FP16, p
 
 def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block: int = 128) -> Tensor:
     """Attention as JAX's Pallas kernel for decoding computes it: each part's O, not divided by its row sum, is written
-    in `fmt`; the parts' weights and their sum are rounded to `fmt` too, and the division is of such numbers.
+    in `fmt`; the parts' weights and their sum are rounded to `fmt` too, and so is what they are divided to.
 
     Args:
         q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). parts: of the keys; block: keys of a tile of a part.
@@ -144,7 +145,7 @@ def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block:
         m_of.append(m), l_of.append(l), O_of.append(fmt(O))
     m, l, O = (torch.stack(x) for x in (m_of, l_of, O_of))
     weights = FP32(torch.exp(m - m.amax(0)))
-    return fmt((O * fmt(weights)).sum(0)) / fmt(FP32((l * weights).sum(0)))
+    return fmt(fmt((O * fmt(weights)).sum(0)) / fmt(FP32((l * weights).sum(0))))
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
