@@ -101,7 +101,7 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.$(EXTRAS)'
 	@touch $@
 
-.venv/.gallery: fa_lib/gallery/requirements.txt .venv/.core
+.venv/.gallery: fa_lib/gallery/requirements.txt .venv/.core # beside requirements.lock, in the same environment
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --requirement $<
 	@touch $@
 

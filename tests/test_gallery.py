@@ -192,7 +192,8 @@ CALLS = {  # what is asked of each kernel: shapes and options
     "another scale": (dict(n_q=1, n_kv=256), dict(scale=0.05)),
 }
 FAR = 0.2  # of the golden value's root mean square: another mask or scale is off by more, a cache of 4 bits by less
-SLOW = {"torch_flex_compiled"}  # compiled anew for each call
+COMPILED = "torch_flex_compiled"  # many seconds for each new shape
+SLOW = {COMPILED} | {key for key, entry in ENTRIES.items() if "jax" in entry.needs}  # compiled for each shape too
 
 
 @pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.slow] * (key in SLOW)) for key in ENTRIES])
@@ -202,7 +203,8 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
     fn, answered = kernels.get(f"fa_lib.gallery:{key}"), []
     for fmt in (BF16, FP16, FP32):
         first = all(other == fmt for other, _ in answered)
-        for name in CALLS if first and key not in SLOW else ("17 x 203", "causal 128"):
+        few = ("17 x 203",) if key == COMPILED else ("17 x 203", "causal 128")
+        for name in CALLS if first and key != COMPILED else few:
             sizes, options = CALLS[name]
             q, k, v = drawn(fmt, **dict(heads=2, kv_heads=2, d=64) | sizes)
             answer = attempt(fn, q, k, v, **options)
@@ -213,3 +215,25 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
             assert deviation(answer.o, golden).relative < FAR, f"{fmt}, {name}"
             answered.append((fmt, name))
     assert answered, "nothing was answered"
+
+
+def test_ggml_s_error_depends_on_the_type_that_v_is_stored_in():
+    if ENTRIES["ggml_decode"].problem:
+        pytest.skip(ENTRIES["ggml_decode"].problem)
+    from fa_lib.gallery.ggml import Ggml
+
+    given = draw("uniform", 0, (1, 2, 1, 64), (1, 2, 2048, 64))
+    q, k, v = (BF16(x).to(torch.float16) for x in given)  # values that both 16-bit formats hold
+    golden = kernels.golden(q, k, v, inputs=FP16)
+    answers = {kind: Ggml(v=kind, precise=True)(q, k, v) for kind in ("FP16", "BF16", "FP32")}
+    errors = {kind: deviation(o, golden).relative for kind, o in answers.items()}
+    assert all(o.dtype == torch.float32 for o in answers.values())
+    assert max(errors["BF16"], errors["FP32"]) < FP16.unit_roundoff < errors["FP16"] / 4
+    assert torch.equal(kernels.get("fa_lib.gallery:ggml_decode_v_fp32")(q, k, v), answers["FP32"].half())
+    assert not torch.equal(Ggml(threads=1, precise=True)(q, k, v), answers["FP16"])
+    with pytest.raises(ValueError, match="v: some values change when stored as BF16"):
+        Ggml(v="BF16")(q, k, FP16(given[2]).to(torch.float16))
+    with pytest.raises(NotImplementedError, match="blocks of 32 values: head_dim of k is 40, and no multiple"):
+        Ggml(k="q8_0")(q[..., :40], k[..., :40], v)
+    with pytest.raises(NotImplementedError, match="ggml has float16, bfloat16, float32; q is float64"):
+        Ggml()(q.double(), k.double(), v.double())

@@ -162,7 +162,7 @@ _ALL = [
     ),
     Entry(
         "torch_int8", "PyTorch", "", ("torch",), "scaled_dot_product_attention of Q, K, V in 8 bits",
-        "torch 2.13.0 has aten::_scaled_dot_product_flash_attention.quantized for CUDA alone",
+        "torch 2.13.0 has no kernel of aten::_scaled_dot_product_flash_attention.quantized for CPU",
     ),
     Entry(
         "flash_attn", "flash-attn", "", ("flash-attn",), "flash_attn.flash_attn_func",

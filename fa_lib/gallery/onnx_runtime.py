@@ -43,8 +43,14 @@ def _session(op, domain, inputs, outputs, attributes):
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+def _bytes(x):
+    """A tensor as it goes by DLPack; ONNX Runtime takes booleans as bytes."""
+    x = x.detach().contiguous()
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
 def _run(op, domain, tensors, attributes, outputs=("o",)):
-    """The first output of one operator, a copy. tensors: (name, tensor) of each input, (\"\", None) where left out."""
+    """The first output of one operator, a copy. tensors: (name, tensor) of each input, ("", None) where left out."""
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, NotImplemented, OrtValue
 
     types = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.float64: 11, torch.int32: 6, torch.bool: 9}
@@ -54,11 +60,7 @@ def _run(op, domain, tensors, attributes, outputs=("o",)):
     except (Fail, InvalidGraph, NotImplemented) as error:
         dtype = f"{tensors[0][1].dtype}".removeprefix("torch.")
         raise NotImplementedError(f"ONNX Runtime has no {op} in {dtype} on CPU: {error}") from error
-    feed = {
-        name: OrtValue.from_dlpack(x.detach().contiguous().__dlpack__(), x.dtype == torch.bool)
-        for name, x in tensors
-        if name
-    }
+    feed = {name: OrtValue.from_dlpack(_bytes(x).__dlpack__(), x.dtype == torch.bool) for name, x in tensors if name}
     o = session._sess.run_with_ort_values(feed, list(outputs), None)[0]
     return torch.from_dlpack(o.to_dlpack()).clone()
 

@@ -11,7 +11,11 @@ from fa_lib.gallery.adapters import only_dtypes, softmax_scale, swapped, through
 @cache
 def _chunked(causal, scale, n_q, n_kv):
     import jax
+    from absl import flags
     from tokamax import dot_product_attention
+
+    if not flags.FLAGS.is_parsed():  # or tokamax takes the arguments of this process for its own
+        flags.FLAGS(["tokamax"])
 
     own = causal and n_q == n_kv  # is_causal aligns top-left, so other lengths get a mask
     mask = to_jax(visible(n_q, n_kv))[None, None] if causal and not own else None
