@@ -13,7 +13,7 @@ from fa_lib.check import golden, tables
 from fa_lib.check.contract import contract
 from fa_lib.check.findings import Severity, Verdict
 from fa_lib.check.golden import Inputs, keeping, kept, truth
-from fa_lib.check.judge import SIDE, judge_kernel
+from fa_lib.check.judge import EXPLAINED, SIDE, judge_kernel
 from fa_lib.check.kernel import QUICK, Ability, examine, measure, ruled
 from fa_lib.check.splits import in_splits
 from fa_lib.check.words import in_words, title
@@ -32,8 +32,7 @@ def examined(tmp_path_factory):
 
     def examined(fn, depth=TINY):
         kernels.register(name := f"stranger {len(kernels.available())}: {fn.__name__}", fn)
-        with keeping(folder):
-            found = examine(name, depth, beside=())
+        found = examine(name, depth, cache=str(folder), beside=())
         return found, judge_kernel(name, found)
 
     return examined
@@ -111,7 +110,7 @@ def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
     assert set(seen["asked"].note[seen["asked"].asked.isin(("BF16", "FP16"))]) == {"causal_only"}
     assert set(seen["shapes"]["shape"]) == {"causal 512"} and set(seen["shapes"].outcome) == {"yes"}
     assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
-    assert seen["lengths"].times_max.notna().all() and (seen["lengths"].times_max.max() < 2) is passes
+    assert seen["lengths"].times_max.notna().all() and bool(seen["lengths"].times_max.max() < 2) is passes
     assert "all of it was judged causally" in in_words(judgement)
 
 
@@ -146,9 +145,7 @@ def test_keys_beyond_whole_chunks_are_missed(examined):
     """5. Every length over 1,024 was a power of two."""
     seen, judgement = examined(whole_chunks_alone)
     assert seen["lengths"].times_max.max() < 2 and not judgement.passed
-    assert "Asked for a length off large tiles, N = 1500 at head_dim 64 it answers with something else" in (
-        in_words(judgement)
-    )
+    assert "Asked for a length off large tiles, N = 1500 it answers with something else" in (in_words(judgement))
 
 
 def low_in_fp16(q, k, v, causal=False, scale=None):
@@ -201,11 +198,7 @@ def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
     """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
     seen, judgement = examined(no_fp64)
     assert seen["asked"].set_index("asked").outcome["FP64"] == "no" and judgement.passed
-    assert found(judgement, "unsupported")[0].where["asked"] == [
-        "FP64",
-        "key heads shared, GQA 4 to 2",
-        "a boolean mask",
-    ]
+    assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", "a boolean mask"]
     assert not examined(nan_in_fp16)[1].passed
 
 
@@ -248,7 +241,8 @@ def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_pat
 
 
 def split_and_rounded(q, k, v, causal=False, scale=None, splits=4):
-    """Four parts of the keys in FP32; each part's output, not divided by its row sum, is written in q's dtype."""
+    """Parts of the keys in FP32; each part's output, not divided by its row sum, is written in q's dtype and merged in
+    it, as JAX's Pallas kernel for decoding does."""
     S = (q.float() @ k.float().mT) * (scale or q.shape[-1] ** -0.5)
     if causal:
         S = S.masked_fill(torch.ones(S.shape[-2:]).triu(1 + S.shape[-1] - S.shape[-2]) > 0, -math.inf)
@@ -257,8 +251,9 @@ def split_and_rounded(q, k, v, causal=False, scale=None, splits=4):
         m = S_i.amax(-1, keepdim=True).clamp(min=-1e30)
         P = torch.exp(S_i - m)
         a = torch.exp(m - m_all)
-        l, O = l + a * P.sum(-1, keepdim=True), O + a * (P @ v_i).to(q.dtype).float()
-    return (O / l).to(q.dtype)
+        written = (P @ v_i).to(q.dtype)
+        l, O = l + a * P.sum(-1, keepdim=True), O + (a.to(q.dtype) * written).float()
+    return O.to(q.dtype) / l.to(q.dtype)
 
 
 def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
@@ -266,8 +261,8 @@ def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
     seen, judgement = examined(split_and_rounded, replace(TINY, seeds=3))
     assert judgement.verdict == Verdict.FAILS and judgement.carries == ()
     (cause,) = found(judgement, "rounded_splits")
-    assert cause.where["splits"] == 4 and cause.number > 0.95
-    assert seen["splits"].set_index("splits").explained.drop(4).max() < cause.number - 0.2
+    assert cause.where["splits"] == 4 and cause.where["low_merge"] and cause.number > 0.95
+    assert seen["splits"].set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
     assert "It rounds partial results: an emulation that computes 4 parts of the keys" in in_words(judgement)
     seen, judgement = examined(low_in_fp16)  # as large an error, of another cause
     assert len(seen["splits"]) and not found(judgement, "rounded_splits")
@@ -307,7 +302,7 @@ def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
     def low(q, k, v):
         return key_by_key(q, k, v, low=lambda x: x.bfloat16().float())
 
-    assert measure([low], inputs[1])[0]["times_max"] > 100 * ALLOWED["o"]
+    assert measure([low], inputs[1])[0]["times_max"] > ALLOWED["o"]
 
 
 def test_the_yardstick_in_fp32_has_the_options_and_gradients_of_baseline():

@@ -58,9 +58,7 @@ def carry(
     for what in SUMS:
         for n, keys in TERMS:
             q, k, v, large = _sum_of(what, fmt, keys, n, head_dim)
-            golden = kernels.golden(
-                q[:, :, :1], k, v[..., [0, -1]], inputs=FP64
-            )  # rows of Q are alike, and columns of V
+            golden = kernels.golden(q[:, :, :1], k, v[..., [0, -1]], inputs=FP64)  # of like rows, columns
             golden, of_large = golden.split(1, -1)  # (first, last, control; keys; 1; 1)
             answer = _answer(fn, fmt, (q, k, v), queries, device)
             lost = control = [math.nan] * len(keys)
@@ -117,8 +115,8 @@ def _answer(fn, fmt, tensors, queries, device):
 
 
 def _sum_of(what, fmt, keys, n, head_dim):
-    """Q, K, V (large term first, last, control; keys; n; head_dim), rounded to fmt, whose outputs are `carry`'s sums, in
-    the last column of V the large term alone; and the golden value if the small terms were lost (keys, 1, 1)."""
+    """Q, K, V (large term first, last, control; keys; n; head_dim), rounded to fmt, whose outputs are `carry`'s sums,
+    in the last column of V the large term alone; and the golden value if the small terms were lost (keys, 1, 1)."""
     ulp = 2 * fmt.unit_roundoff
     small = torch.tensor([0.45 * ulp / b for b in keys], dtype=torch.float64)[:, None, None]  # (keys, 1, 1)
     q, k, v = torch.zeros(3, 3, len(keys), n, 1, dtype=torch.float64)  # the first feature

@@ -136,7 +136,7 @@ def _carry(sums):
         clean = [one for one in group if one["low"] is False]
         found = max(low or clean or group, key=lambda one: one["lost"])
         where = {name: found[name] for name in ("sum", "fmt", "tile", "terms")}
-        where |= dict(queries=[one["queries"] for one in low or clean or group])
+        where |= dict(queries=[one["queries"] for one in low or clean or group], queries_of=len(low) + len(clean))
         if found["low"] is None:
             where |= dict(blind=any(one["blind"] for one in group), problem=problems.iloc[0] if len(problems) else "")
         yield Finding("carry", severities[found["low"]], where, found["lost"], LOST)
@@ -160,10 +160,11 @@ def _by_queries(lengths):
 
 
 def _answers(asked):
-    """Calls that are answered, and not with attention."""
+    """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged."""
     for row in asked[asked.outcome.isin(("wrong", "broken"))].itertuples():
-        names = ("asked", "outcome", "note", "problem", "head_dim")
-        yield Finding("answer", Severity.FAILS, {name: getattr(row, name) for name in names})
+        other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)
+        where = dict(asked=row.asked, head_dim=other, outcome=row.outcome, note=row.note, problem=row.problem)
+        yield Finding("answer", Severity.FAILS, where)
 
 
 def _largest(lengths):
@@ -184,7 +185,9 @@ def _rounded_splits(splits):
     if len(splits) and splits.explained.notna().any():
         best = splits.loc[splits.explained.astype(float).idxmax()]
         if best.explained >= EXPLAINED:
-            where = _place(best) | dict(splits=int(best.splits), emulated=float(best.emulated))
+            where = _place(best) | dict(
+                splits=int(best.splits), low_merge=bool(best.low_merge), emulated=float(best.emulated)
+            )  # fmt: skip
             yield Finding("rounded_splits", Severity.NOTES, where, best.explained, EXPLAINED)
 
 

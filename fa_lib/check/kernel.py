@@ -178,7 +178,7 @@ def _splits(kernel, lengths, sums, over):
     at: dict[str, Any] = {name: worst[name] for name in ("fmt", "distribution", "device")}
     at |= {name: int(worst[name]) for name in ("n", "seed", "head_dim")}
     inputs = Inputs(**at, queries=queries, causal=bool(worst.causal))
-    return over(rounded_splits, dict(splits=[*SPLITS], kernel=kernel), inputs=inputs)
+    return over(rounded_splits, dict(splits=[*SPLITS], low_merge=[False, True], kernel=kernel), inputs=inputs)
 
 
 def ruled(

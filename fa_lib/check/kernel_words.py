@@ -67,7 +67,6 @@ def _only_fp64(f, at):
 
 def _carry(findings):
     low = [f for f in findings if f.severity == Severity.FAILS]
-    clean = [f for f in findings if f.severity == Severity.PASSES]
     unseen = [f for f in findings if f.severity == Severity.NOTES]
     if low:
         most, sums = max(low, key=lambda f: f.number), dict.fromkeys(SUMS[f.where["sum"]] for f in low)
@@ -76,9 +75,13 @@ def _carry(findings):
             f"It carries low precision from tile to tile: yes, in its {' and '.join(sums)}. How we know: of a sum of "
             f"{most.where['terms']:,} terms it loses {each}; a kernel that carries FP32 loses half an ulp."
         )
-        if most.where["tile"]:
-            said += f" All is lost in tiles of up to {most.where['tile']} keys: this is its tile."
-        if len({n for f in clean + low for n in f.where["queries"]}) > len(most.where["queries"]):
+        tiles = {f.where["tile"]: f.where["fmt"] for f in low if f.where["tile"]}
+        if len(tiles) == 1:
+            said += f" All is lost in tiles of up to {min(tiles)} keys: this is its tile."
+        elif tiles:
+            each = [f"{tile} keys, if it carries {fmt}" for tile, fmt in sorted(tiles.items())]
+            said += f" All is lost in tiles of up to {' or '.join(each)}: this is its tile."
+        if len(most.where["queries"]) < most.where["queries_of"]:
             said += f" It does so when asked for {_listed(map(queries_in_words, most.where['queries']))} at a time."
         yield Severity.FAILS, said
     elif unseen:
@@ -93,8 +96,8 @@ def _carry(findings):
         most = max(findings, key=lambda f: f.number)
         said = (
             "It carries low precision from tile to tile: no. How we know: of sums of up to 4,096 terms it loses at "
-            f"most {most.number:.1f} ulp, asked for {_listed(map(queries_in_words, most.where['queries']))} at a time; a "
-            "kernel that carries BF16 or FP16, in tiles of up to 512 keys, loses 3 to hundreds."
+            f"most {most.number:.1f} ulp, asked for {_listed(map(queries_in_words, most.where['queries']))} at a time; "
+            "a kernel that carries BF16 or FP16, in tiles of up to 512 keys, loses 3 to hundreds."
         )
         yield Severity.PASSES, said
 
@@ -114,7 +117,8 @@ def _growth(f, at):
 
 
 def _answer(f, at):
-    return f"Asked for {at['asked']} at head_dim {at['head_dim']} it {noted(at['outcome'], at['note'], at['problem'])}."
+    at_dim = "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}"
+    return f"Asked for {at['asked']}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}."
 
 
 def _error(f, at):
@@ -126,8 +130,9 @@ def _rounded_splits(f, at):
     parts = "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys"
     return (
         f"It rounds partial results: an emulation that computes {parts} exactly and rounds each part's output, not yet "
-        f"divided by its row sum, to {at['fmt']} has the same errors ({f.number:.0%} of their square is explained). "
-        "What to change: write partial results in FP32."
+        f"divided by its row sum, to {at['fmt']}{'; merges them in it, too,' if at['low_merge'] else ''} has the same "
+        f"errors (they explain {f.number:.0%} of the kernel's, squared). What to change: write and merge partial "
+        "results in FP32."
     )
 
 

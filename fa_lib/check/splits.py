@@ -9,18 +9,22 @@ from fa_lib import kernels
 from fa_lib.check.attempt import attempt
 from fa_lib.check.contract import causally
 from fa_lib.check.golden import Inputs, kept, truth
-from fa_lib.formats import Format, FormatLike
+from fa_lib.formats import FP64, Format, FormatLike
 from fa_lib.metrics import deviation, over_baseline
 
 SPLITS = (1, 2, 4, 8, 16, 32)  # that are tried
 
 
-def in_splits(q: Tensor, k: Tensor, v: Tensor, *, splits: int, fmt: FormatLike, mask: Tensor | None = None) -> Tensor:
+def in_splits(
+    q: Tensor, k: Tensor, v: Tensor, *, splits: int, fmt: FormatLike, low_merge: bool = False,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attention over parts of the keys, merged at the end, exact but for one rounding: each part's sum of P V, not
     divided by its row sum, is rounded to `fmt`. So do kernels for decoding that write it out for another one to merge.
 
     Args:
-        splits: parts, of whole neighbouring keys. mask: boolean (n_q, n_kv), True where a key is seen.
+        splits: parts, of neighbouring keys. mask: boolean (n_q, n_kv), True where a key is seen.
+        low_merge: the parts are merged in fmt, too: factors, products, their sum and the row sum are rounded.
 
     Returns:
         o: float64 (..., n_q, head_dim), rounded to fmt.
@@ -29,18 +33,18 @@ def in_splits(q: Tensor, k: Tensor, v: Tensor, *, splits: int, fmt: FormatLike, 
     S = q @ k.mT * q.shape[-1] ** -0.5  # (..., n_q, n_kv)
     S = S if mask is None else S.masked_fill(~mask, -torch.inf)
     size = -(-k.shape[-2] // splits)
-    m_all = S.amax(-1, keepdim=True)
+    m_all, merging = S.amax(-1, keepdim=True), fmt if low_merge else FP64
     l, O = 0.0, 0.0
     for S_i, v_i in zip(S.split(size, -1), v.split(size, -2)):
         m = S_i.amax(-1, keepdim=True)
         m = m.where(m != -torch.inf, 0.0)  # of a row that sees no key of the part
         P = torch.exp(S_i - m)
         a = torch.exp(m - m_all)
-        l, O = l + a * P.sum(-1, keepdim=True), O + a * fmt(P @ v_i)
-    return fmt(O / l)
+        l, O = l + a * P.sum(-1, keepdim=True), O + merging(merging(a) * fmt(P @ v_i))
+    return fmt(merging(O) / merging(l))
 
 
-def rounded_splits(kernel: str | Callable, splits: int, inputs: Inputs) -> dict:
+def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs: Inputs) -> dict:
     """A cell: whether a kernel makes the errors of `in_splits`.
 
     Returns:
@@ -52,7 +56,7 @@ def rounded_splits(kernel: str | Callable, splits: int, inputs: Inputs) -> dict:
     golden, baseline = known["golden"], known["baseline"][0].item()
     fn = kernels.plain(kernel)
     answer = attempt(causally(fn) if inputs.causal else fn, q, k, v)
-    emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt).cpu()
+    emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()
     found = dict(queries=q.shape[-2], emulated=over_baseline(deviation(emulated, golden, fmt).max, baseline))
     if answer.outcome != "yes":
         return found | dict(times_max=None, explained=None)

@@ -73,7 +73,7 @@ def yardstick(fmt: Format | str, window: tuple[int, int] | None = None) -> Calla
     In 16 bits it is emulated, its sums exact beside the format. In FP32 and FP64 a real kernel rounds its sums too, and
     how much that costs is a matter of their order. There the yardstick is Baseline with its sums taken one term after
     the other, the plainest order there is: a kernel that adds more carefully is better than it, and one that computes
-    in less than FP32 is thousands of times worse. (It has no window: with one, the emulated Baseline is taken.)
+    a step in 16 bits is tens of times worse and more. (It has no window: with one, the emulated Baseline is taken.)
     """
     return sequential if Format.of(fmt).precision >= FP32.precision and not window else kernels.baseline
 
