@@ -57,7 +57,8 @@ def judge_all(keys: Sequence[str], quick: bool, folder: Path, say: Callable, job
         say(f"{entry.key}: {problem or _read(entry, folder)['verdict']}")
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(judge, left))
+        for done in [pool.submit(judge, entry) for entry in left]:
+            done.result()
     return pd.DataFrame([row(entry, None if entry.problem else _read(entry, folder)) for entry in entries])
 
 
@@ -163,21 +164,24 @@ def _key(entry, quick):
 
 
 def _in_a_process(entry, quick, folder):
-    """Judge a kernel in a process of its own; "" or what became of it, which its record says too."""
+    """Judge a kernel in a process of its own; "" or what became of it, which its record says too.
+
+    Raises:
+        RuntimeError: an error of ours, not of the kernel's, which would be a row.
+    """
     given = f"{entry.key!r}, {quick}, Path({str(folder)!r})"
     code = f"from pathlib import Path; from fa_lib.survey import judge_one; judge_one({given})"
-    environment = os.environ | dict(OMP_NUM_THREADS="1")
+    command, environment = [sys.executable, "-c", code], os.environ | dict(OMP_NUM_THREADS="1")
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         problem = f"took longer than {LIMIT_S} s"
     else:
         if done.returncode == 0:
             return ""
-        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        problem = f"ended its process with {done.returncode}: {last[:200]}"
+        if done.returncode > 0:
+            raise RuntimeError(f"gallery: judging {entry.key} failed:\n{done.stderr}")
+        problem = f"ended its process by signal {-done.returncode}"
     _write(entry, folder, dict(key=_key(entry, quick), problem=problem))
     return problem
 

@@ -185,8 +185,8 @@ def drawn(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame]) -> dict[str, 
     ran = table[table.verdict != "cannot_run"]
     versions = sorted({f"{row.project} {row.version}" for row in ran.itertuples()})
     caption = (
-        "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: to "
-        f"4,096); head_dim 64. On a CPU; Pallas in its interpreter. {', '.join(versions)}."
+        "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: "
+        f"to 4,096); head_dim 64. On a CPU; Pallas in its interpreter. {', '.join(versions)}."
     )
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
