@@ -153,7 +153,7 @@ def _contract(kernel, device):
             asked = pd.DataFrame(contract(kernel, head_dim, device, causal))
             if formats(asked):
                 faults = [other[other.outcome.isin(("wrong", "broken"))] for was, other in tried if was == causal]
-                able = Ability((asked.outcome[asked.asked == "gradients"] == "yes").any(), causal)
+                able = Ability(bool((asked.outcome[asked.asked == "gradients"] == "yes").any()), causal)
                 return pd.concat([asked, *faults], ignore_index=True), head_dim, able
             tried.append((causal, asked))
     telling = [asked for _, asked in tried if asked.outcome.isin(("wrong", "broken")).any()]
