@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from examples import my_kernel
 from fa_lib import BF16, FP16, FP32, kernels, reports
 from fa_lib.check import golden, tables
 from fa_lib.check.contract import contract
@@ -47,20 +48,20 @@ def attention(q, k, v, causal=False, scale=None):
     return kernels.unfused(q.float(), k.float(), v.float(), causal=causal, scale=scale).to(q.dtype)
 
 
-def by_keys(q, k, v, fmt):
-    """Key by key, O and l in fmt: as ggml accumulates for fewer than 64 queries."""
+def by_fours(q, k, v, fmt):
+    """Four keys after four keys, O and l in fmt: as ggml, key by key, accumulates O for fewer than 64 queries."""
     S = (q.double() @ k.double().mT) * q.shape[-1] ** -0.5
     P = torch.exp(S - S.amax(-1, keepdim=True))
     l, O = torch.zeros_like(P[..., :1]), torch.zeros_like(q, dtype=torch.float64)
-    for j in range(k.shape[-2]):
-        l, O = fmt(l + P[..., j : j + 1]), fmt(O + P[..., j : j + 1] * v[..., j : j + 1, :].double())
+    for P_j, v_j in zip(P.split(4, -1), v.double().split(4, -2)):
+        l, O = fmt(l + P_j.sum(-1, keepdim=True)), fmt(O + P_j @ v_j)
     return (O / l).to(q.dtype)
 
 
 def few_queries_in_low_precision(q, k, v, causal=False, scale=None):
     if q.shape[-2] >= 64 or causal or scale:
         return attention(q, k, v, causal, scale)
-    return by_keys(q, k, v, FP16).to(q.dtype)
+    return by_fours(q, k, v, FP16).to(q.dtype)
 
 
 def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_carry(examined):
@@ -70,13 +71,11 @@ def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_ca
     assert times["FP16", 512, 1] > 2 and times["FP16", 512, 16] > 2 and times["FP16", 512, 512] < 1.1
     assert not judgement.passed and set(judgement.carries) == {"accumulator", "row_sum"}
     low = [f for f in found(judgement, "carry") if f.severity == Severity.FAILS]
-    assert all(f.where["queries"] == [1, 16] and f.where["tile"] == 1 for f in low if f.where["fmt"] == "FP16")
+    assert all(f.where["queries"] == [1, 16] and f.where["tile"] == 4 for f in low if f.where["fmt"] == "FP16")
     assert "asked for 1 query and 16 queries at a time" in in_words(judgement)
     (error,), (growth,) = found(judgement, "error"), found(judgement, "growth")
-    assert error.where["queries"] in (1, 16) and "quer" in error.where | {} and error.where["fmt"] == "FP16"
-    assert growth.where["queries"] in (1, 16) and growth.number == pytest.approx(
-        seen["lengths"].query("fmt == 'FP16' and n == 512 and queries < 64").times_max.max(), rel=0.5
-    )
+    assert error.where["queries"] in (1, 16) and error.where["fmt"] == "FP16"
+    assert growth.where["queries"] in (1, 16) and growth.number > 2
 
 
 def test_baselines_error_is_of_many_outputs_whatever_the_queries():
@@ -98,8 +97,7 @@ def causal_unasked(q, k, v):
 
 
 def low_and_causal(q, k, v):
-    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
-    return kernels.every_step(q, k, v, mask=mask)
+    return my_kernel.attention(q, k, v, causal=True)
 
 
 @pytest.mark.parametrize("fn, passes", [(causal_alone, True), (causal_unasked, True), (low_and_causal, False)])
@@ -256,6 +254,11 @@ def split_and_rounded(q, k, v, causal=False, scale=None, splits=4):
     return O.to(q.dtype) / l.to(q.dtype)
 
 
+def off_where_q_is_drawn(q, k, v, causal=False, scale=None):
+    """Its carry is clean: the sums that ask for it have Q with one feature."""
+    return attention(q, k, v, causal, scale) * (1 + 2**-5 * bool(q[..., 1:].any()))
+
+
 def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
     """11."""
     seen, judgement = examined(split_and_rounded, replace(TINY, seeds=3))
@@ -264,7 +267,7 @@ def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
     assert cause.where["splits"] == 4 and cause.where["low_merge"] and cause.number > 0.95
     assert seen["splits"].set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
     assert "It rounds partial results: an emulation that computes 4 parts of the keys" in in_words(judgement)
-    seen, judgement = examined(low_in_fp16)  # as large an error, of another cause
+    seen, judgement = examined(off_where_q_is_drawn)  # as large an error, of another cause
     assert len(seen["splits"]) and not found(judgement, "rounded_splits")
 
 
