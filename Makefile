@@ -35,6 +35,12 @@ wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the whe
 report: $(call has,core) ## KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors '$(QKV)' $(if $(FORMAT),--format '$(FORMAT)'),kernel '$(KERNEL)')
 
+gallery: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery
+	@$(FA_LIB) gallery
+
+gallery-quick: $(call has,gallery) ## the same for five of them, in a few minutes, into build/gallery
+	@$(FA_LIB) gallery --quick
+
 example: $(call has,figures) ## check a model: a tiny decoder under the probe, which saves the worst call for `make report`
 	@$(PYTHON) examples/check_a_model.py
 
@@ -56,6 +62,9 @@ test-cluster: $(call has,cluster) $(if $(SLURM),,/usr/sbin/slurmctld) ## test sw
 
 test-faults: $(call has,test) ## kill, fill and damage at random, and count what is lost; KILLS=200 writes docs/reliability.md
 	$(PYTHON) tests/faults.py $(if $(KILLS),--kills $(KILLS))
+
+test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q tests/test_gallery.py tests/test_finds.py
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' $(if $(SUDO),,--allow-root) notebooks/00_explore.ipynb
@@ -101,7 +110,7 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.$(EXTRAS)'
 	@touch $@
 
-.venv/.gallery: fa_lib/gallery/requirements.txt .venv/.core # beside requirements.lock, in the same environment
+.venv/.gallery: fa_lib/gallery/requirements.txt .venv/.figures # beside requirements.lock, in the same environment
 	.venv/bin/python -m pip install --quiet --constraint requirements.lock --requirement $<
 	@touch $@
 
@@ -114,4 +123,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish record wheelhouse report example test test-fast test-install test-browser test-cluster test-faults lab claims bench scale docs lint renew clean
+.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-install test-browser test-cluster test-faults test-gallery lab claims bench scale docs lint renew clean
