@@ -68,7 +68,7 @@ def test_low_precision_elsewhere_is_not_called_a_carry():
         return torch.softmax(S, -1).to(q.dtype) @ v
 
     seen = found(scaled_first, BF16)
-    assert {one["low"] for one in seen.values()} == {False} and seen["row_sum"]["lost"] > 1
+    assert {one["low"] for one in seen.values()} == {False} and seen["row_sum"]["lost"] > 0.25  # the output's rounding
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16])
