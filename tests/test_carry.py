@@ -47,7 +47,7 @@ def test_what_a_kernel_carries_is_seen_from_outside(fmt, steps, given):
         due.pop("row_sum")
     assert low == due
     assert {one["tile"] for what, one in seen.items() if due.get(what)} <= {given.get("block_kv", 64)}
-    assert all(one["lost"] < 1 for one in seen.values() if not one["low"])
+    assert all(one["lost"] < 1 for what, one in seen.items() if what in due and not one["low"])
 
 
 def test_real_kernels_carry_no_low_precision():
@@ -68,7 +68,7 @@ def test_low_precision_elsewhere_is_not_called_a_carry():
         return torch.softmax(S, -1).to(q.dtype) @ v
 
     seen = found(scaled_first, BF16)
-    assert {one["low"] for one in seen.values()} == {False} and seen["row_sum"]["lost"] > 1
+    assert {one["low"] for one in seen.values()} == {False} and seen["row_sum"]["lost"] > 0.25  # the output's rounding
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16])

@@ -172,11 +172,18 @@ def draw_report(*tables):
 
 
 def of_report(lengths, asked, shapes, inputs, sums, repeats):
-    first = lengths[lengths.fmt == lengths.fmt.iloc[0]]
-    own = first[first.kernel == "every_step"]
-    grown = spread(own.times_max, [own.distribution, own.n])
+    own = lengths[lengths.kernel == "every_step"]
+    own = own[
+        own.fmt == own.fmt[own.times_max.idxmax()]
+    ]  # the format, and the numbers of queries, of the largest error
+    own, grown = own.assign(few=own.queries.where(own.queries < own.n, 0)), []
+    for _, rows in own.groupby("distribution"):
+        rows = rows[rows.few == rows.groupby("few").times_max.mean().idxmax()]
+        grown += [*spread(rows.times_max, [rows.n])]
     means = inputs[inputs.distribution != WORST].groupby(["fmt", "distribution"]).outwards.mean()
-    return [*grown, *shapes.ratio, *sums.lost.clip(lower=0.05), *means]
+    lost = sums.groupby(["what", "fmt", "keys"]).lost.max().clip(lower=0.05)
+    beside = inputs.groupby(["fmt", "distribution"]).baseline_outwards.mean()
+    return [*grown, *shapes.ratio, *lost, *means, *beside[beside.index.get_level_values(1) != WORST]]
 
 
 REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"

@@ -13,7 +13,10 @@ from fa_lib.formats import FP64, Format
 
 SUMS = ("accumulator", "row_sum")  # what `carry` asks for
 QUERIES = (1, 16, 256)  # at a time; the last are more than a tile of queries holds
-TERMS = ((1024, (1, 2, 4, 8, 16, 32, 64, 128)), (4096, (256, 512)))  # of a sum, and the sizes of tiles that it asks for
+TERMS = (  # of a sum, and the sizes of tiles that it asks for
+    (1024, (1, 2, 4, 8, 16, 32, 128)),
+    (4096, (64, 256, 512)),  # large tiles need more terms to lose 2 ulp, and so do tiles of 64 in 8 splits of the keys
+)
 LARGE = 64.0  # the large term of V, so that small ones are held by FP16 and by caches of 8 bits
 ALONE = 64  # small terms of the control
 LOST = 2  # ulp: output, P and scores are rounded once each, at most half an ulp; sums of FP32 add nothing that shows
@@ -48,8 +51,8 @@ def carry(
         causal: whether it masks: then its last query is compared, which sees all keys.
 
     Returns:
-        rows: what (of SUMS), terms (n), keys, lost (largest error of the two, in ulp of fmt at the golden value), all
-        (what is lost if every tile is, in the same ulp), control (the largest relative error of small terms alone),
+        rows: what (of SUMS), terms (n), keys, lost (largest error of the two, in ulp of fmt at the sum), all (what
+        is lost if every tile is, in the same ulp), control (the largest relative error of small terms alone),
         outcome, problem.
     """
     fmt, fn = Format.of(fmt), kernels.plain(kernel)
@@ -60,6 +63,7 @@ def carry(
             q, k, v, large = _sum_of(what, fmt, keys, n, head_dim)
             golden = kernels.golden(q[:, :, :1], k, v[..., [0, -1]], inputs=FP64)  # of like rows, columns
             golden, of_large = golden.split(1, -1)  # (first, last, control; keys; 1; 1)
+            ulp = fmt.ulp(torch.maximum(golden, large))  # of the sum, whether O grows by small terms or O / l shrinks
             answer = _answer(fn, fmt, (q, k, v), queries, device)
             lost = control = [math.nan] * len(keys)
             if answer.o is not None:
@@ -67,8 +71,8 @@ def carry(
                 o, l = o[..., :-1], of_large / o[..., -1:]  # l: the kernel's, over what it should be
                 control = ((o * l / golden)[2] - 1).abs().amax((1, 2)).tolist()
                 o = o * l.where((l - 1).abs() > UNSEEN, 1.0) if what == "accumulator" else o
-                lost = ((o - golden).abs() / fmt.ulp(golden))[:2].amax((0, 2, 3)).tolist()
-            every = ((large - golden[0]).abs() / fmt.ulp(golden[0])).flatten().tolist()
+                lost = ((o - golden).abs() / ulp)[:2].amax((0, 2, 3)).tolist()
+            every = ((large - golden[0]).abs() / ulp[0]).flatten().tolist()
             told = dict(outcome=answer.outcome, problem=answer.problem)
             rows += [
                 dict(what=what, terms=n, keys=b, lost=x, all=of, control=c) | told
