@@ -20,6 +20,7 @@ from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scal
 TYPES = {"FP32": 0, "FP16": 1, "q4_0": 2, "q8_0": 8, "BF16": 30}  # enum ggml_type of ggml.h
 DTYPES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 STORED = {name: dtype for dtype, name in DTYPES.items()}
+PREC_F32 = 10  # of enum ggml_prec: llama.cpp asks for FP32 in every model; the CPU kernel computes the same without
 BLOCK = 32  # values that share a scale in q4_0 and q8_0
 MASK_ROWS = 64  # ggml wants the mask's rows padded to a multiple of GGML_KQ_MASK_PAD
 FILES = {  # wheel -> the beginnings of its shared libraries that hold ggml
@@ -40,6 +41,7 @@ _SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
     "ggml_new_tensor_4d": (_pointer, _pointer, _int, _long, _long, _long, _long),
     "ggml_get_data": (_pointer, _pointer),
     "ggml_flash_attn_ext": (_pointer, *[_pointer] * 5, _float, _float, _float),
+    "ggml_flash_attn_ext_set_prec": (None, _pointer, _int),
     "ggml_new_graph": (_pointer, _pointer),
     "ggml_build_forward_expand": (None, _pointer, _pointer),
     "ggml_quantize_chunk": (ctypes.c_size_t, _int, _pointer, _pointer, _long, _long, _long, _pointer),
@@ -109,6 +111,7 @@ class Ggml:
             mask = _tensor(ggml, context, _causal_mask(n_q, k.shape[2]), "FP16") if causal else None
             tensors = [_tensor(ggml, context, x, kind) for x, kind in zip((q, k, v), ("FP32", *kinds))]
             out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, softmax_scale(q, scale), 0.0, 0.0)
+            ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
             graph = ggml["ggml_new_graph"](context)
             ggml["ggml_build_forward_expand"](graph, out)
             status = ggml["ggml_graph_compute_with_ctx"](context, graph, self.threads)
