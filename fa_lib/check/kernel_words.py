@@ -189,7 +189,7 @@ def _outwards(f, at):
     whose = "Baseline's do too" if same else "Baseline's there"
     return (
         f"Its errors are biased: on {at['distribution']} in {at['fmt']} they point {side} zero, by {abs(f.number):.2f} "
-        f"ulp in the mean ({low:.2f} to {high:.2f}). {whose}, by {sign * at['baseline'] + 0.0:.2f}."
+        f"ulp in the mean ({low:.2f} to {high:.2f}). {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}."
     )
 
 

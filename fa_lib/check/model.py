@@ -73,8 +73,8 @@ class Probe(TorchFunctionMode):
         save: path, ending in .safetensors, of the worst call's Q, K, V, mask, causal and scale, for
             `fa-lib check tensors`; written on leaving.
         baseline: the kernel whose error is the yardstick of `table` and `summary`, compared as if it were among names;
-            None is none. "baseline" is `rule.yardstick`: emulated in 16 bits, and torch's own operations in FP32, whose
-            sums a real kernel rounds too.
+            None is none. "baseline" is `rule.yardstick`: emulated in 16 bits, and with its sums taken one term
+            after the other in FP32, where a real kernel rounds sums too.
         worst: the kernel whose largest error (over the golden root mean square and the unit roundoff) says which call
             is the worst: "ran", or one of names.
 
