@@ -23,8 +23,8 @@ from fa_lib.experiments.variant import known
 from fa_lib.gallery.catalogue import ENTRIES, Entry, installed
 
 GALLERY = Depth(
-    lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256", "causal 512"),
-    head_dims=(128,), troubled_n=512, bias_seeds=4, runs=5, square=4096,
+    lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"), head_dims=(),
+    troubled_n=512, bias_seeds=3, runs=3, square=1500,
 )  # fmt: skip
 ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
               "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
@@ -147,7 +147,7 @@ def prove(cache: str = "") -> dict[str, pd.DataFrame]:
 def _depth(entry, quick):
     if quick:
         return QUICK
-    depth = replace(GALLERY, lengths=(128, 512, 1024, 4096), head_dims=()) if entry.module in SLOW else GALLERY
+    depth = replace(GALLERY, lengths=(128, 512, 1024, 4096), square=512) if entry.module in SLOW else GALLERY
     return replace(depth, square=128) if entry.key in ONE_BY_ONE else depth  # many queries would be many calls
 
 

@@ -38,7 +38,7 @@ PAGE = """# The gallery: shipped attention kernels, judged
 
 Each kernel is called as a black box on a CPU, with the library's own code at the version named. Numbers are the
 largest error over Baseline's (attention whose matrices S, P and O are stored in the format), at one query and at 16,
-for up to 16,384 keys, and at as many queries as keys, for up to 4,096; the worst of the formats, lengths, and uniform
+for up to 16,384 keys, and at as many queries as keys, for up to 1,500; the worst of the formats, lengths, and uniform
 and normal inputs. The rule of the field allows 2.
 
 ![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
@@ -186,7 +186,7 @@ def drawn(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame]) -> dict[str, 
     versions = sorted({f"{row.project} {row.version}" for row in ran.itertuples()})
     caption = (
         "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: "
-        f"to 4,096); head_dim 64. On a CPU; Pallas in its interpreter. {', '.join(versions)}."
+        f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {', '.join(versions)}."
     )
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
