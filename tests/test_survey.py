@@ -1,0 +1,90 @@
+"""The gallery's survey: what becomes of a kernel that crashes or hangs, what is kept, and what a row says."""
+
+import json
+import math
+import subprocess
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from fa_lib import survey
+from fa_lib.check.findings import Finding, Severity
+from fa_lib.gallery.catalogue import ENTRIES
+
+ENTRY = ENTRIES["torch_math"]
+LENGTHS = pd.DataFrame([
+    dict(n=n, queries=queries, times_max=times, relative=times / 100, outcome=outcome, problem=problem)
+    for n, queries, times, outcome, problem in (
+        (128, 1, 0.5, "yes", ""), (4096, 1, 50.0, "yes", ""), (128, 16, 0.7, "yes", ""), (128, 128, 0.9, "yes", ""),
+        (4096, 16, math.nan, "broken", "returns 3 NaN or infinite values of 1024"), (1500, 1500, 0.8, "no", "raises"),
+    )
+])  # fmt: skip
+
+
+def record(**more):
+    found = [
+        Finding("carry", Severity.FAILS, dict(sum="accumulator", fmt="FP16", tile=1), 400.0, 2.0),
+        Finding("gradients", Severity.NOTES, {}, 4.5, 3.0),
+        Finding("outwards", Severity.NOTES, dict(baseline=0.19), 0.21, 0.05),
+    ]
+    told = [vars(each) | dict(severity=each.severity.value) for each in found]
+    return dict(key="k", verdict="fails", subject="x", problem="", numbers=survey.errors(LENGTHS), findings=told) | more
+
+
+def test_errors_are_the_worst_by_number_of_queries():
+    found = dict(
+        times_1=50, relative_1=0.5, times_16=math.inf, relative_16=math.inf, times_many=0.9, relative_many=0.009
+    )
+    assert survey.errors(LENGTHS) == pytest.approx(found)
+    assert survey.errors(LENGTHS[:0]) == {}
+
+
+def test_a_row_says_what_was_found():
+    row = survey.row(ENTRY, json.loads(json.dumps(record())))
+    assert (row["carries"], row["carried_in"], row["tile"]) == ("accumulator", "FP16", 1)
+    assert (row["gradients"], row["outwards"], row["baseline_outwards"]) == (4.5, 0.21, 0.19)
+    assert row["verdict"] == "fails" and row["cause"] == "carry" and row["times_1"] == 50
+    assert survey.row(ENTRY, dict(problem="took longer than 600 s"))["verdict"] == "fails"
+    missing = SimpleNamespace(key="x", project="p", needs=("no-such-wheel",), use="", problem="it needs a wheel")
+    assert survey.row(missing, None)["verdict"] == "cannot_run"
+
+
+def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tmp_path):
+    def ends(code):
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=code, stderr="ours\n"))
+
+    said = []
+    ends(-11)
+    table = survey.judge_all(["torch_math"], True, tmp_path, said.append, jobs=1)
+    assert table.verdict.tolist() == ["fails"] and table.problem[0] == "ended its process by signal 11"
+
+    def hangs(*_, **__):
+        raise subprocess.TimeoutExpired("python", 1)
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    table = survey.judge_all(["torch_math"], True, tmp_path, said.append)
+    assert table.problem[0] == "took longer than 600 s" and said[-1] == "torch_math: took longer than 600 s"
+    assert survey.judgement_of("torch_math", tmp_path) is None
+    ends(1)
+    with pytest.raises(RuntimeError, match="judging torch_math failed:\nours"):
+        survey.judge_all(["torch_math"], True, tmp_path, said.append)
+    with pytest.raises(ValueError, match="kernel: got 'nobody'"):
+        survey.judge_all(["nobody"], True, tmp_path, said.append)
+
+
+def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
+    def judged(entry, quick, folder):
+        runs.append(entry.key)
+        survey._write(entry, folder, record(key=survey._key(entry, quick)))
+        return ""
+
+    runs = []
+    monkeypatch.setattr(survey, "_in_a_process", judged)
+    for quick in (True, True, False):  # another depth is another judgement
+        survey.judge_all(["torch_math"], quick, tmp_path, print)
+    assert runs == ["torch_math"] * 2
+    assert survey.judgement_of("torch_math", tmp_path).carries == ("accumulator",)
+    (tmp_path / "torch_math.json").write_text("{")  # cut off
+    survey.judge_all(["torch_math"], False, tmp_path, print)
+    assert runs == ["torch_math"] * 3
