@@ -31,6 +31,7 @@ ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 LIMIT_S = 600  # of one kernel
+SLOWER = "took longer"
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
 
 
@@ -85,7 +86,8 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
     """
     told = dict(key=entry.key, project=entry.project, version=installed(entry.needs[0]) or "", use=entry.use)
     if record is None or "findings" not in record:
-        verdict = "cannot_run" if record is None else "fails"
+        slow = record is not None and record["problem"].startswith(SLOWER)
+        verdict = "cannot_run" if record is None else "not_judged" if slow else "fails"
         return told | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])
     found = _findings(record)
     low = [f for f in found if f.what == "carry" and f.severity == Severity.FAILS]
@@ -175,7 +177,7 @@ def _in_a_process(entry, quick, folder):
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        problem = f"took longer than {LIMIT_S} s"
+        problem = f"{SLOWER} than {LIMIT_S} s"
     else:
         if done.returncode == 0:
             return ""

@@ -45,7 +45,8 @@ def test_a_row_says_what_was_found():
     assert (row["carries"], row["carried_in"], row["tile"]) == ("accumulator", "FP16", 1)
     assert (row["gradients"], row["outwards"], row["baseline_outwards"]) == (4.5, 0.21, 0.19)
     assert row["verdict"] == "fails" and row["cause"] == "carry" and row["times_1"] == 50
-    assert survey.row(ENTRY, dict(problem="took longer than 600 s"))["verdict"] == "fails"
+    assert survey.row(ENTRY, dict(problem="took longer than 600 s"))["verdict"] == "not_judged"
+    assert survey.row(ENTRY, dict(problem="ended its process by signal 11"))["verdict"] == "fails"
     missing = SimpleNamespace(key="x", project="p", needs=("no-such-wheel",), use="", problem="it needs a wheel")
     assert survey.row(missing, None)["verdict"] == "cannot_run"
 

@@ -39,7 +39,8 @@ class Depth:
         shapes: of the rule over shapes and masks, keys of `rule.CALLS`; head_dims: of each, beside the kernel's own.
         troubled_n: N of the inputs that make trouble; bias_seeds: of each.
         runs: of one call, for determinism.
-        square: the largest N that is measured with as many queries as keys; above it, with FEW.
+        square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
+            for with more queries.
 
     Raises:
         ValueError: a shape is not known.
@@ -132,7 +133,7 @@ def examine(
             more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
             lengths = pd.concat([lengths, more], ignore_index=True)
         sums = over(
-            carry, own | dict(fmt=[f for f in judged if f != "FP32"] or ["BF16"], queries=[*QUERIES]),
+            carry, own | dict(fmt=[f for f in judged if f != "FP32"] or ["BF16"], queries=[count for count in QUERIES if count <= depth.square]),
             causal=able.causal,
         )  # fmt: skip
         return dict(
