@@ -31,7 +31,6 @@ ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 LIMIT_S = 600  # of one kernel
-SLOWER = "took longer"
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
 
 
@@ -86,8 +85,7 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
     """
     told = dict(key=entry.key, project=entry.project, version=installed(entry.needs[0]) or "", use=entry.use)
     if record is None or "findings" not in record:
-        slow = record is not None and record["problem"].startswith(SLOWER)
-        verdict = "cannot_run" if record is None else "not_judged" if slow else "fails"
+        verdict = "cannot_run" if record is None else record["verdict"]
         return told | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])
     found = _findings(record)
     low = [f for f in found if f.what == "carry" and f.severity == Severity.FAILS]
@@ -177,14 +175,14 @@ def _in_a_process(entry, quick, folder):
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        problem = f"{SLOWER} than {LIMIT_S} s"
+        verdict, problem = "not_judged", f"took longer than {LIMIT_S} s"
     else:
         if done.returncode == 0:
             return ""
         if done.returncode > 0:
             raise RuntimeError(f"gallery: judging {entry.key} failed:\n{done.stderr}")
-        problem = f"ended its process by signal {-done.returncode}"
-    _write(entry, folder, dict(key=_key(entry, quick), problem=problem))
+        verdict, problem = "fails", f"ended its process by signal {-done.returncode}"
+    _write(entry, folder, dict(key=_key(entry, quick), verdict=verdict, problem=problem))
     return problem
 
 
