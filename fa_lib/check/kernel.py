@@ -132,10 +132,9 @@ def examine(
             emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
             more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
             lengths = pd.concat([lengths, more], ignore_index=True)
-        sums = over(
-            carry, own | dict(fmt=[f for f in judged if f != "FP32"] or ["BF16"], queries=[count for count in QUERIES if count <= depth.square]),
-            causal=able.causal,
-        )  # fmt: skip
+        asked_at = [count for count in QUERIES if count <= depth.square]
+        formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
+        sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
         return dict(
             asked=asked,
             shapes=over(
