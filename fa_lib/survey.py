@@ -148,7 +148,7 @@ def _depth(entry, quick):
     if quick:
         return QUICK
     depth = replace(GALLERY, lengths=(128, 512, 1024, 4096), square=512) if entry.module in SLOW else GALLERY
-    return replace(depth, square=128) if entry.key in ONE_BY_ONE else depth  # many queries would be many calls
+    return replace(depth, square=128, troubled_n=128) if entry.key in ONE_BY_ONE else depth  # a call for each query
 
 
 def _key(entry, quick):

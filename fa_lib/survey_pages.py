@@ -43,6 +43,10 @@ and normal inputs. The rule of the field allows 2.
 
 ![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
 
+A quantised cache (`ggml_q8_0`, `ggml_q4_0`) fails by the bits it stores K and V with, and not by its sums; the rule
+is meant for kernels that hold K and V in the format. Where a row says "rounds partial results", an emulation that does
+so has the kernel's errors.
+
 Three finds have a page of their own, with two proofs and a reproduction: [ggml](find_ggml.md),
 [ringattention](find_ringattention.md), [Pallas's decoding](find_pallas_decode.md).
 
