@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, plain_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, log_ticks, plain_ticks, styled
 
 QUERIES = {  # of the table's columns times_<key> -> label, colour, marker
     "1": ("1 query, as in decoding", FLASH, "o"),
     "16": ("16 queries", SOFTMAX, "s"),
     "many": ("as many queries as keys", BASELINE, "^"),
 }
-MOST = 1000  # of the axis; what is larger, or not finite, stands there
+MOST = 3000  # of the axis; what is larger, or not finite, stands there
 
 
 @styled
@@ -51,7 +51,7 @@ def gallery(table: pd.DataFrame, caption: str) -> Figure:
     ax.grid(axis="y", lw=0.3)
     ax.legend(loc="lower right", fontsize=7.5)
     fails = (shown.verdict == "fails").sum()
-    title = f"Of {len(shown)} shipped attention kernels {fails} fail; how many queries are asked at once can decide"
+    title = f"Of {len(shown)} calls of shipped attention kernels {fails} fail; how many queries are asked can decide"
     return captioned(figure, title, caption)
 
 
@@ -85,7 +85,8 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
         ax.set(xscale="log", yscale="log", title=title, xlabel=label, xticks=sorted(rows[column].unique()))
         ax.minorticks_off()
         plain_ticks(ax.xaxis)
-        plain_ticks(ax.yaxis)
+        low, high = ax.get_ylim()
+        (log_ticks if high < 100 * low else plain_ticks)(ax.yaxis)
     axes[0][0].set_ylabel("largest error over Baseline's")
-    axes[0][0].legend(fontsize=7)
+    axes[0][-1].legend(fontsize=7, loc="center")
     return captioned(figure, "Three finds, two proofs each: the emulated step has the kernel's errors", caption)
