@@ -51,7 +51,7 @@ def test_the_ledger_of_one_paper():
         (("claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted are 2405.02803, 2407.08608"),
         (("figures", "99_nothing"), "only: got '99_nothing'; accepted are 01_kernels"),
         (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper"),
-        (("gallery",), "gallery: got nothing to do; accepted is --list"),
+        (("gallery", "nobody"), "kernel: got 'nobody'; accepted are ggml_prefill"),
         (("check", "kernel", "gallery:nothing"), "fa_lib.gallery has no kernel 'nothing'; accepted are ggml_prefill"),
         (("record",), "device: no CUDA device here; accepted is cpu"),
         (("record", "--device", "cpu", "--scale", "gpu"), "scale: got 'gpu' with device 'cpu'; accepted is quick"),
