@@ -47,7 +47,7 @@ def linked(app, docname, source):
     docs/notebooks."""
     source[0] = source[0].replace("](../notebooks/", "](notebooks/")
     if docname.startswith("notebooks/"):
-        source[0] = source[0].replace("](../figures/", "](../../figures/")
+        source[0] = source[0].replace("](../figures/", "](../../figures/").replace("](../docs/", "](../")
 
 
 def setup(app):
