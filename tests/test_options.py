@@ -11,10 +11,12 @@ import torch
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.experiments.newer_kernels import OPTIONS
+from fa_lib.experiments.validation import CHOICES
 from fa_lib.formats import stochastic
 from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
+from fa_lib.kernels.known import fa2_cuda
 from fa_lib.kernels.scaling import quantized, rotated
 
 EXACT = Precision.uniform(FP64)
@@ -112,6 +114,14 @@ def test_folded_is_flash_attention_2s_source_in_numpy():
     assert (ours.numpy() == f(O * f(1 / l))).mean() > 0.95  # a sum may tip a tie
     plain = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), scale=0.3)[0, 0]
     assert (ours == plain).double().mean() < 0.7
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_every_choice_of_figure_2_can_be_undone_in_the_model_of_cuda(key):
+    q, k, v = draw("normal", 2, (1, 1, 5, 64))
+    model = fa2_cuda("BF16", 64)
+    assert model["algorithm"].folded and model["algorithm"].reverse
+    assert kernels.tiled(q, k, v, **model | CHOICES[key].change(model, BF16)).isfinite().all()
 
 
 def test_folded_refuses_what_comes_between_scale_and_exponential():

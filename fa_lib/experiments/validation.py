@@ -44,7 +44,7 @@ def _exact_probs(model, fmt):
 
 def _rounded_sums(model, fmt):
     exp = model["algorithm"].exp
-    return dict(algorithm=replace(model["algorithm"], exp=lambda x: fmt(exp(x))))
+    return dict(algorithm=replace(model["algorithm"], exp=lambda x: fmt(exp(x)), folded=False))  # has its own exp
 
 
 def _tile_64(model, fmt):

@@ -4,6 +4,7 @@ import inspect
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -21,7 +22,6 @@ from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
 from fa_lib.formats import Format, round_to
 from fa_lib.inputs import draw
-from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.known import fa2_cuda
 from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
@@ -113,7 +113,7 @@ def agreement(kernel: str, n: int, head_dim: int, fmt: str, distribution: str, s
     for begins, reverse in ORDERS.items():
         row = dict(begins=begins, identical=math.nan, rmse=math.nan, outcome=answer.outcome, problem=answer.problem)
         if answer.o is not None:
-            o = kernels.tiled(q, k, v, **model | dict(algorithm=Algorithm("fa2", reverse=reverse)))
+            o = kernels.tiled(q, k, v, **model | dict(algorithm=replace(model["algorithm"], reverse=reverse)))
             times = deviation(answer.o, golden).rmse / deviation(o, golden).rmse
             row |= dict(identical=(o == answer.o).double().mean().item(), rmse=times)
         rows.append(row)
