@@ -4,7 +4,6 @@
 The notebooks write `<notebook>.claims.csv`. `fa-lib claims` prints the two together.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fa_lib.check.judge import interval
-from fa_lib.execution.files import replacing
+from fa_lib.execution.files import renewed, replacing
 from fa_lib.paths import PUBLISHED, RESULTS, ROOT
 
 BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
@@ -149,10 +148,7 @@ def headlines(table: pd.DataFrame) -> str:
 
 def in_readme(text: str, table: pd.DataFrame) -> str:
     """README text with what stands between its two marks replaced by `headlines`."""
-    pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
-    if not re.search(pattern, text, flags=re.S):
-        raise ValueError(f"README: the marks {BEGIN!r} and {END!r} are missing")
-    return re.sub(pattern, lambda _: f"{BEGIN}\n{headlines(table)}\n{END}", text, flags=re.S)
+    return renewed(text, BEGIN, END, headlines(table), "README")
 
 
 def page(table: pd.DataFrame) -> str:

@@ -97,9 +97,9 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
     gradients = max((f.number for f in found if f.what == "gradients" and f.number), default=None)
     side = next((f for f in found if f.what == "outwards"), None)
     bias = dict(outwards=side and side.number, baseline_outwards=side and side.where.get("baseline"))
-    cause = " ".join(f.what for f in found if f.severity == Severity.FAILS or f.what == "rounded_splits")
+    causes = dict.fromkeys(f.what for f in found if f.severity == Severity.FAILS or f.what == "rounded_splits")
     return told | dict(verdict=record["verdict"]) | record["numbers"] | carried | bias | dict(
-        gradients=gradients, cause=" ".join(dict.fromkeys(cause.split())), problem="",
+        gradients=gradients, cause=" ".join(causes), problem="",
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from fa_lib import survey
 from fa_lib.check.findings import Judgement
 from fa_lib.check.words import sentences
-from fa_lib.execution.files import replacing
+from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.results import provenance, save_figure
 from fa_lib.gallery.catalogue import ENTRIES
 from fa_lib.paths import CHECKOUT, ROOT, build
@@ -99,7 +98,7 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
         bias = f"\nMean signed error away from zero, the largest that is no chance: {row['outwards']:+.2f} ulp{own}.\n"
     errors = [
         f"| {words} | {times(row.get(f'times_{key}'))} | {_power(row.get(f'relative_{key}'))} |"
-        for key, words in (("1", "1"), ("16", "16"), ("many", "as many as keys"))
+        for key, words in survey.QUERIES.items()
     ]
     return "\n".join([
         f"# {row['project']}: {row['key']}", "", "<!-- made by `make gallery`, not by hand -->", "",
@@ -123,9 +122,6 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
     Raises:
         ValueError: the marks are missing.
     """
-    pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
-    if not re.search(pattern, text, flags=re.S):
-        raise ValueError(f"text: the marks {BEGIN!r} and {END!r} are missing")
     head = [
         *by,
         *(f"{WHO[who]}: × Baseline" for who in WHO),
@@ -138,7 +134,7 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
         cells = [*map(str, key), *map(times, mean.times_max), _power(mean.relative["kernel"])]
         alike = mean.alike["emulated"]
         lines.append("| " + " | ".join([*cells, "–" if math.isnan(alike) else f"{alike:.4f}"]) + " |")
-    return re.sub(pattern, lambda _: "\n".join([BEGIN, *lines, END]), text, flags=re.S)
+    return renewed(text, BEGIN, END, "\n".join(lines), "text")
 
 
 def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:

@@ -1,6 +1,7 @@
-"""How a file is written whole, and how a folder is held by one process."""
+"""How a file is written whole, what of a text is renewed, and how a folder is held by one process."""
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,3 +53,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def renewed(text: str, begin: str, end: str, inside: str, name: str) -> str:
+    """A text with what stands between its two marks replaced.
+
+    Args:
+        name: of the text, for the error.
+
+    Raises:
+        ValueError: the marks are missing.
+    """
+    found, count = re.subn(
+        re.escape(begin) + ".*?" + re.escape(end), lambda _: f"{begin}\n{inside}\n{end}", text, flags=re.S
+    )
+    if not count:
+        raise ValueError(f"{name}: the marks {begin!r} and {end!r} are missing")
+    return found

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fa_lib.kernels import unfused
+from fa_lib.kernels.eager import as_many_heads, masked
 from fa_lib.kernels.options import check
 
 
@@ -35,21 +36,15 @@ def sequential(
 
 
 def _forward(q, k, v, causal, scale, mask):
-    if q.ndim > 2:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    n_q, n_kv = q.shape[-2], k.shape[-2]
+    k, v = (as_many_heads(x, q) for x in (k, v))
     S = 0.0
     for i in range(q.shape[-1]):
         S = S + q[..., i, None] * k[..., None, :, i]  # (..., n_q, n_kv)
-    S = S * scale
-    if mask is not None:
-        S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask.to(S.dtype)
-    if causal:
-        S = S.masked_fill(torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).triu(n_kv - n_q + 1), -math.inf)
+    S = masked(S * scale, causal, mask)
     P = torch.exp(S - S.amax(-1, keepdim=True))
     P = P.movedim(-1, 0)[..., None].contiguous()  # (n_kv, ..., n_q, 1)
     l, O = torch.zeros_like(P[0]), torch.zeros_like(P[0] * v[..., :1, :])  # (..., n_q, 1), (..., n_q, d_v)
-    for j in range(n_kv):
+    for j in range(k.shape[-2]):
         l += P[j]
         O += P[j] * v[..., j, None, :]
     return O / l

@@ -34,15 +34,20 @@ def unfused(
     Args, Returns, Raises: as `reference`, of whose options it has causal, scale and mask.
     """
     check(q, k, v, causal=causal, scale=scale, mask=mask)
-    k, v = (_as_many_heads(x, q) for x in (k, v))
-    n_q, n_kv = q.shape[-2], k.shape[-2]
+    k, v = (as_many_heads(x, q) for x in (k, v))
     S = _scaled_product(q, k, scale or 1 / math.sqrt(q.shape[-1]))  # (..., n_q, n_kv)
+    return torch.softmax(masked(S, causal, mask), -1) @ v
+
+
+def masked(S: Float[Tensor, "*lead n_q n_kv"], causal: bool, mask: Tensor | None) -> Float[Tensor, "*lead n_q n_kv"]:
+    """S with a mask added, or what is hidden at -inf; causal is aligned bottom-right."""
+    n_q, n_kv = S.shape[-2:]
     if mask is not None:
         S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask.to(S.dtype)
     if causal:
-        hidden = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).triu(n_kv - n_q + 1)
+        hidden = torch.ones(n_q, n_kv, dtype=torch.bool, device=S.device).triu(n_kv - n_q + 1)
         S = S.masked_fill(hidden, -math.inf)
-    return torch.softmax(S, -1) @ v
+    return S
 
 
 def stepwise(
@@ -71,7 +76,7 @@ def stepwise(
         if value:
             raise ValueError(f"{name}: got {value!r}; the kernel 'stepwise' has none: use 'tiled'")
     scale = scale or 1 / math.sqrt(q.shape[-1])
-    k, v = (_as_many_heads(x, q) for x in (k, v))
+    k, v = (as_many_heads(x, q) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
     how = Algorithm("fa1")
     p = SimpleNamespace(**dict.fromkeys(Precision.__dataclass_fields__, lambda x: x))  # the dtype rounds
@@ -106,5 +111,6 @@ def _scaled_product(a, b, scale, add=None):
     return out.reshape(*a.shape[:-1], b.shape[-2])
 
 
-def _as_many_heads(x, q):
+def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
+    """K or V with each head repeated for the heads of Q that share it."""
     return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
