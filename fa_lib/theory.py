@@ -8,64 +8,16 @@ each line, and says where independence ends.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
 
 import numpy as np
 from scipy import special, stats
 
+from fa_lib.extremes import RMS, largest
 from fa_lib.formats import Format, FormatLike
 from fa_lib.precision import Precision
-
-RMS = 1 / math.sqrt(8 * math.log(2))  # 0.425: of a rounding's relative error over u, for values spread evenly in log
-BACK = 10 / (3 * math.log(2)) - 4  # 0.81: of x / l * l, two roundings that mostly undo each other, in squares of one
-GROWTH = {"one_sign": 1.0, "zero_mean": 0.5}  # the power of t with which a sum over t tiles grows
-ALGORITHMS = ("fa1", "fa2", "baseline")
-
-
-@dataclass(frozen=True)
-class Roundings:
-    """How often each part of a kernel rounds, as a sum of squared shares: 1 is one rounding of the whole result.
-
-    Attributes:
-        accumulator, row_sum: of the running sums O and l. terms: of P's own roundings, step -> weight; they average out
-            over keys where V has one sign.
-    """
-
-    accumulator: float
-    row_sum: float
-    terms: dict[str, float]
-
-
-def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Roundings:
-    """The roundings of one part of the keys.
-
-    Args: as `expected`.
-    """
-    t, growth = np.arange(1, tiles + 1), GROWTH[values]
-    share, share_of_l = (t / tiles) ** (2 * growth), (t / tiles) ** 2  # after tile t, squared; l's terms have one sign
-    one_tile = tiles ** -(2 * growth)  # the squared share of one tile's own terms
-    raised = 1 / t  # the chance that tile t raises a row's maximum: that it is the record among t alike
-    sums, sums_of_l = share[1:].sum(), share_of_l[1:].sum()  # the first addition is to 0, and exact
-    if algorithm == "fa1":
-        # O l, with the l it was just divided by; where the maximum is raised, with another number
-        back = (((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1]).sum()
-        scaled = (1 - raised).sum()  # a P V and a l: a is 1 in the tile that holds the maximum
-        accumulator = (tiles + scaled) * one_tile + back + sums + 1  # P V, a P V; O l; +; the last division
-        row_sum = (tiles + scaled) / tiles**2 + sums_of_l
-    elif algorithm == "fa2":
-        accumulator = tiles * one_tile + (raised[1:] * share[:-1]).sum() + sums + 1  # P V; a O; +; the division by l
-        row_sum = 1 / tiles + (raised[1:] * share_of_l[:-1]).sum() + sums_of_l
-    else:  # P V and the row sum are rounded once
-        accumulator, row_sum = 1.0, 1.0
-    keys = block_kv if algorithm == "fa1" else tiles * block_kv
-    return Roundings(float(accumulator), float(row_sum), {} if values == "one_sign" else _of_terms(keys))
-
-
-def _of_terms(keys: int) -> dict[str, float]:
-    """The weight of P's own roundings for scores N(0, 1): a term counts with its P squared, so its score is N(2, 1)."""
-    highest = stats.norm.ppf(0.5 ** (1 / keys))  # the median of the largest of so many scores
-    return dict(scores=5.0, exponent=1 + 1 + (highest - 2) ** 2, probs=1.0)  # E S^2; exp, and E (S - m)^2; P
+from fa_lib.roundings import ALGORITHMS, VALUES, roundings
 
 
 def _log_sum_exp(keys: int) -> tuple[float, float]:
@@ -90,9 +42,10 @@ def expected(
             does.
         tiles: of keys. algorithm: one of ALGORITHMS; "baseline" has no tiles. splits: parts of the keys that are worked
             on apart and merged.
-        values: "one_sign": V and so all terms of O have one sign and P varies little, as for uniform inputs;
-            "zero_mean": V has a mean of zero and scores are N(0, 1), as for normal inputs.
-        block_kv: keys of a tile; it counts for values of zero mean alone.
+        values: a key of VALUES. "one_sign": V and so all terms of O have one sign and P varies little, as for uniform
+            inputs; "zero_mean": V has a mean of zero and scores are N(0, 1), as for normal inputs; "one_sign_peaked":
+            those scores, and V >= 0.
+        block_kv: keys of a tile.
 
     Returns:
         a plain number, not in units of u.
@@ -100,7 +53,7 @@ def expected(
     Raises:
         ValueError: an argument is none of those accepted.
     """
-    for name, got, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, GROWTH)):
+    for name, got, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, VALUES)):
         if got not in accepted:
             raise ValueError(f"{name}: got {got!r}; accepted are {', '.join(accepted)}")
     for name, got, most in (("tiles", tiles, math.inf), ("splits", splits, tiles)):
@@ -110,15 +63,22 @@ def expected(
             )
     variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.__dataclass_fields__}
     counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
-    carried = counts.accumulator * variance["accumulator"] + counts.row_sum * variance["row_sum"]
+    carried = counts.accumulator.sum() * variance["accumulator"] + counts.row_sum.sum() * variance["row_sum"]
     if splits > 1:  # the parts' errors are independent; their sum is rounded once more
         carried = carried / splits + variance["accumulator"]
         if values == "zero_mean":  # nor do the weights' errors cancel: L = m + log l is rounded, as large as it is
             L, log_l = _log_sum_exp(-(-tiles // splits) * block_kv)
             carried += 2 * variance["factors"] + variance["row_sum"] * (L**2 + log_l**2)
     terms = sum(weight * variance[step] for step, weight in counts.terms.items())
-    stored = variance["output"] if precision.output.precision < precision.accumulator.precision else 0.0
+    if VALUES[values].square is not None:  # of each part's keys; the parts' own are independent
+        terms /= splits
+    stored = variance["output"] if stores(precision) else 0.0
     return math.sqrt(carried + terms + stored)
+
+
+def stores(precision: Precision) -> bool:
+    """Whether O is rounded once more where it is stored."""
+    return precision.output.precision < precision.accumulator.precision
 
 
 def expected_gradients(precision: Precision, *, tiles: int, values: str = "zero_mean") -> float:
@@ -128,16 +88,11 @@ def expected_gradients(precision: Precision, *, tiles: int, values: str = "zero_
     Args:
         tiles: that are added up. values: of the terms, as for `expected`; gradients have a mean of zero.
     """
-    share = (np.arange(1, tiles + 1) / tiles) ** (2 * GROWTH[values])
+    share = (np.arange(1, tiles + 1) / tiles) ** (2 * VALUES[values].growth)
     sums = share.sum() * (RMS * precision.grad_sums.unit_roundoff) ** 2
     handed = (RMS * precision.grads.unit_roundoff) ** 2 if values == "zero_mean" else 0.0
     narrower = precision.output.precision < precision.grad_sums.precision
     return math.sqrt(sums + handed + ((RMS * precision.output.unit_roundoff) ** 2 if narrower else 0.0))
-
-
-def largest(count: int) -> float:
-    """The expected largest magnitude of `count` independent normal numbers, in standard deviations (its median)."""
-    return float(stats.norm.isf((1 - 0.5 ** (1 / count)) / 2))
 
 
 def largest_over_baseline(
@@ -150,27 +105,32 @@ def largest_over_baseline(
     count: int = 2**17,
     block_kv: int = 64,
 ) -> float:
-    """The largest error of `count` outputs over that of Baseline in a format.
+    """The largest error of `count` outputs over that of Baseline in a format, by `extremes.largest`: the roundings of O
+    and l and the storing are bounded, half an ulp each, P's own are many and normal.
 
-    With values of one sign Baseline does little more than store the answer. Half an ulp of O = f 2**e is u |O| / f, and
-    among many outputs f is nearly 1 somewhere: u |O|. For FA1 in one format, T tiles and a hundred thousand outputs the
-    ratio is about 2 sqrt(T).
+    For FA1 in one format, V of one sign, T tiles and a hundred thousand outputs the ratio is about 2 sqrt(T).
 
     Args:
         stored: the format of Baseline. count: outputs. Others: as `expected`.
     """
-    z, u = largest(count), Format.of(stored).unit_roundoff
-    given = dict(tiles=tiles, values=values, block_kv=block_kv)
-    flash = expected(precision, algorithm=algorithm, **given) * z
-    baseline = expected(Precision.materialized(stored), algorithm="baseline", **given) * z
-    return flash / (u if values == "one_sign" else baseline)
+
+    def error(precision, algorithm):
+        counts = roundings(tiles, algorithm, values, block_kv)
+        u = {step: getattr(precision, step).unit_roundoff for step in Precision.__dataclass_fields__}
+        terms = RMS * math.sqrt(sum(weight * u[step] ** 2 for step, weight in counts.terms.items()))
+        widths = [*np.sqrt(counts.accumulator) * u["accumulator"], *np.sqrt(counts.row_sum) * u["row_sum"]]
+        widths += [u["output"]] * stores(precision)
+        if values == "zero_mean":  # O itself is normal, and with it half its ulp
+            terms, widths = math.hypot(terms, RMS * float(np.linalg.norm(widths))), []
+        return largest(count, terms, widths)
+
+    return error(precision, algorithm) / error(Precision.materialized(stored), "baseline")
 
 
 def bits(stored: FormatLike, *, tiles: int, values: str = "one_sign", algorithm: str = "fa2") -> float:
     """How many significant bits O and l must be carried with, so that carrying makes an error as large as storing the
     answer: the stored bits and about half of log2(tiles) more."""
-    counts = roundings(tiles, algorithm, values)
-    return Format.of(stored).precision + 0.5 * math.log2(counts.accumulator + counts.row_sum)
+    return Format.of(stored).precision + 0.5 * math.log2(roundings(tiles, algorithm, values).carried())
 
 
 def bits_for(times: float, stored: FormatLike, **given) -> float:

@@ -13,6 +13,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"formats", "precision", "tiling", "inputs", "metrics"},
     {"kernels"},
     {"gallery"},
+    {"extremes", "roundings"},
     {"theory"},
     {"experiments"},
     {"execution"},

@@ -16,7 +16,11 @@ from fa_lib.precision import Precision
 from fa_lib.theory import bound, expected, repeated
 from fa_lib.tiling import Tiling
 
-VALUES = {"uniform": "one_sign", "normal": "zero_mean", "one-signed V": "one_sign"}  # of V: distribution -> of `theory`
+VALUES = {  # of V: distribution -> of `theory`
+    "uniform": "one_sign",
+    "normal": "zero_mean",
+    "one-signed V": "one_sign_peaked",
+}
 
 
 def carried_in(count: int) -> Format:
