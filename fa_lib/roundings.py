@@ -1,0 +1,96 @@
+"""How often a kernel rounds, and what share of its result each rounding is: the counts behind `theory`."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+BACK = 10 / (3 * math.log(2)) - 4  # 0.81: of x / l * l, two roundings that mostly undo each other, in squares of one
+ALGORITHMS = ("fa1", "fa2", "baseline")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What the law needs to know of V and of the scores S.
+
+    Attributes:
+        growth: the power of t with which the sum over t tiles grows.
+        square, variance: of V, over its mean squared; None where its mean is zero.
+        scores: the mean of S squared, where a key counts with its P squared. peaked: scores are N(0, 1), so that few
+            keys hold much of P; else P varies little.
+    """
+
+    growth: float
+    square: float | None
+    variance: float | None
+    scores: float
+    peaked: bool
+
+    def averaged(self, keys: int) -> float:
+        """What is left of the terms' own roundings, squared, in a sum over so many keys: sum of (P v)^2 over O^2, but
+        for `square`."""
+        return 1.0 if self.square is None else (math.e if self.peaked else 1.0) / keys
+
+
+VALUES = {
+    "one_sign": Values(1.0, 4 / 3, 1 / 3, scores=4.0, peaked=False),  # uniform in [0, 1), head_dim 64: S is near 2
+    "one_sign_peaked": Values(1.0, math.pi / 2, math.pi / 2 - 1, scores=5.0, peaked=True),  # |N(0, 1)|
+    "zero_mean": Values(0.5, None, None, scores=5.0, peaked=True),  # N(0, 1): with P squared, S is N(2, 1)
+}
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """What the roundings of a kernel's parts count, as squared shares: 1 is a rounding of the whole result.
+
+    Attributes:
+        accumulator, row_sum: of the running sums O and l, one for each rounding. terms: of P's own roundings, step ->
+            sum of the squared shares.
+    """
+
+    accumulator: np.ndarray
+    row_sum: np.ndarray
+    terms: dict[str, float]
+
+    def carried(self) -> float:
+        """Of O and l, all together."""
+        return float(self.accumulator.sum() + self.row_sum.sum())
+
+
+def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Roundings:
+    """The roundings of one part of the keys.
+
+    Args: as `expected`.
+    """
+    t, growth = np.arange(1, tiles + 1), VALUES[values].growth
+    share, share_of_l = (t / tiles) ** (2 * growth), (t / tiles) ** 2  # after tile t, squared; l's terms have one sign
+    one_tile, one_of_l = np.full(tiles, tiles ** -(2 * growth)), np.full(tiles, tiles**-2)  # of a tile's own terms
+    raised = 1 / t  # the chance that tile t raises a row's maximum: that it is the record among t alike
+    sums, sums_of_l = share[1:], share_of_l[1:]  # the first addition is to 0, and exact
+    if algorithm == "fa1":
+        # O l, with the l it was just divided by; where the maximum is raised, with another number
+        back = ((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1]
+        scaled = 1 - raised  # a P V and a l: a is 1 in the tile that holds the maximum
+        accumulator = one_tile, scaled * one_tile, back, sums, [1.0]  # P V, a P V; O l; +; the last division
+        row_sum = one_of_l, scaled * one_of_l, sums_of_l
+    elif algorithm == "fa2":
+        accumulator = one_tile, raised[1:] * share[:-1], sums, [1.0]  # P V; a O; +; the division by l
+        row_sum = one_of_l, raised[1:] * share_of_l[:-1], sums_of_l
+    else:  # P V and the row sum are rounded once
+        accumulator, row_sum = [[1.0]], [[1.0]]
+    terms = _of_terms(VALUES[values], block_kv if algorithm == "fa1" else tiles * block_kv, tiles * block_kv)
+    return Roundings(np.concatenate(accumulator), np.concatenate(row_sum), terms)
+
+
+def _of_terms(values: Values, keys: int, all_keys: int) -> dict[str, float]:
+    """The weight of P's own roundings. What is rounded before P is summed changes O by v - O, and not by v.
+
+    Args:
+        keys: that share a maximum. all_keys: of a row.
+    """
+    highest = stats.norm.ppf(0.5 ** (1 / keys))  # the median of the largest of so many scores N(0, 1)
+    exponent = 2 + (highest - 2) ** 2 if values.peaked else 1.0  # exp, and E (S - m)^2
+    before, after = (1.0, 1.0) if values.square is None else (values.variance, values.square)
+    weights = dict(scores=values.scores * before, exponent=exponent * before, probs=after)
+    return {step: weight * values.averaged(all_keys) for step, weight in weights.items()}
