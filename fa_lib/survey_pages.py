@@ -150,19 +150,25 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     everything = not only and not quick
     if everything and CHECKOUT is None:
         raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
-    folder = build() / "gallery" / ("quick" if quick else "full")
+    depth = "quick" if quick else "full"
+    manner = survey.Manner(f"{build() / 'gallery' / depth}", depth)
     keys = list(only) or (survey.FIVE if quick else list(ENTRIES))
-    table = survey.judge_all(keys, quick, folder, say, jobs)
+    table = survey.judge_all(keys, manner, say, jobs)
     for row in table.to_dict("records"):
-        numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in survey.QUERIES.items())
-        say(f"{row['key']}: {row['verdict']}; {numbers}; {found(row)}".rstrip("; "))
+        say(told(row))
     if everything:
         say("the three finds")
-        publish(table, survey.prove(f"{folder / 'cells'}"), folder)
+        publish(table, survey.prove(f"{Path(manner.folder) / 'cells'}"), manner)
         say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
 
 
-def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], folder: Path) -> None:
+def told(row: Mapping) -> str:
+    """A row of `survey.rows` on one line."""
+    numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in survey.QUERIES.items())
+    return f"{row['key']}: {row['verdict']}; {numbers}; {found(row)}".rstrip("; ")
+
+
+def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: survey.Manner) -> None:
     """Tables, figures and pages of the whole gallery, into the checkout."""
     for name, each in dict(verdicts=table, **proofs).items():
         with replacing(TABLES / f"{name}.csv") as path:
@@ -171,7 +177,7 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], folder: Pat
         path.write_text(json.dumps(provenance(dict(kernels=list(table.key))), indent=1) + "\n")
     for name, figure in drawn(table, proofs).items():
         save_figure(figure, CHECKOUT / "figures" / name)
-    judgements = {key: survey.judgement_of(key, folder) for key in table.key[table.verdict != "cannot_run"]}
+    judgements = {key: survey.judgement_of(key, manner) for key in table.key[table.verdict != "cannot_run"]}
     write(table, judgements, DOCS)
     for find, rows in proofs.items():
         page = DOCS / f"find_{find}.md"
