@@ -12,12 +12,14 @@ from fa_lib import survey
 from fa_lib.check.findings import Judgement
 from fa_lib.check.words import sentences
 from fa_lib.execution.files import renewed, replacing
-from fa_lib.execution.results import provenance, save_figure
+from fa_lib.execution.results import provenance, recorded, save_figure
 from fa_lib.gallery.catalogue import ENTRIES
 from fa_lib.paths import CHECKOUT, ROOT, build
 from fa_lib.plots import gallery as plots
+from fa_lib.plots.recorded import NONE
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
+RECORDED = "14_gallery"  # the table that `fa-lib record` leaves of kernels on another device
 BY = ("n", "queries", "threads", "splits", "distribution")  # of a find's rows: what they are of
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
@@ -29,6 +31,10 @@ CAUSES = {  # of survey.row's cause, the gravest first -> a few words
     "error": "error beyond the rule",
     "outputs": "error beyond the rule at some shapes",
 }
+ON_DEVICE = (
+    "`fa-lib record` judged these kernels there ([gpu.md](../gpu.md)): at 1 query and at 16 for up to 16,384 keys, and "
+    "at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
+)
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "one type changed"}
 PAGE = """# The gallery: shipped attention kernels, judged
@@ -76,17 +82,26 @@ def times(value: float | None) -> str:
     return "∞" if math.isinf(value) else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def index(table: pd.DataFrame) -> str:
-    """docs/gallery/index.md."""
-    lines = ["| kernel | version | 1 query | 16 | many | gradients | verdict | found |", "|" + "---|" * 8]
-    for row in table.to_dict("records"):
-        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many", "gradients")]
-        name = row["key"] if row["verdict"] == "cannot_run" else f"[{row['key']}]({row['key']}.md)"
-        cells = (f"{row['project']}: {name}", row["version"], *numbers, VERDICTS[row["verdict"]], found(row))
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+def index(table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE) -> str:
+    """docs/gallery/index.md. elsewhere: device -> a table of `fa-lib record` there."""
+    lines = _listed(table, set(table.key[table.verdict != "cannot_run"]))
+    for device, other in elsewhere.items():
+        lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other)]
     toc = ["```{toctree}", ":hidden:", "", "find_ggml", "find_ringattention", "find_pallas_decode"]
     toc += [key for key, verdict in zip(table.key, table.verdict) if verdict != "cannot_run"] + ["```"]
     return PAGE + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
+
+
+def _listed(table, pages=()):
+    """A row for each kernel; those with a page are links."""
+    lines = ["| kernel | version | 1 query | 16 | many | gradients | verdict | found |", "|" + "---|" * 8]
+    for row in table.to_dict("records"):
+        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many", "gradients")]
+        name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages else row["key"]
+        version = row["version"] if _given(row["version"]) else ""
+        cells = (f"{row['project']}: {name}", version, *numbers, VERDICTS[row["verdict"]], found(row))
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return lines
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
@@ -175,10 +190,11 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: sur
             each.to_csv(path, index=False, float_format="%.5g")
     with replacing(TABLES / "provenance.json") as path:
         path.write_text(json.dumps(provenance(dict(kernels=list(table.key))), indent=1) + "\n")
-    for name, figure in drawn(table, proofs).items():
+    elsewhere = recorded(RECORDED)
+    for name, figure in drawn(table, proofs, elsewhere).items():
         save_figure(figure, CHECKOUT / "figures" / name)
     judgements = {key: survey.judgement_of(key, manner) for key in table.key[table.verdict != "cannot_run"]}
-    write(table, judgements, DOCS)
+    write(table, judgements, DOCS, elsewhere)
     for find, rows in proofs.items():
         page = DOCS / f"find_{find}.md"
         text = with_numbers(page.read_text(), rows, [name for name in BY if name in rows])
@@ -186,8 +202,10 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: sur
             path.write_text(text)
 
 
-def drawn(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame]) -> dict[str, Figure]:
-    """The figures `gallery` and `gallery_finds`."""
+def drawn(
+    table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
+) -> dict[str, Figure]:
+    """The figures `gallery` and `gallery_finds`. elsewhere: device -> a table of `fa-lib record` there."""
     ran = table[table.verdict != "cannot_run"]
     versions = sorted({f"{row.project} {row.version}" for row in ran.itertuples()})
     caption = (
@@ -196,8 +214,14 @@ def drawn(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame]) -> dict[str, 
     )
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
-    return dict(gallery=plots.gallery(table.assign(found=[found(row) for row in table.to_dict("records")]), caption),
-                gallery_finds=plots.finds(shown, words))  # fmt: skip
+    others = {device: _with_words(other) for device, other in elsewhere.items()}
+    if others:
+        caption += f" Below, recorded on {' and on '.join(others)}: kernels for GPUs."
+    return dict(gallery=plots.gallery(_with_words(table), caption, others), gallery_finds=plots.finds(shown, words))
+
+
+def _with_words(table):
+    return table.assign(found=[found(row) for row in table.to_dict("records")])
 
 
 def _on_the_axis(find, rows):
@@ -205,12 +229,15 @@ def _on_the_axis(find, rows):
     return rows[(rows.queries == 1) & (rows.threads == 2)] if find == "ggml" else rows
 
 
-def write(table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path) -> None:
+def write(
+    table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path,
+    elsewhere: Mapping[str, pd.DataFrame] = NONE,
+) -> None:  # fmt: skip
     """index.md and a page for each kernel that could run, into a folder; pages of kernels that are gone are removed."""
     pages = {
         row["key"]: page(row, judgements[row["key"]]) for row in table.to_dict("records") if row["key"] in judgements
     }
-    for name, text in (pages | dict(index=index(table))).items():
+    for name, text in (pages | dict(index=index(table, elsewhere))).items():
         with replacing(folder / f"{name}.md") as path:
             path.write_text(text)
     for old in folder.glob("*.md"):
