@@ -206,18 +206,21 @@ def drawn(
     table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
 ) -> dict[str, Figure]:
     """The figures `gallery` and `gallery_finds`. elsewhere: device -> a table of `fa-lib record` there."""
-    ran = table[table.verdict != "cannot_run"]
-    versions = sorted({f"{row.project} {row.version}" for row in ran.itertuples()})
     caption = (
         "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: "
-        f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {', '.join(versions)}."
+        f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {_versions(table)}."
     )
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
     others = {device: _with_words(other) for device, other in elsewhere.items()}
-    if others:
-        caption += f" Below, recorded on {' and on '.join(others)}: kernels for GPUs."
+    for device, other in others.items():
+        caption += f" Below, recorded on {device}, as many queries as keys to 1,024: {_versions(other)}."
     return dict(gallery=plots.gallery(_with_words(table), caption, others), gallery_finds=plots.finds(shown, words))
+
+
+def _versions(table):
+    ran = table[table.verdict != "cannot_run"]
+    return ", ".join(sorted({f"{row.project} {row.version}" for row in ran.itertuples()}))
 
 
 def _with_words(table):

@@ -2,11 +2,13 @@
 
 import json
 import math
+import signal
 import subprocess
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from fa_lib import survey
 from fa_lib.check.findings import Finding, Severity
@@ -75,6 +77,35 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
         survey.judge_all(["torch_math"], manner, said.append)
     with pytest.raises(ValueError, match="kernel: got 'nobody'"):
         survey.judge_all(["nobody"], manner, said.append)
+
+
+def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp_path):
+    def ends(code, stderr=""):
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=code, stderr=stderr))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    manner = survey.Manner(str(tmp_path), "gpu", "cuda")
+    ends(-signal.SIGINT)
+    with pytest.raises(RuntimeError, match="torch_math was interrupted"):
+        survey.judge_all(["torch_math"], manner, print)
+    row = survey.rows(["torch_math", "xformers_split_k"], manner).set_index("key")
+    assert row.loc["torch_math", ["verdict", "problem"]].tolist() == ["not_judged", "not judged yet"]
+    assert row.verdict["xformers_split_k"] == "cannot_run" and "needs xformers" in row.problem["xformers_split_k"]
+    ends(1, "Traceback\nAcceleratorError: CUDA error: an illegal memory access\n\n")
+    table = survey.judge_all(["torch_math"], manner, print)
+    assert table.verdict[0] == "not_judged" and table.problem[0].endswith("CUDA error: an illegal memory access")
+    with pytest.raises(ValueError, match="kernel: got 'ggml_decode'"):
+        survey.judge_all(["ggml_decode"], manner, print)
+
+
+def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
+    asked = pd.DataFrame(dict(outcome=["no", "no"], problem=["raises ImportError: no libcudnn", "raises"]))
+    manner = survey.Manner(str(tmp_path), "rehearsal")
+    monkeypatch.setattr(survey, "examine", lambda *_, **__: dict(asked=asked))
+    survey.judge_one("torch_math", manner)
+    row = survey.rows(["torch_math"], manner).iloc[0]
+    assert (row.verdict, row.problem) == ("cannot_run", "raises ImportError: no libcudnn")
+    assert survey.judgement_of("torch_math", manner) is None
 
 
 def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
