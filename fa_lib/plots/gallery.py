@@ -50,7 +50,7 @@ def gallery(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFra
 def _judged(table):
     """The kernels that have a verdict, the furthest off last."""
     shown = table[table.verdict.isin(("passes", "fails"))].copy()
-    shown = shown.reindex(columns=[*shown.columns.union([f"times_{key}" for key in QUERIES], sort=False)])
+    shown = shown.reindex(columns=shown.columns.union([f"times_{key}" for key in QUERIES], sort=False))
     shown["worst"] = shown[[f"times_{key}" for key in QUERIES]].max(axis=1)
     return shown.sort_values(["verdict", "worst"], ascending=[False, True]).reset_index(drop=True)
 
