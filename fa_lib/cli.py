@@ -177,12 +177,15 @@ def wheelhouse(
     folder: Annotated[Path, typer.Argument(help="where the wheels go")] = Path("build/wheelhouse"),
     python: Annotated[str, typer.Option(help="version of the machine's Python")] = "3.12",
     source: Annotated[list[str] | None, typer.Option(help="a source package to take along: flash-attn")] = None,
+    more: Annotated[
+        list[str] | None, typer.Option(help="a gallery's package to take along: xformers, sageattention")
+    ] = None,
 ) -> None:
     """Download what a GPU machine without a network lacks, and check that nothing is missing."""
     with told():
         from fa_lib.record.wheelhouse import main as fill
 
-        fill(python, folder, source or (), say=_say)
+        fill(python, folder, source or (), more or (), say=_say)
 
 
 @app.command()

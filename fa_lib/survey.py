@@ -2,11 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,18 @@ from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.variant import known
-from fa_lib.gallery.catalogue import ENTRIES, Entry, installed
+from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
 
 GALLERY = Depth(
     lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"), head_dims=(),
     troubled_n=512, bias_seeds=3, runs=3, square=1500,
 )  # fmt: skip
+ON_GPU = Depth(  # a kernel in a minute or less, most of it Triton's compiler
+    lengths=(128, 1024, 16384), seeds=2, shapes=("97", "causal 203", "GQA 384", "256"), head_dims=(), troubled_n=128,
+    bias_seeds=3, runs=3, square=1024,
+)  # fmt: skip
+REHEARSED = Depth((128,), 1, ("97",), (), 128, 2, 2, square=128)
+DEPTHS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "rehearsal": REHEARSED}
 ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
               "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
@@ -34,40 +41,91 @@ LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
 
 
-def judge_all(keys: Sequence[str], quick: bool, folder: Path, say: Callable, jobs: int = 2) -> pd.DataFrame:
-    """Judge kernels of the gallery, and keep what each came to below `folder`; what is there already is not judged
-    again, unless its code, its library's version or the depth has changed.
+@dataclass(frozen=True)
+class Manner:
+    """How kernels of the gallery are judged.
+
+    Attributes:
+        folder: where the record of each is kept. depth: a key of DEPTHS.
+        device: whose catalogue: "cpu" or "cuda".
+        cells: folder of finished cells and golden values; `folder`/cells where it is empty.
+        limit_s: seconds of one kernel.
+    """
+
+    folder: str
+    depth: str = "full"
+    device: str = "cpu"
+    cells: str = ""
+    limit_s: float = LIMIT_S
+
+    def entry(self, key: str) -> Entry:
+        """The entry of a key, of the device's catalogue.
+
+        Raises:
+            ValueError: the key is unknown.
+        """
+        return known("kernel", key, CATALOGUES[self.device])
+
+
+def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2) -> pd.DataFrame:
+    """Judge kernels of the gallery, and keep what each came to; what is there already is not judged again, unless its
+    code, its library's version or the depth has changed.
 
     Args:
-        keys: of gallery.catalogue.ENTRIES. quick: seconds for each kernel instead of a minute.
-        say: told when a kernel is done. jobs: kernels at a time.
+        keys: of the device's catalogue.
+        say: told when a kernel is done, after its record is written. jobs: kernels at a time.
 
     Returns:
-        `row` of each, in the order of keys.
+        `rows`.
 
     Raises:
         ValueError: a key is unknown.
+        RuntimeError: an error of ours, or an interruption.
     """
-    entries = [known("kernel", key, ENTRIES) for key in keys]
-    left = [entry for entry in entries if not entry.problem and not _kept(entry, quick, folder)]
+    entries = [manner.entry(key) for key in keys]
+    left = [entry for entry in entries if not entry.problem and not _kept(entry, manner)]
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
 
     def judge(entry):
-        problem = _in_a_process(entry, quick, folder)
-        say(f"{entry.key}: {problem or _read(entry, folder)['verdict']}")
+        problem = _in_a_process(entry, manner)
+        return f"{entry.key}: {problem or _read(entry, manner)['verdict']}"
 
     with ThreadPoolExecutor(jobs) as pool:
-        for done in [pool.submit(judge, entry) for entry in left]:
-            done.result()
-    return pd.DataFrame([row(entry, None if entry.problem else _read(entry, folder)) for entry in entries])
+        calls = [pool.submit(judge, entry) for entry in left]
+        try:
+            for done in as_completed(calls):
+                say(done.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return rows(keys, manner)
 
 
-def judge_one(key: str, quick: bool, folder: Path) -> None:
-    """Judge one kernel in this process: a record with its findings and numbers, below `folder`."""
-    entry, kernel = ENTRIES[key], f"fa_lib.gallery:{key}"
-    found = examine(kernel, _depth(entry, quick), cache=f"{folder / 'cells'}", beside=())
-    record = judge_kernel(kernel, found).record() | dict(numbers=errors(found["lengths"]))
-    _write(entry, folder, dict(key=_key(entry, quick), problem="") | record)
+def rows(keys: Sequence[str], manner: Manner) -> pd.DataFrame:
+    """`row` of each key, in their order; of a kernel without a record that it is not judged yet."""
+    entries = [manner.entry(key) for key in keys]
+    waiting = dict(verdict="not_judged", problem="not judged yet")
+    records = [
+        None if entry.problem else _read(entry, manner) if _path(entry, manner).exists() else waiting
+        for entry in entries
+    ]
+    return pd.DataFrame([row(entry, record) for entry, record in zip(entries, records)])
+
+
+def judge_one(key: str, manner: Manner) -> None:
+    """Judge one kernel in this process, and write a record with its findings and numbers.
+
+    A kernel that refuses every call cannot run here: its record says why, as that of one whose library is missing.
+    """
+    entry, kernel = manner.entry(key), f"fa_lib.gallery:{key}"
+    cells = manner.cells or str(Path(manner.folder) / "cells")
+    found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())
+    asked = found["asked"]
+    if (asked.outcome == "no").all():
+        record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])
+    else:
+        record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found["lengths"]))
+    _write(entry, manner, dict(key=_key(entry, manner)) | record)
 
 
 def row(entry: Entry, record: dict | None) -> dict[str, Any]:
@@ -117,9 +175,9 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
     return numbers
 
 
-def judgement_of(key: str, folder: Path) -> Judgement | None:
-    """The Judgement that `judge_one` left below `folder`; None where the kernel did not come to an end."""
-    record = _read(ENTRIES[key], folder)
+def judgement_of(key: str, manner: Manner) -> Judgement | None:
+    """The Judgement that `judge_one` left; None where the kernel did not come to an end."""
+    record = _read(manner.entry(key), manner)
     return Judgement("kernel", record["subject"], tuple(_findings(record))) if "findings" in record else None
 
 
@@ -144,65 +202,67 @@ def prove(cache: str = "") -> dict[str, pd.DataFrame]:
     )
 
 
-def _depth(entry, quick):
-    if quick:
-        return QUICK
-    depth = replace(GALLERY, lengths=(128, 512, 1024, 4096), square=512) if entry.module in SLOW else GALLERY
-    return replace(depth, square=128, troubled_n=128) if entry.key in ONE_BY_ONE else depth  # a call for each query
+def _depth(entry, manner):
+    depth = DEPTHS[manner.depth]
+    if manner.depth == "full" and entry.module in SLOW:
+        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512)
+    one_by_one = entry.key in ONE_BY_ONE and manner.depth in ("full", "gpu")  # a call for each query
+    return replace(depth, square=128, troubled_n=128) if one_by_one else depth
 
 
-def _key(entry, quick):
+def _key(entry, manner):
     """What a record depends on."""
     versions = {name: installed(name) for name in entry.needs}
-    return digest(
-        [
-            code_version(judge_one, [dict(kernel=f"fa_lib.gallery:{entry.key}")], []),
-            versions,
-            asdict(_depth(entry, quick)),
-        ]
-    )
+    code = code_version(judge_one, [dict(kernel=f"fa_lib.gallery:{entry.key}")], [])
+    return digest([code, versions, asdict(_depth(entry, manner)), manner.device])
 
 
-def _in_a_process(entry, quick, folder):
+def _in_a_process(entry, manner):
     """Judge a kernel in a process of its own; "" or what became of it, which its record says too.
 
     Raises:
-        RuntimeError: an error of ours, not of the kernel's, which would be a row.
+        RuntimeError: an error of ours, not of the kernel's, which would be a row; or the process was interrupted. On
+            CUDA an error is a row, too: after a kernel's fault every call there fails, and nothing says whose it was.
     """
-    given = f"{entry.key!r}, {quick}, Path({str(folder)!r})"
-    code = f"from pathlib import Path; from fa_lib.survey import judge_one; judge_one({given})"
+    code = f"from fa_lib.survey import Manner, judge_one; judge_one({entry.key!r}, {manner!r})"
     command, environment = [sys.executable, "-c", code], os.environ | dict(OMP_NUM_THREADS="1")
+    environment |= dict(XLA_PYTHON_CLIENT_PREALLOCATE="false")  # or JAX takes most of a GPU's memory
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=manner.limit_s)
     except subprocess.TimeoutExpired:
-        verdict, problem = "not_judged", f"took longer than {LIMIT_S} s"
+        verdict, problem = "not_judged", f"took longer than {manner.limit_s:g} s"
     else:
         if done.returncode == 0:
             return ""
-        if done.returncode > 0:
-            raise RuntimeError(f"gallery: judging {entry.key} failed:\n{done.stderr}")
+        if done.returncode == -signal.SIGINT:
+            raise RuntimeError(f"gallery: {entry.key} was interrupted")
         verdict, problem = "fails", f"ended its process by signal {-done.returncode}"
-    _write(entry, folder, dict(key=_key(entry, quick), verdict=verdict, problem=problem))
+        if done.returncode > 0:
+            if manner.device == "cpu":
+                raise RuntimeError(f"gallery: judging {entry.key} failed:\n{done.stderr}")
+            last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word"]
+            verdict, problem = "not_judged", f"ended its process with an error: {last[0].strip()[:200]}"
+    _write(entry, manner, dict(key=_key(entry, manner), verdict=verdict, problem=problem))
     return problem
 
 
-def _path(entry, folder):
-    return folder / f"{entry.key}.json"
+def _path(entry, manner):
+    return Path(manner.folder) / f"{entry.key}.json"
 
 
-def _write(entry, folder, record):
-    with replacing(_path(entry, folder)) as path:
+def _write(entry, manner, record):
+    with replacing(_path(entry, manner)) as path:
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _read(entry, folder):
-    return json.loads(_path(entry, folder).read_text())
+def _read(entry, manner):
+    return json.loads(_path(entry, manner).read_text())
 
 
-def _kept(entry, quick, folder):
+def _kept(entry, manner):
     """Whether a record of this code is there, and the kernel came to an end."""
     try:
-        record = _read(entry, folder)
+        record = _read(entry, manner)
     except (OSError, ValueError):
         return False
-    return record.get("key") == _key(entry, quick) and not record["problem"]
+    return record.get("key") == _key(entry, manner) and not record["problem"]

@@ -12,12 +12,14 @@ from fa_lib import survey
 from fa_lib.check.findings import Judgement
 from fa_lib.check.words import sentences
 from fa_lib.execution.files import renewed, replacing
-from fa_lib.execution.results import provenance, save_figure
+from fa_lib.execution.results import provenance, recorded, save_figure
 from fa_lib.gallery.catalogue import ENTRIES
 from fa_lib.paths import CHECKOUT, ROOT, build
 from fa_lib.plots import gallery as plots
+from fa_lib.plots.recorded import NONE
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
+RECORDED = "14_gallery"  # the table that `fa-lib record` leaves of kernels on another device
 BY = ("n", "queries", "threads", "splits", "distribution")  # of a find's rows: what they are of
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
@@ -29,6 +31,10 @@ CAUSES = {  # of survey.row's cause, the gravest first -> a few words
     "error": "error beyond the rule",
     "outputs": "error beyond the rule at some shapes",
 }
+ON_DEVICE = (
+    "`fa-lib record` judged these kernels there ([gpu.md](../gpu.md)): at 1 query and at 16 for up to 16,384 keys, and "
+    "at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
+)
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "one type changed"}
 PAGE = """# The gallery: shipped attention kernels, judged
@@ -76,17 +82,26 @@ def times(value: float | None) -> str:
     return "∞" if math.isinf(value) else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def index(table: pd.DataFrame) -> str:
-    """docs/gallery/index.md."""
-    lines = ["| kernel | version | 1 query | 16 | many | gradients | verdict | found |", "|" + "---|" * 8]
-    for row in table.to_dict("records"):
-        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many", "gradients")]
-        name = row["key"] if row["verdict"] == "cannot_run" else f"[{row['key']}]({row['key']}.md)"
-        cells = (f"{row['project']}: {name}", row["version"], *numbers, VERDICTS[row["verdict"]], found(row))
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+def index(table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE) -> str:
+    """docs/gallery/index.md. elsewhere: device -> a table of `fa-lib record` there."""
+    lines = _listed(table, set(table.key[table.verdict != "cannot_run"]))
+    for device, other in elsewhere.items():
+        lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other)]
     toc = ["```{toctree}", ":hidden:", "", "find_ggml", "find_ringattention", "find_pallas_decode"]
     toc += [key for key, verdict in zip(table.key, table.verdict) if verdict != "cannot_run"] + ["```"]
     return PAGE + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
+
+
+def _listed(table, pages=()):
+    """A row for each kernel; those with a page are links."""
+    lines = ["| kernel | version | 1 query | 16 | many | gradients | verdict | found |", "|" + "---|" * 8]
+    for row in table.to_dict("records"):
+        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many", "gradients")]
+        name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages else row["key"]
+        version = row["version"] if _given(row["version"]) else ""
+        cells = (f"{row['project']}: {name}", version, *numbers, VERDICTS[row["verdict"]], found(row))
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return lines
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
@@ -150,29 +165,36 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     everything = not only and not quick
     if everything and CHECKOUT is None:
         raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
-    folder = build() / "gallery" / ("quick" if quick else "full")
+    depth = "quick" if quick else "full"
+    manner = survey.Manner(f"{build() / 'gallery' / depth}", depth)
     keys = list(only) or (survey.FIVE if quick else list(ENTRIES))
-    table = survey.judge_all(keys, quick, folder, say, jobs)
+    table = survey.judge_all(keys, manner, say, jobs)
     for row in table.to_dict("records"):
-        numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in survey.QUERIES.items())
-        say(f"{row['key']}: {row['verdict']}; {numbers}; {found(row)}".rstrip("; "))
+        say(told(row))
     if everything:
         say("the three finds")
-        publish(table, survey.prove(f"{folder / 'cells'}"), folder)
+        publish(table, survey.prove(f"{Path(manner.folder) / 'cells'}"), manner)
         say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
 
 
-def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], folder: Path) -> None:
+def told(row: Mapping) -> str:
+    """A row of `survey.rows` on one line."""
+    numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in survey.QUERIES.items())
+    return f"{row['key']}: {row['verdict']}; {numbers}; {found(row)}".rstrip("; ")
+
+
+def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: survey.Manner) -> None:
     """Tables, figures and pages of the whole gallery, into the checkout."""
     for name, each in dict(verdicts=table, **proofs).items():
         with replacing(TABLES / f"{name}.csv") as path:
             each.to_csv(path, index=False, float_format="%.5g")
     with replacing(TABLES / "provenance.json") as path:
         path.write_text(json.dumps(provenance(dict(kernels=list(table.key))), indent=1) + "\n")
-    for name, figure in drawn(table, proofs).items():
+    elsewhere = recorded(RECORDED)
+    for name, figure in drawn(table, proofs, elsewhere).items():
         save_figure(figure, CHECKOUT / "figures" / name)
-    judgements = {key: survey.judgement_of(key, folder) for key in table.key[table.verdict != "cannot_run"]}
-    write(table, judgements, DOCS)
+    judgements = {key: survey.judgement_of(key, manner) for key in table.key[table.verdict != "cannot_run"]}
+    write(table, judgements, DOCS, elsewhere)
     for find, rows in proofs.items():
         page = DOCS / f"find_{find}.md"
         text = with_numbers(page.read_text(), rows, [name for name in BY if name in rows])
@@ -180,18 +202,29 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], folder: Pat
             path.write_text(text)
 
 
-def drawn(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame]) -> dict[str, Figure]:
-    """The figures `gallery` and `gallery_finds`."""
-    ran = table[table.verdict != "cannot_run"]
-    versions = sorted({f"{row.project} {row.version}" for row in ran.itertuples()})
+def drawn(
+    table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
+) -> dict[str, Figure]:
+    """The figures `gallery` and `gallery_finds`. elsewhere: device -> a table of `fa-lib record` there."""
     caption = (
         "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: "
-        f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {', '.join(versions)}."
+        f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {_versions(table)}."
     )
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
-    return dict(gallery=plots.gallery(table.assign(found=[found(row) for row in table.to_dict("records")]), caption),
-                gallery_finds=plots.finds(shown, words))  # fmt: skip
+    others = {device: _with_words(other) for device, other in elsewhere.items()}
+    for device, other in others.items():
+        caption += f" Below, recorded on {device}, as many queries as keys to 1,024: {_versions(other)}."
+    return dict(gallery=plots.gallery(_with_words(table), caption, others), gallery_finds=plots.finds(shown, words))
+
+
+def _versions(table):
+    ran = table[table.verdict != "cannot_run"]
+    return ", ".join(sorted({f"{row.project} {row.version}" for row in ran.itertuples()}))
+
+
+def _with_words(table):
+    return table.assign(found=[found(row) for row in table.to_dict("records")])
 
 
 def _on_the_axis(find, rows):
@@ -199,12 +232,15 @@ def _on_the_axis(find, rows):
     return rows[(rows.queries == 1) & (rows.threads == 2)] if find == "ggml" else rows
 
 
-def write(table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path) -> None:
+def write(
+    table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path,
+    elsewhere: Mapping[str, pd.DataFrame] = NONE,
+) -> None:  # fmt: skip
     """index.md and a page for each kernel that could run, into a folder; pages of kernels that are gone are removed."""
     pages = {
         row["key"]: page(row, judgements[row["key"]]) for row in table.to_dict("records") if row["key"] in judgements
     }
-    for name, text in (pages | dict(index=index(table))).items():
+    for name, text in (pages | dict(index=index(table, elsewhere))).items():
         with replacing(folder / f"{name}.md") as path:
             path.write_text(text)
     for old in folder.glob("*.md"):

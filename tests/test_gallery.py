@@ -1,8 +1,10 @@
 """The gallery: its adapters, its catalogue, and its kernels against the golden value where their libraries are here."""
 
+import importlib
 import re
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from fa_lib import deviation, draw, gallery, kernels
 from fa_lib.check.attempt import attempt
 from fa_lib.formats import BF16, FP16, FP32
 from fa_lib.gallery import adapters, catalogue
-from fa_lib.gallery.catalogue import ENTRIES
+from fa_lib.gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
 from fa_lib.paths import PACKAGE
 
 FOLDER = PACKAGE / "gallery"
@@ -139,7 +141,8 @@ def test_what_a_kernel_lacks_is_told(call, message):
 
 
 def test_every_entry_has_its_function_in_its_file_and_none_is_left_out():
-    for key, entry in ENTRIES.items():
+    every = [pair for entries in CATALOGUES.values() for pair in entries.items()]
+    for key, entry in every:
         assert entry.key == key and entry.project and entry.needs and entry.use
         if entry.cannot:
             assert not entry.module and re.search(r" \d+\.\d+", entry.cannot), "the version that cannot run"
@@ -147,8 +150,8 @@ def test_every_entry_has_its_function_in_its_file_and_none_is_left_out():
             source = (FOLDER / f"{entry.module}.py").read_text()
             assert re.search(rf"\ndef {key}\(\s*q: Tensor, k: Tensor", source), key
     modules = {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "catalogue", "adapters"}
-    assert modules == {entry.module for entry in ENTRIES.values() if entry.module}
-    assert not modules & ENTRIES.keys(), "a key would be taken for the module"
+    assert modules == {entry.module for _, entry in every if entry.module}
+    assert not modules & {key for key, _ in every}, "a key would be taken for the module"
 
 
 def test_what_an_entry_needs_is_pinned_or_locked():
@@ -174,6 +177,26 @@ def test_a_library_that_is_missing_is_told_in_a_sentence(monkeypatch):
         kernels.get("fa_lib.gallery:ggml_decode")
     assert "transformers, not installed here; pip install" in ENTRIES["transformers_eager"].problem
     assert "gallery:ggml_decode (llama.cpp (ggml))\n    xllamacpp not installed; cannot run" in catalogue.listing()
+
+
+def test_a_kernel_of_a_gpu_needs_one_and_its_library(monkeypatch):
+    assert all(entry.device == "cuda" and not entry.cannot for entry in ON_CUDA.values())
+    assert all(entry.device == "cpu" for entry in ENTRIES.values())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert {entry.problem for entry in ON_CUDA.values()} == {"it needs a CUDA device, and there is none here"}
+    assert gallery.torch_math is kernels.get("fa_lib.gallery.torch_kernels:torch_math")
+    with pytest.raises(ImportError, match="flash_attn cannot run: flash-attn 2.8.3 has CUDA kernels alone"):
+        _ = gallery.flash_attn
+    with pytest.raises(ImportError, match="torch_cudnn cannot run: it needs a CUDA device"):
+        _ = gallery.torch_cudnn
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(catalogue, "installed", lambda name: "1.0" if name == "torch" else None)
+    assert not ON_CUDA["torch_cudnn"].problem and gallery.torch_cudnn.__name__ == "torch_cudnn"
+    assert gallery.torch_varlen.__name__ == "torch_varlen", "what a CPU cannot run, a GPU can"
+    assert ON_CUDA["xformers_split_k"].problem == (
+        "it needs xformers, not installed here; docs/gpu.md says how that comes to a GPU"
+    )
+    assert "gallery:torch_flash on cuda (PyTorch)\n    torch 1.0; runs here" in catalogue.listing()
 
 
 def test_an_unknown_kernel_is_told_which_there_are():
@@ -215,6 +238,37 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
             assert deviation(answer.o, golden).relative < FAR, f"{fmt}, {name}"
             answered.append((fmt, name))
     assert answered, "nothing was answered"
+
+
+GIVEN = {  # a library of a GPU, called by a kernel -> its module, and its function that stands in for it
+    "flash_attn_triton": ("flash_attn.flash_attn_triton", "flash_attn_func"),
+    "sageattention": ("sageattention", "sageattn"),
+}
+
+
+@pytest.mark.parametrize("key", GIVEN)
+@pytest.mark.parametrize("options", [{}, dict(scale=0.05), dict(causal=True)], ids=str)
+def test_a_library_of_a_gpu_is_asked_attention_s_question(key, options, monkeypatch):
+    """The library itself is a stand-in of the same signature: what is held is layout, heads, mask and scale."""
+
+    def triton(q, k, v, bias, causal, scale):  # (batch, n, heads, head_dim), no options by name
+        assert bias is None
+        return kernels.unfused(*map(adapters.swapped, (q, k, v)), causal=causal, scale=scale).transpose(1, 2)
+
+    def sage(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None):
+        k -= 0  # as it does: into K itself
+        return kernels.unfused(q, k, v, causal=is_causal, scale=sm_scale)
+
+    module, function = GIVEN[key]
+    for name in {module, module.split(".")[0]}:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    setattr(sys.modules[module], function, triton if key == "flash_attn_triton" else sage)
+    fn = getattr(importlib.import_module(f"fa_lib.gallery.{ON_CUDA[key].module}"), key)
+    q, k, v = drawn(FP32, n_q=40, n_kv=40)
+    assert torch.equal(fn(q, k, v, **options), kernels.unfused(q, *adapters.repeated(q, k, v), **options))
+    assert deviation(fn(q, k, v, **options), kernels.golden(q, k, v, inputs=FP32, **options)).relative < FAR
+    with pytest.raises(NotImplementedError, match="aligns its causal mask top-left; it needs n_q = n_kv"):
+        fn(q[:, :, :3], k, v, causal=True)
 
 
 def test_ggml_s_error_depends_on_the_type_that_v_is_stored_in():

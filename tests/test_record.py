@@ -1,16 +1,22 @@
 """A session of recording: its plan, its order, steps that fail or take too long, and how it goes on."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 
 import pandas as pd
 import pytest
+import torch
 
+from fa_lib import survey
 from fa_lib.execution import results
+from fa_lib.gallery import catalogue
+from fa_lib.gallery.catalogue import CATALOGUES, ON_CUDA
 from fa_lib.paths import ROOT
-from fa_lib.record import session, steps
+from fa_lib.record import gallery, session, steps, wheelhouse
+from fa_lib.record.flash_attn_build import name_package
 from fa_lib.record.plan import LIMIT, STEPS, chosen, fits, scale_of
 from fa_lib.record.tensor_cores import EXPECTED
 
@@ -88,6 +94,53 @@ def test_the_plan(tmp_path):
     (tmp_path / "record.json").write_text('{"steps": ')
     with pytest.raises(ValueError, match=r"out: .*record.json is damaged; remove it to begin anew"):
         session.read(tmp_path)
+
+
+def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(catalogue, "installed", lambda name: None if name == "sageattention" else "1.0")
+    monkeypatch.setattr(results, "described", dict)
+    monkeypatch.setattr(gallery, "JOBS", {"cuda": 1})
+    path, seen = tmp_path / "data/results/14_gallery.csv", []
+
+    def judged(entry, manner):
+        if path.exists():
+            seen.append(pd.read_csv(path).set_index("key").verdict)
+        told = dict(
+            key=survey._key(entry, manner), verdict="passes", problem="", numbers=dict(times_1=1.5), findings=[]
+        )
+        survey._write(entry, manner, told)
+        return ""
+
+    monkeypatch.setattr(survey, "_in_a_process", judged)
+    gallery.judged("cuda", tmp_path, keys=["flash_attn", "flash_attn_triton"])
+    assert seen[-1].index.tolist() == list(ON_CUDA) and seen[-1]["torch_cudnn"] == "not_judged"
+    runs = len(seen)
+    table = gallery.judged("cuda", tmp_path).set_index("key")
+    assert len(seen) - runs == len(ON_CUDA) - 3, "two were done before, and one cannot run here"
+    assert table.verdict.drop("sageattention").eq("passes").all() and table.verdict["sageattention"] == "cannot_run"
+    assert pd.read_csv(path).set_index("key").verdict.equals(table.verdict)
+
+
+def test_the_step_of_the_gallery_finds_the_package_that_was_built(tmp_path, monkeypatch):
+    (tmp_path / "flash_attn").mkdir()
+    monkeypatch.setattr(steps, "_build", lambda: tmp_path)
+    monkeypatch.setattr(gallery, "judged", lambda *given: found.append((*given, catalogue.installed("flash-attn"))))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "before")
+    found = []
+    name_package(tmp_path / "flash_attn", "flash_attn-2.8.9")
+    steps.gallery("cuda", "gpu", tmp_path / "out")  # a build that was ended is none
+    (tmp_path / "flash_attn/flash_attn_2_cuda.so").touch()
+    steps.gallery("cuda", "gpu", tmp_path / "out")
+    assert found == [("cuda", tmp_path / "out", f"{tmp_path / 'cache'}", version) for version in (None, "2.8.9")]
+    assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path / "flash_attn"), "before"])
+
+
+def test_what_the_gallery_of_a_gpu_needs_is_there_or_comes_along():
+    there = {*wheelhouse.there(), *wheelhouse.OPTIONAL, *wheelhouse.SOURCES}
+    assert {name for entry in ON_CUDA.values() for name in entry.needs} <= there
+    assert all(device in CATALOGUES and set(keys) <= CATALOGUES[device].keys() for device, keys in gallery.KEYS.items())
 
 
 def test_a_table_says_which_tests_failed(tmp_path, monkeypatch):

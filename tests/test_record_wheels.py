@@ -2,6 +2,7 @@
 
 import tarfile
 import zipfile
+from importlib import metadata
 
 import pytest
 from packaging.requirements import Requirement
@@ -109,6 +110,10 @@ def test_fill_downloads_until_nothing_is_lacking_and_goes_on_after_an_interrupti
     wheelhouse.fill(folder, "3.12", {"torch": Version("2.11")})
     assert asked == ["a>=1", "b==2.5", "b==2.5", "d"] and check(folder, "3.12", {}) == ["d 2.5 needs b<2: there is 2.5"]
     assert wheelhouse.fill(folder, "3.11", {"torch": None, "c": None}) == folder and len(asked) == 4
+    needs["x"] = ["torch>=2.10"]  # what the gallery needs comes in its own version, where it is asked for
+    monkeypatch.setattr(wheelhouse, "OPTIONAL", {"x": Requirement("x==2.5")})
+    wheelhouse.fill(folder, "3.12", {"torch": Version("2.11")}, more=["x"])
+    assert asked[4:] == ["x==2.5"]
 
 
 def test_a_folder_that_is_too_large_is_refused(tmp_path, monkeypatch):
@@ -129,6 +134,8 @@ def test_bad_arguments_name_what_is_accepted(tmp_path):
         wheelhouse.fill(tmp_path, "312")
     with pytest.raises(ValueError, match="source: got 'torch'; accepted are flash-attn"):
         wheelhouse.fill(tmp_path, sources=["torch"])
+    with pytest.raises(ValueError, match="more: got 'jax'; accepted are xformers, sageattention"):
+        wheelhouse.fill(tmp_path, more=["jax"])
     with pytest.raises(ValueError, match="holds no wheel; accepted is a folder that"):
         check(tmp_path)
     (tmp_path / "a-1.0-py3-none-any.whl").write_text("half a file")
@@ -170,6 +177,12 @@ def test_the_window_stays_and_options_that_are_off_are_refused_by_both_compilers
     assert "-DFLASHATTENTION_DISABLE_LOCAL" not in flash_attn.FLAGS
     assert "-DFLASHATTENTION_DISABLE_DROPOUT" in flash_attn.FLAGS
     assert [flag for flag in flash_attn.NVCC_FLAGS if "arch" in flag] == ["-gencode=arch=compute_90,code=sm_90"]
+
+
+def test_a_package_that_was_built_is_known_in_its_version(tmp_path):
+    flash_attn.name_package(tmp_path, "flash_attn-2.8.9.post2")
+    (found,) = metadata.distributions(name="flash-attn", path=[str(tmp_path)])
+    assert found.version == "2.8.9.post2"
 
 
 def test_the_source_package_is_unpacked_once_and_without_what_is_not_read(source, tmp_path):

@@ -7,10 +7,12 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from marks import caption, missing, numbers
+from marks import caption, missing, numbers, title
 
+from fa_lib import survey_pages as pages
 from fa_lib import sweep
 from fa_lib.execution import outcome, results
+from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.microbenchmark import Setup, compare, grid, tiles_of_sram
 from fa_lib.experiments.validation import agree
 from fa_lib.formats import Format
@@ -18,6 +20,7 @@ from fa_lib.metrics import over_baseline
 from fa_lib.paths import NOTEBOOKS
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots.algorithm_changes import algorithm_changes
+from fa_lib.plots.rule import ruled
 from fa_lib.plots.validation import validation
 
 pytestmark = pytest.mark.slow
@@ -134,7 +137,62 @@ def test_what_other_devices_left_is_drawn_and_named(names, tmp_path):
     assert named(figure) == {"Some GPU": "*", "Tiny GPU": "P"}
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(NOTEBOOKS.glob("0[1-578]_*.ipynb"))])
+def test_the_largest_of_the_shapes_of_other_devices_stands_over_the_rule(tmp_path):
+    rows = [
+        dict(distribution=d, kernel=kernel, tensor=tensor, ratio=(i + 1) * 0.37 + j)
+        for d in INPUTS for i, kernel in enumerate(("flash", "as_shipped", "every_step"))
+        for tensor in ("o", "dq") for j in range(3)
+    ]  # fmt: skip
+    here = pd.DataFrame(rows)
+    theirs = here.assign(ratio=1.91 * here.ratio)
+    results.save(tmp_path / "Some_GPU", "01_kernels", {}, here, more=dict(rule=theirs[theirs.tensor == "o"]))
+    alone, recorded = ruled(here, "Words."), results.recorded("01_kernels.rule")
+    figure = ruled(here, "Words.", recorded)
+    largest = recorded["Some GPU"].groupby(["distribution", "kernel"]).ratio.max()
+    assert missing(largest, *alone.axes).size == largest.size and not missing(largest, *figure.axes).size
+    assert named(figure) == {"Some GPU": "*"} and not named(alone) and "recorded" not in caption(alone)
+    assert "the largest of the shapes recorded on Some GPU" in caption(figure)
+    for ax in figure.axes:  # each mark over its kernel's points
+        marks = [line for line in ax.lines if line.get_marker() == "*" and np.isfinite(line.get_ydata()).any()]
+        points = [np.asarray(cloud.get_offsets()) for cloud in ax.collections if len(cloud.get_offsets()) == 3]
+        for mark in marks:
+            x, y = mark.get_xdata()[0], mark.get_ydata()[0]
+            own = [cloud for cloud in points if abs(cloud[:, 0].mean() - x) < 0.1]
+            assert len(own) == 1 and y == pytest.approx(1.91 * own[0][:, 1].max())
+
+
+def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
+    here = pd.read_csv(pages.TABLES / "verdicts.csv", keep_default_na=False, na_values=[""])
+    rows = [
+        dict(key="torch_cudnn", project="PyTorch", version="2.11.0", verdict="passes", times_1=0.83, times_16=0.87),
+        dict(
+            key="sageattention", project="SageAttention", version="1.0.6", verdict="fails", times_1=31.7, cause="error"
+        ),
+        dict(
+            key="xformers_default", project="xformers", version="", verdict="cannot_run", problem="raises ImportError"
+        ),
+    ]
+    results.save(tmp_path / "Some_GPU", pages.RECORDED, {}, pd.DataFrame(rows))
+    recorded = results.recorded(pages.RECORDED)
+    proofs = {find: pd.read_csv(pages.TABLES / f"{find}.csv") for find in FINDS}
+    alone, figure = (pages.drawn(here, proofs, *given)["gallery"] for given in ((), (recorded,)))
+    assert len(alone.axes) == 1 and [title(ax) for ax in figure.axes] == ["CPU", "Some GPU"]
+    assert not missing(numbers(*alone.axes), figure.axes[0]).size
+    assert not missing([0.83, 0.87, 31.7], figure.axes[1]).size
+    assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [
+        "PyTorch: torch_cudnn", "SageAttention: sageattention",
+    ]  # fmt: skip
+    assert "recorded on Some GPU" in caption(figure) and "SageAttention 1.0.6" in caption(figure)
+    text = pages.index(here, recorded)
+    assert text.split("## Recorded on Some GPU")[0].rstrip() == pages.index(here).split("```{toctree}")[0].rstrip()
+    assert "| SageAttention: sageattention | 1.0.6 | 32 | – | – | – | **fails** | error beyond the rule |" in text
+    assert "| xformers: xformers_default |  | – | – | – | – | cannot run here | raises ImportError |" in text
+
+
+DRAWING = sorted([*NOTEBOOKS.glob("0[1-578]_*.ipynb"), *NOTEBOOKS.glob("14_*.ipynb")])
+
+
+@pytest.mark.parametrize("name", [path.stem for path in DRAWING])
 def test_a_notebook_draws_its_own_recorded_tables_and_runs_again_when_there_is_another(name, tmp_path):
     path = NOTEBOOKS / f"{name}.ipynb"
     assert any(f'recorded("{name}")' in cell.source for cell in nbformat.read(path, as_version=4).cells)

@@ -2,11 +2,13 @@
 
 import json
 import math
+import signal
 import subprocess
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from fa_lib import survey
 from fa_lib.check.findings import Finding, Severity
@@ -54,41 +56,70 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
     def ends(code):
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=code, stderr="ours\n"))
 
-    said = []
+    said, manner = [], survey.Manner(str(tmp_path), "quick")
     ends(-11)
-    table = survey.judge_all(["torch_math"], True, tmp_path, said.append, jobs=1)
+    table = survey.judge_all(["torch_math"], manner, said.append, jobs=1)
     assert table.verdict.tolist() == ["fails"] and table.problem[0] == "ended its process by signal 11"
 
     def hangs(*_, **__):
         raise subprocess.TimeoutExpired("python", 1)
 
     monkeypatch.setattr(subprocess, "run", hangs)
-    table = survey.judge_all(["torch_math"], True, tmp_path, said.append)
+    table = survey.judge_all(["torch_math"], manner, said.append)
     assert (
         table.verdict[0] == "not_judged"
         and table.problem[0] == "took longer than 600 s"
         and said[-1] == "torch_math: took longer than 600 s"
     )
-    assert survey.judgement_of("torch_math", tmp_path) is None
+    assert survey.judgement_of("torch_math", survey.Manner(str(tmp_path))) is None
     ends(1)
     with pytest.raises(RuntimeError, match="judging torch_math failed:\nours"):
-        survey.judge_all(["torch_math"], True, tmp_path, said.append)
+        survey.judge_all(["torch_math"], manner, said.append)
     with pytest.raises(ValueError, match="kernel: got 'nobody'"):
-        survey.judge_all(["nobody"], True, tmp_path, said.append)
+        survey.judge_all(["nobody"], manner, said.append)
+
+
+def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp_path):
+    def ends(code, stderr=""):
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=code, stderr=stderr))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    manner = survey.Manner(str(tmp_path), "gpu", "cuda")
+    ends(-signal.SIGINT)
+    with pytest.raises(RuntimeError, match="torch_math was interrupted"):
+        survey.judge_all(["torch_math"], manner, print)
+    row = survey.rows(["torch_math", "xformers_split_k"], manner).set_index("key")
+    assert row.loc["torch_math", ["verdict", "problem"]].tolist() == ["not_judged", "not judged yet"]
+    assert row.verdict["xformers_split_k"] == "cannot_run" and "needs xformers" in row.problem["xformers_split_k"]
+    ends(1, "Traceback\nAcceleratorError: CUDA error: an illegal memory access\n\n")
+    table = survey.judge_all(["torch_math"], manner, print)
+    assert table.verdict[0] == "not_judged" and table.problem[0].endswith("CUDA error: an illegal memory access")
+    with pytest.raises(ValueError, match="kernel: got 'ggml_decode'"):
+        survey.judge_all(["ggml_decode"], manner, print)
+
+
+def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
+    asked = pd.DataFrame(dict(outcome=["no", "no"], problem=["raises ImportError: no libcudnn", "raises"]))
+    manner = survey.Manner(str(tmp_path), "rehearsal")
+    monkeypatch.setattr(survey, "examine", lambda *_, **__: dict(asked=asked))
+    survey.judge_one("torch_math", manner)
+    row = survey.rows(["torch_math"], manner).iloc[0]
+    assert (row.verdict, row.problem) == ("cannot_run", "raises ImportError: no libcudnn")
+    assert survey.judgement_of("torch_math", manner) is None
 
 
 def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
-    def judged(entry, quick, folder):
+    def judged(entry, manner):
         runs.append(entry.key)
-        survey._write(entry, folder, record(key=survey._key(entry, quick)))
+        survey._write(entry, manner, record(key=survey._key(entry, manner)))
         return ""
 
     runs = []
     monkeypatch.setattr(survey, "_in_a_process", judged)
-    for quick in (True, True, False):  # another depth is another judgement
-        survey.judge_all(["torch_math"], quick, tmp_path, print)
+    for depth in ("quick", "quick", "full"):  # another depth is another judgement
+        survey.judge_all(["torch_math"], survey.Manner(str(tmp_path), depth), print)
     assert runs == ["torch_math"] * 2
-    assert survey.judgement_of("torch_math", tmp_path).carries == ("accumulator",)
+    assert survey.judgement_of("torch_math", survey.Manner(str(tmp_path))).carries == ("accumulator",)
     (tmp_path / "torch_math.json").write_text("{")  # cut off
-    survey.judge_all(["torch_math"], False, tmp_path, print)
+    survey.judge_all(["torch_math"], survey.Manner(str(tmp_path)), print)
     assert runs == ["torch_math"] * 3

@@ -8,6 +8,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
@@ -21,7 +23,8 @@ class Entry:
         module: the file of fa_lib.gallery that has its function.
         needs: distributions, the kernel's own first; those that fa_lib does not install are pinned in requirements.txt.
         use: which call, and which defaults, lead to it in real use.
-        cannot: why it cannot run on a CPU, with its version; "" where it can.
+        cannot: why it cannot run on its device, with its version; "" where it can.
+        device: "cpu" or "cuda", where it is called.
     """
 
     key: str
@@ -30,13 +33,18 @@ class Entry:
     needs: tuple[str, ...]
     use: str
     cannot: str = ""
+    device: str = "cpu"
 
     @property
     def problem(self) -> str:
-        """Why it cannot run here, in a sentence; "" where it can."""
+        """Why it cannot run here, in a sentence; "" where it can, as far as is seen before it is called."""
         missing = [name for name in self.needs if installed(name) is None]
+        if self.device == "cuda" and not torch.cuda.is_available():
+            return "it needs a CUDA device, and there is none here"
         if self.cannot or not missing:
             return self.cannot
+        if self.device == "cuda":
+            return f"it needs {' and '.join(missing)}, not installed here; docs/gpu.md says how that comes to a GPU"
         wanted = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in missing)
         how = "`make gallery` installs" if set(missing) <= pins().keys() else "pip install 'fa_lib[train]' installs"
         return f"it needs {wanted}, not installed here; {how} {'it' if len(missing) == 1 else 'them'}"
@@ -69,16 +77,17 @@ def pins() -> dict[str, str]:
 def listing() -> str:
     """Every kernel in three lines: its key and project; what it needs, and whether it runs here; its real use."""
     told = []
-    for entry in ENTRIES.values():
+    for entry in (*ENTRIES.values(), *ON_CUDA.values()):
         held = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in entry.needs)
         runs = f"cannot run here: {entry.problem}" if entry.problem else "runs here"
-        told.append(f"gallery:{entry.key} ({entry.project})\n    {held}; {runs}\n    in use: {entry.use}")
+        where = "" if entry.device == "cpu" else f" on {entry.device}"
+        told.append(f"gallery:{entry.key}{where} ({entry.project})\n    {held}; {runs}\n    in use: {entry.use}")
     return "\n".join(told)
 
 
-def _entries(project: str, module: str, needs: tuple[str, ...], **uses: str) -> list[Entry]:
+def _entries(project: str, module: str, needs: tuple[str, ...], device: str = "cpu", **uses: str) -> list[Entry]:
     """Entries of one file: key -> use."""
-    return [Entry(key, project, module, needs, use) for key, use in uses.items()]
+    return [Entry(key, project, module, needs, use, device=device) for key, use in uses.items()]
 
 
 _ALL = [
@@ -175,4 +184,44 @@ _ALL = [
     ),
 ]  # fmt: skip
 
-ENTRIES = {entry.key: entry for entry in _ALL}
+ENTRIES = {entry.key: entry for entry in _ALL}  # on a CPU
+
+_ALL_ON_CUDA = [
+    *_entries(
+        "PyTorch", "torch_kernels", ("torch",), "cuda",
+        torch_flash="FlashAttention-2: scaled_dot_product_attention takes it for 16 bits without a mask",
+        torch_cudnn="sdpa_kernel(SDPBackend.CUDNN_ATTENTION); torch 2.5.0 took it first on Hopper",
+        torch_efficient="scaled_dot_product_attention with a mask, and in FP32",
+        torch_math="scaled_dot_product_attention where no other backend fits, or under sdpa_kernel(SDPBackend.MATH)",
+        torch_math_16_bit="the same after torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)",
+        torch_flex_compiled="torch.compile(flex_attention): a Triton kernel",
+        torch_varlen="torch.nn.attention.varlen.varlen_attn, sequences packed one behind another",
+    ),
+    *_entries(
+        "flash-attn", "flash_attn_kernels", ("flash-attn",), "cuda",
+        flash_attn='flash_attn.flash_attn_func; attn_implementation="flash_attention_2" in transformers',
+        flash_attn_triton="flash_attn.flash_attn_triton.flash_attn_func, experimental, copied into MPT",
+    ),
+    *_entries(
+        "xformers", "triton_kernels", ("xformers",), "cuda",
+        xformers_split_k="memory_efficient_attention for up to 32 queries that share their keys, as in decoding",
+        xformers_default="memory_efficient_attention; without kernels of its own it calls FlashAttention-2 of torch",
+    ),
+    *_entries(
+        "SageAttention", "triton_kernels", ("sageattention",), "cuda",
+        sageattention="sageattention.sageattn in place of torch's; Q and K in 8 bits",
+    ),
+    *_entries(
+        "JAX", "jax_kernels", ("jax", "jaxlib"), "cuda",
+        jax_dot_product='jax.nn.dot_product_attention; its default implementation is "xla"',
+        jax_cudnn='jax.nn.dot_product_attention(implementation="cudnn")',
+    ),
+    *_entries(
+        "JAX Pallas", "pallas", ("jax", "jaxlib"), "cuda",
+        pallas_gpu_mha="jax.experimental.pallas.ops.gpu.attention.mha",
+        pallas_gpu_decode="decode_attention.gqa of the same package, 16 splits by default",
+    ),
+]  # fmt: skip
+
+ON_CUDA = {entry.key: entry for entry in _ALL_ON_CUDA}
+CATALOGUES = {"cpu": ENTRIES, "cuda": ON_CUDA}

@@ -1,4 +1,5 @@
-"""The attention kernels of jax.experimental.pallas.ops, written for TPU and GPU, here in Pallas' interpret mode on CPU.
+"""The attention kernels of jax.experimental.pallas.ops, written for TPU and GPU: in Pallas' interpret mode on CPU, and
+those for GPUs compiled by Triton on CUDA.
 
 Interpret mode runs a kernel's own operations in their formats, tile by tile, by XLA; a sum inside one product is the
 CPU's. Lengths off the kernels' tiles are padded, and padded keys are hidden by the kernel's own means.
@@ -90,12 +91,13 @@ def pallas_splash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: 
 
 
 @cache
-def _gpu_mha(causal, scale):
+def _gpu_mha(causal, scale, interpret):
     import jax
     from jax.experimental.pallas.ops.gpu.attention import mha
 
     def fn(q, k, v):
-        return swapped(mha(*map(swapped, (q, k, v)), segment_ids=None, sm_scale=scale, causal=causal, interpret=True))
+        how = dict(segment_ids=None, sm_scale=scale, causal=causal, interpret=interpret)
+        return swapped(mha(*map(swapped, (q, k, v)), **how))
 
     return jax.jit(fn)
 
@@ -109,17 +111,17 @@ def pallas_gpu_mha(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale:
             raise NotImplementedError(f"Pallas' GPU mha has no partial tile: {n} {name}; it needs multiples of {TILE}")
     if q.shape[3] != v.shape[3]:
         raise NotImplementedError(f"Pallas' GPU mha needs one head_dim; q has {q.shape[3]} and v {v.shape[3]}")
-    return through_jax(_gpu_mha(causal, softmax_scale(q, scale)), q, *repeated(q, k, v))
+    return through_jax(_gpu_mha(causal, softmax_scale(q, scale), q.device.type == "cpu"), q, *repeated(q, k, v))
 
 
 @cache
-def _gpu_decode(scale, k_splits):
+def _gpu_decode(scale, k_splits, interpret):
     import jax
     from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 
     def fn(q, k, v, seen):  # q (batch, heads, 1, head_dim); seen (batch,), or None where all keys are
-        o = gqa(q[:, :, 0], swapped(k), swapped(v), kv_seq_len=seen, sm_scale=scale, k_splits=k_splits, interpret=True)
-        return o[:, :, None]
+        how = dict(kv_seq_len=seen, sm_scale=scale, k_splits=k_splits, interpret=interpret)
+        return gqa(q[:, :, 0], swapped(k), swapped(v), **how)[:, :, None]
 
     return jax.jit(fn)
 
@@ -134,8 +136,10 @@ def decode_in_splits(k_splits: int):
         n_kv = k.shape[2]
         split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE
         k, v = (padded(x, split * k_splits) for x in (k, v))
-        seen = None if k.shape[2] == n_kv else to_jax(torch.full(q.shape[:1], n_kv, dtype=torch.int32))
-        return through_jax(partial(_gpu_decode(softmax_scale(q, scale), k_splits), seen=seen), q, k, v)
+        own = k.shape[2] == n_kv
+        seen = None if own else to_jax(torch.full(q.shape[:1], n_kv, dtype=torch.int32, device=q.device))
+        fn = _gpu_decode(softmax_scale(q, scale), k_splits, q.device.type == "cpu")
+        return through_jax(partial(fn, seen=seen), q, k, v)
 
     return queries_at_a_time(one, 1)
 

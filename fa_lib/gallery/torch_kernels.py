@@ -1,5 +1,6 @@
-"""Torch's own attention kernels on CPU: scaled_dot_product_attention by backend, and flex_attention."""
+"""Torch's own attention kernels, on CPU and CUDA: scaled_dot_product_attention by backend, flex_attention, varlen."""
 
+import inspect
 from functools import cache
 
 import torch
@@ -8,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa_lib import kernels
-from fa_lib.gallery.adapters import visible
+from fa_lib.gallery.adapters import swapped, visible
 
 
 def torch_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -16,11 +17,19 @@ def torch_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: fl
     return kernels.flash(q, k, v, causal=causal, scale=scale)
 
 
+def torch_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """scaled_dot_product_attention held to CUDNN_ATTENTION, NVIDIA's library; on CUDA alone."""
+    return _held_to(SDPBackend.CUDNN_ATTENTION, q, k, v, causal, scale)
+
+
+def torch_efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """scaled_dot_product_attention held to EFFICIENT_ATTENTION, xformers' CUTLASS kernel; on CUDA alone."""
+    return _held_to(SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal, scale)
+
+
 def torch_math(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """scaled_dot_product_attention held to MATH, which computes 16-bit inputs in FP32."""
-    mask = visible(q.shape[2], k.shape[2]) if causal else None
-    with sdpa_kernel(SDPBackend.MATH):
-        return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return _held_to(SDPBackend.MATH, q, k, v, causal, scale)
 
 
 def torch_math_16_bit(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -31,6 +40,16 @@ def torch_math_16_bit(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, sca
         return torch_math(q, k, v, causal, scale)
     finally:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+
+
+def _held_to(backend, q, k, v, causal, scale):
+    """scaled_dot_product_attention by one backend; its `is_causal` aligns top-left, so other lengths get a mask."""
+    n_q, n_kv = q.shape[2], k.shape[2]
+    own = causal and n_q == n_kv
+    mask = None if own or not causal else visible(n_q, n_kv).to(q.device)
+    with sdpa_kernel(backend):
+        grouped = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=own, scale=scale, enable_gqa=grouped)
 
 
 @cache
@@ -50,7 +69,7 @@ def _flex(fn, q, k, v, causal, scale):
         def seen(batch, head, i, j):
             return i + (n_kv - n_q) >= j
 
-        mask = create_block_mask(seen, None, None, n_q, n_kv, device="cpu")
+        mask = create_block_mask(seen, None, None, n_q, n_kv, device=q.device)
     return fn(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -62,8 +81,25 @@ def torch_flex(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 
 
 def torch_flex_compiled(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """flex_attention compiled by inductor, into C++ on CPU: seconds for each new shape, and no gradients there."""
-    if any(x.requires_grad for x in (q, k, v)):
+    """flex_attention compiled by inductor: seconds for each new shape. Into C++ on CPU, where it has no gradients; into
+    Triton's kernel on CUDA."""
+    if q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
         raise NotImplementedError("flex_attention compiled for CPU has no gradients")
     with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000):
         return _flex(_compiled(), q, k, v, causal, scale)
+
+
+def torch_varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """torch.nn.attention.varlen, sequences of one length packed one behind another; causality aligns bottom-right."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    batch, heads, n_q, d = q.shape
+    n_kv = k.shape[2]
+    packed = [swapped(x).reshape(-1, x.shape[1], d) for x in (q, k, v)]
+    ends = [torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=q.device) for n in (n_q, n_kv)]
+    has = inspect.signature(varlen_attn).parameters  # they differ between torch 2.11 and 2.13
+    how = dict(is_causal=causal) if "is_causal" in has else dict(window_size=(-1, 0 if causal else -1))
+    if scale is not None:
+        how["scale"] = scale
+    o = varlen_attn(*packed, *ends, n_q, n_kv, **how)
+    return swapped(o.reshape(batch, n_q, heads, d))

@@ -1,6 +1,8 @@
 """The figure of the gallery: how far each shipped kernel is from the golden value, at one query, sixteen and many; and
 the figure of its finds, each with the two proofs of its cause."""
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -8,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
+from fa_lib.plots.recorded import NONE
 from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, log_ticks, plain_ticks, styled
 
 QUERIES = {  # of the table's columns times_<key> -> label, colour, marker
@@ -19,28 +22,48 @@ MOST = 3000  # of the axis; what is larger, or not finite, stands there
 
 
 @styled
-def gallery(table: pd.DataFrame, caption: str) -> Figure:
-    """A row for each kernel that was judged, the furthest off above; beside it what was found.
+def gallery(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
+    """A row for each kernel that was judged, the furthest off above; beside it what was found. Below, the same of other
+    devices, where other kernels run.
 
     Args:
         table: of `survey.row`: key, project, verdict, found (a few words), times_1, times_16, times_many.
+        recorded: device -> such a table.
     """
+    shown = [_judged(rows) for rows in (table, *recorded.values())]
+    heights = [0.235 * len(rows) + 0.6 for rows in shown]
+    shape = dict(height_ratios=heights, sharex=True, squeeze=False)
+    figure, axes = plt.subplots(len(shown), 1, figsize=(10.5, sum(heights) + 1.0), **shape)
+    for ax, rows in zip(axes[:, 0], shown):
+        _rows(ax, rows)
+    for ax, title in zip(axes[:, 0], ("CPU", *recorded) if recorded else ()):
+        ax.set_title(title)
+    axes[-1, 0].set_xlabel("largest error over Baseline's, worst of the formats, lengths and ordinary inputs")
+    axes[0, 0].legend(loc="lower right", fontsize=7.5)
+    fails = (shown[0].verdict == "fails").sum()
+    title = f"Of {len(shown[0])} calls of shipped attention kernels {fails} fail; how many queries are asked can decide"
+    for device, rows in zip(recorded, shown[1:]):
+        title += f"\nOn {device}: {(rows.verdict == 'fails').sum()} of {len(rows)}"
+    return captioned(figure, title, caption)
+
+
+def _judged(table):
+    """The kernels that have a verdict, the furthest off last."""
     shown = table[table.verdict.isin(("passes", "fails"))].copy()
-    columns = [f"times_{key}" for key in QUERIES]
-    shown["worst"] = shown[columns].max(axis=1)
-    shown = shown.sort_values(["verdict", "worst"], ascending=[False, True]).reset_index(drop=True)
-    figure, ax = plt.subplots(figsize=(10.5, 0.235 * len(shown) + 1.6))
-    y = np.arange(len(shown))
+    shown = shown.reindex(columns=shown.columns.union([f"times_{key}" for key in QUERIES], sort=False))
+    shown["worst"] = shown[[f"times_{key}" for key in QUERIES]].max(axis=1)
+    return shown.sort_values(["verdict", "worst"], ascending=[False, True]).reset_index(drop=True)
+
+
+def _rows(ax, shown):
+    columns, y = [f"times_{key}" for key in QUERIES], np.arange(len(shown))
     lows, highs = shown[columns].min(axis=1), shown["worst"]
     ax.hlines(y, lows.clip(upper=MOST), highs.clip(upper=MOST), color=GREY, lw=0.8)
     for key, (label, color, marker) in QUERIES.items():
         ax.plot(shown[f"times_{key}"].clip(upper=MOST), y, ls="", color=color, marker=marker, ms=5, label=label)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
     ax.annotate("the rule: 2", (ALLOWED["o"], len(shown) - 0.3), (4, 0), textcoords="offset points", fontsize=7)
-    ax.set(
-        xscale="log", xlim=(0.2, MOST), ylim=(-0.7, len(shown) + 0.3), yticks=y,
-        xlabel="largest error over Baseline's, worst of the formats, lengths and ordinary inputs",
-    )  # fmt: skip
+    ax.set(xscale="log", xlim=(0.2, MOST), ylim=(-0.7, len(shown) + 0.3), yticks=y)
     ax.set_yticklabels([f"{row.project}: {row.key}" for row in shown.itertuples()], fontsize=7.5)
     for label, verdict in zip(ax.get_yticklabels(), shown.verdict):
         label.set_color(FLASH if verdict == "fails" else INK)
@@ -49,10 +72,6 @@ def gallery(table: pd.DataFrame, caption: str) -> Figure:
                     va="center", fontsize=7, color=INK, annotation_clip=False)  # fmt: skip
     plain_ticks(ax.xaxis)
     ax.grid(axis="y", lw=0.3)
-    ax.legend(loc="lower right", fontsize=7.5)
-    fails = (shown.verdict == "fails").sum()
-    title = f"Of {len(shown)} calls of shipped attention kernels {fails} fail; how many queries are asked can decide"
-    return captioned(figure, title, caption)
 
 
 WHO = {  # of `finds.held` -> label, colour, marker

@@ -1,5 +1,6 @@
 """The rule of the field: the largest error of any kernel in units of Baseline's own."""
 
+from collections.abc import Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,8 +10,10 @@ from matplotlib.figure import Figure
 
 from fa_lib.experiments.rule import ALLOWED, BESIDE
 from fa_lib.plots.captions import captioned
+from fa_lib.plots.recorded import NONE, by_device, hollow, name_devices
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, SOFTMAX, panels, plain_ticks, styled
 
+WIDTH = 0.8  # of a tensor's kernels side by side, as seaborn has them
 _COLORS = {"as_shipped": SOFTMAX, "every_step": FLASH}
 
 
@@ -26,11 +29,12 @@ def _seeded():
 
 
 @styled
-def ruled(table: pd.DataFrame, caption: str) -> Figure:
+def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
     """The rule of the field: largest errors in units of Baseline's own, every shape a point.
 
     Args:
         table: of `experiments.rule.rule`, with a column `distribution`.
+        recorded: device -> such a table: the largest of its shapes is drawn.
     """
     distributions, figure, axes = panels(table, height=3.6)
     labels = {name: BESIDE.get(name, name) for name in dict.fromkeys(table.kernel)}
@@ -53,11 +57,21 @@ def ruled(table: pd.DataFrame, caption: str) -> Figure:
                 legend=ax is axes[-1],
                 ax=ax,
             )
+        for shape, other in by_device(recorded):
+            most = other[other.distribution == distribution].groupby(["kernel", "tensor"])[["ratio"]].max()
+            for i, name in enumerate(labels):
+                shift = WIDTH * ((i + 0.5) / len(labels) - 0.5)
+                own = most.reindex([(name, tensor) for tensor in tensors])
+                hollow(ax, np.arange(len(tensors)) + shift, own, _COLORS.get(name, BASELINE), shape)
         for i, tensor in enumerate(tensors):
             ax.hlines(ALLOWED[tensor], i - 0.42, i + 0.42, color=INK, lw=1.2)
         ax.set(yscale="log", xlabel="output, gradients", title=INPUTS[distribution])
         plain_ticks(ax.yaxis)
     axes[0].set_ylabel("largest error / Baseline's")
+    name_devices(axes[0], recorded)
+    if recorded:
+        axes[0].legend(loc="upper right")
     seaborn.move_legend(axes[-1], "upper right", title=None, markerscale=2)
     title = "The rule of the field: at most twice Baseline's error (three times for gradients)"
-    return captioned(figure, title, f"{caption} Lines: what the rule allows.")
+    own = f" Hollow marks: the largest of the shapes recorded on {' and on '.join(recorded)}." if recorded else ""
+    return captioned(figure, title, f"{caption} Lines: what the rule allows.{own}")

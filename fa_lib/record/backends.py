@@ -1,19 +1,14 @@
-"""Torch's other attention kernels, and the package flash-attn, behind f(q, k, v, causal, scale); and their tables."""
+"""Torch's attention kernels, and the package flash-attn, by the rule and against the model; the emulator's speed."""
 
-import inspect
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import torch
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 from fa_lib import kernels
 from fa_lib.check.attempt import attempt
@@ -27,77 +22,11 @@ from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-NAMES = [f"fa_lib.record.backends:{name}" for name in ("flash", "cudnn", "efficient", "math_backend", "flex", "varlen")]
+KERNELS = ("torch_flash", "torch_cudnn", "torch_efficient", "torch_math", "torch_flex_compiled", "torch_varlen")
+NAMES = [f"fa_lib.gallery.torch_kernels:{key}" for key in KERNELS]
+FLASH_ATTN = "fa_lib.gallery.flash_attn_kernels:flash_attn"
 SHAPES = {"cuda": ["97", "113 x 203", "causal 203", "GQA 384", "1024", "causal 2048"], "cpu": ["97", "causal 203"]}
 ORDERS = {"first": False, "last": True}  # the tile of keys that is taken first -> Algorithm.reverse
-
-
-def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    return kernels.flash(q, k, v, causal=causal, scale=scale)
-
-
-def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    return _held_to(SDPBackend.CUDNN_ATTENTION, q, k, v, causal, scale)
-
-
-def efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    return _held_to(SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal, scale)
-
-
-def math_backend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    return _held_to(SDPBackend.MATH, q, k, v, causal, scale)
-
-
-def _held_to(backend, q, k, v, causal, scale):
-    """scaled_dot_product_attention by one backend; its `is_causal` aligns top-left, so other lengths get a mask."""
-    n_q, n_kv = q.shape[-2], k.shape[-2]
-    own = causal and n_q == n_kv
-    mask = None if own or not causal else torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).tril(n_kv - n_q)
-    with sdpa_kernel(backend):
-        grouped = q.shape[-3] != k.shape[-3]
-        return scaled_dot_product_attention(q, k, v, mask, is_causal=own, scale=scale, enable_gqa=grouped)
-
-
-@cache
-def _compiled():
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """flex_attention, compiled: Triton's kernel on CUDA."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    n_q, n_kv, mask = q.shape[-2], k.shape[-2], None
-    if causal:
-
-        def seen(b, h, i, j):
-            return i + (n_kv - n_q) >= j
-
-        mask = create_block_mask(seen, None, None, n_q, n_kv, device=q.device)
-    return _compiled()(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[-3] != k.shape[-3])
-
-
-def varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """torch.nn.attention.varlen, sequences of one length packed one behind another; causality aligns bottom-right."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    batch, heads, n_q, d = q.shape
-    n_kv = k.shape[-2]
-    packed = [x.transpose(1, 2).reshape(-1, x.shape[1], d) for x in (q, k, v)]
-    ends = [torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=q.device) for n in (n_q, n_kv)]
-    has = inspect.signature(varlen_attn).parameters  # they differ between torch 2.11 and 2.13
-    how = dict(is_causal=causal) if "is_causal" in has else dict(window_size=(-1, 0 if causal else -1))
-    if scale is not None:
-        how["scale"] = scale
-    o = varlen_attn(*packed, *ends, n_q, n_kv, **how)
-    return o.reshape(batch, n_q, heads, d).transpose(1, 2)
-
-
-def flash_attn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """The package's kernel."""
-    return kernels.flash(q, k, v, backend="flash_attn", causal=causal, scale=scale)
 
 
 def agreement(kernel: str, n: int, head_dim: int, fmt: str, distribution: str, seed: int, device: str) -> list[dict]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from fa_lib.execution.files import held
+from fa_lib.execution.files import held, replacing
 from fa_lib.record.cuda import cuda_home
 
 EXTENSION = "flash_attn_2_cuda"
@@ -97,8 +97,20 @@ def build(sdist: str | Path, target: str | Path, jobs: int | None = None, head_d
             verbose=True,
         )
         shutil.copytree(source / "flash_attn", target / "flash_attn", dirs_exist_ok=True)
-        shutil.copy(module.__file__, target / f"{EXTENSION}.so")
+        name_package(target, source.name)
+        shutil.copy(module.__file__, target / f"{EXTENSION}.so")  # last: with it all is there
     return target
+
+
+def name_package(target: Path, name: str) -> None:
+    """Make a folder's package known to importlib.metadata, as pip does.
+
+    Args:
+        name: name and version of the source package, "flash_attn-2.8.3".
+    """
+    lines = ("Metadata-Version: 2.1", "Name: flash-attn", f"Version: {name.partition('-')[2]}", "")
+    with replacing(target / f"{name}.dist-info" / "METADATA") as path:
+        path.write_text("\n".join(lines))
 
 
 def unpack(sdist: str | Path, folder: str | Path) -> Path:

@@ -30,6 +30,7 @@ STEPS = {step.key: step for step in (
     Step("hardware", "how its matrix units add, how ex2 and exp are off, in which order row sums are added", 2),
     Step("validation", "notebook 01: torch's FlashAttention-2 against its model, and by the rule", 6, goes_on=True),
     Step("backends", "torch's other attention kernels, by the rule and against the model", 6, goes_on=True),
+    Step("gallery", "attention kernels that other projects ship for GPUs, judged", 6, goes_on=True),
     Step("speed", "forward and backward of the text-to-image model, Flash over Baseline", 4),
     Step("flash_attn", "the package flash-attn, built for this GPU, and its tests", 8, goes_on=True),
     Step("emulator", "notebooks 02 to 05, N to 32,768, and the emulator's speed", 8, goes_on=True),

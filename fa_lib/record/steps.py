@@ -1,6 +1,7 @@
 """What each step of a recording does: `python -m fa_lib.record.steps <key> <device> <scale> <folder>`."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -42,6 +43,16 @@ def backends(device: str, scale: str, out: Path) -> None:
     judged(device, out, cache=str(_build() / "cache"))
 
 
+def gallery(device: str, scale: str, out: Path) -> None:
+    """Kernels of the gallery's catalogue for this device; flash-attn's too, where the step of its name has built it."""
+    from fa_lib.record.flash_attn_build import EXTENSION
+    from fa_lib.record.gallery import judged
+
+    if (_flash_attn_target() / f"{EXTENSION}.so").exists():
+        _to_path(_flash_attn_target())
+    judged(device, out, f"{_build() / 'cache'}")
+
+
 def speed(device: str, scale: str, out: Path) -> None:
     """The paper's 14 %: forward and backward of the model, in turn, the first passes not counted."""
     from fa_lib.training.config import Config
@@ -56,23 +67,23 @@ def speed(device: str, scale: str, out: Path) -> None:
 
 
 def flash_attn(device: str, scale: str, out: Path) -> None:
-    """Build the package where it is not installed, from its source beside the wheels; then its tests here."""
+    """Build the package where it is not installed, from its source beside the wheels; then its tests, and its kernels
+    judged, here."""
     if device != "cuda":
         print("flash-attn needs a CUDA device: nothing is built in a rehearsal")
         return
-    built = ""
     if importlib.util.find_spec("flash_attn") is None:
         from fa_lib.record.flash_attn_build import build as compiled
 
         sources = sorted((build() / "wheelhouse").glob("flash_attn-*.tar.gz"))
         if not sources:
             raise RuntimeError("flash_attn: no source package in build/wheelhouse; `make wheelhouse` takes it along")
-        built = str(compiled(sources[-1], _build() / "flash_attn"))
-        sys.path.insert(0, built)
-    _tested("flash_attn", ["tests/test_cuda.py", "-m", "cuda", "-k", "flash_attn"], out, path=built)
-    from fa_lib.record.backends import judged
+        _to_path(compiled(sources[-1], _flash_attn_target()))
+    _tested("flash_attn", ["tests/test_cuda.py", "-m", "cuda", "-k", "flash_attn"], out)
+    from fa_lib.record import backends, gallery
 
-    judged(device, out, cache=str(_build() / "cache"), names=["fa_lib.record.backends:flash_attn"])
+    backends.judged(device, out, cache=f"{_build() / 'cache'}", names=[backends.FLASH_ATTN])
+    gallery.judged(device, out, f"{_build() / 'cache'}", ("flash_attn", "flash_attn_triton"))
 
 
 def emulator(device: str, scale: str, out: Path) -> None:
@@ -92,17 +103,25 @@ def _build():
     return build() / "record"
 
 
+def _flash_attn_target():
+    return _build() / "flash_attn"
+
+
+def _to_path(folder):
+    """Packages of a folder can be imported, here and in processes that are started from here."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def _notebooks(names, scale, out):
     run_all([NOTEBOOKS / f"{name}.ipynb" for name in names], scale, _build(), into=out)
 
 
-def _tested(name, words, out, path=""):
+def _tested(name, words, out):
     """Run pytest, and write a table: test, outcome, seconds, the end of what it said."""
     report = out / "log" / f"{name}.xml"
     options = ["--override-ini", "addopts=-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-rA"]
-    code = f"import sys; sys.path.insert(0, {path!r}); import pytest; sys.exit(pytest.main())" if path else None
-    python = [sys.executable, *(["-c", code] if code else ["-m", "pytest"])]
-    done = subprocess.run([*python, *words, *options], cwd=CHECKOUT)
+    done = subprocess.run([sys.executable, "-m", "pytest", *words, *options], cwd=CHECKOUT)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{name}: pytest ended with {done.returncode}")
     rows = []

@@ -26,6 +26,10 @@ THERE = Path(__file__).with_name("there.txt")
 EXTRAS = ("notebooks", "train", "test", "cluster")  # of pyproject.toml, all but these packages:
 NOT_NEEDED = "jupyterlab ipywidgets ruff basedpyright check-jsonschema nbstripout".split()
 SOURCES = {"flash-attn": ("flash-attn==2.8.*", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"})}
+OPTIONAL = {name: Requirement(spec) for name, spec in (  # kernels of the gallery that a GPU alone can run
+    ("xformers", "xformers==0.0.35"),  # needs torch 2.10 or later
+    ("sageattention", "sageattention==1.0.6"),  # the last one in Triton alone
+)}  # fmt: skip
 GLIBC = 28  # the newest 2.x that a wheel may ask for
 MEGABYTES = 50
 INSTALL = "install --no-index --no-deps --no-compile --no-cache-dir --upgrade"
@@ -58,6 +62,7 @@ def fill(
     has: Has | None = None,
     *,
     sources: Iterable[str] = (),
+    more: Iterable[str] = (),
     say: Callable[[str], None] = print,
 ) -> Path:
     """Download the wheels that a record needs and the machine lacks, in the versions of requirements.lock.
@@ -68,20 +73,25 @@ def fill(
         python: of the machine, such as "3.12"; the Python that runs this may be another one.
         has: what the machine has; `there()` where None.
         sources: packages, of SOURCES, of which the source package is taken too.
+        more: packages of OPTIONAL that are taken too.
         say: gets one line for each download.
 
     Raises:
         ValueError: an argument does not fit, or another process fills the folder.
         RuntimeError: pip cannot download a package; with pip's last line.
     """
-    environment, _ = _machine(python)
+    (environment, _), more = _machine(python), list(more)
     for name in sources:
         if name not in SOURCES:
             raise ValueError(f"source: got {name!r}; accepted are {', '.join(SOURCES)}")
+    for name in more:
+        if name not in OPTIONAL:
+            raise ValueError(f"more: got {name!r}; accepted are {', '.join(OPTIONAL)}")
     folder, has, pins = Path(folder), there() if has is None else has, _pins()
     with held(folder):
         folder.mkdir(exist_ok=True)
-        while lacking := _lacking(_wheels(folder), has, _roots(has), environment):
+        roots = [*_roots(has), *(OPTIONAL[name] for name in more)]
+        while lacking := _lacking(_wheels(folder), has, roots, environment):
             for name, specifier in lacking.items():
                 pin = SpecifierSet(f"=={pins[name]}") if name in pins else specifier
                 _download(folder, f"{name}{pin}", ["--only-binary=:all:", *_platform(python)], {}, say)
@@ -126,14 +136,17 @@ def check(folder: str | Path, python: str = "3.12", has: Has | None = None, root
     return sorted(problems)
 
 
-def main(python: str, folder: str | Path, sources: Iterable[str] = (), say: Callable[[str], None] = print) -> None:
+def main(
+    python: str, folder: str | Path, sources: Iterable[str] = (), more: Iterable[str] = (),
+    say: Callable[[str], None] = print,
+) -> None:  # fmt: skip
     """Fill a folder, check it, say its size, and how to install it: by pip, since fa_lib itself needs some of it.
 
     Raises:
         ValueError: as `fill`; or something in the folder cannot be installed there, or it is larger than MEGABYTES.
         RuntimeError: as `fill`.
     """
-    fill(folder, python, sources=sources, say=say)
+    fill(folder, python, sources=sources, more=more, say=say)
     if problems := check(folder, python, roots=_roots(there())):
         raise ValueError(f"folder: {folder} cannot be installed there:\n" + "\n".join(problems))
     files = [path for path in Path(folder).iterdir() if path.is_file()]

@@ -1,0 +1,50 @@
+"""Kernels written in Triton, on CUDA alone: xformers' split-K, SageAttention."""
+
+import torch
+from torch import Tensor
+
+from fa_lib.gallery.adapters import repeated, softmax_scale, swapped
+
+
+def xformers_split_k(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """xformers' memory_efficient_attention_forward by triton_splitk.FwOp, which chooses the number of parts.
+
+    With a causal mask all sequences stand one behind another, as in decoding, and there are 16 queries at most.
+    """
+    from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
+
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise NotImplementedError("xformers' split-K kernel has no gradients")
+    batch, heads, n_q, _ = q.shape
+    n_kv, bias = k.shape[2], None
+    tensors = [swapped(x).contiguous() for x in (q, *repeated(q, k, v))]
+    if causal:
+        if n_q > n_kv:
+            raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
+        masks = fmha.attn_bias.BlockDiagonalCausalWithOffsetPaddedKeysMask
+        bias = masks.from_seqlens(q_seqlen=[n_q] * batch, kv_padding=n_kv, kv_seqlen=[n_kv] * batch, device=q.device)
+        tensors = [x.flatten(0, 1)[None] for x in tensors]
+    op = fmha.triton_splitk.FwOp
+    o = fmha.memory_efficient_attention_forward(*tensors, bias, scale=softmax_scale(q, scale), op=op)
+    return swapped(o.reshape(batch, n_q, heads, -1))
+
+
+def xformers_default(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """xformers.ops.memory_efficient_attention by the operator that xformers chooses."""
+    from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
+
+    bias = fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None
+    tensors = (swapped(x) for x in (q, *repeated(q, k, v)))
+    return swapped(fmha.memory_efficient_attention(*tensors, bias, scale=softmax_scale(q, scale)))
+
+
+def sageattention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """sageattention.sageattn of version 1: Q and K in 8 bits, V in FP16. It writes into K: a copy."""
+    from sageattention import sageattn  # pyright: ignore[reportMissingImports]
+
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise NotImplementedError("SageAttention has no gradients")
+    if causal and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("SageAttention aligns its causal mask top-left; it needs n_q = n_kv")
+    k, v = repeated(q, k, v)
+    return sageattn(q.contiguous(), k.clone(), v.contiguous(), is_causal=causal, sm_scale=softmax_scale(q, scale))
