@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fa_lib import kernels
-from fa_lib.check import relations_batch, relations_value
+from fa_lib.check import relations_batch as batch
+from fa_lib.check import relations_gradient as gradient
+from fa_lib.check import relations_mask as mask
+from fa_lib.check import relations_value as value
 from fa_lib.check.contract import ABLE, Ability, causally
 from fa_lib.check.subject import Subject
 from fa_lib.experiments.variant import known
@@ -33,12 +36,40 @@ class Relation:
 
 
 RELATIONS = {each.key: each for each in (
-    Relation("batch_invariance", "A row of Q alone has the bits that it has in a batch.", "vllm-project/vllm#40193",
-             relations_batch.batch_invariance, bits=True),
-    Relation("constant_values", "V that is the same for every key is the output.", "modular/modular#6198",
-             relations_value.constant_values),
-    Relation("powers_of_two", "V times a power of two gives O times it, bit for bit.", "NVIDIA/TransformerEngine#3248",
-             relations_value.powers_of_two, bits=True),
+    Relation("two_runs", "The same call gives the same bits.",
+             "turboderp-org/exllamav3#316", batch.two_runs, bits=True),
+    Relation("batch_invariance", "A row of Q has the same bits alone and in a batch.",
+             "vllm-project/vllm#51902", batch.batch_invariance, bits=True),
+    Relation("permutation", "Heads and queries in another order give the same outputs in that order.",
+             "Dao-AILab/flash-attention#47", batch.permutation, bits=True),
+    Relation("permuted_keys", "Keys in another order, with their values, give the same output.",
+             "arXiv:1810.00825", batch.permuted_keys),
+    Relation("strides", "Inputs give the same bits however they lie in memory.",
+             "Dao-AILab/flash-attention#2670", batch.strides, bits=True),
+    Relation("constant_values", "A value that is the same for every key is the output.",
+             "modular/modular#6591", value.constant_values),
+    Relation("powers_of_two", "V times a power of two gives O times that power, bit for bit.",
+             "NVIDIA/TransformerEngine#3248", value.powers_of_two, bits=True),
+    Relation("score_shift", "A constant added to all scores of a row changes nothing.",
+             "arXiv:1805.02867", value.score_shift),
+    Relation("causality", "Later keys and values do not change earlier outputs.",
+             "NVIDIA/TransformerEngine#3248", mask.causality, bits=True),
+    Relation("prefill_decode", "Decoding token by token and in chunks gives what prefill gives.",
+             "flashinfer-ai/flashinfer#4382", mask.prefill_decode),
+    Relation("masked_values", "Hidden keys and values change nothing.",
+             "tenstorrent/tt-metal#54833", mask.masked_values, bits=True),
+    Relation("masked_nan", "Hidden keys and values may be NaN or infinite.",
+             "unslothai/unsloth#9848", mask.masked_nan, bits=True, nan_is_told=True),
+    Relation("hidden_row", "A row that sees no key is 0.",
+             "huggingface/transformers#38690", mask.hidden_row, bits=True, nan_is_told=True),
+    Relation("window", "A window hides the keys outside of it, and no others.",
+             "huggingface/transformers#39408", mask.window),
+    Relation("dv_sum", "The sum of dV over keys is the sum of dO over rows.",
+             "Dao-AILab/flash-attention#2552", gradient.dv_sum),
+    Relation("hidden_gradients", "Keys that no row sees have gradients of 0.",
+             "Dao-AILab/flash-attention#2698", gradient.hidden_gradients),
+    Relation("constant_gradients", "Where V is the same for every key, dQ and dK are 0.",
+             "Dao-AILab/flash-attention#2896", gradient.constant_gradients),
 )}  # fmt: skip
 
 

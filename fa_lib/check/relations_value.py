@@ -21,15 +21,13 @@ def weights(subject: Subject, n: int) -> float:
 
 @cases("V = 1", "a constant for each feature")
 def constant_values(subject: Subject, case: str) -> Found:
-    """The weights of a row sum to one, so that V which is the same for every key is the output, to `weights`."""
+    """The weights of a row sum to one, so that V which is the same for every key is the output: relatively, to
+    `weights`. The constants of the features lie in [1, 6)."""
     q, k, v = subject.draw()
-    constant = torch.ones_like(v[..., :1, :]) if case == "V = 1" else v[..., :1, :]
+    one = torch.ones_like(v[..., :1, :])
+    constant = one if case == "V = 1" else subject.rounded(1 + v[..., :1, :].double().abs())
     o = subject(q, k, constant.expand_as(v).contiguous())
-    size = constant.abs().max().item()
-    relative = apart(o.double() / constant.double(), 1.0).number if case == "V = 1" else (
-        ((o.double() - constant.double()).abs() / constant.double().abs().clamp_min(size * 1e-3)).max().item()
-    )  # fmt: skip
-    return Found(relative, weights(subject, subject.n))
+    return apart(o.double() / constant.double(), 1.0, weights(subject, subject.n))
 
 
 @cases("2^4", "2^-4")
@@ -39,3 +37,16 @@ def powers_of_two(subject: Subject, case: str) -> Found:
     q, k, v = subject.draw()
     v, factor = subject.rounded(1 + v.double().abs()), 2.0 ** int(case.removeprefix("2^"))
     return apart(subject(q, k, v * factor).double() / factor, subject(q, k, v))
+
+
+@cases("8", "-8", "128", "-128")
+def score_shift(subject: Subject, case: str) -> Found:
+    """A constant added to all scores of a row leaves its softmax as it is: it comes from the last feature, 1 in every
+    key, and 0 or the constant over `scale` in Q. Both answers are within the rule of their own call, whose golden values
+    are one."""
+    q, k, v = subject.draw()
+    k[..., -1], q[..., -1] = 1, 0
+    moved = q.clone()
+    moved[..., -1] = float(case) * subject.head_dim**0.5
+    limit = subject.allowed(q, k, v) + subject.allowed(moved, k, v)
+    return apart(subject(moved, k, v), subject(q, k, v), limit)
