@@ -65,9 +65,9 @@ def hidden_row(subject: Subject, case: str) -> Found:
 
 @cases("as long as the keys", "longer than the keys", "one key", "one key less than all", "16 keys", "causal, 16 keys")
 def window(subject: Subject, case: str) -> Found:
-    """window=(left, right) hides what lies further than that from a row's own key. Of n - 1 keys to either side it hides
-    nothing (limit: 2 `allowed`); of none it leaves the row's own value, as of one key (`weights`); at other edges the
-    answer is within the rule of the golden value (`allowed`), V at both ends so large that a key more or less shows."""
+    """window=(left, right) hides what lies further than that from a row's own key. Of n - 1 keys to either side it
+    hides nothing (limit: 2 `allowed`); of none it leaves the row's own value, as of one key (`weights`); at other edges
+    the answer is within the rule of the golden value (`allowed`), V at both ends so large that one key shows."""
     q, k, v = subject.draw()
     n = subject.n
     if case in ("as long as the keys", "longer than the keys"):
@@ -87,7 +87,7 @@ def window(subject: Subject, case: str) -> Found:
 @cases("token by token", "chunks of 64", "two chunks")
 def prefill_decode(subject: Subject, case: str) -> Found:
     """Causally, a row of the whole is the last row of the keys up to its own, and so are chunks of rows (aligned
-    bottom-right). Both answers are within the rule of the whole call, which has every row: at most 2 `allowed` apart."""
+    bottom-right). Both answers are within the rule of the whole call, which has every row: 2 `allowed`."""
     if subject.able.top_left and (subject.able.causal or case != "token by token"):
         raise unasked("masks causally, aligned top-left: fewer queries are other queries")
     q, k, v = subject.draw()

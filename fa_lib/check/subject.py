@@ -88,15 +88,29 @@ class Subject:
         """How far a kernel within the rule may be from the golden value: ALLOWED["o"] times Baseline's largest error on
         the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
         kernel's answers to two calls that have one golden value."""
+        golden = self.golden(q, k, v, **options)
         options = self._all(options)
-        golden = kernels.golden(q, k, v, inputs=self.fmt, **options)
-        baseline = yardstick(self.fmt)
-        if self.fmt.precision >= FP32.precision and options.keys() - {"causal", "scale", "mask"}:
-            baseline = kernels.baseline  # the yardstick of FP32 knows no more
-        return ALLOWED["o"] * (baseline(q, k, v, **options).double() - golden).abs().max().item()
+        if self.fmt.precision >= FP32.precision:  # the yardstick in FP32 has masks alone
+            q, k, v, options = _as_masks(q, k, v, **options)
+        return ALLOWED["o"] * (yardstick(self.fmt)(q, k, v, **options).double() - golden).abs().max().item()
 
     def _all(self, options):
         return (dict(causal=True) if self.able.causal else {}) | options
+
+
+def _as_masks(q, k, v, window=None, sinks=None, mask=None, **options):
+    """A call without window and sinks: a boolean mask, and one more key whose V is 0 and whose score is the sink."""
+    n_q, n_kv = q.shape[-2], k.shape[-2]
+    if window is not None:
+        distance = torch.arange(n_kv, device=q.device) - torch.arange(n_kv - n_q, n_kv, device=q.device)[:, None]
+        near = (distance >= -window[0]) & (distance <= window[1])
+        mask = near if mask is None else mask & near
+    if sinks is not None:
+        added = torch.zeros(*q.shape[:-1], n_kv + 1, dtype=q.dtype, device=q.device)
+        added[..., :-1] = 0 if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+        added[..., -1] = sinks.to(q)[:, None]
+        k, v, mask = (*(torch.cat([x, torch.zeros_like(x[..., :1, :])], -2) for x in (k, v)), added)
+    return q, k, v, options | ({} if mask is None else dict(mask=mask))
 
 
 @dataclass(frozen=True)
