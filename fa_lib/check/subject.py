@@ -12,8 +12,9 @@ from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, called, guarded
 from fa_lib.check.contract import ABLE, Ability
 from fa_lib.experiments.rule import ALLOWED, yardstick
-from fa_lib.formats import BF16, FP32, Format
+from fa_lib.formats import BF16, FP32, FP64, Format
 from fa_lib.inputs import draw
+from fa_lib.precision import Precision
 
 BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
 
@@ -79,6 +80,16 @@ class Subject:
         if not all(g.isfinite().all() for g in grads):
             raise KernelError("broken", "returns NaN or infinite values in dQ, dK or dV")
         return grads
+
+    def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
+        """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
+        of = dict(precision=Precision.materialized(self.fmt)), dict(precision=Precision.uniform(FP64))
+        both = []
+        for given in of:
+            tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
+            o = kernels.reference(*tensors, **given, **self._all(options))
+            both.append(torch.autograd.grad(o, tensors, dO.double()))
+        return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
 
     def golden(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
         """The golden value of a call, float64."""
