@@ -10,6 +10,7 @@ each line, and says where independence ends.
 import math
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from scipy import special, stats
@@ -44,22 +45,36 @@ def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Ro
     """
     t, growth = np.arange(1, tiles + 1), GROWTH[values]
     share, share_of_l = (t / tiles) ** (2 * growth), (t / tiles) ** 2  # after tile t, squared; l's terms have one sign
-    one_tile = tiles ** -(2 * growth)  # the squared share of one tile's own terms
+    own, own_of_l = np.full(tiles, tiles ** -(2 * growth)), np.full(tiles, tiles**-2.0)  # of one tile's own terms
     raised = 1 / t  # the chance that tile t raises a row's maximum: that it is the record among t alike
-    sums, sums_of_l = share[1:].sum(), share_of_l[1:].sum()  # the first addition is to 0, and exact
-    if algorithm == "fa1":
-        # O l, with the l it was just divided by; where the maximum is raised, with another number
-        back = (((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1]).sum()
-        scaled = (1 - raised).sum()  # a P V and a l: a is 1 in the tile that holds the maximum
-        accumulator = (tiles + scaled) * one_tile + back + sums + 1  # P V, a P V; O l; +; the last division
-        row_sum = (tiles + scaled) / tiles**2 + sums_of_l
-    elif algorithm == "fa2":
-        accumulator = tiles * one_tile + (raised[1:] * share[:-1]).sum() + sums + 1  # P V; a O; +; the division by l
-        row_sum = 1 / tiles + (raised[1:] * share_of_l[:-1]).sum() + sums_of_l
-    else:  # P V and the row sum are rounded once
-        accumulator, row_sum = 1.0, 1.0
+    accumulator = counted(algorithm, share, own, raised, divided=True)
+    row_sum = counted(algorithm, share_of_l, own_of_l, raised, divided=False)
     keys = block_kv if algorithm == "fa1" else tiles * block_kv
     return Roundings(float(accumulator), float(row_sum), {} if values == "one_sign" else _of_terms(keys))
+
+
+def counted(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) -> Any:
+    """The roundings of a running sum, each weighted by the square of the partial sum that it rounds.
+
+    Args:
+        algorithm: one of ALGORITHMS.
+        share, own: numpy arrays or tensors, tiles first: the squares of the sum up to a tile, and of the tile's own terms.
+        raised: the chance that a tile raises the row's maximum, or whether it does; tiles first, and as wide, or 1.
+        divided: whether the sum is divided by the row sum, as O is.
+
+    Returns:
+        the weights' sum, without the dimension of the tiles.
+    """
+    if algorithm == "baseline":  # rounded once
+        return share[-1]
+    count = own.sum(0) + share[1:].sum(0)  # P V; the additions, of which the first is to 0, and exact
+    if algorithm == "fa1":
+        count = count + ((1 - raised) * own).sum(0)  # a P V and a l: a is 1 in the tile that holds the maximum
+        if divided:  # O l, with the l it was just divided by; where the maximum is raised, with another number
+            count = count + (((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1]).sum(0)
+    else:
+        count = count + (raised[1:] * share[:-1]).sum(0)  # a O and a l
+    return count + share[-1] if divided else count
 
 
 def _of_terms(keys: int) -> dict[str, float]:
