@@ -58,7 +58,7 @@ def counted(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) ->
 
     Args:
         algorithm: one of ALGORITHMS.
-        share, own: numpy arrays or tensors, tiles first: the squares of the sum up to a tile, and of the tile's own terms.
+        share, own: arrays or tensors, tiles first: the squares of the sum up to a tile, and of the tile's own terms.
         raised: the chance that a tile raises the row's maximum, or whether it does; tiles first, and as wide, or 1.
         divided: whether the sum is divided by the row sum, as O is.
 

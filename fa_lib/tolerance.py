@@ -66,10 +66,10 @@ def tolerance(
 
     Every rounding to nearest is taken as an error of its own, with mean zero, evenly spread over at most half an ulp to
     either side: relative to what it rounds at most u, of variance u^2 / 3. To first order the error of an output is a
-    sum of such errors with weights that are computed here. Such a sum is sub-Gaussian with its own variance s^2, so that
-    P(|error| > z s) <= 2 exp(-z^2 / 2); with M outputs z = sqrt(2 ln(2 M / false_alarm)) makes all of them hold at once
-    (union bound). Storing the answer adds half an ulp at most, for certain. Sums are taken as added term after term.
-    Where roundings cannot be independent (equal probabilities, equal terms), they are added up as they repeat.
+    sum of such errors with weights that are computed here. Such a sum is sub-Gaussian with its own variance s^2:
+    P(|error| > z s) <= 2 exp(-z^2 / 2). With M outputs z = sqrt(2 ln(2 M / false_alarm)) makes all of them hold at
+    once (union bound). Storing the answer adds half an ulp at most, for certain. Sums are taken as added term after
+    term. Where roundings cannot be independent (equal probabilities, equal terms), they are added up as they repeat.
 
     Args:
         q, k, v: as `kernels.reference`.
@@ -148,8 +148,8 @@ class _Law:
         return variance + self.variance("exponent") * rounded + self.exp() ** 2 / 2
 
     def of_weights(self, of_scores: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:
-        """The variance of O by the errors of the keys' weights, in numerator and row sum alike; and z times the standard
-        deviation of the row sum, by which the first order falls short."""
+        """The variance of O by the errors of the keys' weights, in numerator and row sum alike; and z times
+        the standard deviation of the row sum, by which the first order falls short."""
         z = self.strength
         raised = torch.expm1((z * of_scores.sqrt()).clamp(max=FAR)) / z  # exp(e) - 1 where e is large
         s = raised.square()

@@ -22,7 +22,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"plots"},
     {"panel", "claims", "reports", "suspects"},
     {"testing"},
-    {"kernel_checks",
+    {"kernel_checks"},
     {"survey"},
     {"survey_pages"},
     {"record"},
