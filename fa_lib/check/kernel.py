@@ -13,7 +13,7 @@ import torch
 from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, attempt, guarded
 from fa_lib.check.carry import QUERIES, carried, carry
-from fa_lib.check.contract import causally, contract, formats
+from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
 from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, keeping, kept, outwards, truth
 from fa_lib.check.splits import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
@@ -58,14 +58,6 @@ class Depth:
     def __post_init__(self):
         for shape in self.shapes:
             known("shape", shape, CALLS)
-
-
-@dataclass(frozen=True)
-class Ability:
-    """What `contract` found that decides how a kernel is called: it has gradients; it always masks causally."""
-
-    gradients: bool = True
-    causal: bool = False
 
 
 QUICK = Depth(  # seconds
@@ -183,7 +175,7 @@ def _splits(kernel, lengths, sums, over):
 
 def ruled(
     shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: str | Callable, device: str = "cpu",
-    able: Ability = Ability(),
+    able: Ability = ABLE,
 ) -> list[dict]:  # fmt: skip
     """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
 
@@ -231,7 +223,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
 
 
 def repeats(
-    kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu", able: Ability = Ability()
+    kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu", able: Ability = ABLE
 ) -> dict:
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 
