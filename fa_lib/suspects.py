@@ -25,7 +25,9 @@ STEPS = {  # of a Precision, that are in 16 bits
     "row_sum": ("row_sum",),
     "scores": ("scores",),
     "inputs": ("inputs",),
+    "every_step": ("scores", "exponent", "probs", "maximum", "factors", "row_sum", "accumulator"),
 }
+CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +43,7 @@ class Cause:
     """A mistake that makes an error.
 
     Attributes:
-        key: of STEPS, or "probs_truncated", "every_step", "scale_one", "scale_missing", "top_left", "unmasked", "causal".
+        key: of STEPS, or "probs_truncated", "scale_missing", "scale_twice", "top_left", "unmasked", "causal".
         same: it makes this very error; else one of this size.
         fmt, tiles: of what is carried, where that is the mistake.
         share: of the squared error that the mistake explains.
@@ -129,7 +131,7 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
             if all(getattr(precision, step).precision <= fmt.precision for step in steps):
                 continue
             changed = replace(exact, **dict.fromkeys(steps, fmt))
-            carried = key in ("accumulator", "sums", "row_sum")
+            carried = key in CARRIED
             blocks = dict.fromkeys((block, *(size for size in BLOCKS if size < n_kv))) if carried else (block,)
             for size in blocks:
                 about = dict(fmt=fmt.name, declared=size == block) | (dict(tiles=-(-n_kv // size)) if carried else {})

@@ -2,11 +2,13 @@
 `parametrize_with_checks`, which makes a test of every check of a kernel. docs/testing.md says how to use them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fa_lib import checks
+from fa_lib.check.checks import CHECKS, result_of
 from fa_lib.formats import FormatLike
 from fa_lib.precision import Precision
 from fa_lib.suspects import Cause, Rows, cause
@@ -19,6 +21,7 @@ CAUSES = {  # key of a Cause -> its subject, with its verb
     "sums": "O and l carried in {fmt} over {tiles} tiles",
     "row_sum": "the row sum l carried in {fmt} over {tiles} tiles",
     "scores": "scores rounded to {fmt}",
+    "every_step": "every step in {fmt} over {tiles} tiles",
     "inputs": "Q, K and V rounded to {fmt}",
     "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
     "scale_missing": "attention without a scale",
@@ -44,8 +47,8 @@ def assert_attention_close(
 ) -> None:
     """A kernel's output is attention's, as exactly as the kernel declares.
 
-    Each output has a bound of its own, `fa_lib.tolerance.tolerance`, computed for these inputs from the formats that are
-    declared; nothing is chosen. A kernel that does what it declares exceeds it in one call of 1 / false_alarm.
+    Each output has a bound of its own, `fa_lib.tolerance.tolerance`, computed for these inputs from the formats that
+    are declared; nothing is chosen. A kernel that does what it declares exceeds it in one call of 1 / false_alarm.
 
     Args:
         o: (batch, heads, n_q, d_v), what the kernel gave. q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads,
@@ -58,14 +61,16 @@ def assert_attention_close(
         options: that the kernel was called with: causal, scale, mask, window, softcap, keep, dropout_p.
 
     Raises:
-        AssertionError: which rows exceed it and by how much, and which mistake has this error; or o has another shape or
-            dtype, or values that are not finite, or rows that see no key and are not 0.
+        AssertionError: which rows exceed it and by how much, and which mistake has this error; or o has another shape
+            or dtype, or values that are not finite, or rows that see no key and are not 0.
         ValueError: another argument does not fit.
     """
     precision = declared(precision)
     if not isinstance(o, Tensor):
         raise AssertionError(f"o: got {type(o).__name__}; due is a tensor")
-    about = tolerance(q, k, v, precision=precision, tiles=tiles, algorithm=algorithm, false_alarm=false_alarm, **options)
+    about = tolerance(
+        q, k, v, precision=precision, tiles=tiles, algorithm=algorithm, false_alarm=false_alarm, **options
+    )
     due, dtypes = tuple(about.golden.shape), dict.fromkeys((q.dtype, precision.output.dtype or q.dtype))
     if tuple(o.shape) != due:
         raise AssertionError(f"o: got shape {tuple(o.shape)}; due is {due}: q's, with v's last dimension")
@@ -121,11 +126,31 @@ def _told(times: Tensor, over: Tensor, error: Tensor, bound: Tensor, found: Caus
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Check:
+    """A check by its name; called with a kernel it returns, or says what the kernel does.
+
+    Raises:
+        AssertionError: the kernel fails. (pytest's Skipped: the kernel does not have what is asked for.)
+    """
+
+    name: str
+
+    def __call__(self, kernel: str | Callable) -> None:
+        import pytest
+
+        found = result_of(self.name, kernel)
+        if found.passed is None:
+            pytest.skip(found.why)
+        if not found.passed:
+            raise AssertionError(f"{self.name}: {found.why}")
+
+
 def parametrize_with_checks(
     kernels: Sequence[str | Callable], *, expected_failures: Mapping[str, str] | None = None
 ) -> Callable:
-    """A decorator for `def test_kernel(kernel, check): check(kernel)`: every check of every kernel is a test, with the id
-    "kernel-check".
+    """A decorator for `def test_kernel(kernel, check): check(kernel)`: every check of every kernel is a test, with
+    the id "kernel-check".
 
     Args:
         kernels: functions f(q, k, v, causal=..., scale=...), or names for `kernels.get`. A check whose option a kernel
@@ -140,11 +165,22 @@ def parametrize_with_checks(
 
     expected = dict(expected_failures or {})
     for name in expected:
-        if name not in checks.CHECKS:
-            raise ValueError(f"expected_failures: got {name!r}; accepted are {', '.join(checks.CHECKS)}")
+        if name not in CHECKS:
+            raise ValueError(f"expected_failures: got {name!r}; accepted are {', '.join(CHECKS)}")
     given = []
     for kernel in kernels:
-        for name in checks.CHECKS:
-            marks = [pytest.mark.xfail(reason=expected[name], raises=AssertionError, strict=True)] if name in expected else []
-            given.append(pytest.param(kernel, checks.Check(name), id=f"{checks.named(kernel)}-{name}", marks=marks))
+        for name in CHECKS:
+            marks = (
+                [pytest.mark.xfail(reason=expected[name], raises=AssertionError, strict=True)]
+                if name in expected
+                else []
+            )
+            given.append(pytest.param(kernel, Check(name), id=f"{_named(kernel)}-{name}", marks=marks))
     return pytest.mark.parametrize(("kernel", "check"), given)
+
+
+def _named(kernel: str | Callable) -> str:
+    """A kernel's name in a test's id."""
+    while isinstance(kernel, partial):
+        kernel = kernel.func
+    return kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
