@@ -1,4 +1,4 @@
-"""The tests of a kernel that `pytest --fa-lib-kernel package.module:function` names; only then is this file collected."""
+"""The tests of the kernel that `pytest --fa-lib-kernel package.module:function` names: pytest collects them then."""
 
 from fa_lib.testing import parametrize_with_checks
 

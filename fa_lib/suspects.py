@@ -43,7 +43,8 @@ class Cause:
     """A mistake that makes an error.
 
     Attributes:
-        key: of STEPS, or "probs_truncated", "scale_missing", "scale_twice", "top_left", "unmasked", "causal".
+        key: of STEPS, or "probs_truncated", "scale_missing", "scale_twice", "top_left", "unmasked",
+            "mask_rounded", "causal".
         same: it makes this very error; else one of this size.
         fmt, tiles: of what is carried, where that is the mistake.
         share: of the squared error that the mistake explains.
@@ -74,8 +75,8 @@ class Rows:
     options: dict[str, Any]
 
     @classmethod
-    def worst(cls, times: Tensor, o: Tensor, golden: Tensor, tensors: tuple, options: dict) -> "Rows":
-        """The rows of one head whose errors over the bound (*lead, n_q, d_v) are the largest."""
+    def worst(cls, times: Tensor, o: Tensor, golden: Tensor, tensors: tuple, fmt: Format, options: dict) -> "Rows":
+        """The rows of one head whose errors over the bound (*lead, n_q, d_v) are the largest; fmt: of the inputs."""
         q, k, v = tensors
         asked = Options.of(q, k, v, **options)
         by_row = times.amax(-1).reshape(-1, q.shape[-2])  # (heads, n_q)
@@ -84,7 +85,8 @@ class Rows:
         flat = [x.detach().double().reshape(-1, *x.shape[-2:]) for x in (q, k, v, o, golden)]
         here = [flat[0][head, rows], *(x[head // asked.group] for x in flat[1:3]), *(x[head, rows] for x in flat[3:])]
         masks = {
-            key: _added(Options.of(q, k, v, **changed), head, rows) for key, changed in _masks(q, k, options).items()
+            key: _added(Options.of(q, k, v, **changed), head, rows)
+            for key, changed in _masks(q, k, options, fmt).items()
         }
         return cls(*here, masks, dict(scale=asked.scale, softcap=asked.softcap))
 
@@ -142,8 +144,8 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
     yield "probs_truncated", told, emulated(cut, **given)
 
 
-def _masks(q, k, options):
-    """Options of "asked" and of each mistake of masks that would change something."""
+def _masks(q, k, options, fmt):
+    """Options of "asked" and of each mistake of masks that would change something; fmt: of the inputs."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
     found, mask = dict(asked=options), options.get("mask")
     if options.get("causal") and n_q != n_kv:
@@ -151,6 +153,8 @@ def _masks(q, k, options):
         found["top_left"] = options | dict(causal=False, mask=both(visible, mask))
     if options.get("causal") or mask is not None or options.get("window"):
         found["unmasked"] = options | dict(causal=False, mask=None, window=None)
+    if mask is not None and mask.dtype != torch.bool:
+        found["mask_rounded"] = options | dict(mask=fmt(mask.detach().double()))
     if not options.get("causal"):
         found["causal"] = options | dict(causal=True)
     return found

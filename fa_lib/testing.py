@@ -28,6 +28,7 @@ CAUSES = {  # key of a Cause -> its subject, with its verb
     "scale_twice": "attention with its scale multiplied in twice",
     "top_left": "a causal mask aligned top-left (query i sees keys 0 .. i)",
     "unmasked": "attention without the mask",
+    "mask_rounded": "a mask rounded to Q's format before it is added",
     "causal": "attention with a causal mask that was not asked for",
 }
 WORST = 3  # rows that are listed
@@ -87,7 +88,7 @@ def assert_attention_close(
     if over.any():
         n_kv = k.shape[-2]
         block = BLOCK if tiles is None else -(-n_kv // tiles)
-        found = cause(Rows.worst(times, given, about.golden, (q, k, v), options), precision, block)
+        found = cause(Rows.worst(times, given, about.golden, (q, k, v), precision.inputs, options), precision, block)
         raise AssertionError(_told(times, over, (given - about.golden).abs(), about.bound, found))
 
 

@@ -24,6 +24,7 @@ BLOCK = 64  # keys of a tile, where nothing is said
 EXP = 1e-4  # relative error of the exponentials that kernels take for 16 bits: fexp_u20 of ATen, FA4's polynomials
 SHIFTS = 8  # of the numbers against the format's grid, over which an error of equal numbers is averaged
 DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundings (`theory.repeated`)
+ROUNDINGS = 5  # of O in a tile, at most: FA1's l O, P V, a P V, their sum and its division
 FAR = 30.0  # the most that an exponent's error is taken for
 
 
@@ -161,8 +162,7 @@ class _Law:
         """The variance of O by P's rounding, whether the row sum adds P before or after it; no more than if all err to
         one side."""
         fmt = self.p.probs
-        smallest = 2.0 ** (fmt.emin - fmt.precision + 1)  # below fmt's normal numbers the step stays
-        step = (smallest / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
+        step = (smallest(fmt) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
         s = step.square() / 3 + self.exp() ** 2 / 2
         out = (D.square() * s) @ v.square()
         centred = out - 2 * O * ((D * W * s) @ v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
@@ -206,6 +206,7 @@ class _Law:
         of_o = counted(how, U.square(), X.square(), raised, divided=True)
         of_l = counted(how, row_sums.square(), Y.square(), raised, divided=False)
         carried = self.variance("accumulator") * of_o + self.variance("row_sum") * of_l * size
+        carried = carried + ROUNDINGS * len(cut) * (smallest(self.p.accumulator) / 2) ** 2 / 3  # of subnormal sums
         for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(l), "row_sum")):
             carried = carried + size * _repeats(getattr(self.p, step), *_spread(part.square().sum(0), whole, len(cut)))
         n = (W > 0).sum(-1, keepdim=True)  # keys that count
@@ -224,6 +225,11 @@ class _Law:
         log = torch.log(nonzero(l))  # the parts' weights exp(L_i - L), L = m + log l
         merged = ((X - Y * O).square()).sum(0) * ((m + log).square() + log.square() + 4).where(m != -math.inf, 0.0)
         return carried + inside + self.variance("row_sum") * merged
+
+
+def smallest(fmt: Format) -> float:
+    """The step of a format's grid below its normal numbers."""
+    return 2.0 ** (fmt.emin - fmt.precision + 1)
 
 
 def _spread(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
