@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks.tolerances import RIGHT, SHAPES, Kernel, right, worst, wrong
 
+from benchmarks.tolerances import RIGHT, SHAPES, Kernel, right, worst, wrong
 from fa_lib import kernels
 from fa_lib.check.checks import CHECKS, result_of
 from fa_lib.check.relations import RELATIONS
@@ -64,14 +64,15 @@ def test_16_bits_where_32_are_declared_do_not_pass(distribution):
 @pytest.mark.parametrize("step", ["probs", "scores", "exponent", "row_sum", "accumulator"])
 def test_each_step_makes_the_error_that_is_derived_for_it(step, distribution):
     """With one step rounded and the others exact: at most the derived standard deviation, which takes each significand
-    for the worst, and no less than a third of it. (With P of one sign, P and l rounded alike are the larger case.)"""
+    for the worst, and no less than a third of it; for the exponent a fifth, as kernels that fold the scale into it and
+    have an exponential of one ulp are allowed: scores near 2, of which S - m is -1/2, give sqrt(0.23 / 2.8) = 0.28."""
     q, k, v = draw(distribution, 0, (1, 2, 256, 64), (1, 2, 512, 64))
     precision = replace(EXACT, **{step: BF16})
     about = tolerance(q, k, v, precision=precision, tiles=32)
     s = about.bound / math.sqrt(2 * math.log(2 * about.golden.numel() / 1e-6))
     o = kernels.tiled(q, k, v, tiling=Tiling(64, 16), precision=precision)
     found = ((o - about.golden) / s).square().mean().sqrt().item()
-    assert 1 / 3 < found < 1
+    assert (1 / 5 if step == "exponent" else 1 / 3) < found < 1
 
 
 def test_the_false_alarm_rate_sets_the_bound_as_derived():
@@ -99,13 +100,13 @@ def test_roundings_that_repeat_are_no_alarm(what, fmt):
 
 
 def test_equal_probabilities_err_by_more_than_independent_ones_would():
-    """97 equal P of Baseline have one error: without that, this right kernel would be blamed."""
-    q, k, v = (torch.zeros(1, 1, 4, 64), torch.zeros(1, 1, 97, 64), torch.full((1, 1, 97, 64), 0.7))
+    """255 equal P of Baseline have one error, nearly u: without that, this right kernel would be blamed."""
+    q, k, v = (torch.zeros(1, 1, 4, 64), torch.zeros(1, 1, 255, 64), torch.full((1, 1, 255, 64), 0.7))
     precision = replace(EXACT, probs=BF16)
     about = tolerance(q.double(), k.double(), v.double(), precision=precision, algorithm="baseline")
     error = (kernels.reference(q.double(), k.double(), v.double(), precision=precision) - about.golden).abs()
     z = math.sqrt(2 * math.log(2 * about.golden.numel() / 1e-6))
-    independent = z * BF16.unit_roundoff / 3**0.5 * 0.7 / 97**0.5
+    independent = z * BF16.unit_roundoff / 3**0.5 * 0.7 / 255**0.5
     assert (error > independent).all() and (error <= about.bound).all()
 
 
@@ -230,6 +231,7 @@ def test_pytest_starts_without_torch(tmp_path):
     assert done.returncode == 0 and "1 passed" in done.stdout and "fa_lib: " in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_kernel_is_checked_without_a_file_and_a_stale_expectation_fails(tmp_path):
     (tmp_path / "mine.py").write_text("from fa_lib.kernels import flash as kernel\n")
     done = pytest_in(tmp_path, "--fa-lib-kernel", "mine:kernel", "-k", "two_runs or rule_97", "-v")
