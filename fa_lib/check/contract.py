@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.attempt import KernelError, attempt, guarded
+from fa_lib.check.attempt import KernelError, attempt, blamed, guarded
 from fa_lib.experiments.variant import Call, by_key
 from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.inputs import draw
@@ -27,14 +27,23 @@ class Ability:
 
 
 ABLE = Ability()  # where nothing else is known
+
+
+def _alibi(heads, n):
+    """-slope |i - j|, slopes 1/4, 1/16 ... as of arXiv 2108.12409, here on both sides: whole numbers times a power of
+    two, which 16 bits hold. (heads, n, n)."""
+    slopes = torch.tensor([4.0**-h for h in range(1, heads + 1)])[:, None, None]
+    return -slopes * (torch.arange(n) - torch.arange(n)[:, None]).abs()
+
+
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
 CALLS = by_key([  # asked for in the first format that it has
     Call("a length off the tiles, N = 203", 203, 203),
     Call("a length off large tiles, N = 1500", 1500, 1500, 1, 1),
-    Call("head_dim 32", 256, 256, head_dim=32),
-    Call("head_dim 80", 256, 256, head_dim=80),
-    Call("head_dim 128", 256, 256, head_dim=128),
+    *(Call(f"head_dim {d}", 256, 256, head_dim=d) for d in (32, 40, 72, 80, 104, 128, 256)),
+    Call("V of another head_dim, 192 and 128", 256, 256, head_dim=192, v_dim=128),
+    Call("V of another head_dim, 576 and 512, one key head", 64, 256, 4, 1, head_dim=576, v_dim=512),
     Call("another scale", 256, 256, options=dict(scale=0.05)),
     Call("causal", 256, 256, options=dict(causal=True)),
     Call("fewer queries than keys", 64, 256),
@@ -42,6 +51,9 @@ CALLS = by_key([  # asked for in the first format that it has
     Call("one query, as in decoding", 1, 256),
     Call("key heads shared, GQA 4 to 2", 256, 256, heads=4),
     Call("a boolean mask", 256, 256, options=dict(mask=torch.ones(256, 256, dtype=torch.bool).tril(20))),
+    Call("an added mask, ALiBi", 256, 256, options=dict(mask=_alibi(2, 256))),
+    Call("softcap", 256, 256, options=dict(softcap=2.0)),
+    Call("sinks", 256, 256, options=dict(sinks=torch.tensor([6.0, 4.0]))),
 ])  # fmt: skip
 LARGE = Call("scores up to some 250", 256, 256)
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
@@ -69,8 +81,8 @@ def contract(
     def ask(asked, fmt, call, times=1):
         first = call is FIRST
         q, k, v = draw("normal", 0, *call.shapes(head_dim, batch=2))
-        q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q * times, k, v))
-        options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.options.items()}
+        q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
+        options = {name: _placed(x, device, fmt.dtype) for name, x in call.options.items()}
         options |= dict(causal=True) if causal else {}
         answer = attempt(_typed(fn) if first else fn, q, k, v, **options)
         outcome, note = answer.outcome, ""
@@ -86,6 +98,8 @@ def contract(
             ask(asked, can[0], call)
         ask(LARGE.key, can[0], LARGE, times=64)
         rows.append(_gradients(fn, can[0], head_dim, device))
+        if rows[[row["asked"] for row in rows].index("sinks")]["outcome"] == "yes":
+            rows.append(_sinks_gradient(fn, can[0], head_dim, device, dict(causal=True) if causal else {}))
     return rows
 
 
@@ -138,6 +152,32 @@ def _compared(o, q, k, v, fmt, options):
 
 def _far(o, golden):
     return deviation(o, golden).rmse > FAR * golden.square().mean().sqrt().item()
+
+
+def _placed(x, device, dtype):
+    """An option as the kernel gets it; what is added to the scores is in the inputs' dtype."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(device, dtype if x.ndim > 1 and x.is_floating_point() else x.dtype)
+
+
+def _sinks_gradient(fn, fmt, head_dim, device, options):
+    """Whether the sinks have a gradient, and the right one."""
+    q, k, v = (fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, 256, head_dim)))
+    asked = dict(asked="gradient of the sinks", head_dim=head_dim, outcome="yes", note="", problem="")
+    sinks = torch.tensor([6.0, 4.0], device=device)
+
+    def gradient(kernel):
+        given = sinks.clone().requires_grad_()
+        return torch.autograd.grad(kernel(q, k, v, sinks=given, **options).float().sum(), given)[0]
+
+    try:
+        with blamed():
+            ours = gradient(fn)
+    except KernelError as error:
+        return asked | dict(outcome=error.outcome, problem=str(error))
+    exact = gradient(lambda *tensors, **given: kernels.golden(*tensors, inputs=fmt, **given))
+    return asked if not _far(ours, exact.double()) else asked | dict(outcome="wrong", note="other")
 
 
 def _gradients(fn, fmt, head_dim, device):
