@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -65,22 +66,36 @@ def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Ro
     """
     t, growth = np.arange(1, tiles + 1), VALUES[values].growth
     share, share_of_l = (t / tiles) ** (2 * growth), (t / tiles) ** 2  # after tile t, squared; l's terms have one sign
-    one_tile, one_of_l = np.full(tiles, tiles ** -(2 * growth)), np.full(tiles, tiles**-2)  # of a tile's own terms
+    own, own_of_l = np.full(tiles, tiles ** -(2 * growth)), np.full(tiles, tiles**-2.0)  # of one tile's own terms
     raised = 1 / t  # the chance that tile t raises a row's maximum: that it is the record among t alike
-    sums, sums_of_l = share[1:], share_of_l[1:]  # the first addition is to 0, and exact
-    if algorithm == "fa1":
-        # O l, with the l it was just divided by; where the maximum is raised, with another number
-        back = ((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1]
-        scaled = 1 - raised  # a P V and a l: a is 1 in the tile that holds the maximum
-        accumulator = one_tile, scaled * one_tile, back, sums, [1.0]  # P V, a P V; O l; +; the last division
-        row_sum = one_of_l, scaled * one_of_l, sums_of_l
-    elif algorithm == "fa2":
-        accumulator = one_tile, raised[1:] * share[:-1], sums, [1.0]  # P V; a O; +; the division by l
-        row_sum = one_of_l, raised[1:] * share_of_l[:-1], sums_of_l
-    else:  # P V and the row sum are rounded once
-        accumulator, row_sum = [[1.0]], [[1.0]]
+    accumulator = np.concatenate(weights(algorithm, share, own, raised, divided=True))
+    row_sum = np.concatenate(weights(algorithm, share_of_l, own_of_l, raised, divided=False))
     terms = _of_terms(VALUES[values], block_kv if algorithm == "fa1" else tiles * block_kv, tiles * block_kv)
-    return Roundings(np.concatenate(accumulator), np.concatenate(row_sum), terms)
+    return Roundings(accumulator, row_sum, terms)
+
+
+def weights(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) -> list[Any]:
+    """Of each rounding of a running sum, the square of the partial sum that it rounds.
+
+    Args:
+        algorithm: one of ALGORITHMS.
+        share, own: arrays or tensors, tiles first: the squares of the sum up to a tile, and of the tile's own terms.
+        raised: the chance that a tile raises the row's maximum, or whether it does; tiles first, and as wide, or 1.
+        divided: whether the sum is divided by the row sum, as O is.
+
+    Returns:
+        of each kind of rounding one array, tiles first.
+    """
+    if algorithm == "baseline":  # rounded once
+        return [share[-1:]]
+    found = [own, share[1:]]  # P V; the additions, of which the first is to 0, and exact
+    if algorithm == "fa1":
+        found.append((1 - raised) * own)  # a P V and a l: a is 1 in the tile that holds the maximum
+        if divided:  # O l, with the l it was just divided by; where the maximum is raised, with another number
+            found.append(((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1])
+    else:
+        found.append(raised[1:] * share[:-1])  # a O and a l
+    return [*found, share[-1:]] if divided else found
 
 
 def _of_terms(values: Values, keys: int, all_keys: int) -> dict[str, float]:

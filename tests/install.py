@@ -57,6 +57,8 @@ def test_the_install_is_thin(installed):
     held = json.loads(run(installed / "python", "-m", "pip", "list", "--format=json", cwd="/").stdout)
     names = {package["name"].lower() for package in held}
     assert not names & set(HEAVY) and {"torch", "numba", "gfloat", "typer"} <= names
+    (plugin,) = (installed.parent / "lib").glob("python*/site-packages/pytest_fa_lib.py")
+    assert "import fa_lib" not in plugin.read_text()
     assert {"share/data/published.csv", "share/notebooks/02_precision.ipynb"} <= contents(installed).keys()
 
 

@@ -97,7 +97,7 @@ def examine(
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
-    asked, head_dim, able = _contract(kernel, device)
+    asked, head_dim, able = contracted(kernel, device)
     can = formats(asked[asked.head_dim == head_dim])
     judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
     if not judged:
@@ -148,7 +148,7 @@ def examine(
         )  # fmt: skip
 
 
-def _contract(kernel, device):
+def contracted(kernel, device):
     """The table of `contract`, the head_dim it is of, and an Ability. head_dim is the first that the kernel has in some
     format, without a mask or else causally. What it broke or got wrong at others before stands in the table too; where
     it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""

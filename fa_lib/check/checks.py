@@ -1,0 +1,135 @@
+"""Every check of a kernel by name, each asked by itself: it passes, it fails, or it cannot be asked."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import pandas as pd
+
+from fa_lib.check.carry import LOST, SUMS, carried, carry
+from fa_lib.check.contract import Ability, formats
+from fa_lib.check.golden import Inputs
+from fa_lib.check.kernel import QUICK, contracted, measure, ruled
+from fa_lib.check.relations import RELATIONS, relate
+from fa_lib.check.subject import BREAKS, BROKEN, NOT_ASKED
+from fa_lib.experiments.rule import ALLOWED
+
+N = 512  # keys that errors are measured at
+QUERIES = 16  # at a time, that carries are asked for with
+JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one check.
+
+    Attributes:
+        passed: None where it was not asked. why: what was found, or why it was not asked.
+    """
+
+    passed: bool | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A kernel, the format and head_dim it is judged in, and what `contract` found of it."""
+
+    kernel: str | Callable
+    fmt: str
+    head_dim: int
+    able: Ability
+
+
+def result_of(check: str, kernel: str | Callable) -> Result:
+    """What a check of CHECKS says of a kernel.
+
+    Raises:
+        ValueError: there is no such kernel.
+        KeyError: there is no such check.
+    """
+    judged = _judged(kernel)
+    if isinstance(judged, str):
+        return Result(False, judged)
+    return CHECKS[check](judged)
+
+
+@cache
+def _judged(kernel) -> Judged | str:
+    """The Judged; or, where the kernel answers in no format, what it does instead."""
+    asked, head_dim, able = contracted(kernel, "cpu")
+    can = formats(asked[asked.head_dim == head_dim])
+    for fmt in JUDGED:
+        if fmt in can:
+            return Judged(kernel, fmt, head_dim, able)
+    bad = asked[asked.outcome != "yes"].iloc[0]
+    what = bad.problem or "does not return attention"
+    return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {bad.asked} it {what}"
+
+
+def _error(judged: Judged, distribution: str) -> Result:
+    """The largest error is within the field's rule."""
+    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
+    (row,) = measure([judged.kernel], Inputs(judged.fmt, distribution, N, 0, **given))
+    return _ruled(row["outcome"], row["problem"], row["times_max"], judged.fmt)
+
+
+def _rule(judged: Judged, shape: str) -> Result:
+    """The same, for a shape of `rule.CALLS`; its outputs, and no gradients."""
+    able = Ability(gradients=False, causal=judged.able.causal)
+    (row,) = ruled(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=able)
+    return _ruled(row["outcome"], row["problem"], row["ratio"], judged.fmt)
+
+
+def _ruled(outcome: str, problem: str, times: float, fmt: str) -> Result:
+    if outcome == "no":
+        return Result(None, f"the kernel {problem}")
+    if outcome != "yes":
+        return Result(False, f"the kernel {problem}")
+    told = f"{times:.3g} times Baseline's largest error in {fmt}; accepted are {ALLOWED['o']}"
+    return Result(times <= ALLOWED["o"], told)
+
+
+def _carry(judged: Judged, what: str) -> Result:
+    """The sum is carried in more bits than the inputs' format."""
+    fmt = "BF16" if judged.fmt == "FP32" else judged.fmt
+    rows = carry(judged.kernel, fmt, QUERIES, judged.head_dim, judged.able.causal)
+    table = pd.DataFrame(rows).assign(fmt=fmt, queries=QUERIES)
+    (found,) = (each for each in carried(table) if each["sum"] == what)
+    if found["low"] is None:
+        problems = [row["problem"] for row in rows if row["problem"]]
+        why = problems[0] if problems else "does not return small terms alone, so that a loss would say nothing"
+        return Result(None, f"the kernel {why}")
+    tile = f", in tiles of {found['tile']} keys" if found["tile"] else ""
+    told = f"loses {found['lost']:.3g} ulp of {fmt} of a sum of large and small terms{tile}; accepted are {LOST}"
+    return Result(not found["low"], told)
+
+
+def _relation(judged: Judged, key: str) -> Result:
+    """A relation that no kernel may break."""
+    relation = RELATIONS[key]
+    rows = relate(judged.kernel, key, judged.fmt, judged.head_dim, able=judged.able)
+    bad = [row for row in rows if row["outcome"] in (BREAKS, BROKEN)]
+    told = [row for row in bad if relation.nan_is_told and math.isnan(row["number"])]
+    if len(bad) > len(told):
+        found = "\n".join(f"  {row['case']}: {_found(row)}" for row in bad if row not in told)
+        return Result(False, f"{relation.says} Asked because of {relation.source}. It does not hold:\n{found}")
+    if told:
+        return Result(None, f"{relation.says} The kernel gives NaN, which is told and not counted: {told[0]['case']}")
+    if all(row["outcome"] == NOT_ASKED for row in rows):
+        problems = [row["problem"] for row in rows if row["problem"]]
+        return Result(None, f"the kernel {problems[0]}" if problems else "the kernel has no such option")
+    return Result(True)
+
+
+def _found(row: dict) -> str:
+    return row["problem"] or f"off by {row['number']:.3g}; accepted is {row['limit']:.3g}"
+
+
+CHECKS: dict[str, Callable[[Judged], Result]] = {
+    **{f"error_{name}": partial(_error, distribution=name) for name in ("uniform", "normal")},
+    **{f"rule_{shape.replace(' ', '_')}": partial(_rule, shape=shape) for shape in QUICK.shapes},
+    **{f"carry_{what}": partial(_carry, what=what) for what in SUMS},
+    **{key: partial(_relation, key=key) for key in RELATIONS},
+}

@@ -1,0 +1,256 @@
+"""How far a right kernel may be from the golden value on these very inputs: each output's own bound.
+
+`theory` has the error to expect of a kind of inputs. Here Q, K and V are given, so that the scores, the probabilities
+and the partial sums are known, and each rounding counts with what it is worth in this row. docs/testing.md derives it.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Integral
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.formats import FP32, FP64, Format, FormatLike
+from fa_lib.kernels.options import Options, Scores
+from fa_lib.kernels.rows import by_rows, nonzero
+from fa_lib.precision import Precision
+from fa_lib.roundings import ALGORITHMS, weights
+from fa_lib.theory import repeated
+
+BLOCK = 64  # keys of a tile, where nothing is said
+EXP = 1e-4  # relative error of the exponentials that kernels take for 16 bits: fexp_u20 of ATen, FA4's polynomials
+SHIFTS = 8  # of the numbers against the format's grid, over which an error of equal numbers is averaged
+DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundings (`theory.repeated`)
+ROUNDINGS = 5  # of O in a tile, at most: FA1's l O, P V, a P V, their sum and its division
+FAR = 30.0  # the most that an exponent's error is taken for
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What an output may be.
+
+    Attributes:
+        golden, bound: float64, of O's shape: |o - golden| <= bound holds for every output of a right kernel, but for
+            one call in 1 / false_alarm.
+        seen: (*lead, n_q, 1), whether a row sees a key; golden and bound are 0 where it does not.
+    """
+
+    golden: Float64[Tensor, "*lead n_q d_v"]
+    bound: Float64[Tensor, "*lead n_q d_v"]
+    seen: Bool[Tensor, "*lead n_q 1"]
+
+
+def declared(precision: Precision | FormatLike) -> Precision:
+    """A Precision, or `Precision.kernel` of a format.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return precision if isinstance(precision, Precision) else Precision.kernel(precision)
+
+
+def tolerance(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    precision: Precision | FormatLike,
+    tiles: int | None = None,
+    algorithm: str = "fa2",
+    false_alarm: float = 1e-6,
+    **options,
+) -> Tolerance:
+    """The bound of |o - golden| for a right kernel with these formats, on these inputs.
+
+    Every rounding to nearest is taken as an error of its own, with mean zero, evenly spread over at most half an ulp to
+    either side: relative to what it rounds at most u, of variance u^2 / 3. To first order the error of an output is a
+    sum of such errors with weights that are computed here. Such a sum is sub-Gaussian with its own variance s^2:
+    P(|error| > z s) <= 2 exp(-z^2 / 2). With M outputs z = sqrt(2 ln(2 M / false_alarm)) makes all of them hold at
+    once (union bound). Storing the answer adds half an ulp at most, for certain. Sums are taken as added term after
+    term. Where roundings cannot be independent (equal probabilities, equal terms), they are added up as they repeat.
+
+    Args:
+        q, k, v: as `kernels.reference`.
+        precision: a Precision, what the kernel declares; or a format, for `Precision.kernel`.
+        tiles: of keys; None: tiles of BLOCK keys. It counts where sums are carried in fewer bits than FP32.
+        algorithm: one of `roundings.ALGORITHMS`. "baseline" normalises P before it is rounded.
+        false_alarm: how often a right kernel may exceed it, in calls; above 0, below 1.
+        options: of `kernels.options.Asked`.
+
+    Raises:
+        ValueError: an argument does not fit, or an input is not finite.
+    """
+    precision, n_kv = declared(precision), k.shape[-2] if isinstance(k, Tensor) and k.ndim > 1 else 1
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: got {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
+    tiles = -(-n_kv // BLOCK) if tiles is None else tiles
+    if isinstance(tiles, bool) or not isinstance(tiles, Integral) or not 1 <= tiles <= n_kv:
+        raise ValueError(f"tiles: got {tiles!r}; accepted is a whole number from 1 to the {n_kv} keys")
+    if not 0 < false_alarm < 1:
+        raise ValueError(f"false_alarm: got {false_alarm!r}; accepted is a number between 0 and 1")
+    golden = kernels.golden(q, k, v, inputs=precision.inputs, **options)  # checks what came
+    strength = math.sqrt(2 * math.log(2 * golden.numel() / false_alarm))
+    law = _Law(precision, -(-n_kv // int(tiles)), algorithm, strength)
+    given = tuple(x.detach().double() for x in (q, k, v))
+    out = by_rows(law.bounded, given, precision, Options.of(q, k, v, **options), features=v.shape[-1] + 1, width=n_kv)
+    return Tolerance(golden, out[..., :-1], out[..., -1:] > 0)
+
+
+@dataclass(frozen=True)
+class _Law:
+    """The bound of a few rows; in the terms of docs/testing.md."""
+
+    p: Precision
+    block: int  # keys of a tile
+    algorithm: str
+    strength: float  # z
+
+    def variance(self, step: str) -> float:
+        """Of one rounding, relative."""
+        return getattr(self.p, step).unit_roundoff ** 2 / 3
+
+    def inner(self, step: str) -> float:
+        """Of one rounding inside a dot product or a row sum: FP32, or what the step has if that is wider; and of the
+        golden value's own, in FP64."""
+        wide = min(getattr(self.p, step).unit_roundoff, FP32.unit_roundoff)
+        return (wide**2 + FP64.unit_roundoff**2) / 3
+
+    def bounded(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        """The bound of rows of one head, and whether each sees a key: (rows, d_v + 1)."""
+        S = scores(q, k, 0)  # (rows, n_kv)
+        m = S.amax(-1, keepdim=True)
+        seen = m != -math.inf  # (rows, 1)
+        p = torch.exp(S - m.where(seen, 0.0))  # (rows, n_kv), 1 at the maximum
+        l = p.sum(-1, keepdim=True)
+        W = p / nonzero(l)  # the weights of keys
+        D = scores.drop(W, 0)  # those that V meets
+        O = D @ v  # (rows, d_v)
+        of_scores = self.of_scores(q, k, scores, S.where(W > 0, m), m)
+        weights, shift = self.of_weights(of_scores, W, D, v, O)
+        if self.p.scores.precision < FP32.precision:
+            alike = self.repeating(self.p.scores, S.where(W > 0, 0.0), W, D, v, O, relative=False)[1]
+            weights = torch.maximum(weights, alike)
+        probs = self.of_probs(W if self.algorithm == "baseline" else p, W, D, v, O)
+        total = probs + weights / (1 - shift) ** 2 + self.of_sums(S, W, D, v, O, m, l)
+        bound = self.strength * total.sqrt()
+        bound = bound + self.p.output.ulp(O.abs() + bound) / 2
+        return torch.cat([bound.where(seen, 0.0), seen], -1)
+
+    def of_scores(self, q: Tensor, k: Tensor, scores: Scores, S: Tensor, m: Tensor) -> Tensor:
+        """The variance of each exponent S - m and of its exponential: (rows, n_kv)."""
+        d, scale = q.shape[-1], scores.o.scale
+        raw, squares = q @ k.mT * scale, q.square() @ k.mT.square() * scale**2
+        products = (d + 1) * (squares / 6 + raw.square() / 3) + squares + raw.square()  # d products, their sums, scale
+        rounded = (S - m).square() + S.square() + 4  # the exponential is within an ulp
+        variance = self.inner("scores") * products + self.variance("scores") * S.square()
+        return variance + self.variance("exponent") * rounded + self.exp() ** 2 / 2
+
+    def of_weights(self, of_scores: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:
+        """The variance of O by the errors of the keys' weights, in numerator and row sum alike; and z times
+        the standard deviation of the row sum, by which the first order falls short."""
+        z = self.strength
+        raised = torch.expm1((z * of_scores.sqrt()).clamp(max=FAR)) / z  # exp(e) - 1 where e is large
+        s = raised.square()
+        out = (D.square() * s) @ v.square() - 2 * O * ((D * W * s) @ v)
+        of_l = (W.square() * s).sum(-1, keepdim=True)
+        return (out + O.square() * of_l).clamp(min=0), (z * of_l.sqrt()).clamp(max=0.9)
+
+    def of_probs(self, p: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> Tensor:
+        """The variance of O by P's rounding, whether the row sum adds P before or after it; no more than if all err to
+        one side."""
+        fmt = self.p.probs
+        step = (smallest(fmt) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
+        s = step.square() / 3 + self.exp() ** 2 / 2
+        out = (D.square() * s) @ v.square()
+        centred = out - 2 * O * ((D * W * s) @ v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
+        independent = torch.maximum(out, centred)
+        alike = torch.maximum(*self.repeating(fmt, p, W, D, v, O, relative=True))
+        most = ((step + self.exp()) * D) @ v.abs() + O.abs() * ((step + self.exp()) * W).sum(-1, keepdim=True)
+        return torch.minimum(torch.maximum(independent, alike), (most / self.strength).square())
+
+    def exp(self) -> float:
+        """The relative error of the exponential."""
+        return EXP if self.p.probs.precision < FP32.precision else 0.0
+
+    def repeating(
+        self, fmt: Format, x: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, relative: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The mean squares of O's error by rounding x (rows, n_kv) to fmt, in the numerator alone and in the row sum as
+        well, over shifts of x against the grid: equal numbers have equal errors. An error of a score counts as it is,
+        one of a probability relative to it, with that of the exponential."""
+        of_o = of_both = torch.zeros_like(O)
+        for i in range(SHIFTS):
+            turn = (i + 0.5) / SHIFTS
+            e = (fmt(x * 2**turn) - x * 2**turn) / 2**turn
+            if relative:
+                positive = x.where(x > 0, 1.0)
+                e = e / positive + self.exp() * torch.cos(2 * math.pi * (torch.log2(positive) + turn))
+            one = (D * e) @ v
+            both = one - O * (W * e).sum(-1, keepdim=True)
+            of_o, of_both = of_o + one.square() / SHIFTS, of_both + both.square() / SHIFTS
+        return of_o, of_both
+
+    def of_sums(self, S: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
+        """The variance of O by the roundings of its own sum and of the row sum's: carried from tile to tile, inside of
+        tiles, and where parts of the keys are merged."""
+        cut = [slice(j, j + self.block) for j in range(0, v.shape[0], self.block)]
+        X = torch.stack([D[:, each] @ v[each] for each in cut])  # (T, rows, d_v)
+        Y = torch.stack([W[:, each].sum(-1, keepdim=True) for each in cut])  # (T, rows, 1)
+        highest = torch.stack([S[:, each].amax(-1, keepdim=True) for each in cut]).cummax(0).values
+        raised = torch.cat([torch.ones_like(Y[:1]), (highest[1:] > highest[:-1]).to(Y)])
+        U, row_sums = X.cumsum(0), Y.cumsum(0)  # so far
+        how, size = self.algorithm, O.square()
+        of_o = sum(w.sum(0) for w in weights(how, U.square(), X.square(), raised, divided=True))
+        of_l = sum(w.sum(0) for w in weights(how, row_sums.square(), Y.square(), raised, divided=False))
+        carried = self.variance("accumulator") * of_o + self.variance("row_sum") * of_l * size
+        carried = carried + ROUNDINGS * len(cut) * (smallest(self.p.accumulator) / 2) ** 2 / 3  # of subnormal sums
+        for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(l), "row_sum")):
+            carried = carried + size * _repeats(getattr(self.p, step), *_spread(part.square().sum(0), whole, len(cut)))
+        n = (W > 0).sum(-1, keepdim=True)  # keys that count
+        squares, alone = D.square() @ v.square(), W.square().sum(-1, keepdim=True)
+        along = (
+            torch.maximum(U.square().sum(0), (O - U + X).square().sum(0)) * self.block
+        )  # first to last, last to first
+        of_o = torch.maximum((n + 1) * (squares / 6 + size / 3), along) + squares
+        of_l = (n + 1) * (alone / 6 + 1 / 3) + alone
+        inside = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
+        for part, whole, step in ((squares, O, "accumulator"), (alone, torch.ones_like(l), "row_sum")):
+            fmt = FP32 if getattr(self.p, step).precision < FP32.precision else getattr(self.p, step)
+            inside = inside + size * _repeats(fmt, *_spread(part, whole, int(n.max())))
+        if self.p.row_sum.precision < FP32.precision:
+            return carried + inside
+        log = torch.log(nonzero(l))  # the parts' weights exp(L_i - L), L = m + log l
+        merged = ((X - Y * O).square()).sum(0) * ((m + log).square() + log.square() + 4).where(m != -math.inf, 0.0)
+        return carried + inside + self.variance("row_sum") * merged
+
+
+def smallest(fmt: Format) -> float:
+    """The step of a format's grid below its normal numbers."""
+    return 2.0 ** (fmt.emin - fmt.precision + 1)
+
+
+def _spread(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
+    """The standard deviation of a sum's terms over their mean, and how many there are."""
+    over = terms * squares / total.square().where(total != 0, 1.0) - 1
+    return over.clamp(min=0).sqrt().where(total != 0, 1.0), terms
+
+
+def _repeats(fmt: Format, spread: Tensor, terms: int) -> Tensor:
+    """The relative mean square error of a sum whose roundings repeat, 0 where its terms scatter enough."""
+    at = torch.floor(torch.log2(spread.clamp(min=2.0**-60)))
+    at = at.where(spread < DITHER * 2 * fmt.unit_roundoff * terms, 0.0)
+    found = torch.zeros_like(spread)
+    if fmt.precision < FP64.precision:
+        for each in at.unique().tolist():
+            if each < 0:
+                found[at == each] = _repeated(fmt, terms, each) ** 2
+    return found
+
+
+@lru_cache
+def _repeated(fmt, terms, log_spread):
+    return repeated(fmt, tiles=terms, spread=2.0**log_spread)
