@@ -41,6 +41,7 @@ class Depth:
         runs: of one call, for determinism.
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
             for with more queries.
+        first_seed: of all inputs that are drawn: others are other draws.
 
     Raises:
         ValueError: a shape is not known.
@@ -54,6 +55,7 @@ class Depth:
     bias_seeds: int
     runs: int
     square: int = 2**16
+    first_seed: int = 0
 
     def __post_init__(self):
         for shape in self.shapes:
@@ -114,7 +116,7 @@ def examine(
         return [
             Inputs(fmt, distribution, n, seed, n_q, **given)
             for fmt in judged for distribution in distributions for n in lengths for n_q in queries
-            for seed in range(seeds)
+            for seed in range(depth.first_seed, depth.first_seed + seeds)
         ]  # fmt: skip
 
     fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
@@ -138,8 +140,8 @@ def examine(
         return dict(
             asked=asked,
             shapes=over(
-                ruled, dict(head_dim=sorted({head_dim, *depth.head_dims}), distribution="normal", fmt=judged, seed=0,
-                            shape=shapes, kernel=kernel, device=device), able=able,
+                ruled, dict(head_dim=sorted({head_dim, *depth.head_dims}), distribution="normal", fmt=judged,
+                            seed=depth.first_seed, shape=shapes, kernel=kernel, device=device), able=able,
             ) if shapes else pd.DataFrame(),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
