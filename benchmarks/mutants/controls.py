@@ -6,8 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.mutants.skeleton import Mutant, Steps, attention, repeated, scale_of, visible
-from fa_lib.experiments.sequential import sequential
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, repeated, scale_of, valued, visible
 
 
 def fa2(q, k, v, **options):
@@ -36,7 +35,7 @@ def p_unrounded(q, k, v, **options):
 
 
 def key_by_key(q, k, v, **options):
-    few = q.shape[-2] <= 16  # as in decoding; more queries go in tiles
+    few = q.shape[-2] <= 4  # as in decoding; more queries go in tiles
     return attention(q, k, v, **options, steps=Steps(tile=1 if few else 64, probs=lambda P, dtype: P))
 
 
@@ -123,9 +122,16 @@ def each_operation_rounds(q, k, v, causal=False, scale=None):
 
 
 def sums_in_order(q, k, v, causal=False, scale=None):
-    """Each FP32 sum one term after the other."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return sequential(q.to(wide), k.to(wide), v.to(wide), causal=causal, scale=scale).to(q.dtype)
+    """l and O in FP32, one key after the other, none apart."""
+    dtype, (S, v) = q.dtype, scores(q, k, v, causal, scale)
+    o = torch.softmax(S, -1).nan_to_num() @ v  # its gradient
+    m = S.detach().amax(-1, keepdim=True)
+    P = torch.exp(S.detach() - m.where(m > -math.inf, 0)).movedim(-1, 0)[..., None].contiguous()  # (n_kv, ..., n_q, 1)
+    l, O = torch.zeros_like(P[0]), torch.zeros_like(o)
+    for j in range(len(P)):
+        l += P[j]
+        O += P[j] * v.detach()[..., j, None, :]
+    return valued(o, O / l.where(l > 0, 1)).to(dtype)
 
 
 def by_torch(backend, q, k, v, causal=False, scale=None, mask=None):
@@ -151,7 +157,7 @@ CONTROLS = (
     Mutant(fa2, "FlashAttention-2: the skeleton of the mutants.", "arXiv 2307.08691"),
     Mutant(fa2_reversed, "FlashAttention-2 that begins with the last keys."),
     Mutant(splits_in_fp32, "8 parts of the keys, merged in FP32."),
-    Mutant(key_by_key, "For up to 16 queries key by key, FP32 accumulator."),
+    Mutant(key_by_key, "For up to 4 queries key by key, FP32 accumulator."),
     Mutant(rows_in_chunks, "50 queries at a time."),
     Mutant(tiles_of_16, "Tiles of 16 keys."),
     Mutant(tiles_of_128, "Tiles of 128 keys."),
@@ -159,7 +165,7 @@ CONTROLS = (
     Mutant(p_unrounded, "P is not rounded."),
     Mutant(folded_scale, "2^x, with log2(e) in the scale of the scores."),
     Mutant(polynomial_exp, "2^x by a polynomial that is exact at 0."),
-    Mutant(sums_in_order, "Each FP32 sum one term after the other."),
+    Mutant(sums_in_order, "FP32 sums over keys one term after the other."),
     Mutant(torch_math, "torch's MATH, which upcasts."),
     Mutant(torch_flash, "torch's kernel for CPUs."),
 )  # fmt: skip
