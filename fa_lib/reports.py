@@ -70,6 +70,8 @@ def check_kernel(kernel: str, depth: Depth | str = "report", out: str | Path = "
                 "interval over seeds), beside Baseline's."),
         Section("Shapes and masks", tables.by_shape(found["shapes"]),
                 "The largest error over Baseline's, output and gradients; ! where it breaks the rule."),
+        Section("Relations that every kernel keeps", tables.by_relation(found["relations"]),
+                "How far two answers are apart, and how far two right ones may be (docs/checks.md)."),
     ]  # fmt: skip
     figure = kernel_report(judgement, found, caption)
     return begun.written(judgement, sections, figure, found, dict(kernel=kernel, device=device) | asdict(depth))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -14,6 +15,18 @@ from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.inputs import draw
 from fa_lib.metrics import deviation
 
+
+@dataclass(frozen=True)
+class Ability:
+    """What `contract` found that decides how a kernel is called: it has gradients; it always masks causally; its causal
+    mask is aligned top-left where queries are fewer than keys."""
+
+    gradients: bool = True
+    causal: bool = False
+    top_left: bool = False
+
+
+ABLE = Ability()  # where nothing else is known
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
 CALLS = by_key([  # asked for in the first format that it has

@@ -9,6 +9,7 @@ from scipy import stats
 
 from fa_lib.check.carry import LOST, carried
 from fa_lib.check.findings import Finding, Judgement, Severity, within
+from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.model import summary
 from fa_lib.check.tensors import cheapest
 from fa_lib.experiments.rule import ALLOWED, CALLS
@@ -40,8 +41,8 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         *_carry(tables["sums"]), *_growth(lengths), *_answers(asked), *_largest(lengths),
         *_rounded_splits(tables.get("splits", pd.DataFrame())), *_row_sum(tables["sums"]),
         *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
-        *_shapes(counted), *_inputs(tables["inputs"]), *_repeats(tables["repeats"]), coverage(lengths, counted),
-        *unsupported,
+        *_shapes(counted), *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
+        *_repeats(tables["repeats"]), coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
         weak = {Severity.PASSES: Severity.NOTES}  # nothing else that holds makes a kernel pass

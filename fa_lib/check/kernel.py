@@ -13,8 +13,9 @@ import torch
 from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, attempt, guarded
 from fa_lib.check.carry import QUERIES, carried, carry
-from fa_lib.check.contract import causally, contract, formats
+from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
 from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, keeping, kept, outwards, truth
+from fa_lib.check.relations import RELATIONS, relate
 from fa_lib.check.splits import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held
@@ -27,7 +28,7 @@ __all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "
 
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
-TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats")  # of `examine`
+TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations")  # of `examine`
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ class Depth:
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
             for with more queries.
         first_seed: of all inputs that are drawn: others are other draws.
+        relations: keys of RELATIONS.
 
     Raises:
-        ValueError: a shape is not known.
+        ValueError: a shape or a relation is not known.
     """
 
     lengths: tuple[int, ...]
@@ -56,29 +58,24 @@ class Depth:
     runs: int
     square: int = 2**16
     first_seed: int = 0
+    relations: tuple[str, ...] = ()
 
     def __post_init__(self):
         for shape in self.shapes:
             known("shape", shape, CALLS)
-
-
-@dataclass(frozen=True)
-class Ability:
-    """What `contract` found that decides how a kernel is called: it has gradients; it always masks causally."""
-
-    gradients: bool = True
-    causal: bool = False
+        for relation in self.relations:
+            known("relation", relation, RELATIONS)
 
 
 QUICK = Depth(  # seconds
     lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
-    runs=3,
+    runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
 )  # fmt: skip
 REPORT = Depth(  # about a minute for a kernel of torch's on two cores
     lengths=(128, 512, 1500, 4096), seeds=5,
     shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
             "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1024", "1500"),
-    head_dims=(64, 128), troubled_n=512, bias_seeds=12, runs=100,
+    head_dims=(64, 128), troubled_n=512, bias_seeds=12, runs=100, relations=(*RELATIONS,),
 )  # fmt: skip
 DEPTHS = {"quick": QUICK, "report": REPORT}
 
@@ -96,8 +93,8 @@ def examine(
     Returns:
         asked (`contract`), shapes (`ruled`), lengths (`measure`; and of the kernels `beside`), inputs (`measure`), sums
         (`carry`), splits (`rounded_splits`, where an error breaks the rule and no sum is carried in low precision, else
-        empty), repeats (`repeats`). BF16 and FP16 are judged, else FP32; where the kernel has none of them, all but
-        `asked` are empty.
+        empty), repeats (`repeats`), relations (`relate`). BF16 and FP16 are judged, else FP32; where the kernel has
+        none of them, all but `asked` are empty.
 
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
@@ -148,6 +145,8 @@ def examine(
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
             repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
+            relations=over(relate, own | dict(key=[*depth.relations], fmt=judged), able=able)
+            if depth.relations else pd.DataFrame(),
         )  # fmt: skip
 
 
@@ -161,7 +160,8 @@ def _contract(kernel, device):
             asked = pd.DataFrame(contract(kernel, head_dim, device, causal))
             if formats(asked):
                 faults = [other[other.outcome.isin(("wrong", "broken"))] for was, other in tried if was == causal]
-                able = Ability(bool((asked.outcome[asked.asked == "gradients"] == "yes").any()), causal)
+                gradients = (asked.outcome[asked.asked == "gradients"] == "yes").any()
+                able = Ability(bool(gradients), causal, bool((asked.note == "top_left").any()))
                 return pd.concat([asked, *faults], ignore_index=True), head_dim, able
             tried.append((causal, asked))
     telling = [asked for _, asked in tried if asked.outcome.isin(("wrong", "broken")).any()]
@@ -185,7 +185,7 @@ def _splits(kernel, lengths, sums, over):
 
 def ruled(
     shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: str | Callable, device: str = "cpu",
-    able: Ability = Ability(),
+    able: Ability = ABLE,
 ) -> list[dict]:  # fmt: skip
     """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
 
@@ -233,7 +233,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
 
 
 def repeats(
-    kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu", able: Ability = Ability()
+    kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu", able: Ability = ABLE
 ) -> dict:
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 

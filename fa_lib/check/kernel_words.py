@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from fa_lib.check.findings import Finding, Severity
+from fa_lib.check.relations import RELATIONS
+from fa_lib.check.subject import BROKEN, ROUNDING
 
 SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
 NOTES = {  # of `contract`
@@ -199,6 +201,25 @@ def _repeats(f, at):
     return f"Its {at['of']} are {f.number:.0f} different ones in {at['runs']} runs."
 
 
+def _relation(f, at):
+    says = RELATIONS[at["relation"]].says.removesuffix(".")
+    also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
+    place = f"{at['case']}, {at['fmt']}{also}"
+    if at["outcome"] == BROKEN:
+        return f"{says}: asked for that, it {at['problem']} ({place})."
+    if f.number is None:
+        return f"{says}: not here, where it gives NaN ({place})."
+    if at["outcome"] == ROUNDING:
+        return f"{says}: to rounding, not bit for bit ({place}: {f.number:.2g} apart)."
+    allowed = f", where {f.limit:.2g} is allowed" if f.limit else ""
+    return f"{says}: not here ({place}: {f.number:.2g} apart{allowed})."
+
+
+def _relations(f, at):
+    asked = f"; {at['not_asked']} more were not asked, for want of the option" if at["not_asked"] else ""
+    return f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases{asked}."
+
+
 def _unsupported(f, at):
     return f"Not supported, so not judged: {', '.join(at['asked'])}."
 
@@ -210,5 +231,6 @@ SAY = {
     "coverage": sentence(_coverage), "sum_error": sentence(_sum_error), "problem": sentence(_problem),
     "top_left": sentence(_top_left), "outputs": sentence(_shapes), "gradients": sentence(_shapes),
     "worst_input": sentence(_worst_input), "outwards": sentence(_outwards), "repeats": sentence(_repeats),
+    "relation": sentence(_relation), "relations": sentence(_relations),
     "unsupported": sentence(_unsupported),
 }  # fmt: skip

@@ -7,8 +7,11 @@ import pandas as pd
 from fa_lib.check.judge import interval
 from fa_lib.check.kernel_words import noted
 from fa_lib.check.model import summary
+from fa_lib.check.relations import RELATIONS
+from fa_lib.check.subject import BITWISE, BREAKS, BROKEN, NOT_ASKED, ROUNDING
 from fa_lib.check.tensors import CHANGES
 
+RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer"}
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", times_max="max / Baseline's")
 
 
@@ -55,6 +58,20 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     rows = shapes.assign(ratio=shapes.ratio.map("{:.2f}".format) + shapes.passed.map({False: " !"}).fillna(""))
     wide = rows.pivot(index=["shape", "head_dim", "fmt"], columns="tensor", values="ratio").fillna("")
     return wide.rename_axis(columns=None).reset_index().rename(columns=COLUMNS)
+
+
+def by_relation(related: pd.DataFrame) -> pd.DataFrame:
+    """A table of `relate`: a line for each case that was asked, a column for each format."""
+    asked = related[related.outcome != NOT_ASKED] if len(related) else related
+    if not len(asked):
+        return asked
+    says = asked.key.map(lambda key: RELATIONS[key].says)
+    apart = ": " + asked.number.map("{:.2g}".format) + " of " + asked.limit.map("{:.2g}".format)
+    told = asked.outcome.map(RELATED) + apart.where(asked.outcome.isin((ROUNDING, BREAKS)), "")
+    rows = asked.assign(told=told, **{"what must hold": says})
+    wide = rows.pivot(index=["what must hold", "case"], columns="fmt", values="told").fillna("")
+    order = dict.fromkeys(zip(rows["what must hold"], rows.case))
+    return wide.loc[[*order]].rename_axis(columns=None).reset_index()
 
 
 def by_change(better: Mapping[str, list[dict]]) -> pd.DataFrame:

@@ -2,7 +2,8 @@
 
 With dO the gradient of the output O (arXiv 2205.14135, appendix B; arXiv 2307.08691, Algorithm 2):
     dV = Pᵀ dO,  dP = dO Vᵀ,  dS = P ∘ (dP - delta),  dQ = scale dS K,  dK = scale dSᵀ Q,
-where delta = rowsum(dO ∘ O), which equals rowsum(P ∘ dP).
+where delta = rowsum(dO ∘ O), which equals rowsum(P ∘ dP). A sink has no value, so that dP is 0 there: its gradient
+is the sum over rows of -P_sink delta.
 """
 
 from collections.abc import Callable
@@ -13,32 +14,34 @@ from torch import Tensor
 from fa_lib.kernels.rows import by_rows, flat, rows_at_once, run, stored, tiles
 
 
-def differentiable(q: Tensor, k: Tensor, v: Tensor, forward: Callable, backward: Callable) -> Tensor:
+def differentiable(
+    q: Tensor, k: Tensor, v: Tensor, forward: Callable, backward: Callable, sinks: Tensor | None = None
+) -> Tensor:
     """o of `forward(q, k, v) -> (o, statistics of its rows)`, with gradients of `backward` where one is asked for."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        return _Attention.apply(q, k, v, forward, backward)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks)):
+        return _Attention.apply(q, k, v, sinks, forward, backward)
     return forward(q, k, v)[0]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, forward, backward):
+    def forward(ctx, q, k, v, sinks, forward, backward):
         o, statistics = forward(q, k, v)
-        ctx.save_for_backward(q, k, v, o, statistics)
+        ctx.save_for_backward(q, k, v, o, statistics, sinks)
         ctx.backward = backward
         return o
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dO):
-        q, k, v, o, statistics = ctx.saved_tensors
+        q, k, v, o, statistics, sinks = ctx.saved_tensors
         gradients = ctx.backward(q, k, v, o, statistics, dO)
-        held = (stored(g, x.dtype) for g, x in zip(gradients, (q, k, v)))
-        return *held, None, None
+        held = [stored(g, x.dtype) for g, x in zip(gradients, (q, k, v) if sinks is None else (q, k, v, sinks))]
+        return *held, *[None] * (6 - len(held))
 
 
 class Backward:
-    """dQ, dK and dV.
+    """dQ, dK and dV, and the gradient of the sinks where there are any.
 
     Args:
         precision, options: of the forward call.
@@ -80,7 +83,16 @@ class Backward:
 
         rest = (statistics, dO, delta)
         dQ = by_rows(dq_rows, (q, k, v), p, options, features=q.shape[-1], width=block_kv, beside=rest)
-        return dQ, *self.dk_dv(q, k, v, block_kv, add, rest)
+        sinks = () if options.sinks is None else (self.sinks(statistics, delta),)
+        return dQ, *self.dk_dv(q, k, v, block_kv, add, rest), *sinks
+
+    def sinks(self, statistics, delta):
+        """Gradient (heads,) of the sinks, from statistics and delta (heads of all leading dimensions, n_q, 1 or 2)."""
+        p, total = self.p, torch.zeros_like(self.options.sinks)
+        for head in range(delta.shape[0]):
+            P = self.probabilities(p.scores(self.options.sink(head)), statistics[head])  # (n_q, 1)
+            total[head % len(total)] += p.grads(P * p.exponent(-delta[head])).sum()
+        return p.output(p.grad_sums(total))
 
     def dk_dv(self, q, k, v, block_kv, add, rest):
         p, options, shapes = self.p, self.options, (k.shape, v.shape)

@@ -37,7 +37,8 @@ def flash(
         q: (..., heads, n_q, head_dim). k, v: (..., kv_heads, n_kv, head_dim).
         options: of `options.Asked`. causal is aligned bottom-right, as in every kernel here (torch's own `is_causal`
             aligns top-left). mask: torch's CPU kernel only. window: flash_attn has it, torch's CPU kernel takes it as
-            a mask. softcap: flash_attn only. None has dropout with a given mask.
+            a mask. softcap: flash_attn only. None has sinks, or dropout with a
+            given mask.
 
     Returns:
         o: q's shape and dtype.
@@ -51,6 +52,7 @@ def flash(
     asked = Asked.of(**options)
     lacks = {"dropout_p": asked.dropout_p, "softcap": asked.softcap if backend != "flash_attn" else None}
     lacks["mask"] = True if asked.mask is not None and backend == "flash_attn" else None
+    lacks["sinks"] = asked.sinks is not None
     for name, value in lacks.items():
         if value:
             raise ValueError(f"{name}: got {value!r}; the kernel {backend!r} has none: use 'tiled'")

@@ -23,6 +23,8 @@ class Asked:
         softcap: S becomes softcap * tanh(S / softcap), before masks.
         keep: boolean, what broadcasts to (batch, heads, n_q, n_kv): the entries of P that dropout leaves.
         dropout_p: what is kept is divided by 1 - dropout_p.
+        sinks: (heads,), a logit for each head of Q: one more term of the softmax's sum, with no key and no value, as in
+            gpt-oss. It is neither scaled nor capped, and no mask hides it.
     """
 
     causal: bool = False
@@ -32,6 +34,7 @@ class Asked:
     softcap: float | None = None
     keep: Tensor | None = None
     dropout_p: float = 0.0
+    sinks: Tensor | None = None
 
     @classmethod
     def of(cls, **options) -> "Asked":
@@ -99,6 +102,9 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
             fits = False
         if not fits:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}")
+    x, due = asked.sinks, (q.shape[-3] if q.ndim > 2 else 1,)
+    if x is not None and not (isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape) == due):
+        raise ValueError(f"sinks: got {_describe(x)}; accepted is a floating-point tensor of shape {due}, one a head")
     return asked
 
 
@@ -121,6 +127,7 @@ class Options:
     softcap: float | None
     keep: Tensor | None  # (*lead, n_q, n_kv), the entries of P that dropout leaves
     dropout_p: float
+    sinks: Tensor | None = None  # (heads of lead,)
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, **options) -> "Options":
@@ -142,19 +149,27 @@ class Options:
         group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
         scale = asked.scale or 1 / math.sqrt(q.shape[-1])
         mask, keep = whole(asked.mask), whole(asked.keep)
-        return cls(lead, n_q, n_kv, group, scale, left, right, mask, asked.softcap, keep, asked.dropout_p)
+        sinks = None if asked.sinks is None else asked.sinks.detach().double().to(q.device)
+        return cls(lead, n_q, n_kv, group, scale, left, right, mask, asked.softcap, keep, asked.dropout_p, sinks)
+
+    def sink(self, head: int) -> Tensor | None:
+        """The sink's logit (1, 1) of flattened head `head`."""
+        return None if self.sinks is None else self.sinks[head % len(self.sinks)].reshape(1, 1)
 
     def rows(self, head: int, here: slice) -> "Scores":
         """The scores that the rows `here`, a slice, of flattened head `head` see."""
         index = np.unravel_index(head, self.lead)
-        return Scores(self, here, *(None if x is None else x[index][here] for x in (self.mask, self.keep)))
+        masks = (None if x is None else x[index][here] for x in (self.mask, self.keep))
+        return Scores(self, here, *masks, sink=self.sink(head))
 
 
 class Scores:
     """S of some rows of one head, tile by tile: scaled, capped, masked, not yet rounded."""
 
-    def __init__(self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None):
-        self.o, self.mask, self.keep_mask = options, mask, keep
+    def __init__(
+        self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None, sink: Tensor | None = None
+    ):
+        self.o, self.mask, self.keep_mask, self.sink = options, mask, keep, sink
         offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
         self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
         self.trivial = mask is None and options.left is None and options.right is None

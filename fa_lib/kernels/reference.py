@@ -30,7 +30,7 @@ def reference(
         q: (batch, heads, n_q, head_dim), any number of leading dimensions.
         k, v: (batch, kv_heads, n_kv, head_dim), kv_heads a divisor of heads (GQA).
         precision: a Precision.
-        options: of `options.Asked`: causal, scale, mask, window, softcap, keep, dropout_p.
+        options: of `options.Asked`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Returns:
         o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
@@ -46,11 +46,14 @@ def reference(
         S = scores(q, k, 0)  # (rows, n_kv)
         seen = scores.seen(S)
         S = p.scores(S)
-        m = p.maximum(S.amax(-1, keepdim=True))  # (rows, 1)
-        if seen is not True:
+        m = S.amax(-1, keepdim=True)  # (rows, 1)
+        sink = None if scores.sink is None else p.scores(scores.sink)  # (1, 1)
+        m = p.maximum(m if sink is None else torch.maximum(m, sink))
+        if seen is not True and sink is None:
             m = m.where(seen, 0.0)  # exp(-inf - 0) = 0, and not NaN
         P = p.exponent(torch.exp_(p.exponent(S - m)))  # (rows, n_kv)
-        l = p.row_sum(P.sum(-1, keepdim=True))  # (rows, 1)
+        l = P.sum(-1, keepdim=True)  # (rows, 1)
+        l = p.row_sum(l if sink is None else l + p.exponent(torch.exp_(p.exponent(sink - m))))
         P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
         return torch.cat([p.output(p.accumulator(p.probs(scores.drop(P, 0)) @ v)), m, l], -1)  # (rows, head_dim + 2)
 
@@ -62,7 +65,7 @@ def reference(
         m, l = m_l[:, :1], m_l[:, 1:]
         return p.probs(p.exponent(p.exponent(torch.exp_(p.exponent(S - m))) / nonzero(l)))
 
-    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling=None))
+    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling=None), options.get("sinks"))
 
 
 def golden(

@@ -33,6 +33,8 @@ def tiled(
 ) -> Float[Tensor, "*lead n_q d_v"]:
     """Flash Attention with online softmax, each step rounded as `precision` says. Differentiable, as FA is.
 
+    A sink is where the row maximum and the row sum begin: m = sink, l = 1, O = 0 (of the first part, with splits).
+
     A tile in which a row sees no key leaves that row as it was, as kernels do that skip such tiles. Rows are
     independent, so in the forward pass `tiling.block_q` cannot change a result, and the rows worked on at once are
     chosen for speed.
@@ -43,7 +45,7 @@ def tiled(
         precision: a Precision.
         algorithm: an Algorithm, or the name of one: "fa1", "fa2", "fa4".
         rows: rows worked on at once instead of the choice made here; no result depends on it.
-        q, k, v, options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p.
+        q, k, v, options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Returns:
         o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
@@ -66,13 +68,19 @@ def tiled(
     def few_rows(q_i, k, v, scores):
         seen = list(tiles(k, v, tiling.block_kv, scores))[:: -1 if how.reverse else 1]
         size = max(1, -(-len(seen) // how.splits))  # tiles of a part
-        parts = [part(q_i, seen[i : i + size], v.shape[1], scores) for i in range(0, max(1, len(seen)), size)]
+        sinks = [scores.sink] + [None] * len(seen)
+        parts = [
+            part(q_i, seen[i : i + size], v.shape[1], scores, sink)
+            for i, sink in zip(range(0, max(1, len(seen)), size), sinks)
+        ]
         return parts[0] if len(parts) == 1 else merged(p, parts)
 
-    def part(q_i, some_tiles, features, scores):
+    def part(q_i, some_tiles, features, scores, sink):
         m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
         l = torch.zeros_like(m)  # running row sum (rows, 1)
         O = q_i.new_zeros(q_i.shape[0], features)  # running output (rows, head_dim)
+        if sink is not None:
+            m, l = p.maximum(p.scores(sink) / unit).expand_as(m), l + how.raised
         for j, k_j, v_j in some_tiles:
             S = scores(q_i, k_j, j)  # (rows, B_c)
             seen = scores.seen(S)
@@ -96,7 +104,7 @@ def tiled(
     def probabilities(S, L):
         return p.exponent(torch.exp_(p.exponent(S - L)))  # P, divided by the row sum already
 
-    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling))
+    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling), options.get("sinks"))
 
 
 def merged(p: Precision, parts: list[Tensor]) -> Tensor:
@@ -204,7 +212,8 @@ def rescales(
     asked, p = Options.of(q, k, k, **options), precision
 
     def few_rows(q_i, k, _, scores):
-        m, count = None, torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
+        m = None if scores.sink is None else p.maximum(p.scores(scores.sink))
+        count = torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
         for j, k_j, _ in tiles(k, k, tiling.block_kv, scores):
             S = p.scores(scores(q_i, k_j, j))  # (rows, B_c)
             m_tile = p.maximum(S.amax(-1, keepdim=True))

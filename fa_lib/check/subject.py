@@ -1,0 +1,180 @@
+"""A kernel as relations ask it: inputs for it, its answers, and how far two right answers may lie apart."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+
+import torch
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.check.attempt import KernelError, called, guarded
+from fa_lib.check.contract import ABLE, Ability
+from fa_lib.experiments.rule import ALLOWED, yardstick
+from fa_lib.formats import BF16, FP32, FP64, Format
+from fa_lib.inputs import draw
+from fa_lib.precision import Precision
+
+BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel and the inputs that it is asked on.
+
+    Attributes:
+        fn: called fn(q, k, v, **options).
+        fmt: of Q, K and V. head_dim, device, seed: of every draw. n: keys, where a relation names no other number.
+        able: where it says that the kernel always masks causally, every call asks for that.
+    """
+
+    fn: Callable
+    fmt: Format = BF16
+    head_dim: int = 64
+    device: str = "cpu"
+    able: Ability = ABLE
+    seed: int = 0
+    n: int = 256
+
+    def draw(
+        self, n_q: int = 0, n_kv: int = 0, batch: int = 2, heads: int = 2, kv_heads: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normal Q (batch, heads, n_q, head_dim), K and V (batch, kv_heads, n_kv, head_dim) in the format's dtype; n
+        queries or keys and as many heads of K as of Q where none are named."""
+        shape = (batch, heads, n_q or self.n, self.head_dim)
+        kv_shape = (batch, kv_heads or heads, n_kv or self.n, self.head_dim)
+        q, k, v = (self.rounded(x) for x in draw("normal", self.seed, shape, kv_shape))
+        return q, k, v
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """A float64 tensor in the format's dtype, on the device."""
+        return self.fmt(x.double()).to(self.device, self.fmt.dtype)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        """The kernel's output.
+
+        Raises:
+            KernelError: "no" where it raises; "broken" where it returns no tensor of q's dtype and the shape that is
+                due, or NaN or infinite values.
+        """
+        o = self.anything(q, k, v, **options)
+        if not o.isfinite().all():
+            raise KernelError("broken", f"returns {int((~o.isfinite()).sum())} NaN or infinite values of {o.numel()}")
+        return o
+
+    def anything(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        """The kernel's output, NaN and infinite values too."""
+        return called(self.fn, self._all(options), q, k, v).detach()
+
+    def gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, ...]:
+        """The kernel's dQ, dK and dV.
+
+        Raises:
+            KernelError: "no" where it has none; "broken" where they hold NaN or infinite values.
+        """
+        if not self.able.gradients:
+            raise KernelError("no", "has no gradients")
+        given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        grads = torch.autograd.grad(guarded(self.fn)(*given, **self._all(options)), given, dO)
+        if not all(g.isfinite().all() for g in grads):
+            raise KernelError("broken", "returns NaN or infinite values in dQ, dK or dV")
+        return grads
+
+    def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
+        """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
+        of = dict(precision=Precision.materialized(self.fmt)), dict(precision=Precision.uniform(FP64))
+        both = []
+        for given in of:
+            tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
+            o = kernels.reference(*tensors, **given, **self._all(options))
+            both.append(torch.autograd.grad(o, tensors, dO.double()))
+        return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
+
+    def golden(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        """The golden value of a call, float64."""
+        return kernels.golden(q, k, v, inputs=self.fmt, **self._all(options))
+
+    def allowed(self, q: Tensor, k: Tensor, v: Tensor, **options) -> float:
+        """How far a kernel within the rule may be from the golden value: ALLOWED["o"] times Baseline's largest error on
+        the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
+        kernel's answers to two calls that have one golden value."""
+        golden = self.golden(q, k, v, **options)
+        options = self._all(options)
+        if self.fmt.precision >= FP32.precision:  # the yardstick in FP32 has masks alone
+            q, k, v, options = _as_masks(q, k, v, **options)
+        return ALLOWED["o"] * (yardstick(self.fmt)(q, k, v, **options).double() - golden).abs().max().item()
+
+    def _all(self, options):
+        return (dict(causal=True) if self.able.causal else {}) | options
+
+
+def _as_masks(q, k, v, window=None, sinks=None, mask=None, **options):
+    """A call without window and sinks: a boolean mask, and one more key whose V is 0 and whose score is the sink."""
+    n_q, n_kv = q.shape[-2], k.shape[-2]
+    if window is not None:
+        distance = torch.arange(n_kv, device=q.device) - torch.arange(n_kv - n_q, n_kv, device=q.device)[:, None]
+        near = (distance >= -window[0]) & (distance <= window[1])
+        mask = near if mask is None else mask & near
+    if sinks is not None:
+        added = torch.zeros(*q.shape[:-1], n_kv + 1, dtype=q.dtype, device=q.device)
+        added[..., :-1] = 0 if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+        added[..., -1] = sinks.to(q)[:, None]
+        k, v, mask = (*(torch.cat([x, torch.zeros_like(x[..., :1, :])], -2) for x in (k, v)), added)
+    return q, k, v, options | ({} if mask is None else dict(mask=mask))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one case of a relation gave.
+
+    Attributes:
+        number: the largest difference of what should be equal, in the units of what is compared; NaN where an answer
+            holds NaN.
+        limit: up to which two right answers may differ; 0 where none is allowed.
+        problem: in words, "" where there is none.
+    """
+
+    number: float
+    limit: float = 0.0
+    problem: str = ""
+
+    @property
+    def outcome(self) -> str:
+        if self.number == 0:
+            return BITWISE
+        return ROUNDING if self.number <= self.limit else BREAKS
+
+
+def apart(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
+    """How far two answers are apart; 0 is the same bits (and signs of zero do not count)."""
+    difference = (a.double() - (b.double() if isinstance(b, Tensor) else b)).abs()
+    return Found(math.nan if difference.isnan().any() else difference.max().item(), limit)
+
+
+def unasked(why: str) -> KernelError:
+    """What a case raises that does not fit the kernel."""
+    return KernelError("no", why)
+
+
+def cases(*names: str) -> Callable:
+    """Of one case's function (subject, case) -> Found the generator subject -> rows of every case: case, outcome,
+    number, limit, problem. A kernel that raises is not asked; one that returns something unusable is broken."""
+
+    def over(measure: Callable[[Subject, str], Found]) -> Callable[[Subject], Iterator[dict]]:
+        @wraps(measure)
+        def ask(subject: Subject) -> Iterator[dict]:
+            for case in names:
+                row = dict(case=case, number=math.nan, limit=math.nan)
+                try:
+                    found = measure(subject, case)
+                except KernelError as error:
+                    outcome = NOT_ASKED if error.outcome == "no" else BROKEN
+                    yield row | dict(outcome=outcome, problem=str(error))
+                else:
+                    numbers = dict(number=found.number, limit=found.limit)
+                    yield row | numbers | dict(outcome=found.outcome, problem=found.problem)
+
+        return ask
+
+    return over
