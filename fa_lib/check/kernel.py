@@ -145,7 +145,7 @@ def examine(
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
             repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
-            relations=over(relate, own | dict(key=[*depth.relations], fmt=judged), able=able)
+            relations=over(relate, own | dict(key=[*depth.relations], fmt=judged, seed=depth.first_seed), able=able)
             if depth.relations else pd.DataFrame(),
         )  # fmt: skip
 
