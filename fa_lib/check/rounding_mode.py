@@ -1,7 +1,7 @@
 """How a kernel's casts round, seen from outside: to nearest, ties to even or away from zero, or by dropping bits.
 
-Each cast is shown values a quarter, half and three quarters of the way between two neighbours of a format. Truncation is
-biased: its errors have one sign, and add up over layers (ROCm/aiter#5151)."""
+Each cast is shown values a quarter, half and three quarters of the way between two neighbours of a format. Truncation
+is biased: its errors have one sign, and add up over layers (ROCm/aiter#5151)."""
 
 from collections.abc import Callable
 
@@ -14,22 +14,26 @@ from fa_lib.check.contract import causally
 from fa_lib.formats import BF16, FP16, FP32, TF32, Format
 
 MODES = ("nearest_even", "nearest_away", "nearest", "truncates", "not_seen")  # nearest: its ties were not seen
-HEAD_DIM = 64  # whose default scale, 1 / 8, is a power of two
 KEYS = 16  # that O is the mean of: few, so that one tile holds them, and a carry in low precision loses nothing
 FEW = 128  # queries, and keys, where P is not asked for
 NARROW = (BF16, FP16, TF32)  # that FP32 inputs may be cast to
+HEAD_DIM = 64  # where P is asked for: of so many ties
 NEAR = 14  # scores around a tie of P, of neighbouring FP32 values
 N = HEAD_DIM * (2 + NEAR)  # queries, one for each tie and score; and keys
 EVERY = 16  # of so many keys one has the largest score
 HIDDEN = -1000.0  # score of a key whose P is 0
 
 
-def rounding_mode(kernel: str | Callable, fmt: str, causal: bool = False, device: str = "cpu") -> list[dict]:
+def rounding_mode(
+    kernel: str | Callable, fmt: str, head_dim: int = 64, causal: bool = False, device: str = "cpu"
+) -> list[dict]:
     """A cell: how the casts of a kernel round.
 
     Args:
         fmt: of Q, K, V: "BF16" or "FP16", whose casts of the output and of P are asked for; or "FP32", for casts of
-            inputs to a narrower format. causal: whether it masks.
+            inputs, of V, to a narrower format.
+        head_dim: at least 32. P is asked for with 64 alone, whose default scale, 1 / 8, is a power of two.
+        causal: whether the kernel masks.
 
     Returns:
         rows: what ("output", "probs" or "inputs"), into (name of the format of the cast), mode (of MODES), outcome and
@@ -44,11 +48,14 @@ def rounding_mode(kernel: str | Callable, fmt: str, causal: bool = False, device
         o = None if answer.o is None else answer.o.detach().double().cpu()
         return Answer(o, answer.outcome, answer.problem)
 
-    asked = [_inputs(ask, into) for into in NARROW] if fmt == FP32 else [_output(ask, fmt), _probs(ask, fmt, causal)]
+    if fmt == FP32:
+        asked = [_inputs(ask, into, head_dim) for into in NARROW]
+    else:
+        asked = [_output(ask, fmt, head_dim), *([_probs(ask, fmt, causal)] if head_dim == HEAD_DIM else [])]
     return [dict(zip(("what", "into", "mode", "outcome", "problem"), row)) for row in asked]
 
 
-def _output(ask, fmt):
+def _output(ask, fmt, head_dim):
     """Equal P over KEYS keys, the others hidden. Most V are one of two neighbours, so that O lies between them, where
     the share of keys puts it; one V is twice the lower neighbour, and one is small: it moves the sum a little to either
     side of the tie. Where that does not decide, the sum itself is not exact, and nothing is said of ties."""
@@ -59,8 +66,8 @@ def _output(ask, fmt):
     V = torch.where(torch.arange(KEYS)[:, None, None] < shares[:, None], up, low)  # (KEYS, shares, 4)
     V[-2], V[-1] = 2 * low, little[:, None] * low.sign()
     V = V.flatten(1)
-    v = torch.nn.functional.pad(V, (0, HEAD_DIM - V.shape[1], 0, FEW - KEYS))
-    q, k = torch.zeros(2, FEW, HEAD_DIM, dtype=torch.float64)
+    v = torch.nn.functional.pad(V, (0, head_dim - V.shape[1], 0, FEW - KEYS))
+    q, k = torch.zeros(2, FEW, head_dim, dtype=torch.float64)
     q[:, 0], k[KEYS:, 0] = 8, HIDDEN
     answer = ask(*(x[None, None] for x in (q, k, v)))
     if answer.o is None:
@@ -73,13 +80,13 @@ def _output(ask, fmt):
     return "output", fmt.name, mode, answer.outcome, answer.problem
 
 
-def _inputs(ask, into):
+def _inputs(ask, into, head_dim):
     """V is the same FP32 value for every key, and O is that value, or what a cast of V made of it."""
     low, up = _neighbours(into)
     shares = torch.tensor([1 / 4, 1 / 2, 3 / 4], dtype=torch.float64)
     values = FP32(low + shares[:, None] * (up - low))  # (shares, 4); exact
-    V = torch.nn.functional.pad(values.flatten(), (0, HEAD_DIM - values.numel())).expand(FEW, HEAD_DIM)
-    zeros = torch.zeros(1, 1, FEW, HEAD_DIM, dtype=torch.float64)
+    V = torch.nn.functional.pad(values.flatten(), (0, head_dim - values.numel())).expand(FEW, head_dim)
+    zeros = torch.zeros(1, 1, FEW, head_dim, dtype=torch.float64)
     answer = ask(zeros, zeros, V[None, None])
     mode = "not_seen"
     if answer.o is not None:
@@ -150,8 +157,8 @@ def _probs(ask, fmt, causal):
 
 
 def _ties(up: Tensor, at: Tensor) -> Tensor | None:
-    """What `_named` wants to know of ties, from whether P goes up (ties, NEAR) at distances from the tie, in ulp of FP32;
-    None where P does not go up within them, at a fourth of the ties or more."""
+    """What `_named` wants to know of ties, from whether P goes up (ties, NEAR) at distances from the tie, in ulp of
+    FP32; None where P does not go up within them, at a fourth of the ties or more."""
     seen = ~up[:, 0] & up[:, -1]
     if not seen.double().mean() > 0.75:
         return None
