@@ -15,8 +15,9 @@ from benchmarks.mutants import CONTROLS, MUTANTS
 from benchmarks.other_judges import JUDGES, condemned
 from fa_lib import kernels
 from fa_lib.check.findings import Severity, Verdict
-from fa_lib.check.judge import judge_kernel
+from fa_lib.check.judge import SIDE, judge_kernel
 from fa_lib.check.kernel import Depth, examine
+from fa_lib.check.relations import RELATIONS
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
@@ -24,10 +25,12 @@ from fa_lib.paths import ROOT, build
 
 PAGE = ROOT / "docs" / "mutants.md"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
+SKELETON = next(each.name for each in CONTROLS if each.key == "fa2")
 SEEDS = 20
 APART = 1000  # between first seeds: more than a judgement draws
 DEPTH = Depth(  # a few seconds
-    lengths=(256, 1024), seeds=1, shapes=("97", "causal 113 x 203", "GQA 384", "causal window 512"), head_dims=(96,), troubled_n=128, bias_seeds=4, runs=4,
+    lengths=(256, 1024), seeds=1, shapes=("97", "causal 113 x 203", "GQA 384", "causal window 512"), head_dims=(96,),
+    troubled_n=128, bias_seeds=4, runs=4, relations=(*RELATIONS,),
 )  # fmt: skip
 
 
@@ -35,8 +38,7 @@ def judged(seed: int, kernel: str, cache: str) -> dict:
     """A cell: what judges say of a kernel on one draw of inputs.
 
     Returns:
-        dict: verdict (ours), fails and tells (of our findings: [what, of what]), and the calls that each of JUDGES
-        condemns.
+        dict: verdict (ours); fails and tells (of our findings: [what, of what, cases]); what each of JUDGES condemns.
     """
     torch.manual_seed(seed)  # of kernels that leave something to chance
     with redirect_stderr(io.StringIO()):  # bars of progress
@@ -45,33 +47,38 @@ def judged(seed: int, kernel: str, cache: str) -> dict:
     by = {Severity.FAILS: [], Severity.NOTES: []}
     for finding in judgement.findings:
         if finding.severity == Severity.FAILS or tells(finding):
-            by[finding.severity].append([finding.what, detail(finding)])
+            by[finding.severity].append([finding.what, detail(finding), finding.where.get("cases", [])])
     found = dict(verdict=judgement.verdict.value, fails=by[Severity.FAILS], tells=by[Severity.NOTES])
     return found | condemned(kernels.plain(kernel), APART * seed)
 
 
 def tells(finding) -> bool:
     """Whether a note says that something is amiss, though it does not count."""
-    of = {
-        "gradients": finding.where.get("failed"),
-        "repeats": finding.number is not None and finding.number > 1,
-        "outwards": finding.number is not None and abs(finding.number - finding.where.get("baseline", 0)) >= 0.05,
-        "problem": True, "rounded_splits": True, "sum_error": True, "top_left": True,
-    }  # fmt: skip
-    return finding.severity == Severity.NOTES and bool(of.get(finding.what))
+    at, number = finding.where, finding.number
+    amiss = dict(
+        gradients=at.get("failed"), repeats=number is not None and number > 1, problem=True, rounded_splits=True,
+        outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, sum_error=True, top_left=True,
+        relation=True,
+    )  # fmt: skip
+    return finding.severity == Severity.NOTES and bool(amiss.get(finding.what))
 
 
 def detail(finding) -> str:
     """What a finding is of."""
-    return str(next((finding.where[name] for name in ("asked", "sum", "of", "tensor") if name in finding.where), ""))
+    names = ("relation", "asked", "sum", "what", "of", "tensor")
+    return str(next((finding.where[name] for name in names if finding.where.get(name)), ""))
 
 
 def score(seeds: int, jobs: int) -> pd.DataFrame:
-    """Rows of `judged` of every kernel. What is done stays in build/mutants."""
+    """Rows of `judged` of every kernel, without the notes that the mutants' right skeleton has on the same draw. What is
+    done stays in build/mutants."""
     cache = str(build() / "mutants")
     grid = dict(seed=range(seeds), kernel=[each.name for each in (*CONTROLS, *MUTANTS)])
     with workers(jobs) as executor:
-        return sweep(judged, grid, fixed=dict(cache=cache), cache=cache, executor=executor)
+        rows = sweep(judged, grid, fixed=dict(cache=cache), cache=cache, executor=executor)
+    usual = {seed: own.tells.iloc[0] for seed, own in rows[rows.kernel == SKELETON].groupby("seed")}
+    tells = [[f for f in row.tells if f not in usual[row.seed]] for row in rows.itertuples()]
+    return rows.assign(tells=pd.Series(tells, dtype=object))
 
 
 def alarms(rows: pd.DataFrame) -> dict[str, int]:
@@ -81,26 +88,27 @@ def alarms(rows: pd.DataFrame) -> dict[str, int]:
     return found | {judge: int(rows[judge].map(bool).sum()) for judge in JUDGES}
 
 
+def table(head, lines) -> str:
+    """As Markdown has it."""
+    return "\n".join(f"| {' | '.join(map(str, each))} |" for each in (head, ["---"] * len(head), *lines))
+
+
 def by_kernel(rows: pd.DataFrame, gallery) -> str:
-    """A table: a line for each kernel, with how many seeds each judge condemns it at, and by what ours does."""
-    lines = [
-        "| kernel | defect | ours condemns | by | it only tells | `assert_close` | rule of two |",
-        "|---" * 7 + "|",
-    ]
+    """A line for each kernel: at how many seeds each judge condemns it, and by what ours does."""
+    lines = []
     for each in gallery:
         own = rows[rows.kernel == each.name]
-        count = alarms(own)
-        told = ", ".join(named(own.tells)) + (f" ({each.unseen})" if each.unseen else "")
-        source = f" ({linked(each.source)})" if each.source else ""
-        cells = [f"`{each.key}`", each.defect + source, count["ours"], ", ".join(named(own.fails)), told]
-        lines.append(f"| {' | '.join(map(str, [*cells, *(count[judge] for judge in JUDGES)]))} |")
-    return "\n".join(lines)
+        count, source = alarms(own), f" ({linked(each.source)})" if each.source else ""
+        told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen]))
+        ours = [count["ours"], ", ".join(named(own.fails)), told]
+        lines.append([f"`{each.key}`", each.defect + source, *ours, *(count[judge] for judge in JUDGES)])
+    return table(["kernel", "defect", "ours", "by", "only told", "`assert_close`", "rule of two"], lines)
 
 
 def named(findings) -> list[str]:
-    """Of lists of [what, of what]: each once, the most frequent first."""
-    every = pd.Series([f"{what}: {of}" if of else what for each in findings for what, of in each], dtype=object)
-    return list(every.value_counts().index)
+    """Of lists of findings: each once, the most frequent first."""
+    every = [f"{what}: {of}" if of else what for each in findings for what, of, _ in each]
+    return list(pd.Series(every, dtype=object).value_counts().index)
 
 
 def linked(source: str) -> str:
@@ -112,26 +120,18 @@ def linked(source: str) -> str:
 
 
 def totals(rows: pd.DataFrame) -> str:
-    """A table: how many mutants are condemned at every seed, at some, at none, and how many controls at any."""
-    names = {True: [m.name for m in MUTANTS], False: [m.name for m in CONTROLS]}
-    seeds = rows.seed.nunique()
-    lines = [
-        "| judge | mutants at every seed | at some | at none | false alarms | right kernels with one |",
-        "|---" * 6 + "|",
-    ]
-    labels = dict(
-        ours="ours", told="ours, with what it only tells", assert_close="`assert_close`", rule_of_two="rule of two"
-    )
+    """A line for each judge: how many mutants it condemns at every seed, at some, at none, and how many right kernels."""
+    seeds, lines = rows.seed.nunique(), []
+    labels = dict(ours="ours", told="ours, with what it only tells", assert_close="`assert_close`",
+                  rule_of_two="rule of two")  # fmt: skip
     for judge, label in labels.items():
         of = {name: alarms(own)[judge] for name, own in rows.groupby("kernel")}
-        mutants, controls = ([of[name] for name in names[which]] for which in (True, False))
+        mutants, controls = ([of[each.name] for each in gallery] for gallery in (MUTANTS, CONTROLS))
         every, none = mutants.count(seeds), mutants.count(0)
-        some = len(mutants) - every - none
-        false = f"{sum(controls)} of {len(controls) * seeds}"
-        lines.append(
-            f"| {label} | {every} of {len(mutants)} | {some} | {none} | {false} | {sum(map(bool, controls))} of {len(controls)} |"
-        )
-    return "\n".join(lines)
+        false = [f"{sum(controls)} of {len(controls) * seeds}", f"{sum(map(bool, controls))} of {len(controls)}"]
+        lines.append([label, f"{every} of {len(mutants)}", len(mutants) - every - none, none, *false])
+    head = ["judge", "mutants condemned at every seed", "at some", "at none", "right kernels condemned, of all seeds"]
+    return table([*head, "of all kernels"], lines)
 
 
 def missed(rows: pd.DataFrame) -> list[str]:

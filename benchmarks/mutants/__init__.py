@@ -1,4 +1,4 @@
-"""Mutants: small attention kernels with one defect each, and right ones as controls; `make mutants` judges the judge."""
+"""Small attention kernels with one defect each, and right ones as controls: `make mutants` judges the judge on them."""
 
 from benchmarks.mutants import calls, carries, casts, gradients, layout, masks, scores, tiles
 from benchmarks.mutants.controls import CONTROLS

@@ -115,7 +115,8 @@ class Steps:
         read: Q, K, V in FP32, or FP64 -> as they are used. heads, scale, seen, clear, begin, maximum, rescale, carry,
             divide, store: the functions above.
         scores: S of a tile, and the number of its first key -> S.
-        exp, factor: of scores less their maximum, of the maximum less a new one. probs: P, and the inputs' dtype -> P as it multiplies V.
+        exp, factor: of scores less their maximum, of the maximum less a new one.
+        probs: P, and the inputs' dtype -> P as it multiplies V.
         part: P V of a tile, and the inputs' dtype -> as it is added to O.
         tiles: n_kv, tile -> first and last + 1 key of each tile, in their order.
         hide: the score of a key that is not seen.
