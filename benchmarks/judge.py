@@ -29,8 +29,8 @@ SKELETON = next(each.name for each in CONTROLS if each.key == "fa2")
 SEEDS = 20
 APART = 1000  # between first seeds: more than a judgement draws
 DEPTH = Depth(  # a few seconds
-    lengths=(256, 1024), seeds=1, shapes=("97", "causal 113 x 203", "GQA 384", "causal window 512"), head_dims=(96,),
-    troubled_n=128, bias_seeds=4, runs=4, relations=(*RELATIONS,),
+    lengths=(1024,), seeds=1, shapes=("causal 113 x 203", "GQA 384", "causal window 512"), head_dims=(96,),
+    troubled_n=128, bias_seeds=3, runs=3, relations=(*RELATIONS,),
 )  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def detail(finding) -> str:
 
 
 def score(seeds: int, jobs: int) -> pd.DataFrame:
-    """Rows of `judged` of every kernel, without the notes that the mutants' right skeleton has on the same draw. What is
-    done stays in build/mutants."""
+    """Rows of `judged` of every kernel, without the notes that the mutants' right skeleton has on the same draw. What
+    is done stays in build/mutants."""
     cache = str(build() / "mutants")
     grid = dict(seed=range(seeds), kernel=[each.name for each in (*CONTROLS, *MUTANTS)])
     with workers(jobs) as executor:
@@ -120,7 +120,7 @@ def linked(source: str) -> str:
 
 
 def totals(rows: pd.DataFrame) -> str:
-    """A line for each judge: how many mutants it condemns at every seed, at some, at none, and how many right kernels."""
+    """A line for each judge: how many mutants it condemns at every seed, at some, at none; how many right kernels."""
     seeds, lines = rows.seed.nunique(), []
     labels = dict(ours="ours", told="ours, with what it only tells", assert_close="`assert_close`",
                   rule_of_two="rule of two")  # fmt: skip
