@@ -42,7 +42,8 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         *_rounded_splits(tables.get("splits", pd.DataFrame())), *_row_sum(tables["sums"]),
         *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
         *_shapes(counted), *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
-        *_repeats(tables["repeats"]), coverage(lengths, counted), *unsupported,
+        *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), tables["sums"]),
+        coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
         weak = {Severity.PASSES: Severity.NOTES}  # nothing else that holds makes a kernel pass
@@ -277,3 +278,15 @@ def _repeats(repeats):
     for what in ("outputs", "gradients"):
         if pd.notna(row[what]):
             yield Finding("repeats", Severity.NOTES, dict(of=what, runs=int(row.runs)), row[what])
+
+
+def _rounding(rounding, sums):
+    """How casts round, a finding for each cast and mode: truncation of P or of the output fails. A sum carried in low
+    precision rounds as the output does, and says nothing of it."""
+    low = len(sums) and any(one["low"] for one in carried(sums))
+    seen = rounding[rounding["mode"] != "not_seen"] if len(rounding) else rounding
+    seen = seen[seen.what != "output"] if low else seen
+    for (what, mode), rows in seen.groupby(["what", "mode"], sort=False) if len(seen) else ():
+        fails = mode == "truncates" and what != "inputs"
+        where = dict(what=what, mode=mode, into=[*dict.fromkeys(rows.into)])
+        yield Finding("rounding_mode", Severity.FAILS if fails else Severity.NOTES, where)

@@ -16,6 +16,7 @@ from fa_lib.check.carry import QUERIES, carried, carry
 from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
 from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, keeping, kept, outwards, truth
 from fa_lib.check.relations import RELATIONS, relate
+from fa_lib.check.rounding_mode import rounding_mode
 from fa_lib.check.splits import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held
@@ -28,7 +29,7 @@ __all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "
 
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
-TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations")  # of `examine`
+TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations", "rounding")  # of `examine`
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Depth:
         runs: of one call, for determinism.
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
             for with more queries.
+        first_seed: of all inputs that are drawn: others are other draws.
         relations: keys of RELATIONS.
 
     Raises:
@@ -56,6 +58,7 @@ class Depth:
     bias_seeds: int
     runs: int
     square: int = 2**16
+    first_seed: int = 0
     relations: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -91,8 +94,8 @@ def examine(
     Returns:
         asked (`contract`), shapes (`ruled`), lengths (`measure`; and of the kernels `beside`), inputs (`measure`), sums
         (`carry`), splits (`rounded_splits`, where an error breaks the rule and no sum is carried in low precision, else
-        empty), repeats (`repeats`), relations (`relate`). BF16 and FP16 are judged, else FP32; where the kernel has
-        none of them, all but `asked` are empty.
+        empty), repeats (`repeats`), relations (`relate`), rounding (`rounding_mode`). BF16 and FP16 are judged, else
+        FP32; where the kernel has none of them, all but `asked` are empty.
 
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
@@ -111,7 +114,7 @@ def examine(
         return [
             Inputs(fmt, distribution, n, seed, n_q, **given)
             for fmt in judged for distribution in distributions for n in lengths for n_q in queries
-            for seed in range(seeds)
+            for seed in range(depth.first_seed, depth.first_seed + seeds)
         ]  # fmt: skip
 
     fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
@@ -135,16 +138,17 @@ def examine(
         return dict(
             asked=asked,
             shapes=over(
-                ruled, dict(head_dim=sorted({head_dim, *depth.head_dims}), distribution="normal", fmt=judged, seed=0,
-                            shape=shapes, kernel=kernel, device=device), able=able,
+                ruled, dict(head_dim=sorted({head_dim, *depth.head_dims}), distribution="normal", fmt=judged,
+                            seed=depth.first_seed, shape=shapes, kernel=kernel, device=device), able=able,
             ) if shapes else pd.DataFrame(),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
             repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
-            relations=over(relate, own | dict(key=[*depth.relations], fmt=judged), able=able)
+            relations=over(relate, own | dict(key=[*depth.relations], fmt=judged, seed=depth.first_seed), able=able)
             if depth.relations else pd.DataFrame(),
+            rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
         )  # fmt: skip
 
 

@@ -14,6 +14,14 @@ NOTES = {  # of `contract`
     "other": "answers with something else than attention's output",
 }
 
+CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
+MODES = {  # of `rounding_mode`
+    "nearest_even": "round to nearest, ties to even",
+    "nearest_away": "round to nearest, ties away from zero",
+    "nearest": "round to nearest (its ties could not be seen)",
+    "truncates": "drop bits: its errors point towards zero, and add up from layer to layer",
+}
+
 
 def noted(outcome: str, note: str, problem: str) -> str:
     """What a kernel did with a call, in words; "" where it answered as it should."""
@@ -220,6 +228,11 @@ def _relations(f, at):
     return f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases{asked}."
 
 
+def _rounding_mode(f, at):
+    said = f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} {MODES[at['mode']]}."
+    return f"{said} What to change: round to nearest even." if f.severity == Severity.FAILS else said
+
+
 def _unsupported(f, at):
     return f"Not supported, so not judged: {', '.join(at['asked'])}."
 
@@ -231,6 +244,6 @@ SAY = {
     "coverage": sentence(_coverage), "sum_error": sentence(_sum_error), "problem": sentence(_problem),
     "top_left": sentence(_top_left), "outputs": sentence(_shapes), "gradients": sentence(_shapes),
     "worst_input": sentence(_worst_input), "outwards": sentence(_outwards), "repeats": sentence(_repeats),
-    "relation": sentence(_relation), "relations": sentence(_relations),
+    "rounding_mode": sentence(_rounding_mode), "relation": sentence(_relation), "relations": sentence(_relations),
     "unsupported": sentence(_unsupported),
 }  # fmt: skip

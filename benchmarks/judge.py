@@ -1,0 +1,131 @@
+"""How good is our judge of attention kernels? It judges mutants and right kernels, and so do two others: `make mutants`
+writes the score into docs/mutants.md, `make mutants-quick` prints that of one seed."""
+
+import argparse
+import os
+import sys
+
+import pandas as pd
+
+from benchmarks.judged import judged
+from benchmarks.mutants import CONTROLS, MUTANTS
+from benchmarks.other_judges import JUDGES
+from fa_lib.check.findings import Verdict
+from fa_lib.execution.files import renewed, replacing
+from fa_lib.execution.pools import workers
+from fa_lib.execution.sweep import sweep
+from fa_lib.paths import ROOT, build
+
+PAGE = ROOT / "docs" / "mutants.md"
+MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
+EVERY = (*CONTROLS, *MUTANTS)
+SKELETON = next(each.name for each in CONTROLS if each.key == "fa2")
+SEEDS = 20
+
+
+def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
+    """Rows of `judged` of every kernel, without the notes that the mutants' right skeleton has on the same draw. What
+    is done stays in build/mutants: a change to one theme's file makes that theme's kernels be judged again."""
+    cache, found = str(build() / "mutants"), []
+    themes = dict.fromkeys(each.kernel.__module__ for each in EVERY)
+    with workers(jobs) as executor:
+        for theme in themes:
+            names = [each.name for each in EVERY if each.kernel.__module__ == theme]
+            print(f"{theme}: {len(names)} kernels", file=sys.stderr)
+            grid = dict(seed=range(seeds), kernel=names)
+            found.append(sweep(judged, grid, fixed=dict(cache=cache, quick=quick), cache=cache, executor=executor))
+    rows = pd.concat(found, ignore_index=True)
+    usual = {seed: own.tells.iloc[0] for seed, own in rows[rows.kernel == SKELETON].groupby("seed")}
+    tells = [[f for f in row.tells if f not in usual[row.seed]] for row in rows.itertuples()]
+    return rows.assign(tells=pd.Series(tells, dtype=object))
+
+
+def alarms(rows: pd.DataFrame) -> dict[str, int]:
+    """Judge -> how many rows it condemns; "told": how many ours condemns or has a telling note of."""
+    ours = rows.verdict == Verdict.FAILS
+    found = dict(ours=int(ours.sum()), told=int((ours | rows.tells.map(bool)).sum()))
+    return found | {judge: int(rows[judge].map(bool).sum()) for judge in JUDGES if judge in rows}
+
+
+def table(head, lines) -> str:
+    """As Markdown has it."""
+    return "\n".join(f"| {' | '.join(map(str, each))} |" for each in (head, ["---"] * len(head), *lines))
+
+
+def by_kernel(rows: pd.DataFrame, gallery) -> str:
+    """A line for each kernel: at how many seeds each judge condemns it, and by what ours does."""
+    lines = []
+    for each in gallery:
+        own = rows[rows.kernel == each.name]
+        count, source = alarms(own), f" ({linked(each.source)})" if each.source else ""
+        told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen]))
+        ours = [count["ours"], ", ".join(named(own.fails)), told]
+        lines.append([f"`{each.key}`", each.defect + source, *ours, *(count.get(judge, "") for judge in JUDGES)])
+    return table(["kernel", "defect", "ours", "by", "only told", "`assert_close`", "rule of two"], lines)
+
+
+def named(findings) -> list[str]:
+    """Of lists of findings: each once, the most frequent first."""
+    every = [f"{what}: {of}" if of else what for each in findings for what, of, _ in each]
+    return list(pd.Series(every, dtype=object).value_counts().index)
+
+
+def linked(source: str) -> str:
+    """A source as Markdown has it."""
+    if source.startswith("arXiv "):
+        return f"[{source}](https://arxiv.org/abs/{source.removeprefix('arXiv ')})"
+    _, owner, repository, _, number = source.split("/")
+    return f"[{owner}/{repository} {number}](https://{source})"
+
+
+def totals(rows: pd.DataFrame) -> str:
+    """A line for each judge: how many mutants it condemns at every seed, at some, at none; how many right kernels."""
+    seeds, lines = rows.seed.nunique(), []
+    labels = dict(ours="ours", told="ours, with what it only tells", assert_close="`assert_close`",
+                  rule_of_two="rule of two")  # fmt: skip
+    for judge, label in labels.items():
+        if judge in JUDGES and judge not in rows:
+            continue
+        of = {name: alarms(own)[judge] for name, own in rows.groupby("kernel")}
+        mutants, controls = ([of[each.name] for each in gallery] for gallery in (MUTANTS, CONTROLS))
+        every, none = mutants.count(seeds), mutants.count(0)
+        false = [f"{sum(controls)} of {len(controls) * seeds}", f"{sum(map(bool, controls))} of {len(controls)}"]
+        lines.append([label, f"{every} of {len(mutants)}", len(mutants) - every - none, none, *false])
+    head = ["judge", "mutants condemned at every seed", "at some", "at none", "right kernels condemned, of all seeds"]
+    return table([*head, "of all kernels"], lines)
+
+
+def missed(rows: pd.DataFrame) -> list[str]:
+    """What must not be: mutants that ours neither condemns nor tells of at some seed, but for those that are out of
+    sight; right kernels that it condemns."""
+    seeds, found = rows.seed.nunique(), []
+    for each in EVERY:
+        count = alarms(rows[rows.kernel == each.name])
+        if each in MUTANTS and not each.unseen and count["told"] < seeds:
+            found.append(f"{each.key}: not seen at {seeds - count['told']} of {seeds} seeds")
+        if each in CONTROLS and count["ours"]:
+            found.append(f"{each.key}: right, and condemned at {count['ours']} of {seeds} seeds")
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="draws of inputs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--quick", action="store_true", help="one seed, ours alone; docs/mutants.md stays as it is")
+    given = parser.parse_args()
+    rows = score(1 if given.quick else given.seeds, given.jobs, given.quick)
+    bad = missed(rows)
+    if given.quick:
+        print(by_kernel(rows, MUTANTS), by_kernel(rows, CONTROLS), sep="\n\n")
+    else:
+        parts = [f"Draws of inputs: {given.seeds}.", totals(rows), "## Mutants", by_kernel(rows, MUTANTS)]
+        text = "\n\n".join([*parts, "## Right kernels", by_kernel(rows, CONTROLS)])
+        with replacing(PAGE) as path:
+            path.write_text(renewed(PAGE.read_text(), *MARKS, text, PAGE.name))
+    print("", totals(rows), "", *bad, sep="\n")
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Defects that one call does not show: memory of other calls, of other rows, chance."""
+
+import torch
+
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, valued
+
+_KEYS: dict[tuple, torch.Tensor] = {}
+
+
+def remembers_k(q, k, v, **options):
+    at = (tuple(k.shape), k.dtype)
+    held = _KEYS.setdefault(at, k.detach().clone())
+    return attention(q, held + (k - k.detach()), v, **options)  # the gradient is K's own
+
+
+def splits_by_batch(q, k, v, **options):
+    tile = 64 if q[..., 0, 0].numel() > 2 else 16  # few heads in all: more, and smaller, parts
+    return attention(q, k, v, **options, steps=Steps(tile=tile))
+
+
+def future_in_scale(q, k, v, **options):
+    def quantised(q, k, v):
+        blocks = v.detach().split(64, -2)
+        step = torch.cat([x.abs().amax((-2, -1), keepdim=True).expand(*x.shape[:-1], 1) for x in blocks], -2) / 2047
+        step = step.where(step > 0, 1)
+        return q, k, valued(v, (v.detach() / step).round() * step)
+
+    return attention(q, k, v, **options, steps=Steps(read=quantised))
+
+
+def order_by_chance(q, k, v, **options):
+    def shuffled(n, tile):
+        every = Steps().tiles(n, tile)
+        return [every[i] for i in torch.randperm(len(every))]
+
+    return attention(q, k, v, **options, steps=Steps(tiles=shuffled))
+
+
+def noise(q, k, v, **options):
+    steps = Steps(divide=lambda O, l: O / l.where(l > 0, 1) * (1 + 2**-9 * torch.randn_like(O)))
+    return attention(q, k, v, **options, steps=steps)
+
+
+MUTANTS = (
+    Mutant(remembers_k, "K of an earlier call of the same shape is used again."),
+    Mutant(splits_by_batch, "The size of a tile depends on the batch: a row alone has other bits than in a batch.",
+           "github.com/vllm-project/vllm/issues/53257"),
+    Mutant(future_in_scale, "V is held in 12 bits with one scale for 64 keys: later keys change earlier outputs.",
+           "github.com/NVIDIA/TransformerEngine/issues/3248"),
+    Mutant(order_by_chance, "Tiles are added up in an order that changes from call to call.",
+           "github.com/ROCm/triton/issues/953"),
+    Mutant(noise, "Each call adds noise of a fifth of a percent."),
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""Defects of what is carried from tile to tile, and of partial results."""
+
+import torch
+
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, valued
+
+FEW = 4  # queries of decoding
+
+
+def in_bf16(x):
+    return valued(x, x.bfloat16())
+
+
+def o_in_bf16(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (in_bf16(O), l)))
+
+
+def o_in_fp16(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (valued(O, O.half()), l)))
+
+
+def l_in_bf16(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (O, in_bf16(l))))
+
+
+def both_in_bf16(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(carry=lambda O, l: (in_bf16(O), in_bf16(l))))
+
+
+def low_in_decoding(q, k, v, **options):
+    few = Steps(carry=lambda O, l: (valued(O, O.to(q.dtype)), valued(l, l.to(q.dtype))))
+    return attention(q, k, v, **options, steps=few if q.shape[-2] <= FEW else Steps())
+
+
+def splits_in_16_bits(q, k, v, **options):
+    steps = Steps(tile=-(-k.shape[-2] // 8), part=lambda O, dtype: valued(O, O.to(dtype)))
+    return attention(q, k, v, **options, steps=steps)
+
+
+def o_not_rescaled(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(rescale=lambda O, factor: O * (factor > 0)))
+
+
+def maximum_of_first_tile(q, k, v, **options):
+    steps = Steps(maximum=lambda m, S: torch.maximum(m, S.amax(-1, keepdim=True)).where(m == -torch.inf, m))
+    return attention(q, k, v, **options, steps=steps)
+
+
+MUTANTS = (
+    Mutant(o_in_bf16, "O is carried from tile to tile in BF16.", "github.com/Xilinx/mlir-air/pull/1606"),
+    Mutant(o_in_fp16, "O is carried in FP16.", "github.com/cactus-compute/cactus/pull/480"),
+    Mutant(l_in_bf16, "The row sum l is carried in BF16.", "arXiv 2405.02803"),
+    Mutant(both_in_bf16, "O and l are carried in BF16.", "arXiv 2405.02803"),
+    Mutant(low_in_decoding, "With 4 queries or fewer, O and l are carried in the inputs' format.",
+           "github.com/Xilinx/mlir-air/pull/1606"),
+    Mutant(splits_in_16_bits, "Partial results of 8 splits, not yet divided by l, are written in the inputs' format.",
+           "github.com/flashinfer-ai/flashinfer/issues/5107"),
+    Mutant(o_not_rescaled, "Where a tile has a new maximum, O is not rescaled (l is)."),
+    Mutant(maximum_of_first_tile, "The maximum is that of the first tile: a later score far above it overflows."),
+)  # fmt: skip

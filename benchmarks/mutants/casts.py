@@ -1,0 +1,63 @@
+"""Defects of casts, of the exponential and of the output."""
+
+import torch
+
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, valued
+
+LACKS = {torch.bfloat16: 16, torch.float16: 13}  # bits of FP32 that a format does not have, in its normal range
+
+
+def cut(x, dtype):
+    """x with the value that a 16-bit dtype has of it when the lowest bits are dropped."""
+    if dtype not in LACKS:
+        return x
+    bits = x.detach().contiguous().view(torch.int32)
+    return valued(x, ((bits >> LACKS[dtype]) << LACKS[dtype]).view(torch.float32))
+
+
+def p_truncated(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(probs=cut))
+
+
+def output_truncated(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(store=lambda O, dtype: cut(O, dtype).to(dtype)))
+
+
+def p_in_fp8(q, k, v, **options):
+    def in_8_bits(P, dtype):
+        return valued(P, (P * 256).to(torch.float8_e4m3fn).to(P.dtype) / 256)
+
+    return attention(q, k, v, **options, steps=Steps(probs=in_8_bits))
+
+
+def exp_low_at_0(q, k, v, **options):
+    steps = Steps(exp=lambda x: torch.exp(x).where(x < 0, 1 - 2**-8))
+    return attention(q, k, v, **options, steps=steps)
+
+
+def fp16_inside(q, k, v, **options):
+    steps = Steps(scores=lambda S, first: valued(S, S.half()))
+    return attention(q, k, v, **options, steps=steps)
+
+
+def no_maximum(q, k, v, **options):
+    steps = Steps(maximum=lambda m, S: torch.zeros_like(m))
+    return attention(q, k, v, **options, steps=steps)
+
+
+def too_large(q, k, v, **options):
+    steps = Steps(divide=lambda O, l: 1.15 * O / l.where(l > 0, 1))
+    return attention(q, k, v, **options, steps=steps)
+
+
+MUTANTS = (
+    Mutant(p_truncated, "P is truncated to the inputs' format, not rounded.", "github.com/ROCm/aiter/issues/5151"),
+    Mutant(output_truncated, "The output is truncated, not rounded.", "github.com/ROCm/aiter/issues/5151"),
+    Mutant(p_in_fp8, "P is rounded to 8 bits (E4M3).", "arXiv 2407.08608"),
+    Mutant(exp_low_at_0, "The exponential of 0 is 0.4 % low, so that the largest P of a row is.",
+           "arXiv 2510.04212"),
+    Mutant(fp16_inside, "Scores are held in FP16, so that those of BF16 inputs overflow above 65,504.",
+           "github.com/apache/tvm/pull/16667"),
+    Mutant(no_maximum, "No maximum is subtracted: the exponential overflows at scores above 88."),
+    Mutant(too_large, "The output is 15 % too large."),
+)  # fmt: skip

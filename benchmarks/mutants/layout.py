@@ -1,0 +1,52 @@
+"""Defects of how tensors are read: strides, heads, head_dim, memory."""
+
+import torch
+
+from benchmarks.mutants.skeleton import Mutant, Steps, attention
+
+
+def as_if_contiguous(x):
+    """The memory of x, read from its first element on as if its strides were those of a contiguous tensor."""
+    strides = torch.empty(x.shape, device="meta").stride()
+    reach = x.storage_offset() + x.numel()
+    if x.is_contiguous() or reach > x.untyped_storage().nbytes() // x.element_size():  # beyond its memory
+        return x
+    return x.as_strided(x.shape, strides)
+
+
+def strides_ignored(q, k, v, **options):
+    return attention(q, as_if_contiguous(k), as_if_contiguous(v), **options)
+
+
+def heads_in_turn(q, k, v, **options):
+    def in_turn(x, heads):
+        return x.repeat(*(1,) * (x.ndim - 3), heads // x.shape[-3], 1, 1)
+
+    return attention(q, k, v, **options, steps=Steps(heads=in_turn))
+
+
+def garbage_beyond_head_dim(q, k, v, **options):
+    def padded(q, k, v):
+        missing = -q.shape[-1] % 32
+        scale = (q.shape[-1] / (q.shape[-1] + missing)) ** -0.5 if options.get("scale") is None else 1.0
+        q, k = (torch.cat([x, x[..., :missing].flip(-2)], -1) for x in (q, k))  # of rows that were there before
+        return q * scale, k, v
+
+    return attention(q, k, v, **options, steps=Steps(read=padded))
+
+
+def k_changed(q, k, v, **options):
+    o = attention(q, k, v, **options)
+    k.data.sub_(k.data.mean(-2, keepdim=True))  # as a kernel does, unseen by autograd
+    return o
+
+
+MUTANTS = (
+    Mutant(strides_ignored, "K and V are read as if they were contiguous.",
+           "github.com/flagos-ai/FlagGems/issues/5896"),
+    Mutant(heads_in_turn, "Shared heads of K and V serve queries' heads in turn: 0 1 0 1 where 0 0 1 1 is due.",
+           "github.com/onnx/onnx/pull/7274"),
+    Mutant(garbage_beyond_head_dim, "A head_dim that is no multiple of 32 is filled up with what was in memory.",
+           "github.com/Dao-AILab/flash-attention/pull/2896"),
+    Mutant(k_changed, "K is changed in place: its mean is taken off."),
+)  # fmt: skip

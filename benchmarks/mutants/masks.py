@@ -1,0 +1,78 @@
+"""Defects of masks, windows and sinks."""
+
+import torch
+
+from benchmarks.mutants.skeleton import Mutant, Steps, attention, begun, visible
+
+
+def window_off_by_one(q, k, v, **options):
+    def wider(n_q, n_kv, causal, window):
+        left, right = window or (None, None)
+        return visible(n_q, n_kv, causal, (left if left is None else left + 1, right))
+
+    return attention(q, k, v, **options, steps=Steps(seen=wider))
+
+
+def sees_next(q, k, v, **options):
+    def later(n_q, n_kv, causal, window):
+        left, right = window or (None, None)
+        return visible(n_q, n_kv, False, (left, 1 if causal else right))
+
+    return attention(q, k, v, **options, steps=Steps(seen=later))
+
+
+def top_left(q, k, v, **options):
+    def aligned(n_q, n_kv, causal, window):
+        seen = visible(n_q, n_kv, False, window)
+        return seen.tril() if causal else seen
+
+    return attention(q, k, v, **options, steps=Steps(seen=aligned))
+
+
+def last_tile_unmasked(q, k, v, **options):
+    def forgotten(n_q, n_kv, causal, window):
+        seen = visible(n_q, n_kv, causal, window)
+        seen[:, (n_kv - 1) // 64 * 64 :] = True
+        return seen
+
+    return attention(q, k, v, **options, steps=Steps(seen=forgotten))
+
+
+def mask_inverted(q, k, v, causal=False, scale=None, mask=None, **options):
+    mask = ~mask if mask is not None and mask.dtype == torch.bool else mask
+    return attention(q, k, v, causal, scale, mask, **options)
+
+
+def hidden_rows_nan(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(divide=lambda O, l: O / l))
+
+
+def hidden_rows_mean(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(hide=torch.finfo(torch.float32).min))
+
+
+def hidden_nan_spreads(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(clear=lambda v, seen: v))
+
+
+def sink_without_mass(q, k, v, **options):
+    steps = Steps(begin=lambda sinks, l: (begun(sinks, l)[0], l))
+    return attention(q, k, v, **options, steps=steps)
+
+
+MUTANTS = (
+    Mutant(window_off_by_one, "The window's left edge lets one key more in.",
+           "github.com/huggingface/transformers/issues/39408"),
+    Mutant(sees_next, "With a causal mask a query sees the next key."),
+    Mutant(top_left, "The causal mask is aligned top-left, where the others align bottom-right.",
+           "github.com/pytorch/executorch/issues/22426"),
+    Mutant(last_tile_unmasked, "Masks are not applied to the last tile."),
+    Mutant(mask_inverted, "A boolean mask is taken for its opposite."),
+    Mutant(hidden_rows_nan, "A row that sees no key is NaN.", "github.com/pytorch/pytorch/issues/103749"),
+    Mutant(hidden_rows_mean, "A row that sees no key is the mean of V.",
+           "github.com/huggingface/transformers/issues/38690"),
+    Mutant(hidden_nan_spreads, "NaN in a V that a mask hides from all makes every output NaN.",
+           "github.com/pytorch/pytorch/issues/101967"),
+    Mutant(sink_without_mass, "A sink joins the maximum, and its mass does not join l.",
+           "github.com/ROCm/rocm-libraries/pull/12229"),
+)  # fmt: skip

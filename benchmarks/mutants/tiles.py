@@ -1,0 +1,52 @@
+"""Defects of tiles: keys that are dropped, invented, or read from elsewhere."""
+
+import torch
+from torch.nn.functional import pad
+
+from benchmarks.mutants.skeleton import Mutant, Steps, attention
+
+TILE = 64
+
+
+def whole_tiles(n, tile):
+    """The tiles that are full; where there is none, the one that there is."""
+    return [(j, j + tile) for j in range(0, n - tile + 1, tile)] or [(0, n)]
+
+
+def part_dropped(q, k, v, **options):
+    return attention(q, k, v, **options, steps=Steps(tiles=whole_tiles))
+
+
+def last_dropped_above_1024(q, k, v, **options):
+    def tiles(n, tile):
+        every = Steps().tiles(n, tile)
+        return every[:-1] if n > 1024 else every
+
+    return attention(q, k, v, **options, steps=Steps(tiles=tiles))
+
+
+def padding_counted(q, k, v, **options):
+    def padded(q, k, v):
+        return q, *(pad(x, (0, 0, 0, -x.shape[-2] % TILE)) for x in (k, v))
+
+    if options.get("causal") or options.get("mask") is not None or options.get("window"):
+        return attention(q, k, v, **options)  # a mask hides the padding
+    return attention(q, k, v, **options, steps=Steps(read=padded))
+
+
+def offsets_in_16_bits(q, k, v, **options):
+    def wrapped(q, k, v):
+        n, d = k.shape[-2:]
+        return q, k[..., torch.arange(n) * d % 2**16 // d, :], v
+
+    return attention(q, k, v, **options, steps=Steps(read=wrapped))
+
+
+MUTANTS = (
+    Mutant(part_dropped, "A last tile that is not full is dropped."),
+    Mutant(last_dropped_above_1024, "With more than 1,024 keys the last tile is dropped."),
+    Mutant(padding_counted, "Keys that fill up the last tile count, with scores of 0.",
+           "github.com/NVIDIA/TensorRT-LLM/pull/18111"),
+    Mutant(offsets_in_16_bits, "Offsets into K wrap at 2^16 elements of a head: with head_dim 64, from key 1,024 on.",
+           "github.com/thu-ml/SageAttention/issues/386"),
+)  # fmt: skip
