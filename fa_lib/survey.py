@@ -16,6 +16,7 @@ import pandas as pd
 from fa_lib.check.findings import Finding, Judgement, Severity
 from fa_lib.check.judge import judge_kernel
 from fa_lib.check.kernel import QUICK, Depth, examine
+from fa_lib.check.relations import RELATIONS
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.sweep import sweep
@@ -25,11 +26,11 @@ from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
 
 GALLERY = Depth(
     lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"), head_dims=(),
-    troubled_n=512, bias_seeds=3, runs=3, square=1500,
+    troubled_n=512, bias_seeds=3, runs=3, square=1500, relations=(*RELATIONS,),
 )  # fmt: skip
 ON_GPU = Depth(  # a kernel in a minute or less, most of it Triton's compiler
     lengths=(128, 1024, 16384), seeds=2, shapes=("97", "causal 203", "GQA 384", "256"), head_dims=(), troubled_n=128,
-    bias_seeds=3, runs=3, square=1024,
+    bias_seeds=3, runs=3, square=1024, relations=(*RELATIONS,),
 )  # fmt: skip
 REHEARSED = Depth((128,), 1, ("97",), (), 128, 2, 2, square=128)
 DEPTHS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "rehearsal": REHEARSED}
@@ -205,9 +206,10 @@ def prove(cache: str = "") -> dict[str, pd.DataFrame]:
 def _depth(entry, manner):
     depth = DEPTHS[manner.depth]
     if manner.depth == "full" and entry.module in SLOW:
-        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512)
-    one_by_one = entry.key in ONE_BY_ONE and manner.depth in ("full", "gpu")  # a call for each query
-    return replace(depth, square=128, troubled_n=128) if one_by_one else depth
+        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512, related_n=64)
+    if entry.key not in ONE_BY_ONE:  # else a call for each query
+        return depth
+    return replace(depth, square=min(depth.square, 128), troubled_n=128, related_n=64)
 
 
 def _key(entry, manner):

@@ -85,7 +85,7 @@ class Inputs:
 def _drawn(inputs):
     fmt, d = Format.of(inputs.fmt), inputs.head_dim
     heads = -(-OUTPUTS // ((inputs.queries or inputs.n) * d))
-    found = drawn(inputs.distribution, inputs.seed, inputs.n, d, inputs.queries, heads)
+    found = _before_rounding(inputs.distribution, inputs.seed, inputs.n, d, inputs.queries, heads)
     return tuple(fmt(x).to(inputs.device, fmt.dtype) for x in found)
 
 
@@ -97,6 +97,9 @@ def drawn(distribution: str, seed: int, n: int, head_dim: int, queries: int | No
     if distribution == BIASED:
         return biased_rounding.problem(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
     return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))
+
+
+_before_rounding = lru_cache(maxsize=1)(drawn)  # one draw serves every format
 
 
 def truth(inputs: Inputs) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ class Depth:
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
             for with more queries.
         first_seed: of all inputs that are drawn: others are other draws.
-        relations: keys of RELATIONS.
+        relations: keys of RELATIONS; related_n: keys of most of their cases.
 
     Raises:
         ValueError: a shape or a relation is not known.
@@ -60,6 +60,7 @@ class Depth:
     square: int = 2**16
     first_seed: int = 0
     relations: tuple[str, ...] = ()
+    related_n: int = 256
 
     def __post_init__(self):
         for shape in self.shapes:
@@ -113,8 +114,8 @@ def examine(
         given: dict[str, Any] = dict(head_dim=head_dim, causal=able.causal, device=device)
         return [
             Inputs(fmt, distribution, n, seed, n_q, **given)
-            for fmt in judged for distribution in distributions for n in lengths for n_q in queries
-            for seed in range(depth.first_seed, depth.first_seed + seeds)
+            for distribution in distributions for n in lengths for n_q in queries
+            for seed in range(depth.first_seed, depth.first_seed + seeds) for fmt in judged  # of one draw
         ]  # fmt: skip
 
     fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
@@ -146,8 +147,10 @@ def examine(
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
             repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
-            relations=over(relate, own | dict(key=[*depth.relations], fmt=judged, seed=depth.first_seed), able=able)
-            if depth.relations else pd.DataFrame(),
+            relations=over(
+                relate, own | dict(key=[*depth.relations], fmt=judged, seed=depth.first_seed, n=depth.related_n),
+                able=able,
+            ) if depth.relations else pd.DataFrame(),
             rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
         )  # fmt: skip
 
