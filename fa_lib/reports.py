@@ -55,7 +55,7 @@ def check_kernel(
     Raises:
         ValueError: there is no such kernel, depth or layout; before anything runs.
     """
-    known("layout", layout, dict.fromkeys(kernels.LAYOUTS))
+    known("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
     kernels.plain(kernel)

@@ -153,9 +153,9 @@ def test_a_name_with_a_layout():
     assert kernels.get("flash@bhsd") is kernels.flash
     with_lse = kernels.get("test_relations:attention@bshd")(*swapped, return_lse=True)
     assert torch.equal(turned(with_lse[0]), attention(q, k, v)) and with_lse[1].shape == (1, 2, 8)
-    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd"):
+    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd, varlen, paged"):
         kernels.get("flash@sbhd")
     with pytest.raises(ValueError, match="kernel: got 'none'"):
         kernels.get("none@bshd")
     ran = CliRunner().invoke(app, ["check", "kernel", "flash", "--layout", "hsbd"])
-    assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd" in ran.output
+    assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd, varlen, paged" in ran.output
