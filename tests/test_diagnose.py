@@ -107,7 +107,13 @@ def test_a_right_kernel_has_every_option_that_it_takes():
     rows = {row["asked"]: row for row in contract(attention)}
     assert {asked for asked, row in rows.items() if row["outcome"] != "yes"} == {"softcap"}
     assert not [row for row in rows.values() if row["note"]] and "gradient of the sinks" in rows
-    assert {row["outcome"] for row in contract("baseline")} == {"yes"}
+
+
+@pytest.mark.parametrize("name", ["baseline", "as_shipped", "every_step"])
+def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, monkeypatch):
+    few(monkeypatch, *(asked for asked in of_contract.CALLS if asked[:4] in ("an a", "soft", "sink", "V of")))
+    rows = contract(name)
+    assert {row["outcome"] for row in rows} == {"yes"} and len(rows) == 1 + 5 + 3
 
 
 def test_every_guess_has_words_and_is_another_answer():

@@ -303,7 +303,9 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
     )
 
 
-@pytest.mark.parametrize("at", ["check.contract.deviation", "check.golden.yardstick", "experiments.rule.deviation"])
+@pytest.mark.parametrize(
+    "at", ["check.diagnose.distance", "check.golden.yardstick", "experiments.rule.deviation", "check.subject.yardstick"]
+)
 def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
     def bug(*_, **__):
         raise RuntimeError("a bug of ours")
