@@ -26,6 +26,9 @@ CAUSES = {  # key of a Cause -> its subject, with its verb
     "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
     "scale_missing": "attention without a scale",
     "scale_twice": "attention with its scale multiplied in twice",
+    "sinks_missing": "attention without sinks",
+    "softcap_missing": "attention without softcap",
+    "keep_missing": "attention without dropout",
     "top_left": "a causal mask aligned top-left (query i sees keys 0 .. i)",
     "unmasked": "attention without the mask",
     "mask_rounded": "a mask rounded to Q's format before it is added",
@@ -59,7 +62,7 @@ def assert_attention_close(
         tiles: of keys; None: tiles of 64. It counts where less than FP32 is declared for the sums.
         algorithm: "fa2", "fa1", or "baseline" for one that normalises P before it rounds it.
         false_alarm: how often a right kernel may fail, in calls.
-        options: that the kernel was called with: causal, scale, mask, window, softcap, keep, dropout_p.
+        options: that the kernel was called with: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Raises:
         AssertionError: which rows exceed it and by how much, and which mistake has this error; or o has another shape

@@ -121,12 +121,15 @@ class _Law:
     def bounded(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """The bound of rows of one head, and whether each sees a key: (rows, d_v + 1)."""
         S = scores(q, k, 0)  # (rows, n_kv)
+        seen = S.amax(-1, keepdim=True) != -math.inf  # (rows, 1)
+        if scores.sink is not None:  # one more key, the first, with a value of 0
+            S = torch.cat([scores.sink.expand(S.shape[0], 1), S], -1)
+            k, v = (torch.cat([torch.zeros_like(x[:1]), x]) for x in (k, v))
         m = S.amax(-1, keepdim=True)
-        seen = m != -math.inf  # (rows, 1)
-        p = torch.exp(S - m.where(seen, 0.0))  # (rows, n_kv), 1 at the maximum
+        p = torch.exp(S - m.where(m != -math.inf, 0.0))  # (rows, n_kv), 1 at the maximum
         l = p.sum(-1, keepdim=True)
         W = p / nonzero(l)  # the weights of keys
-        D = scores.drop(W, 0)  # those that V meets
+        D = torch.cat([W[:, : -scores.o.n_kv], scores.drop(W[:, -scores.o.n_kv :], 0)], -1)  # those that V meets
         O = D @ v  # (rows, d_v)
         of_scores = self.of_scores(q, k, scores, S.where(W > 0, m), m)
         weights, shift = self.of_weights(of_scores, W, D, v, O)
@@ -144,6 +147,8 @@ class _Law:
         d, scale = q.shape[-1], scores.o.scale
         raw, squares = q @ k.mT * scale, q.square() @ k.mT.square() * scale**2
         products = (d + 1) * (squares / 6 + raw.square() / 3) + squares + raw.square()  # d products, their sums, scale
+        if scores.o.softcap is not None:  # a quotient, its tanh, a product
+            products = products + 3 * S.square()
         rounded = (S - m).square() + S.square() + 4  # the exponential is within an ulp
         variance = self.inner("scores") * products + self.variance("scores") * S.square()
         return variance + self.variance("exponent") * rounded + self.exp() ** 2 / 2
