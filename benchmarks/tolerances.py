@@ -4,7 +4,7 @@ the tables of docs/testing.md: small shapes, 1,000 seeds of each right kernel, 1
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -87,7 +87,7 @@ def wrong() -> Iterator[Kernel]:
         yield Kernel(f"O and l carried in {low}, FA1", fmt, emulated("fa1", accumulator=low, row_sum=low), p, {})
         yield Kernel(f"scores in {low}", fmt, emulated(scores=low), p, {})
         if fmt != FP32:
-            yield Kernel(f"P truncated to {low}", fmt, emulated(probs=Truncated(**asdict(low))), p, {})
+            yield Kernel(f"P truncated to {low}", fmt, emulated(probs=Truncated.like(low)), p, {})
             yield Kernel("no scale", fmt, partial(kernels.flash, scale=1.0), p, {})
             yield Kernel("causal, not asked for", fmt, partial(kernels.flash, causal=True), p, {})
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ MISSING = {"sinks": dict(sinks=None), "softcap": dict(softcap=None), "keep": dic
 class Truncated(Format):
     """A format that is rounded to toward zero."""
 
+    @classmethod
+    def like(cls, fmt: Format) -> "Truncated":
+        """`fmt`, truncated."""
+        return cls(**{field.name: getattr(fmt, field.name) for field in fields(Format)})
+
     def __call__(self, x: Tensor) -> Tensor:
         return round_to(x, self, "toward_zero")
 
@@ -64,8 +69,7 @@ class Rows:
 
     Attributes:
         q (rows, d), k (n_kv, d), v (n_kv, d_v): float64. o, golden: (rows, d_v), float64.
-        masks: mistake, or "asked" -> what is added to S (rows, n_kv). options: of `Asked`, for
-            these rows.
+        masks: mistake, or "asked" -> what is added to S (rows, n_kv). options: of `Asked`, for these rows.
     """
 
     q: Tensor
@@ -149,7 +153,7 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
                 for algorithm in ("fa2", "fa1") if carried else ("fa2",):
                     yield key, about, emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
     given, told = dict(tiling=Tiling(64, block), algorithm="fa2"), dict(fmt=precision.probs.name, declared=True)
-    cut = replace(exact, probs=Truncated(**asdict(precision.probs)))
+    cut = replace(exact, probs=Truncated.like(precision.probs))
     yield "probs_truncated", told, emulated(cut, **given)
 
 
