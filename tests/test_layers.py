@@ -14,6 +14,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"kernels"},
     {"gallery"},
     {"theory"},
+    {"sums"},
     {"tolerance"},
     {"experiments"},
     {"execution"},
