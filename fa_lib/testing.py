@@ -51,7 +51,7 @@ def assert_attention_close(
 ) -> None:
     """A kernel's output is attention's, as exactly as the kernel declares.
 
-    Each output, and each row as a whole, has a bound of its own, `fa_lib.tolerance.tolerance`, computed for these inputs
+    Each output, and each row as a whole, has a bound of its own, `tolerance.tolerance`, computed for these inputs
     from the formats that are declared; nothing is chosen. A kernel that does what it declares exceeds it in one call of
     1 / false_alarm.
 

@@ -146,26 +146,28 @@ class _Law:
         D = torch.cat([W[:, : -scores.o.n_kv], scores.drop(W[:, -scores.o.n_kv :], 0)], -1)  # those that V meets
         O = D @ v  # (rows, d_v)
         of_scores = self.of_scores(q, k, scores, S.where(W > 0, m), m)
-        given = S, p, W, D, of_scores, m, l
-        bound = self.strength * self.total(given, v, O).sqrt()
+        given, sums = (S, p, W, D, of_scores), self.of_sums(S, W, D, v, O, m, l)
+        bound = self.strength * (self.of_terms(given, v, O) + sums).sqrt()
         half = self.p.output.ulp(O.abs() + bound) / 2
         bound = bound + half
         size = O.square().sum(-1, keepdim=True).sqrt()  # (rows, 1)
         along = O / size.where(size > 0, 1.0)
         own = (v @ along.mT).mT[..., None]  # (rows, n_kv, 1): each key's value along O
         stored = torch.maximum((along * half).square().sum(-1, keepdim=True) / 3, self.stored(O, along))
-        of_row = self.strength * (self.total(given, own, size) + stored).sqrt()
+        apart = (along.square() * sums).sum(-1, keepdim=True)  # sums of features that differ err apart
+        sums = torch.maximum(apart, self.of_sums(S, W, D, own, size, m, l))
+        of_row = self.strength * (self.of_terms(given, own, size) + sums + stored).sqrt()
         return torch.cat([bound.where(seen, 0.0), of_row.where(seen, 0.0), seen], -1)
 
-    def total(self, given: tuple[Tensor, ...], v: Tensor, O: Tensor) -> Tensor:
-        """The variance of O (rows, d_v) before it is stored; v: as `meet` takes it."""
-        S, p, W, D, of_scores, m, l = given
+    def of_terms(self, given: tuple[Tensor, ...], v: Tensor, O: Tensor) -> Tensor:
+        """The variance of O (rows, d_v) by scores and P; v: as `meet` takes it."""
+        S, p, W, D, of_scores = given
         weights, shift = self.of_weights(of_scores, W, D, v, O)
         if self.p.scores.precision < FP32.precision:
             alike = self.repeating(self.p.scores, S.where(W > 0, 0.0), W, D, v, O, relative=False)[1]
             weights = torch.maximum(weights, alike)
         probs = self.of_probs(W if self.algorithm == "baseline" else p, W, D, v, O)
-        return probs + weights / (1 - shift) ** 2 + self.of_sums(S, W, D, v, O, m, l)
+        return probs + weights / (1 - shift) ** 2
 
     def stored(self, O: Tensor, along: Tensor) -> Tensor:
         """The mean square of what storing O adds along it, over shifts against the grid: equal outputs err alike."""
