@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
+from fa_lib.check import diagnose
 from fa_lib.check.attempt import KernelError, attempt, blamed, guarded
 from fa_lib.experiments.variant import Call, by_key
 from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.inputs import draw
-from fa_lib.metrics import deviation
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ CALLS = by_key([  # asked for in the first format that it has
     Call("sinks", 256, 256, options=dict(sinks=torch.tensor([6.0, 4.0]))),
 ])  # fmt: skip
 LARGE = Call("scores up to some 250", 256, 256)
-FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 
 
 def contract(
@@ -72,7 +71,8 @@ def contract(
             outcome: "yes", "no" (it raises, or answers in another format than that asked for), "broken" (as `attempt`
             has it) or "wrong" (it answers another question).
             note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
-            "unmasked" (it takes causal=True and does not mask), "other" (its answer is not attention's), or "".
+            "unmasked" (it takes causal=True and does not mask), of a wrong answer what it looks like (a key of
+            `diagnose.GUESSES`, or "other"), "output_bshd" (its output is right, and transposed), or "".
             problem: what it raises or returns instead, in words, or "".
     """
     fn, rows = kernels.plain(kernel), []
@@ -85,9 +85,11 @@ def contract(
         options = {name: _placed(x, device, fmt.dtype) for name, x in call.options.items()}
         options |= dict(causal=True) if causal else {}
         answer = attempt(_typed(fn) if first else fn, q, k, v, **options)
-        outcome, note = answer.outcome, ""
+        outcome, note, asked_for = answer.outcome, "", diagnose.Call(q, k, v, fmt, options)
         if outcome == "yes" and times == 1:  # else a score's own rounding may turn the softmax
-            outcome, note = _compared(answer.o, q, k, v, fmt, options)
+            outcome, note = _compared(answer.o, asked_for)
+        elif outcome == "broken" and answer.o is None:
+            note = diagnose.transposed_output(fn, asked_for)
         note = "causal_only" if causal and first and outcome == "yes" else note
         rows.append(dict(asked=asked, head_dim=head_dim, outcome=outcome, note=note, problem=answer.problem))
         return outcome
@@ -98,7 +100,7 @@ def contract(
             ask(asked, can[0], call)
         ask(LARGE.key, can[0], LARGE, times=64)
         rows.append(_gradients(fn, can[0], head_dim, device))
-        if rows[[row["asked"] for row in rows].index("sinks")]["outcome"] == "yes":
+        if any(row["asked"] == "sinks" and row["outcome"] == "yes" for row in rows):
             rows.append(_sinks_gradient(fn, can[0], head_dim, device, dict(causal=True) if causal else {}))
     return rows
 
@@ -137,21 +139,21 @@ def _typed(fn):
     return call
 
 
-def _compared(o, q, k, v, fmt, options):
-    """Outcome and note of an answer of the right shape."""
-    if not _far(o, kernels.golden(q, k, v, inputs=fmt, **options)):
+def _compared(o, call):
+    """Outcome and note of an answer of the right shape to a diagnose.Call."""
+    if not _far(o, call.golden()):
         return "yes", ""
-    if options.get("causal"):
-        top_left = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-        if not _far(o, kernels.golden(q, k, v, inputs=fmt, mask=top_left)):
+    if call.options.get("causal"):
+        top_left = torch.ones(call.q.shape[-2], call.k.shape[-2], dtype=torch.bool, device=o.device).tril()
+        if not _far(o, call.golden(causal=False, mask=top_left)):
             return "yes", "top_left"
-        if not _far(o, kernels.golden(q, k, v, inputs=fmt)):
+        if not _far(o, call.golden(causal=False)):
             return "wrong", "unmasked"
-    return "wrong", "other"
+    return "wrong", diagnose.diagnose(o, call)
 
 
 def _far(o, golden):
-    return deviation(o, golden).rmse > FAR * golden.square().mean().sqrt().item()
+    return diagnose.distance(o, golden) > diagnose.FAR
 
 
 def _placed(x, device, dtype):
