@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,17 @@ STEPS = {  # of a Precision, that are in 16 bits
     "every_step": ("scores", "exponent", "probs", "maximum", "factors", "row_sum", "accumulator"),
 }
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
+MISSING = {"sinks": dict(sinks=None), "softcap": dict(softcap=None), "keep": dict(keep=None, dropout_p=0.0)}
 
 
 @dataclass(frozen=True, repr=False)
 class Truncated(Format):
     """A format that is rounded to toward zero."""
+
+    @classmethod
+    def like(cls, fmt: Format) -> "Truncated":
+        """`fmt`, truncated."""
+        return cls(**{field.name: getattr(fmt, field.name) for field in fields(Format)})
 
     def __call__(self, x: Tensor) -> Tensor:
         return round_to(x, self, "toward_zero")
@@ -43,7 +49,7 @@ class Cause:
     """A mistake that makes an error.
 
     Attributes:
-        key: of STEPS, or "probs_truncated", "scale_missing", "scale_twice", "top_left", "unmasked",
+        key: of STEPS, or "probs_truncated", "scale_missing", "scale_twice", of MISSING, "top_left", "unmasked",
             "mask_rounded", "causal".
         same: it makes this very error; else one of this size.
         fmt, tiles: of what is carried, where that is the mistake.
@@ -63,7 +69,7 @@ class Rows:
 
     Attributes:
         q (rows, d), k (n_kv, d), v (n_kv, d_v): float64. o, golden: (rows, d_v), float64.
-        masks: mistake, or "asked" -> what is added to S (rows, n_kv). options: scale, softcap.
+        masks: mistake, or "asked" -> what is added to S (rows, n_kv). options: of `Asked`, for these rows.
     """
 
     q: Tensor
@@ -88,7 +94,10 @@ class Rows:
             key: _added(Options.of(q, k, v, **changed), head, rows)
             for key, changed in _masks(q, k, options, fmt).items()
         }
-        return cls(*here, masks, dict(scale=asked.scale, softcap=asked.softcap))
+        sink, keep = asked.sink(head), asked.keep
+        kept = None if keep is None else keep.reshape(-1, *keep.shape[-2:])[head, rows]
+        given = dict(scale=asked.scale, softcap=asked.softcap, sinks=None if sink is None else sink.reshape(1))
+        return cls(*here, masks, given | dict(keep=kept, dropout_p=asked.dropout_p))
 
 
 def cause(rows: Rows, precision: Precision, block: int) -> Cause | None:
@@ -118,8 +127,12 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
     for key, other in rows.masks.items():
         if key != "asked":
             yield key, {}, kernels.golden(*tensors, inputs=precision.inputs, mask=other, **rows.options)
-    for key, scale in (("scale_missing", 1.0), ("scale_twice", rows.options["scale"] ** 2)):
-        options = rows.options | dict(scale=scale)
+    changes = dict(scale_missing=dict(scale=1.0), scale_twice=dict(scale=rows.options["scale"] ** 2))
+    for name, without in MISSING.items():
+        if rows.options[name] is not None:
+            changes[f"{name}_missing"] = without
+    for key, change in changes.items():
+        options = rows.options | change
         yield key, {}, kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
     exact = replace(precision, output=FP64)  # else the rounding of the answer hides what makes the error
 
@@ -140,7 +153,7 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
                 for algorithm in ("fa2", "fa1") if carried else ("fa2",):
                     yield key, about, emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
     given, told = dict(tiling=Tiling(64, block), algorithm="fa2"), dict(fmt=precision.probs.name, declared=True)
-    cut = replace(exact, probs=Truncated(**asdict(precision.probs)))
+    cut = replace(exact, probs=Truncated.like(precision.probs))
     yield "probs_truncated", told, emulated(cut, **given)
 
 

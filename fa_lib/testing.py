@@ -12,7 +12,7 @@ from fa_lib.check.checks import CHECKS, result_of
 from fa_lib.formats import FormatLike
 from fa_lib.precision import Precision
 from fa_lib.suspects import Cause, Rows, cause
-from fa_lib.tolerance import BLOCK, declared, tolerance
+from fa_lib.tolerance import BLOCK, Tolerance, declared, tolerance
 
 __all__ = ["assert_attention_close", "parametrize_with_checks"]
 
@@ -26,6 +26,9 @@ CAUSES = {  # key of a Cause -> its subject, with its verb
     "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
     "scale_missing": "attention without a scale",
     "scale_twice": "attention with its scale multiplied in twice",
+    "sinks_missing": "attention without sinks",
+    "softcap_missing": "attention without softcap",
+    "keep_missing": "attention without dropout",
     "top_left": "a causal mask aligned top-left (query i sees keys 0 .. i)",
     "unmasked": "attention without the mask",
     "mask_rounded": "a mask rounded to Q's format before it is added",
@@ -48,8 +51,9 @@ def assert_attention_close(
 ) -> None:
     """A kernel's output is attention's, as exactly as the kernel declares.
 
-    Each output has a bound of its own, `fa_lib.tolerance.tolerance`, computed for these inputs from the formats that
-    are declared; nothing is chosen. A kernel that does what it declares exceeds it in one call of 1 / false_alarm.
+    Each output, and each row as a whole, has a bound of its own, `tolerance.tolerance`, computed for these inputs
+    from the formats that are declared; nothing is chosen. A kernel that does what it declares exceeds it in one call of
+    1 / false_alarm.
 
     Args:
         o: (batch, heads, n_q, d_v), what the kernel gave. q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads,
@@ -59,7 +63,7 @@ def assert_attention_close(
         tiles: of keys; None: tiles of 64. It counts where less than FP32 is declared for the sums.
         algorithm: "fa2", "fa1", or "baseline" for one that normalises P before it rounds it.
         false_alarm: how often a right kernel may fail, in calls.
-        options: that the kernel was called with: causal, scale, mask, window, softcap, keep, dropout_p.
+        options: that the kernel was called with: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Raises:
         AssertionError: which rows exceed it and by how much, and which mistake has this error; or o has another shape
@@ -79,7 +83,7 @@ def assert_attention_close(
         raise AssertionError(f"o: got {o.dtype}; due is {' or '.join(map(str, dtypes))}")
     given = o.detach().double().to(about.golden.device)
     _finite(given, about.seen)
-    times = (given - about.golden).abs() / about.bound.where(about.bound > 0, 1.0)
+    times = torch.cat(about.times(given), -1)  # of every output, and of the row along golden (*lead, n_q, d_v + 1)
     unseen = ~about.seen & (given != 0)
     if unseen.any():
         rows = unseen.any(-1)
@@ -89,7 +93,7 @@ def assert_attention_close(
         n_kv = k.shape[-2]
         block = BLOCK if tiles is None else -(-n_kv // tiles)
         found = cause(Rows.worst(times, given, about.golden, (q, k, v), precision.inputs, options), precision, block)
-        raise AssertionError(_told(times, over, (given - about.golden).abs(), about.bound, found))
+        raise AssertionError(_told(times, over, about, found))
 
 
 def _finite(o: Tensor, seen: Tensor) -> None:
@@ -108,9 +112,9 @@ def _first(rows: Tensor) -> tuple[int, ...]:
     return tuple(rows.nonzero()[0].tolist())
 
 
-def _told(times: Tensor, over: Tensor, error: Tensor, bound: Tensor, found: Cause | None) -> str:
+def _told(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None) -> str:
     """What an AssertionError says; in the first line by how much, where, and why."""
-    by_row = times.amax(-1)
+    by_row, bounds = times.amax(-1), torch.cat([about.bound, about.of_row], -1)
     worst = by_row.flatten().topk(min(WORST, int(over.sum()))).indices
     places = [tuple(int(i) for i in torch.unravel_index(at, by_row.shape)) for at in worst]
     first = places[0]
@@ -121,9 +125,12 @@ def _told(times: Tensor, over: Tensor, error: Tensor, bound: Tensor, found: Caus
         why = f"{subject} has this error" if found.same else f"{subject} has an error of this size"
     lines = [f"o: {by_row[first]:.3g} times the bound in {_count(over)}, worst {first}: {why}"]
     for place in places:
-        feature = int(times[place].argmax())
-        e, b = error[place][feature].item(), bound[place][feature].item()
-        lines.append(f"  row {place}, feature {feature}: |o - golden| = {e:.3g}, bound {b:.3g}")
+        at = int(times[place].argmax())
+        bound = bounds[place][at].item()
+        where, what = (f"feature {at}", "|o - golden|")
+        if at == about.golden.shape[-1]:
+            where, what = "all features", "|(o - golden) . golden| / |golden|"
+        lines.append(f"  row {place}, {where}: {what} = {times[place][at].item() * bound:.3g}, bound {bound:.3g}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"gallery"},
     {"extremes", "roundings"},
     {"theory"},
+    {"sums"},
     {"tolerance"},
     {"experiments"},
     {"execution"},

@@ -1,6 +1,5 @@
 """Every check of a kernel by name, each asked by itself: it passes, it fails, or it cannot be asked."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -9,10 +8,13 @@ import pandas as pd
 
 from fa_lib.check.carry import LOST, SUMS, carried, carry
 from fa_lib.check.contract import Ability, formats
+from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.golden import Inputs
+from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.kernel import QUICK, contracted, measure, ruled
 from fa_lib.check.relations import RELATIONS, relate
-from fa_lib.check.subject import BREAKS, BROKEN, NOT_ASKED
+from fa_lib.check.subject import NOT_ASKED
+from fa_lib.check.words import sentences
 from fa_lib.experiments.rule import ALLOWED
 
 N = 512  # keys that errors are measured at
@@ -108,23 +110,18 @@ def _carry(judged: Judged, what: str) -> Result:
 
 def _relation(judged: Judged, key: str) -> Result:
     """A relation that no kernel may break."""
-    relation = RELATIONS[key]
     rows = relate(judged.kernel, key, judged.fmt, judged.head_dim, able=judged.able)
-    bad = [row for row in rows if row["outcome"] in (BREAKS, BROKEN)]
-    told = [row for row in bad if relation.nan_is_told and math.isnan(row["number"])]
-    if len(bad) > len(told):
-        found = "\n".join(f"  {row['case']}: {_found(row)}" for row in bad if row not in told)
-        return Result(False, f"{relation.says} Asked because of {relation.source}. It does not hold:\n{found}")
-    if told:
-        return Result(None, f"{relation.says} The kernel gives NaN, which is told and not counted: {told[0]['case']}")
     if all(row["outcome"] == NOT_ASKED for row in rows):
         problems = [row["problem"] for row in rows if row["problem"]]
         return Result(None, f"the kernel {problems[0]}" if problems else "the kernel has no such option")
-    return Result(True)
-
-
-def _found(row: dict) -> str:
-    return row["problem"] or f"off by {row['number']:.3g}; accepted is {row['limit']:.3g}"
+    table = pd.DataFrame(rows).assign(key=key, fmt=judged.fmt)
+    found = tuple(each for each in of_relations(table) if each.what == "relation")
+    said = " ".join(text for _, text in sentences(Judgement("kernel", "", found)))
+    if any(each.severity == Severity.FAILS for each in found):
+        return Result(False, f"{said} Asked because of {RELATIONS[key].source}.")
+    if any(each.number is None for each in found):  # NaN, that is told and not counted
+        return Result(None, said)
+    return Result(True, said)
 
 
 CHECKS: dict[str, Callable[[Judged], Result]] = {
