@@ -59,6 +59,10 @@ def _kernel(name):
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
 GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
+LAYOUT = Annotated[
+    str,
+    typer.Option(help="of its tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"),
+]
 DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
 
 
@@ -70,6 +74,7 @@ def check_kernel(
     json_file: JSON = None,
     gate: GATE = False,
     device: DEVICE = "cpu",
+    layout: LAYOUT = "bhsd",
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
@@ -79,7 +84,7 @@ def check_kernel(
     with told():
         from fa_lib import reports
 
-        report = reports.check_kernel(_kernel(kernel), "quick" if quick else "report", out, device)
+        report = reports.check_kernel(_kernel(kernel), "quick" if quick else "report", out, device, layout)
         _judged(report, json_file, gate)
 
 

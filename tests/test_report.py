@@ -303,7 +303,9 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
     )
 
 
-@pytest.mark.parametrize("at", ["check.contract.deviation", "check.golden.yardstick", "experiments.rule.deviation"])
+@pytest.mark.parametrize(
+    "at", ["check.diagnose.distance", "check.golden.yardstick", "experiments.rule.deviation", "check.subject.yardstick"]
+)
 def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
     def bug(*_, **__):
         raise RuntimeError("a bug of ours")
@@ -343,7 +345,7 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
         held["passed"] is False and held["versions"]["torch"] and held["parameters"]["kernel"] == "own.mine:attention"
     )
     assert {f["what"] for f in held["findings"]} >= {"carry", "error", "outputs", "repeats"}
-    names = {"asked", "shapes", "lengths", "inputs", "sums", "repeats"}
+    names = {"asked", "shapes", "lengths", "inputs", "sums", "repeats", "relations"}
     assert {path.stem for path in (out / "own.mine_attention").glob("*.csv")} == names
     sums = pd.read_csv(out / "own.mine_attention" / "sums.csv")
     assert len(sums) == 2 * 3 * 2 * 10  # formats, numbers of queries, sums, sizes of tiles

@@ -7,6 +7,7 @@ from functools import partial
 
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
+from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
@@ -39,12 +40,18 @@ def register(name: str, fn: Callable) -> None:
 
 def get(name: str | Callable) -> Callable:
     """The kernel registered under `name`, or the function that "package.module:function" names; a function is itself.
+    "NAME@bshd" is the kernel of that name, which has this layout of LAYOUTS, behind the layout of all others.
 
     Raises:
         ValueError: there is none.
     """
     if callable(name):
         return name
+    own, at, layout = str(name).rpartition("@")
+    if at:
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout: got {layout!r}; accepted are {', '.join(LAYOUTS)}")
+        return get(own) if layout == "bhsd" else LAYOUTS[layout](plain(own))
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
