@@ -64,6 +64,7 @@ SHOWN = {  # key -> a call that shows the defect, and one that does not
     "hidden_rows_mean": (given(mask=HIDDEN), CAUSAL),
     "hidden_nan_spreads": (with_nan(), given(mask=HIDDEN)),
     "sink_without_mass": (given(sinks=torch.zeros(2)), given()),
+    "sink_in_powers_of_2": (given(sinks=torch.ones(2)), given(sinks=torch.zeros(2))),
     "part_dropped": (given(), given(n_kv=128)),
     "last_dropped_above_1024": (MANY, given(n_kv=1024)),
     "padding_counted": (given(), given(n_kv=128)),
