@@ -8,13 +8,35 @@ from typing import Annotated
 import typer
 
 from fa_lib import cli_check
-from fa_lib.cli_check import EXIT, told
+from fa_lib.cli_check import EXIT, kernel_name, told
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help=f"Is my attention kernel numerically safe?\n\n{EXIT}",
 )  # fmt: skip
 app.add_typer(cli_check.app, name="check")
+
+
+@app.command()
+def shrink(
+    file: Annotated[Path, typer.Argument(help="a captured call, as a Probe saves it: .safetensors, .npz or .pt")],
+    kernel: Annotated[str, typer.Option(help="built-in (every_step), gallery:KEY, or package.module:function")],
+    out: Annotated[Path | None, typer.Option(help="the test; test_<function>.py in this folder if not named")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
+) -> None:
+    """Make a captured call at which a kernel fails as small as it still fails, and write it as a pytest file.
+
+    A kernel fails where it raises, where its output is not finite, or further from the golden value than a right
+    kernel's may be. Heads, queries, keys and head_dim are cut. The file holds the tensors and needs torch alone.
+    """
+    with told():
+        from fa_lib import shrink as shrinking
+
+        name = kernel_name(kernel)
+        found = shrinking.shrink(name, file, device)
+        out = out or Path(f"test_{name.rpartition(':')[2]}.py")
+        shrinking.write(found, out, device)
+        _say(f"{shrinking.in_words(found)}\nLeft: {shrinking.sizes_in_words(found)}\n{out}")
 
 
 @app.command()
