@@ -40,6 +40,36 @@ def shrink(
 
 
 @app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="a kernel: built-in (flash), gallery:KEY, or package.module:function")],
+    b: Annotated[str, typer.Argument(help="another, or the same with --decode")],
+    on: Annotated[Path | None, typer.Option(help="captured q, k and v; drawn where no file is named")] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="B gets one query at a time, A the whole, causally")] = False,
+    fmt: Annotated[str, typer.Option("--format", help="of the inputs: BF16 (of drawn ones), FP16, FP32")] = "",
+    n: Annotated[int, typer.Option(min=1, help="keys of drawn inputs")] = 1024,
+    distribution: Annotated[str, typer.Option(help="of drawn inputs: normal, uniform, peaked, ...")] = "normal",
+    json_file: Annotated[Path | None, typer.Option("--json", help="file for the numbers, with versions")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
+) -> None:
+    """Why do two kernels disagree? Their errors, their difference, and which change of one gives the other.
+
+    For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode.
+    """
+    with told():
+        import json
+
+        from fa_lib import compare as comparing
+        from fa_lib.execution.files import replacing
+
+        question = comparing.Question(on, fmt, distribution, n, decode=decode, device=device)
+        found = comparing.compare(kernel_name(a), kernel_name(b), question)
+        if json_file is not None:
+            with replacing(json_file) as path:
+                path.write_text(json.dumps(found.record(), indent=1) + "\n")
+        _say("\n".join(comparing.in_words(found)))
+
+
+@app.command()
 def figures(
     only: Annotated[
         list[str] | None, typer.Argument(help="notebooks, as 02_precision; all where none is named")

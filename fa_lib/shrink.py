@@ -4,10 +4,8 @@ Delta debugging (Zeller and Hildebrandt, IEEE Transactions on Software Engineeri
 a half while one of the halves will do, then drop one block after the other.
 """
 
-import base64
-import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +16,8 @@ from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, called
 from fa_lib.check.capture import Capture, captured
 from fa_lib.check.limit import judged
+from fa_lib.check.skipped import place
+from fa_lib.check.standalone import standalone
 from fa_lib.execution.files import replacing
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
@@ -235,47 +235,6 @@ def _worst_alone(cut, failed, tried):
     return alone if alone != cut and tried(alone) else cut
 
 
-TEST = '''"""{what}
-
-{where}The call is the smallest of that kind which was found: {sizes}.
-Run it with `python -m pytest {file}` from the folder where Python finds {module}. It needs torch and pytest alone.
-KERNEL=package.module:function in the environment tests another kernel f(q, k, v, ...) on the same tensors.
-"""
-
-import base64
-import importlib
-import itertools
-import math
-import os
-
-import torch
-
-KERNEL = os.environ.get("KERNEL", {kernel!r})
-OPTIONS = {options!r}
-DEVICE = {device!r}
-TENSORS = {{  # name: dtype, shape, bytes in base64
-{tensors}}}
-
-
-{judged}
-
-def tensor(dtype, shape, text):
-    raw = bytearray(base64.b64decode("".join(text)))
-    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape)
-
-
-def test_the_kernel_is_within_the_limit():
-    module, _, function = KERNEL.partition(":")
-    kernel = getattr(importlib.import_module(module), function)
-    held = {{name: tensor(*each) for name, each in TENSORS.items()}}
-    q, k, v = (held.pop(name) for name in "qkv")
-    on_device = {{name: x.to(DEVICE) for name, x in held.items()}}
-    o = kernel(*(x.to(DEVICE, copy=True) for x in (q, k, v)), **OPTIONS, **on_device)
-    assert o.shape == (*q.shape[:-1], v.shape[-1]) and o.dtype == q.dtype, (o.shape, o.dtype)
-    error, limit = judged(o.detach().cpu(), q, k, v, **OPTIONS, **held)
-    assert error.isfinite().all(), "the output holds NaN or infinities"
-    assert error.max() <= limit, f"the largest error is {{error.max() / limit:.2f}} times what a right kernel may have"
-'''
 KINDS = {  # of a Failure: what the test's first line says
     "raises": "{kernel} {says} on this call.",
     "nonfinite": "{kernel} returns NaN or infinities on finite inputs.",
@@ -296,26 +255,9 @@ def sizes_in_words(shrunk: Shrunk) -> str:
 
 def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:
     """Write a pytest file that fails as long as the kernel does. It holds the tensors, and needs no fa_lib."""
-    fn, call = kernels.get(shrunk.kernel), shrunk.call
+    fn = kernels.get(shrunk.kernel)
     name = shrunk.kernel if ":" in shrunk.kernel else f"{fn.__module__}:{fn.__qualname__}"
-    held = dict(q=call.q, k=call.k, v=call.v) | {n: x for n, x in call.options.items() if n == "mask"}
-    about = call.about
-    where = f"Captured at step {about['step']}, layer {about['layer']!r}. " if "layer" in about else ""
-    text = TEST.format(
-        what=in_words(shrunk), where=where, sizes=sizes_in_words(shrunk), file=Path(path).name,
-        module=name.partition(":")[0], kernel=name, device=device, judged=inspect.getsource(judged) + "\n",
-        options={n: x for n, x in call.options.items() if n != "mask"},
-        tensors="".join(f"    {n!r}: {_written(x)},\n" for n, x in held.items()),
-    )  # fmt: skip
+    where = f"Captured at {place(shrunk.call.about)}. " if "layer" in shrunk.call.about else ""
+    about = f"{where}The call is the smallest of that kind which was found: {sizes_in_words(shrunk)}."
     with replacing(path) as temporary:
-        temporary.write_text(text)
-
-
-def _written(x):
-    text = base64.b64encode(x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).decode()
-    lines = [text[i : i + 100] for i in range(0, len(text), 100)]
-    return f'("{str(x.dtype).removeprefix("torch.")}", {tuple(x.shape)}, {_texts(lines)})'
-
-
-def _texts(lines: Sequence[str]) -> str:
-    return "[\n" + "".join(f'        "{line}",\n' for line in lines) + "    ]"
+        temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device))

@@ -17,6 +17,7 @@ from fa_lib.check.model import Probe
 from fa_lib.check.skipped import Why
 from fa_lib.check.words import in_words
 
+pytestmark = pytest.mark.slow
 BITS = torch.bfloat16
 
 

@@ -19,7 +19,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"check"},
     {"training"},
     {"plots"},
-    {"panel", "claims", "reports", "shrink"},
+    {"panel", "claims", "reports", "shrink", "compare"},
     {"survey"},
     {"survey_pages"},
     {"record"},

@@ -17,6 +17,7 @@ from fa_lib.cli import app
 from fa_lib.paths import ROOT
 from fa_lib.shrink import Capture, Failure, failure, shrink, smallest, write
 
+pytestmark = pytest.mark.slow
 BITS = torch.bfloat16
 
 
