@@ -32,10 +32,10 @@ def main():
     worst, drawn = build() / "worst.safetensors", build() / "figures" / "probe.png"
     with Probe(["as_shipped", "every_step"], save=worst) as probe:
         run()
-    judgement = judge_model("This model", probe.table, skipped=probe.skipped)
+    judgement = judge_model("This model", probe.table, skipped=probe.skipped, nonfinite=probe.nonfinite)
     print(f"{in_words(judgement)}\n\n{probe.calls} calls, the largest error of each kernel over Baseline's:\n")
     print(probe.summary().round(2).droplevel("model").to_string())
-    print(f"\nQ, K and V of the worst call: {worst}")
+    print(f"\nTensors of the worst call: {worst}")
     with replacing(drawn) as path:
         model_report(judgement, probe.table, CAPTION).savefig(path, bbox_inches="tight", dpi=200)
     print(f"The figure: {drawn}")

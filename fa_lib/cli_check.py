@@ -51,7 +51,7 @@ def _judged(report, json_file, gate):
     raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
 
 
-def _kernel(name):
+def kernel_name(name: str) -> str:
     """The name that `kernels.get` takes: gallery:KEY stands for fa_lib.gallery:KEY."""
     return f"fa_lib.{name}" if name.startswith("gallery:") else name
 
@@ -84,7 +84,7 @@ def check_kernel(
     with told():
         from fa_lib import reports
 
-        report = reports.check_kernel(_kernel(kernel), "quick" if quick else "report", out, device, layout)
+        report = reports.check_kernel(kernel_name(kernel), "quick" if quick else "report", out, device, layout)
         _judged(report, json_file, gate)
 
 
@@ -105,7 +105,7 @@ def check_tensors(
     with told():
         from fa_lib import reports
 
-        names = dict(names=tuple(map(_kernel, kernel))) if kernel else {}
+        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
         report = reports.check_tensors(file, fmt, out, device=device, **names)
         _judged(report, json_file, gate)
 
@@ -126,6 +126,6 @@ def check_model(
     with told():
         from fa_lib import reports
 
-        names = dict(names=tuple(map(_kernel, kernel))) if kernel else {}
+        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
         report = reports.check_model(function, out, save, **names)
         _judged(report, json_file, gate)

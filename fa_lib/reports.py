@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ import pandas as pd
 from fa_lib import kernels
 from fa_lib.check import tables, tensors
 from fa_lib.check.attempt import message, shown
+from fa_lib.check.capture import captured
 from fa_lib.check.findings import Judgement
 from fa_lib.check.judge import judge_kernel, judge_model, judge_tensors
 from fa_lib.check.kernel import DEPTHS, Depth, examine
 from fa_lib.check.model import Probe
 from fa_lib.check.report import Section, page
+from fa_lib.check.skipped import place
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import provenance
 from fa_lib.experiments.variant import known
@@ -25,6 +28,8 @@ from fa_lib.paths import build
 from fa_lib.plots.kernel_report import kernel_report
 from fa_lib.plots.model_report import model_report
 from fa_lib.plots.tensors_report import tensors_report
+
+FELLOWS = ("as_shipped", "every_step")  # emulated kernels beside the one that is judged
 
 
 @dataclass(frozen=True)
@@ -84,33 +89,46 @@ def check_kernel(
 
 def check_tensors(
     path: str | Path, fmt: str = "", out: str | Path = "",
-    names: tuple[str, ...] = ("flash", "as_shipped", "every_step"), device: str = "cpu",
+    names: tuple[str, ...] | None = None, device: str = "cpu",
 ) -> Report:  # fmt: skip
     """Judge captured tensors and write their page.
 
     Args:
         path: of a .safetensors, .npz or .pt file, as `tensors.read` takes it; fmt: to round them to first.
-        names: kernels; the first is judged.
+        names: kernels; the first is judged. None: the kernel that ran where the file holds its output, else torch's;
+            and FELLOWS beside it.
 
     Raises:
         ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
     """
-    q, k, v, options = tensors.read(path, fmt)
+    held = captured(path, fmt)
+    if names is None:
+        names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
     for name in names:
-        kernels.plain(name)
+        if name != tensors.RAN:
+            kernels.plain(name)
+        elif held.o is None:
+            raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
     begun = _Begun(out, Path(path).stem)
-    q, k, v = (x.to(device) for x in (q, k, v))
+    q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
+    options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
+    ran = None if held.o is None else held.o.to(device)
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
-    far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names)))
+    far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
-    judgement = judge_tensors(list(names), risky, far, better)
-    caption = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys, {q.dtype}. Golden value from the inputs as they are."
+    judgement = judge_tensors(list(names), risky, far, better, held.about)
+    where = f"Captured at {place(held.about)}. " if "layer" in held.about else ""
+    caption = (
+        f"{where}{tuple(q.shape)} queries, {tuple(k.shape)} keys, {q.dtype}. Golden value from the inputs as they are."
+    )
     sections = [
         Section("How risky each head is", tables.by_head(risky)),
         Section("Which change lowers the error", tables.by_change(better), "Root mean square error, before / after."),
     ]
     figure = tensors_report(judgement, risky, far, better, caption)
-    settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device)
+    settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device) | {
+        name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about
+    }
     return begun.written(judgement, sections, figure, dict(risks=risky, deviations=far), settings)
 
 
@@ -131,11 +149,13 @@ def check_model(
     run, probe = _function(function), Probe(names, save=save)
     begun = _Begun(out, function)
     try:
-        with probe:
-            run()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
+            with probe:
+                run()
     except (Exception, SystemExit) as error:
         raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
-    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped)
+    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite)
     calls = f"{probe.calls} calls of attention; {probe.queries} rows of Q compared for each head of a call."
     figure = model_report(judgement, probe.table, calls)
     sections = [Section("Layer by layer", tables.by_layer(probe.table), "The largest error over Baseline's largest.")]

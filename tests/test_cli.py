@@ -22,7 +22,8 @@ def command(*words, cwd=ROOT, **env):
 
 
 PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("figures",), ("publish",),
-         ("claims",), ("train",), ("record",), ("wheelhouse",), ("gallery",), ("bench",)]  # fmt: skip
+         ("claims",), ("train",), ("record",), ("wheelhouse",), ("gallery",), ("bench",), ("shrink",),
+         ("compare",)]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PAGES, ids=" ".join)

@@ -22,7 +22,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"check"},
     {"training"},
     {"plots"},
-    {"panel", "claims", "reports", "suspects"},
+    {"panel", "claims", "reports", "suspects", "shrink", "compare"},
     {"testing"},
     {"kernel_checks"},
     {"survey"},

@@ -1,5 +1,7 @@
 """Torch's side of the probe: where in a model a call is, and how to compute beside it and leave it alone."""
 
+import gc
+import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from fa_lib.check.sampling import both
+from fa_lib.check.skipped import UNSEEN, Why
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
@@ -56,11 +59,13 @@ class Places:
     Around them every mode is turned off, so that they compute what they did.
 
     Args:
-        fused: called when such a module begins.
+        unseen: called with a Why when a module begins whose calls are hidden: such a one (Why.FUSED), and an outermost
+            one that holds compiled modules, or modules of transformers with attention other than sdpa.
     """
 
-    def __init__(self, fused):
-        self.fused, self.hooks, self.running = fused, [], []  # (module, what turns the modes off or None)
+    def __init__(self, unseen):
+        self.unseen, self.hooks, self.running = unseen, [], []  # (module, what turns the modes off or None)
+        self.hidden = WeakKeyDictionary()  # outermost module -> every Why but FUSED that holds of it
         self.models, self.steps = WeakKeyDictionary(), Counter()  # outermost module -> its name -> steps begun
         self.names = None  # module -> name, in the run of the outermost module that goes on
         self.calls = Counter()  # of each layer, in this step
@@ -106,9 +111,14 @@ class Places:
         off = None
         if isinstance(module, FUSED) and not module.training and torch.backends.mha.get_fastpath_enabled():
             if not any(off for _, off in self.running):
-                self.fused()
+                self.unseen(Why.FUSED)
             off = torch._C.DisableTorchFunction()
             off.__enter__()
+        if not self.running:
+            if module not in self.hidden:
+                self.hidden[module] = _hidden(module)
+            for why in self.hidden[module]:
+                self.unseen(why)
         self.running.append((module, off))
 
     def _left(self, module, args, output):
@@ -124,6 +134,45 @@ class Places:
         if not self.running:
             self.names = None
         return module
+
+
+def _hidden(module):
+    """Why calls of attention within a module may not be seen."""
+    modules = list(module.modules())
+    found = [Why.COMPILED] if _runs_compiled() and any(map(_is_compiled, modules)) else []
+    return [*found, Why.EAGER] if any(_setting(each) in UNSEEN for each in modules) else found
+
+
+def _setting(module):
+    """The attention that a module of transformers is set to; "" of any other."""
+    try:
+        found = module.config._attn_implementation
+    except Exception:  # whatever a stranger's module calls its config
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def _is_compiled(module):
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _runs_compiled():
+    """Whether compiled modules run compiled: torch.compiler.set_stance("force_eager") has them run as they were."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and getattr(getattr(dynamo, "_stance", None), "stance", "") != "force_eager"
+
+
+def compiled() -> list[str]:
+    """The classes of compiled modules that are alive: what runs in one that is outermost is seen by nobody."""
+
+    def alive():
+        modules = (x for x in gc.get_objects() if issubclass(type(x), nn.Module))
+        return sorted({type(getattr(x, "_orig_mod", x)).__name__ for x in modules if _is_compiled(x)})
+
+    if not _runs_compiled() or not alive():
+        return []
+    gc.collect()  # some may be alive only because nobody has looked
+    return alive()
 
 
 @contextmanager

@@ -52,12 +52,14 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
 
 
 def judge_tensors(
-    names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]]
-) -> Judgement:
+    names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]],
+    about: Mapping[str, str] | None = None,
+) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
+        about: of the Capture.
     """
     findings = []
     for name in names:
@@ -71,6 +73,8 @@ def judge_tensors(
         where = dict(kernel=name, head=int(worst["head"]), heads=len(risky))
         severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
+    if about and "layer" in about:
+        findings.append(Finding("captured", Severity.NOTES, dict(about)))
     for what, heads in flags(risky).items():
         if heads:
             findings.append(Finding(what, Severity.NOTES, dict(heads=heads)))
@@ -82,22 +86,26 @@ def judge_tensors(
 
 
 def judge_model(
-    subject: str, table: pd.DataFrame, baseline: str = "baseline", skipped: Mapping[tuple[str, str], int] | None = None
-) -> Judgement:
+    subject: str, table: pd.DataFrame, baseline: str = "baseline", skipped: Mapping[tuple[str, str], int] | None = None,
+    nonfinite: Mapping | None = None,
+) -> Judgement:  # fmt: skip
     """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
-    within the rule, as times Baseline's largest.
+    within the rule, as times Baseline's largest, and no call held a NaN or an infinity.
 
     Args:
-        baseline, skipped: of the Probe.
+        baseline, skipped, nonfinite: of the Probe.
     """
     found, findings = summary(table, baseline), []
+    if nonfinite:
+        where = {name: nonfinite[name] for name in ("model", "step", "layer", "call", "tensor") if name in nonfinite}
+        findings.append(Finding("nonfinite", Severity.FAILS, where))
     for (model, layer), row in found.iterrows():
         for kernel, times in row.items():
             where = dict(model=model, layer=layer, kernel=kernel)
             judged = kernel == "ran" and not math.isnan(times)
             severity = within(times, ALLOWED["o"]) if judged else Severity.NOTES
             findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
-    if not any(finding.severity != Severity.NOTES for finding in findings):
+    if not any(finding.what == "layer_error" and finding.severity != Severity.NOTES for finding in findings):
         findings.insert(0, Finding("nothing_compared", Severity.FAILS))
     for (kernel, why), count in dict(skipped or {}).items():
         findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))

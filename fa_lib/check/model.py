@@ -11,14 +11,14 @@ from pathlib import Path
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 
 from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, called, message, shown
-from fa_lib.check.call_sites import Asked, Places, apart, handed_on
+from fa_lib.check.call_sites import Asked, Places, apart, compiled, handed_on
+from fa_lib.check.capture import Capture
 from fa_lib.check.sampling import sampled, size
-from fa_lib.execution.files import replacing
+from fa_lib.check.skipped import Why, line
 from fa_lib.experiments.rule import yardstick
 from fa_lib.formats import Format
 from fa_lib.metrics import over_baseline
@@ -29,7 +29,6 @@ CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "he
 COLUMNS = [
     *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", *PLACE[2:], "max", "rmse", "scale", "ratio"
 ]  # fmt: skip
-FUSED = "nn.MultiheadAttention in eval mode: torch.backends.mha.set_fastpath_enabled(False) has it compared"
 
 
 def summary(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
@@ -58,8 +57,9 @@ class Probe(TorchFunctionMode):
 
     Not seen: attention in compiled code (torch.compile), in functions of flash-attn and FlexAttention, written out
     ("eager" in transformers: see `huggingface.register_with_transformers`), and what activation checkpointing computes
-    again. Not compared, and counted in `skipped`: calls with dropout (what was dropped is not known), and
-    nn.MultiheadAttention in eval mode (a mode around it would turn torch's fast path off, and change its bits).
+    again. Not compared, and counted in `skipped`: calls with dropout (what was dropped is not known) or with inputs
+    that are not finite, and nn.MultiheadAttention in eval mode (a mode around it would turn torch's fast path off, and
+    change its bits). On leaving, a warning of one line says what was not compared, how often, why, and what to do.
 
     Args:
         names: kernels beside the one that ran, for `kernels.get`. "as_shipped" is what a flash kernel with FP32 sums
@@ -70,8 +70,9 @@ class Probe(TorchFunctionMode):
             others; any other kernel runs on the whole call, as the model's does.
         limit: rows held. Where a step begins and they are full, every second compared step is let go of, but for the
             largest error of each layer, head and kernel, and `every` doubles. None is no limit.
-        save: path, ending in .safetensors, of the worst call's Q, K, V, mask, causal and scale, for
-            `fa-lib check tensors`; written on leaving.
+        save: path, ending in .safetensors, of the worst call (`capture.Capture`: Q, K, V, mask, causal, scale, o, and
+            dO where a backward pass reaches it within), for `fa-lib check tensors` and `fa-lib shrink`; written on
+            leaving. Where a call is not finite, the first of these is the worst.
         baseline: the kernel whose error is the yardstick of `table` and `summary`, compared as if it were among names;
             None is none. "baseline" is `rule.yardstick`: emulated in 16 bits, and with its sums taken one term
             after the other in FP32, where a real kernel rounds sums too.
@@ -84,7 +85,10 @@ class Probe(TorchFunctionMode):
             scale: the root mean square of the golden value, and ratio: max over Baseline's at this call and head (NaN
             against "ran"). Where differences are not finite, max is inf.
         calls: calls seen, compared or not.
-        skipped: Counter of (kernel, why): what a kernel refused, or, for "all", calls that were not compared.
+        skipped: Counter of (kernel, why): what a kernel refused, as a text, or, for "all", calls that were not
+            compared: a `skipped.Why`, or an error's text.
+        nonfinite: of the compared steps the first call with a NaN or an infinity: where it was, and tensor: "q", "k",
+            "v", "mask", or "o" where the inputs are finite and a row that sees a key is not. None: there is none.
 
     Raises:
         ValueError: a kernel is not known or takes more than q, k and v; another argument does not fit.
@@ -112,8 +116,9 @@ class Probe(TorchFunctionMode):
         self.every, self.queries, self.limit = every, queries, limit
         self.save, self.baseline, self.worst = save, baseline, worst
         self.rows, self.calls, self.skipped = [], 0, Counter()
-        self._largest, self._worst = 0.0, None  # of the worst call so far: its error; tensors and metadata
-        self._places = Places(lambda: self._skip("all", FUSED))
+        self.nonfinite = None
+        self._largest, self._worst = 0.0, None  # of the worst call so far: its error and Capture
+        self._places = Places(lambda why: self._skip("all", why))
 
     @property
     def table(self) -> pd.DataFrame:
@@ -134,8 +139,15 @@ class Probe(TorchFunctionMode):
     def __call__(self, q, k, v, o, given=(), **options):
         """Compare at one call: q, k, v, its options (causal, scale, mask), and o, the output the model goes on with."""
         with apart(o.device):
+            out = o
             q, k, v, o = (x.detach()[(None,) * (4 - x.ndim)] for x in (q, k, v, o))
             q, k, v = q.expand(*o.shape[:2], -1, -1), *(x.expand(len(o), -1, -1, -1) for x in (k, v))
+            wrong = _nonfinite(q, k, v, o, options)
+            if wrong and self.nonfinite is None:
+                self.nonfinite = dict(given) | dict(tensor=wrong)
+                self._hold(math.inf, self.nonfinite, (q, k, v, options, out))
+            if wrong not in (None, "o"):
+                return self._skip("all", Why.NONFINITE)
             part = sampled(q, k, v, self.queries, **options)
             golden = kernels.golden(part.q, part.k, part.v, inputs=Format.of(q.dtype), **part.options)
             outs = {"ran": part.taken(o).double()}  # (entries, heads, rows, head_dim), as the golden value
@@ -153,7 +165,7 @@ class Probe(TorchFunctionMode):
         for head, (number, rms) in enumerate(zip(count, scale)):
             if number:  # else no row of this head sees a key
                 errors = {pair: (largest[head], rmse[head]) for pair, (largest, rmse) in zip(pairs, sizes)}
-                self._add(given | dict(head=head), errors, rms, (q, k, v, options))
+                self._add(given | dict(head=head), errors, rms, (q, k, v, options, out))
 
     def _computed(self, name, part, tensors, options):
         """The rows of a Sample as a kernel computes them: these alone, or out of the call."""
@@ -179,20 +191,19 @@ class Probe(TorchFunctionMode):
                 row["ratio"] = over_baseline(largest, own[0]) if known else math.nan
             self.rows.append(row)
             if self.save and (name, against) == (self.worst, "golden"):
-                self._keep(row, *call)
+                self._keep(row, call)
 
-    def _keep(self, row, q, k, v, options):
+    def _keep(self, row, call):
         """Hold a call for `save`, where its error is the largest so far."""
-        scale = row["scale"] * Format.of(q.dtype).unit_roundoff
+        scale = row["scale"] * Format.of(call[0].dtype).unit_roundoff
         error = row["max"] / scale if scale else math.inf if row["max"] else 0.0
-        if not error > self._largest:
-            return
-        options = dict(causal=False, scale=q.shape[-1] ** -0.5) | options
-        used = {name: torch.as_tensor(options[name]) for name in ("causal", "scale", "mask") if name in options}
-        held = {name: x.to("cpu", copy=True).contiguous() for name, x in (dict(q=q, k=k, v=v) | used).items()}
-        numbers = dict(deviation=row["max"], golden_rms=row["scale"])
-        about = {name: x for name, x in row.items() if name not in ("against", "max", "rmse", "scale", "ratio")}
-        self._largest, self._worst = error, (held, {name: str(x) for name, x in (about | numbers).items()})
+        if error > self._largest:
+            about = {name: x for name, x in row.items() if name not in ("against", "max", "rmse", "scale", "ratio")}
+            self._hold(error, about | dict(deviation=row["max"], golden_rms=row["scale"]), call)
+
+    def _hold(self, error, about, call):
+        if self.save:
+            self._largest, self._worst = error, Capture.of(*call, {name: str(x) for name, x in about.items()})
 
     def _wanted(self, place):
         """Whether the step is compared. Rows are let go of between steps, so that each is there wholly or not."""
@@ -225,13 +236,14 @@ class Probe(TorchFunctionMode):
     def __exit__(self, kind, error, trace):
         self._places.__exit__()
         super().__exit__(kind, error, trace)
-        if self.save and self._worst:
-            tensors, about = self._worst
+        if self._worst:
             try:
-                with replacing(self.save) as temporary:
-                    save_file(tensors, temporary, metadata=about)
+                self._worst.write(self.save)
             except Exception as problem:  # hours of training may stand above this line
                 warnings.warn(f"save: the worst call could not be written to {self.save}: {problem}", stacklevel=2)
+        hidden = [] if kind is not None or ("all", Why.COMPILED) in self.skipped else compiled()
+        if words := line(self.skipped, self.nonfinite, hidden):
+            warnings.warn(words, stacklevel=2)
         if kind is None and not self.calls:
             warnings.warn("Probe: no scaled_dot_product_attention was seen; its text says what is not", stacklevel=2)
 
@@ -246,8 +258,10 @@ class Probe(TorchFunctionMode):
         return o
 
     def _seen(self, o, args, kwargs):
-        if threading.get_ident() != self._places.thread or torch.jit.is_tracing():
+        if threading.get_ident() != self._places.thread:
             return
+        if torch.jit.is_tracing():
+            return self._skip("all", Why.TRACED)
         try:
             self.calls += 1
             place = self._places.here()
@@ -258,9 +272,26 @@ class Probe(TorchFunctionMode):
 
     def _compare(self, place, o, asked):
         if asked.dropout_p:
-            return self._skip("all", "dropout_p: above 0, and what was dropped is not known")
+            return self._skip("all", Why.DROPOUT)
         if type(o) is not torch.Tensor or o.is_nested or o.is_cuda and torch.cuda.is_current_stream_capturing():
             return self._skip("all", f"{type(o).__name__}: accepted are plain tensors, and no CUDA graph's capture")
         q, k, v = (x.detach().to(o.dtype) for x in (asked.query, asked.key, asked.value))  # as autocast does
         fmt = Format.of(o.dtype).name
         self(q, k, v, o, place | dict(fmt=fmt, n_q=q.shape[-2], n_kv=k.shape[-2]), **asked.options(o.dtype))
+
+
+def _nonfinite(q, k, v, o, options):
+    """The name of the first tensor of a call that holds NaN or an infinity, or None. A mask may hold -inf; o counts
+    where the inputs are finite, in rows that see a key."""
+    mask = options.get("mask")
+    right = [x.isfinite().all() for x in (q, k, v, o)]
+    right.append(torch.ones_like(right[0]) if mask is None or mask.dtype == torch.bool else (mask < math.inf).all())
+    *inputs, output, masked = torch.stack(right).tolist()
+    if not all(inputs):
+        return "qkv"[inputs.index(False)]
+    if not masked:
+        return "mask"
+    if output:
+        return None
+    seen = sampled(q, k, v, None, **options).seeing(o)
+    return None if o.masked_fill(~seen, 0.0).isfinite().all() else "o"

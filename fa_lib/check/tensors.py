@@ -5,16 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.attempt import attempt
+from fa_lib.check.attempt import Answer, attempt
+from fa_lib.check.capture import captured
 from fa_lib.check.golden import BIASED, drawn
 from fa_lib.experiments.rule import yardstick
 from fa_lib.experiments.variant import Variant, by_key
 from fa_lib.formats import FP16, FP32, TF32, Format
-from fa_lib.inputs import tensors
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.options import Options, check
+from fa_lib.kernels.options import Options
 from fa_lib.kernels.rows import by_rows
 from fa_lib.metrics import deviation, over_baseline
 from fa_lib.precision import Precision
@@ -38,6 +39,7 @@ UNCHANGED = Variant("nothing", "nothing")
 KINDS = ("normal", "uniform", "sink", "repeated maxima", "one-signed V", "peaked", BIASED)  # of `example`
 CARRIES = {"as_shipped": (Precision.kernel, "fa2"), "every_step": (Precision.uniform, "fa1")}
 ROUNDED = "golden_rounded"  # in the column of kernels: the golden value rounded to q's dtype
+RAN = "ran"  # there, too: the kernel that ran when the tensors were captured
 BETTER = 0.75  # of the error before: a change that saves less is none
 
 
@@ -50,41 +52,13 @@ def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tenso
 def read(path: str | Path, fmt: str = "") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
     """Q, K, V of a file, and how they were used.
 
-    Args:
-        fmt: a format of torch's to round them to first, for a file that holds wider numbers than the kernel takes.
-        path: .safetensors, .npz or .pt without pickle, with tensors named q, k, v, and, where there were any, mask
-            (boolean or added to the scores), causal (one truth value) and scale (one number).
+    Args, Raises: as `capture.captured`, which has what else the file holds.
 
     Returns:
         q, k, v: (batch, heads, sequence, head_dim), or any leading dimensions. options: of a kernel.
-
-    Raises:
-        ValueError: the file is of another kind or cannot be read, a name is missing, the shapes do not fit each other,
-            or values are NaN or infinite.
     """
-    held = tensors(path)
-    q, k, v = held["q"], held["k"], held["v"]
-    try:
-        options = {name: held[name].item() for name in ("causal", "scale") if name in held}
-        if "mask" in held:
-            options["mask"] = held["mask"]
-        check(q, k, v, **options)
-        if options.get("mask") is not None and options["mask"].isnan().any():
-            raise ValueError("mask: got NaN; accepted are truth values, or numbers that are added to the scores")
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if count := int((~x.isfinite()).sum()):
-                raise ValueError(
-                    f"{name}: {count} of {x.numel()} values are NaN or infinite; accepted are finite values: capture "
-                    "a call from before the loss went wrong"
-                )
-        if fmt:
-            to = Format.of(fmt)
-            q, k, v = (to(x.double()).to(to.dtype) for x in (q, k, v))
-        if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            raise ValueError(f"format: got {q.dtype}; accepted are BF16, FP16 and FP32: FORMAT=BF16 rounds them first")
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    return q, k, v, options
+    held = captured(path, fmt)
+    return held.q, held.k, held.v, held.options
 
 
 def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict]:
@@ -142,8 +116,11 @@ def _by_head(x):
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def deviations(q, k, v, options: dict, names: list[str]) -> list[dict]:
+def deviations(q, k, v, options: dict, names: list[str], ran: Tensor | None = None) -> list[dict]:
     """How far kernels are from the golden value on these tensors, by head.
+
+    Args:
+        names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured.
 
     Returns:
         rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse, times_max and
@@ -153,7 +130,7 @@ def deviations(q, k, v, options: dict, names: list[str]) -> list[dict]:
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     baseline, rows = yardstick(fmt)(q, k, v, **options), []
-    answers = {name: attempt(kernels.plain(name), *(x.clone() for x in (q, k, v)), **options) for name in names}
+    answers = {name: _answer(name, (q, k, v), options, ran) for name in names}
     outs = {ROUNDED: fmt(golden)} | {name: a.o for name, a in answers.items() if a.outcome == "yes"}
     own = [deviation(b, g, fmt) for b, g in zip(_by_head(baseline), _by_head(golden))]
     for name, out in outs.items():
@@ -165,6 +142,13 @@ def deviations(q, k, v, options: dict, names: list[str]) -> list[dict]:
     return rows + [
         dict(head=math.nan, kernel=name, outcome=a.outcome, problem=a.problem) for name, a in refused.items()
     ]
+
+
+def _answer(name, tensors, options, ran):
+    if name == RAN:
+        count = int((~ran.isfinite()).sum())
+        return Answer(ran) if not count else Answer(ran, "broken", f"returned {count} values that are NaN or infinite")
+    return attempt(kernels.plain(name), *(x.clone() for x in tensors), **options)
 
 
 def changes(q, k, v, options: dict, base: str) -> list[dict]:

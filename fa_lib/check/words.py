@@ -2,10 +2,11 @@
 
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.kernel_words import SAY, SUMS, allowed, sentence, times
-from fa_lib.check.tensors import CHANGES, ROUNDED
+from fa_lib.check.skipped import first_nonfinite, place, told
+from fa_lib.check.tensors import CHANGES, RAN, ROUNDED
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
-KERNELS = {ROUNDED: "the golden value, rounded"}
+KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 ADVICE = (
     "What to change: hold the accumulator O and the row sum l in FP32 (docs/theory.md says how many bits are enough)."
 )
@@ -14,7 +15,10 @@ ADVICE = (
 def headline(judgement: Judgement) -> str:
     """One sentence: "flash passes."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
-    return f"{judgement.subject} {VERDICTS[judgement.verdict]}{on}."
+    subject = judgement.subject
+    if judgement.kind == "tensors" and subject in KERNELS:
+        subject = KERNELS[subject].capitalize()
+    return f"{subject} {VERDICTS[judgement.verdict]}{on}."
 
 
 def title(judgement: Judgement) -> str:
@@ -48,11 +52,23 @@ def sentences(judgement: Judgement) -> list[tuple[Severity, str]]:
 
 
 def _refused(f, at):
-    return f"{at['kernel']} {at['problem']}."
+    return f"{KERNELS.get(at['kernel'], at['kernel'])} {at['problem']}."
+
+
+def _captured(f, at):
+    of = f" of {at['model']}" if at.get("model") else ""
+    return f"The tensors were captured at {place(at)}{of}."
+
+
+def _nonfinite(f, at):
+    words = first_nonfinite(at)
+    made = "attention made it of finite inputs" if at["tensor"] == "o" else "it came so to attention"
+    return f"{words[0].upper()}{words[1:]}: {made}."
 
 
 def _head_error(f, at):
-    return f"Over {at['heads']} heads the largest error of {at['kernel']} {times(f)} (head {at['head']}){allowed(f)}."
+    kernel = KERNELS.get(at["kernel"], at["kernel"])
+    return f"Over {at['heads']} heads the largest error of {kernel} {times(f)} (head {at['head']}){allowed(f)}."
 
 
 def _heads(words):
@@ -100,7 +116,7 @@ def _nothing_compared(f, at):
 
 def _skipped(f, at):
     of = "Calls not compared" if at["kernel"] == "all" else f"Calls that {at['kernel']} was not compared at"
-    return f"{of}: {f.number:.0f} ({at['why']})."
+    return f"{of}: {f.number:.0f} ({told(at['why'])})."
 
 
 _SAY = {
@@ -110,5 +126,5 @@ _SAY = {
     "one_signed": _heads("V has mostly one sign, so the errors of a 16-bit carry add up with N"),
     "underflow": _heads("More than a thousandth of a row's probability is lost to underflow of P"),
     "change": sentence(_change), "layer_error": _layers, "nothing_compared": sentence(_nothing_compared),
-    "skipped": sentence(_skipped),
+    "skipped": sentence(_skipped), "captured": sentence(_captured), "nonfinite": sentence(_nonfinite),
 }  # fmt: skip

@@ -1,0 +1,263 @@
+"""A captured call at which a kernel fails, made as small as it still fails, and written as a test of its own.
+
+Delta debugging (Zeller and Hildebrandt, IEEE Transactions on Software Engineering 28, 2002) in its plainest form: keep
+a half while one of the halves will do, then drop one block after the other.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from fa_lib import kernels
+from fa_lib.check.attempt import KernelError, called
+from fa_lib.check.capture import Capture, captured
+from fa_lib.check.limit import judged
+from fa_lib.check.skipped import place
+from fa_lib.check.standalone import standalone
+from fa_lib.execution.files import replacing
+
+MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
+BLOCKS = (2, 4, 8, 16, 32)  # that an axis is cut into, one after the other
+AXES = ("batch", "groups", "places", "rows", "keys", "features", "values")  # of a Cut, in the order they are cut
+CALLED = {  # as they are told
+    "batch": "batch", "groups": "heads of keys", "places": "query heads of each", "rows": "queries", "keys": "keys",
+    "features": "head_dim", "values": "head_dim of V",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a kernel fails at a call.
+
+    Attributes:
+        kind: "raises" (or returns no output of attention), "nonfinite", "far".
+        says: what it raises, each number as #; "" of the other kinds.
+        ratio: its largest error over the limit of `judged`; infinite of the other kinds.
+        head: (batch, head) where the error is largest, or None.
+    """
+
+    kind: str
+    says: str = ""
+    ratio: float = torch.inf
+    head: tuple[int, int] | None = None
+
+    def stays(self, other: "Failure | None") -> bool:
+        """Whether another call's Failure is this one."""
+        return other is not None and (other.kind, other.says) == (self.kind, self.says) and (
+            other.ratio >= min(self.ratio, MARGIN)
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The indices of a call that are left, along each of AXES. A head of Q is its group's (a head of K and V) times the
+    group's size plus its place."""
+
+    batch: tuple[int, ...]
+    groups: tuple[int, ...]
+    places: tuple[int, ...]
+    rows: tuple[int, ...]
+    keys: tuple[int, ...]
+    features: tuple[int, ...]
+    values: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, call: Capture) -> "Cut":
+        """Nothing of a call is left out."""
+        q, k, v = call.q, call.k, call.v
+        sizes = (len(q), k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+        return cls(*(tuple(range(size)) for size in sizes))
+
+    def of(self, call: Capture) -> Capture:
+        """What is left of a call."""
+        group = call.q.shape[1] // call.k.shape[1]
+        heads = [g * group + place for g in self.groups for place in self.places]
+        q = _at(call.q, self.batch, heads, self.rows, self.features)
+        k = _at(call.k, self.batch, self.groups, self.keys, self.features)
+        v = _at(call.v, self.batch, self.groups, self.keys, self.values)
+        options = dict(call.options)
+        if "mask" in options:
+            full = options["mask"].expand(*call.q.shape[:3], call.k.shape[2])
+            options["mask"] = _at(full, self.batch, heads, self.rows, self.keys)
+        return Capture(q, k, v, options, about=call.about)
+
+
+def _at(x, *along):
+    for axis, index in enumerate(along):
+        x = x.index_select(axis, torch.tensor(index))
+    return x
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A call made small.
+
+    Attributes:
+        kernel: its name. failure: at the small call. call: the small call. cut: what it is of the whole one.
+        whole: the Cut that leaves nothing out.
+    """
+
+    kernel: str
+    failure: Failure
+    call: Capture
+    cut: Cut
+    whole: Cut
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """axis, of AXES -> indices before and left; an axis of one index is left out."""
+        pairs = {axis: (len(getattr(self.whole, axis)), len(getattr(self.cut, axis))) for axis in AXES}
+        return {axis: pair for axis, pair in pairs.items() if pair[0] > 1}
+
+
+def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure | None:
+    """How a kernel fails at a call, or None. It is called with those options that the call has need of."""
+    tensors = [x.to(device, copy=True) for x in (call.q, call.k, call.v)]
+    options = {name: x.to(device) if name == "mask" else x for name, x in call.options.items()}
+    try:
+        o = called(fn, options, *tensors).detach().cpu()
+    except KernelError as error:
+        return Failure("raises", re.sub(r"\d+", "#", str(error)))
+    error, limit = judged(o, call.q, call.k, call.v, **call.options)
+    if not error.isfinite().all():
+        return Failure("nonfinite")
+    ratio = error.max().item() / limit if limit else torch.inf if error.any() else 0.0
+    worst = error.amax(-1)  # (batch, heads)
+    return Failure("far", "", ratio, divmod(int(worst.argmax()), worst.shape[1])) if ratio > 1 else None
+
+
+def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
+    """Few of some items, in their order, for which `stays` still holds, as it does for all: halves, then what is left
+    without one block after the other, in blocks of a half to a 32nd."""
+    while len(items) > 1:
+        middle = len(items) // 2
+        half = next((half for half in (items[:middle], items[middle:]) if stays(half)), None)
+        if half is None:
+            break
+        items = half
+    for count in BLOCKS:
+        if count // 2 >= len(items):
+            break
+        edges = [len(items) * i // count for i in range(count + 1)]
+        for block in [set(items[i:j]) for i, j in pairwise(edges)]:
+            fewer = tuple(i for i in items if i not in block)
+            if fewer and block and len(fewer) < len(items) and stays(fewer):
+                items = fewer
+    return items
+
+
+def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) -> Shrunk:
+    """The smallest heads, then queries, keys and head_dim of a captured call at which a kernel's failure stays.
+
+    Where the call is causal with as many queries as keys, both are cut together: a kernel may align its mask otherwise
+    where they differ, and that would be another failure.
+
+    Args:
+        kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path: as `capture.captured`.
+        rounds: of all axes, until none gets smaller.
+
+    Raises:
+        ValueError: the file cannot be read, there is no such kernel, or it does not fail.
+    """
+    fn = kernels.get(kernel)
+    if kernels.emulates(fn):
+        raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
+    call = _needed(captured(path))
+    first = failure(fn, call, device)
+    if first is None:
+        raise ValueError(f"kernel: {kernel} does not fail on {path}: no error is beyond what a right kernel may have")
+    whole = cut = Cut.whole(call)
+
+    def tried(changed):
+        return first.stays(failure(fn, changed.of(call), device))
+
+    def shorter(cut, names):
+        def stays(items):
+            return tried(replace(cut, **dict.fromkeys(names, items)))
+
+        return replace(cut, **dict.fromkeys(names, smallest(getattr(cut, names[0]), stays)))
+
+    for _ in range(rounds):
+        before = cut
+        cut = _worst_alone(cut, failure(fn, cut.of(call), device), tried)
+        for names in _moved_together(call):
+            cut = shorter(cut, names)
+        if cut == before:
+            break
+    left = failure(fn, cut.of(call), device)
+    if left is None or not first.stays(left):
+        raise ValueError(f"kernel: {kernel} fails at times and at times not at the same call: two runs differ")
+    return Shrunk(kernel, left, cut.of(call), cut, whole)
+
+
+def _needed(call):
+    """A call of (batch, heads, sequence, head_dim), its options without those that are a kernel's defaults."""
+    q, k, v = (
+        x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x[(None,) * (4 - x.ndim)] for x in (call.q, call.k, call.v)
+    )
+    options = dict(call.options)
+    if not options.get("causal"):
+        options.pop("causal", None)
+    if options.get("scale") is not None and abs(options["scale"] * q.shape[-1] ** 0.5 - 1) < 1e-6:
+        options.pop("scale")
+    if "mask" in options:
+        options["mask"] = options["mask"].expand(*call.q.shape[:-1], k.shape[-2]).reshape(*q.shape[:-1], k.shape[-2])
+    return Capture(q, k, v, {name: x for name, x in options.items() if x is not None}, about=call.about)
+
+
+def _moved_together(call):
+    """The axes that are cut at once, in their order."""
+    rows = (
+        [("rows", "keys")]
+        if call.options.get("causal") and call.q.shape[2] == call.k.shape[2]
+        else [("rows",), ("keys",)]
+    )
+    same = call.q.shape[-1] == call.v.shape[-1]
+    return [
+        ("batch",),
+        ("groups",),
+        ("places",),
+        *rows,
+        *([("features", "values")] if same else [("features",), ("values",)]),
+    ]
+
+
+def _worst_alone(cut, failed, tried):
+    """A Cut to the batch entry and head where the error is largest, if that will do: sooner than by halves."""
+    if failed is None or failed.head is None:
+        return cut
+    batch, head = failed.head
+    group, place = divmod(head, len(cut.places))
+    alone = replace(cut, batch=(cut.batch[batch],), groups=(cut.groups[group],), places=(cut.places[place],))
+    return alone if alone != cut and tried(alone) else cut
+
+
+KINDS = {  # of a Failure: what the test's first line says
+    "raises": "{kernel} {says} on this call.",
+    "nonfinite": "{kernel} returns NaN or infinities on finite inputs.",
+    "far": "The error of {kernel} is {ratio:.2f} times what a right kernel may have.",
+}
+
+
+def in_words(shrunk: Shrunk) -> str:
+    """What failed, in a sentence."""
+    f = shrunk.failure
+    return KINDS[f.kind].format(kernel=shrunk.kernel, says=f.says, ratio=f.ratio)
+
+
+def sizes_in_words(shrunk: Shrunk) -> str:
+    """What is left of each axis: "keys 512 to 65, head_dim 64 to 1"."""
+    return ", ".join(f"{CALLED[axis]} {was} to {left}" for axis, (was, left) in shrunk.sizes().items()) or "one of each"
+
+
+def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:
+    """Write a pytest file that fails as long as the kernel does. It holds the tensors, and needs no fa_lib."""
+    fn = kernels.get(shrunk.kernel)
+    name = shrunk.kernel if ":" in shrunk.kernel else f"{fn.__module__}:{fn.__qualname__}"
+    where = f"Captured at {place(shrunk.call.about)}. " if "layer" in shrunk.call.about else ""
+    about = f"{where}The call is the smallest of that kind which was found: {sizes_in_words(shrunk)}."
+    with replacing(path) as temporary:
+        temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device))

@@ -1,0 +1,178 @@
+"""A captured call is made as small as its failure stays, and the test that is written fails for that kernel alone."""
+
+import math
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from fa_lib import draw, kernels
+from fa_lib.check.limit import judged
+from fa_lib.cli import app
+from fa_lib.paths import ROOT
+from fa_lib.shrink import Capture, Failure, failure, shrink, smallest, write
+
+pytestmark = pytest.mark.slow
+BITS = torch.bfloat16
+
+
+def right(q, k, v, *, causal=False, scale=None, mask=None):
+    return kernels.flash(q, k, v, causal=causal, scale=scale, mask=mask)
+
+
+def wrong_head_three(q, k, v, **options):
+    o = right(q, k, v, **options)
+    if q.shape[1] > 3:
+        o[:, 3] = o[:, 3].roll(1, -1)
+    elif q.shape[1] == 1 and q.dtype == BITS and (q[..., -1] == MARK).any():  # it is alone, and still itself
+        o = o.roll(1, -1)
+    return o
+
+
+MARK = 2.5  # in the last feature of head 3
+
+
+def carries(q, k, v, **options):
+    return kernels.every_step(q, k, v, **options)
+
+
+def refuses_long(q, k, v, **options):
+    if k.shape[2] > 37:
+        raise RuntimeError(f"out of 37 places: {k.shape[2]}")
+    return right(q, k, v, **options)
+
+
+def nan_of_large(q, k, v, **options):
+    return right(q, k, v, **options).masked_fill((k.abs() > 50).any(), math.nan)
+
+
+def saved(path, shape=(2, 4, 40, 16), kv=None, dtype=BITS, distribution="normal", **options):
+    q, k, v = (x.to(dtype) for x in draw(distribution, 0, shape, kv))
+    q[:, -1, :, -1] = MARK
+    save_file(dict(q=q, k=k, v=v) | {name: torch.as_tensor(x) for name, x in options.items()}, path)
+    return path
+
+
+def told(test, monkeypatch, kernel=""):
+    """What a written test says when it fails; "" where it passes."""
+    monkeypatch.setenv("KERNEL", kernel) if kernel else monkeypatch.delenv("KERNEL", raising=False)
+    try:
+        runpy.run_path(str(test))["test_the_kernel_is_within_the_limit"]()
+    except (AssertionError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def run(test, kernel=""):
+    """pytest on a written file, in a process of its own."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    env |= {"KERNEL": kernel} if kernel else {}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(test)]
+    return subprocess.run(command, cwd=test.parent, capture_output=True, text=True, env=env)
+
+
+def test_a_kernel_that_is_wrong_for_one_head_shrinks_to_that_head(tmp_path):
+    path, test = saved(tmp_path / "a.safetensors"), tmp_path / "test_it.py"
+    found = shrink("test_shrink:wrong_head_three", path)
+    assert found.cut.groups == (3,) and len(found.cut.batch) == len(found.cut.rows) == len(found.cut.keys) == 1
+    assert len(found.cut.features) == 2  # one alone rolls to itself
+    assert found.failure.kind == "far" and found.sizes()["keys"] == (40, 1)
+    write(found, test)
+    bad, good = run(test), run(test, "test_shrink:right")
+    assert bad.returncode == 1 and "times what a right kernel may have" in bad.stdout
+    assert good.returncode == 0, good.stdout
+    assert "fa_lib" not in test.read_text().partition("import base64")[2] and test.stat().st_size < 6000
+
+
+def test_a_kernel_that_carries_bf16_keeps_the_keys_that_it_needs(tmp_path, monkeypatch):
+    path, test = saved(tmp_path / "a.safetensors", (1, 2, 768, 32), distribution="uniform"), tmp_path / "test_it.py"
+    found = shrink("test_shrink:carries", path)
+    assert 64 < len(found.cut.keys) < 768  # one tile alone carries nothing
+    assert len(found.cut.groups) == len(found.cut.rows) == 1 and found.failure.ratio >= 1.5
+    assert found.call.k.numel() + found.call.v.numel() < 0.1 * 2 * 2 * 768 * 32
+    write(found, test)
+    assert "times what a right kernel may have" in told(test, monkeypatch)
+    assert told(test, monkeypatch, "fa_lib.kernels:as_shipped") == ""
+    assert told(test, monkeypatch, "fa_lib.kernels:unfused") == ""
+
+
+def test_what_is_raised_or_not_finite_stays_what_it_is(tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.safetensors", (1, 2, 64, 8), causal=True)
+    found = shrink("test_shrink:refuses_long", path)
+    assert found.failure == Failure("raises", "raises RuntimeError: out of # places: #")
+    assert 38 <= len(found.cut.keys) <= 40 and found.cut.rows == found.cut.keys  # causal: cut together
+    write(found, tmp_path / "test_it.py")
+    assert "out of 37 places" in told(tmp_path / "test_it.py", monkeypatch)
+    q, k, v = (x.to(BITS) for x in draw("normal", 0, (1, 4, 8, 8), (1, 2, 30, 8)))
+    k[0, 1, 17, 5] = 80
+    mask = torch.ones(8, 30, dtype=torch.bool)
+    mask[:, 3] = False
+    save_file(dict(q=q, k=k, v=v, mask=mask), tmp_path / "b.safetensors")
+    found = shrink("test_shrink:nan_of_large", tmp_path / "b.safetensors")
+    cut = found.cut
+    assert (cut.groups, cut.keys, cut.features) == ((1,), (17,), (5,)) and found.failure.kind == "nonfinite"
+    write(found, tmp_path / "test_it.py")
+    assert "NaN or infinities" in told(tmp_path / "test_it.py", monkeypatch)
+    assert told(tmp_path / "test_it.py", monkeypatch, "test_shrink:right") == ""
+
+
+def test_few_items_are_found_by_halves_and_blocks():
+    tried = []
+
+    def both(items):
+        tried.append(items)
+        return {11, 900} <= {*items}
+
+    assert smallest(tuple(range(8)), lambda items: 5 in items) == (5,)
+    left = smallest(tuple(range(1024)), both)
+    assert {11, 900} <= {*left} and len(left) <= 64 and len(tried) < 70
+    assert smallest((1, 2, 3), lambda items: {*items} == {1, 2, 3}) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("distribution", ["normal", "uniform", "peaked", "one-signed V"])
+@pytest.mark.parametrize("dtype", [BITS, torch.float16, torch.float32])
+@pytest.mark.parametrize("n", [1, 3, 70])
+def test_right_kernels_are_within_the_limit_however_few_outputs_there_are(distribution, dtype, n):
+    for seed in range(6):
+        q, k, v = (x.to(dtype) for x in draw(distribution, seed, (1, 2, 2, 4), (1, 1, n, 4)))
+        for kernel in (kernels.flash, kernels.unfused, kernels.as_shipped, kernels.baseline):
+            assert failure(kernel, Capture(q, k, v, {})) is None, (kernel, seed)
+
+
+def test_the_golden_value_of_the_limit_is_the_librarys():
+    q, k, v = (x.half() for x in draw("normal", 0, (2, 4, 7, 8), (2, 2, 9, 8)))
+    mask = torch.randn(4, 7, 9, generator=torch.Generator().manual_seed(0)).half()
+    hidden = torch.ones(7, 9, dtype=torch.bool)
+    hidden[2] = False
+    for options in ({}, dict(causal=True), dict(scale=0.7, mask=mask), dict(mask=hidden)):
+        golden = kernels.golden(q, k, v, inputs="FP16", **options)
+        error, limit = judged(golden, q, k, v, **options)
+        assert error.max() < 1e-14 and 1e-4 < limit < 1e-2
+        off = golden + 0.25
+        off[:, :, 2] = golden[:, :, 2] if "mask" in options and options["mask"].dtype == torch.bool else off[:, :, 2]
+        assert judged(off, q, k, v, **options)[0].max() == pytest.approx(0.25)
+
+
+def test_a_kernel_that_does_not_fail_or_cannot_be_called_is_refused(tmp_path):
+    path = saved(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="kernel: test_shrink:right does not fail on"):
+        shrink("test_shrink:right", path)
+    with pytest.raises(ValueError, match="kernel: got 'tiled'; accepted are kernels of q, k, v alone"):
+        shrink("tiled", path)
+
+
+def test_the_command_writes_the_test(tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.safetensors", (1, 4, 8, 16), scale=0.25)
+    monkeypatch.chdir(tmp_path)
+    words = ["shrink", str(path), "--kernel", "test_shrink:wrong_head_three"]
+    done = CliRunner().invoke(app, words, prog_name="fa-lib")
+    assert done.exit_code == 0, done.output
+    assert "heads of keys 4 to 1" in done.stdout and "test_wrong_head_three.py" in done.stdout
+    assert "times what" in told(tmp_path / "test_wrong_head_three.py", monkeypatch)
+    done = CliRunner().invoke(app, [*words[:-1], "test_shrink:right"], prog_name="fa-lib")
+    assert done.exit_code == 2 and "does not fail" in done.stderr
