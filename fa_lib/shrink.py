@@ -34,7 +34,7 @@ class Failure:
     """How a kernel fails at a call.
 
     Attributes:
-        kind: "raises" (or returns no output of attention), "nonfinite", "far".
+        kind: "raises" (or returns no output of attention), "nonfinite", "far", or "right": it does not fail.
         says: what it raises, each number as #; "" of the other kinds.
         ratio: its largest error over the limit of `judged`; infinite of the other kinds.
         head: (batch, head) where the error is largest, or None.
@@ -45,11 +45,10 @@ class Failure:
     ratio: float = torch.inf
     head: tuple[int, int] | None = None
 
-    def stays(self, other: "Failure | None") -> bool:
+    def stays(self, other: "Failure") -> bool:
         """Whether another call's Failure is this one."""
-        return other is not None and (other.kind, other.says) == (self.kind, self.says) and (
-            other.ratio >= min(self.ratio, MARGIN)
-        )  # fmt: skip
+        alike = (other.kind, other.says) == (self.kind, self.says)
+        return alike and other.ratio >= min(self.ratio, MARGIN)
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ class Shrunk:
         return {axis: pair for axis, pair in pairs.items() if pair[0] > 1}
 
 
-def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure | None:
-    """How a kernel fails at a call, or None. It is called with those options that the call has need of."""
+def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
+    """How a kernel fails at a call. It is called with those options that the call has need of."""
     tensors = [x.to(device, copy=True) for x in (call.q, call.k, call.v)]
     options = {name: x.to(device) if name == "mask" else x for name, x in call.options.items()}
     try:
@@ -126,7 +125,8 @@ def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure | None:
         return Failure("nonfinite")
     ratio = error.max().item() / limit if limit else torch.inf if error.any() else 0.0
     worst = error.amax(-1)  # (batch, heads)
-    return Failure("far", "", ratio, divmod(int(worst.argmax()), worst.shape[1])) if ratio > 1 else None
+    kind = "far" if ratio > 1 else "right"
+    return Failure(kind, "", ratio, divmod(int(worst.argmax()), worst.shape[1]))
 
 
 def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
@@ -167,8 +167,11 @@ def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) 
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
     call = _needed(captured(path))
     first = failure(fn, call, device)
-    if first is None:
-        raise ValueError(f"kernel: {kernel} does not fail on {path}: no error is beyond what a right kernel may have")
+    if first.kind == "right":
+        limit = "twice Baseline's, or what roundings of P and of the output can come to where that is more"
+        size = f"its largest error is {first.ratio:.2f} of what a right kernel may have ({limit})"
+        raise ValueError(f"kernel: {kernel} does not fail on {path}: {size}")
+    _steady(kernel, first, failure(fn, call, device))
     whole = cut = Cut.whole(call)
 
     def tried(changed):
@@ -188,9 +191,13 @@ def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) 
         if cut == before:
             break
     left = failure(fn, cut.of(call), device)
-    if left is None or not first.stays(left):
-        raise ValueError(f"kernel: {kernel} fails at times and at times not at the same call: two runs differ")
+    _steady(kernel, first, left)
     return Shrunk(kernel, left, cut.of(call), cut, whole)
+
+
+def _steady(kernel, first, again):
+    if not first.stays(again):
+        raise ValueError(f"kernel: {kernel} fails at times and at times not at the same call: two runs differ")
 
 
 def _needed(call):
@@ -227,7 +234,7 @@ def _moved_together(call):
 
 def _worst_alone(cut, failed, tried):
     """A Cut to the batch entry and head where the error is largest, if that will do: sooner than by halves."""
-    if failed is None or failed.head is None:
+    if failed.head is None:
         return cut
     batch, head = failed.head
     group, place = divmod(head, len(cut.places))
