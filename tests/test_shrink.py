@@ -47,6 +47,10 @@ def refuses_long(q, k, v, **options):
     return right(q, k, v, **options)
 
 
+def refuses_long_squares(q, k, v, **options):
+    return refuses_long(q, k, v, **options) if q.shape[2] == k.shape[2] else right(q, k, v, **options)
+
+
 def nan_of_large(q, k, v, **options):
     return right(q, k, v, **options).masked_fill((k.abs() > 50).any(), math.nan)
 
@@ -114,7 +118,9 @@ def test_what_is_raised_or_not_finite_stays_what_it_is(tmp_path, monkeypatch):
     path = saved(tmp_path / "a.safetensors", (1, 2, 64, 8), causal=True)
     found = shrink("test_shrink:refuses_long", path)
     assert found.failure == Failure("raises", "raises RuntimeError: out of # places: #")
-    assert 38 <= len(found.cut.keys) <= 40 and found.cut.rows == found.cut.keys  # causal: cut together
+    assert 38 <= len(found.cut.keys) <= 40 and found.cut.rows == (63,) and not found.call.options  # it sees them all
+    found = shrink("test_shrink:refuses_long_squares", path)
+    assert found.cut.rows == found.cut.keys and 38 <= len(found.cut.keys) <= 40 and found.call.options["causal"] is True
     write(found, tmp_path / "test_it.py")
     assert "out of 37 places" in told(tmp_path / "test_it.py", monkeypatch)
     q, k, v = (x.to(BITS) for x in draw("normal", 0, (1, 4, 8, 8), (1, 2, 30, 8)))
