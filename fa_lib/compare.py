@@ -27,7 +27,7 @@ from fa_lib.metrics import deviation, over_baseline
 ROWS = 256  # of Q for each head that are compared, spread evenly
 DECODED = 24  # of these where B decodes: each is a call of its own
 FEW, CANDIDATES = 12, 4  # rows that all beginnings are tried on; those of them that are tried on more
-EXPLAINED_ROWS, EXPLAINED_HEADS = 64, 4  # that the explanation looks at: heads where the two differ most
+EXPLAINED_ROWS, EXPLAINED_HEADS = 64, 4  # that the explanation looks at, where the two differ most
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,13 @@ def _last_keys(part):
 
 
 def _most_apart(part, outs, golden):
-    """A Sample of one entry of the batch, few rows and, where none are shared, few heads, in which the two differ most;
+    """A Sample of one entry of the batch, few rows and few heads (all that share keys), in which the two differ most;
     their outputs and the golden value there."""
     size = (outs["a"] - outs["b"]).square().sum((2, 3))  # (entries, heads)
-    entry, rows = int(size.sum(1).argmax()), part.q.shape[2]
-    heads = torch.arange(size.shape[1], device=size.device)
-    if part.k.shape[1] == part.q.shape[1]:
-        heads = size[entry].topk(min(EXPLAINED_HEADS, len(heads))).indices.sort().values
+    entry, rows, group = int(size.sum(1).argmax()), part.q.shape[2], part.q.shape[1] // part.k.shape[1]
+    by_group = size[entry].unflatten(0, (-1, group)).sum(1)  # (kv_heads,)
+    groups = by_group.topk(min(max(1, EXPLAINED_HEADS // group), len(by_group))).indices.sort().values
+    heads = (groups[:, None] * group + torch.arange(group, device=size.device)).flatten()
     kept = slice(None, None, -(-rows // EXPLAINED_ROWS))
 
     def cut(x):  # (entries, heads, rows, ...)
@@ -212,8 +212,7 @@ def _most_apart(part, outs, golden):
     if part.options["causal"]:  # rows that are left out move the others
         below = torch.ones(rows, n_kv, dtype=torch.bool, device=size.device).tril(n_kv - rows)
         mask = both(below[kept][None, None], mask)
-    shared = [x[entry : entry + 1] for x in (part.k, part.v)]
-    k, v = shared if part.k.shape[1] != part.q.shape[1] else [x[:, heads] for x in shared]
+    k, v = (x[entry : entry + 1, groups] for x in (part.k, part.v))
     small = replace(part, q=cut(part.q), k=k, v=v, options=part.options | dict(causal=False, mask=mask))
     return small, {side: cut(o) for side, o in outs.items()}, cut(golden)
 
@@ -269,7 +268,8 @@ def in_words(found: Compared) -> list[str]:
         f"fixed random orthonormal projection makes {VOCABULARY} logits of spread 1 of a token's heads.)",
     ]
     for side, fit in found.fits.items():
-        lines.append(f"{side.upper()} is most like: {described(fit)}; {_share(fit['explained'])} of its squared error.")
+        share = _share(fit["explained"])
+        lines.append(f"{side.upper()} is most like: {described(fit)}; that makes {share} of its squared error.")
     sides = [found.fits[side] for side in ("a", "b")]
     changes = [f"  {line}" for line in map(partial(changed, *sides), found.changes)]
     if found.is_explained:

@@ -34,22 +34,21 @@ class Failure:
     """How a kernel fails at a call.
 
     Attributes:
-        kind: "raises" (or returns no output of attention), "nonfinite", "far".
+        kind: "raises" (or returns no output of attention), "nonfinite", "far", or "right": it does not fail.
         says: what it raises, each number as #; "" of the other kinds.
         ratio: its largest error over the limit of `judged`; infinite of the other kinds.
-        head: (batch, head) where the error is largest, or None.
+        at: (batch, head, query) where the error is largest, or None.
     """
 
     kind: str
     says: str = ""
     ratio: float = torch.inf
-    head: tuple[int, int] | None = None
+    at: tuple[int, ...] | None = None
 
-    def stays(self, other: "Failure | None") -> bool:
+    def stays(self, other: "Failure") -> bool:
         """Whether another call's Failure is this one."""
-        return other is not None and (other.kind, other.says) == (self.kind, self.says) and (
-            other.ratio >= min(self.ratio, MARGIN)
-        )  # fmt: skip
+        alike = (other.kind, other.says) == (self.kind, self.says)
+        return alike and other.ratio >= min(self.ratio, MARGIN)
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ class Shrunk:
         return {axis: pair for axis, pair in pairs.items() if pair[0] > 1}
 
 
-def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure | None:
-    """How a kernel fails at a call, or None. It is called with those options that the call has need of."""
+def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
+    """How a kernel fails at a call. It is called with those options that the call has need of."""
     tensors = [x.to(device, copy=True) for x in (call.q, call.k, call.v)]
     options = {name: x.to(device) if name == "mask" else x for name, x in call.options.items()}
     try:
@@ -125,8 +124,8 @@ def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure | None:
     if not error.isfinite().all():
         return Failure("nonfinite")
     ratio = error.max().item() / limit if limit else torch.inf if error.any() else 0.0
-    worst = error.amax(-1)  # (batch, heads)
-    return Failure("far", "", ratio, divmod(int(worst.argmax()), worst.shape[1])) if ratio > 1 else None
+    at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    return Failure("far" if ratio > 1 else "right", "", ratio, at)
 
 
 def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
@@ -152,8 +151,9 @@ def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -
 def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) -> Shrunk:
     """The smallest heads, then queries, keys and head_dim of a captured call at which a kernel's failure stays.
 
-    Where the call is causal with as many queries as keys, both are cut together: a kernel may align its mask otherwise
-    where they differ, and that would be another failure.
+    Where the call is causal with as many queries as keys, one query is asked alone, without a mask, with the keys that
+    it sees. If that will not do, queries and keys are cut together: a kernel may align its mask otherwise where they
+    differ, and that would be another failure.
 
     Args:
         kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path: as `capture.captured`.
@@ -167,9 +167,19 @@ def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) 
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
     call = _needed(captured(path))
     first = failure(fn, call, device)
-    if first is None:
-        raise ValueError(f"kernel: {kernel} does not fail on {path}: no error is beyond what a right kernel may have")
+    if first.kind == "right":
+        limit = "twice Baseline's, or what roundings of P and of the output can come to where that is more"
+        size = f"its largest error is {first.ratio:.2f} of what a right kernel may have ({limit})"
+        raise ValueError(f"kernel: {kernel} does not fail on {path}: {size}")
+    _steady(kernel, first, failure(fn, call, device))
     whole = cut = Cut.whole(call)
+
+    if _square(call):
+        row = call.q.shape[2] - 1 if first.at is None else first.at[2]
+        alone = replace(cut, rows=(row,), keys=tuple(range(row + 1)))
+        unmasked = replace(call, options={name: x for name, x in call.options.items() if name != "causal"})
+        if first.stays(failure(fn, alone.of(unmasked), device)):
+            call, cut = unmasked, alone
 
     def tried(changed):
         return first.stays(failure(fn, changed.of(call), device))
@@ -188,9 +198,13 @@ def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) 
         if cut == before:
             break
     left = failure(fn, cut.of(call), device)
-    if left is None or not first.stays(left):
-        raise ValueError(f"kernel: {kernel} fails at times and at times not at the same call: two runs differ")
+    _steady(kernel, first, left)
     return Shrunk(kernel, left, cut.of(call), cut, whole)
+
+
+def _steady(kernel, first, again):
+    if not first.stays(again):
+        raise ValueError(f"kernel: {kernel} fails at times and at times not at the same call: two runs differ")
 
 
 def _needed(call):
@@ -208,28 +222,22 @@ def _needed(call):
     return Capture(q, k, v, {name: x for name, x in options.items() if x is not None}, about=call.about)
 
 
+def _square(call):
+    return bool(call.options.get("causal")) and call.q.shape[2] == call.k.shape[2]
+
+
 def _moved_together(call):
     """The axes that are cut at once, in their order."""
-    rows = (
-        [("rows", "keys")]
-        if call.options.get("causal") and call.q.shape[2] == call.k.shape[2]
-        else [("rows",), ("keys",)]
-    )
-    same = call.q.shape[-1] == call.v.shape[-1]
-    return [
-        ("batch",),
-        ("groups",),
-        ("places",),
-        *rows,
-        *([("features", "values")] if same else [("features",), ("values",)]),
-    ]
+    rows = [("rows", "keys")] if _square(call) else [("rows",), ("keys",)]
+    features = [("features", "values")] if call.q.shape[-1] == call.v.shape[-1] else [("features",), ("values",)]
+    return [("batch",), ("groups",), ("places",), *rows, *features]
 
 
 def _worst_alone(cut, failed, tried):
     """A Cut to the batch entry and head where the error is largest, if that will do: sooner than by halves."""
-    if failed is None or failed.head is None:
+    if failed.at is None:
         return cut
-    batch, head = failed.head
+    batch, head, _ = failed.at
     group, place = divmod(head, len(cut.places))
     alone = replace(cut, batch=(cut.batch[batch],), groups=(cut.groups[group],), places=(cut.places[place],))
     return alone if alone != cut and tried(alone) else cut
