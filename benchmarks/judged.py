@@ -15,7 +15,7 @@ from fa_lib.check.relations import RELATIONS
 
 APART = 1000  # between first seeds: more than a judgement draws
 DEPTH = Depth(  # a few seconds
-    lengths=(1024,), seeds=1, shapes=("causal 113 x 203", "GQA 384", "causal window 512"), head_dims=(96,),
+    lengths=(1024,), seeds=1, shapes=("causal 113 x 203", "GQA 384", "causal window 512", "1500"), head_dims=(96,),
     troubled_n=128, bias_seeds=3, runs=3, relations=(*RELATIONS,),
 )  # fmt: skip
 QUICK = replace(DEPTH, bias_seeds=1, runs=2, square=255)  # and no other judge

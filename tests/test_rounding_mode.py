@@ -93,6 +93,16 @@ def test_a_low_carry_is_not_called_truncation():
     assert "truncates" not in every.values()
 
 
+def test_a_quantised_cache_is_not_called_truncation():
+    """It holds 1, and not the next numbers of the format: every mean of both is 1."""
+
+    def cached(q, k, v):
+        return kernel(q.float(), k, v.to(torch.float8_e4m3fn)).to(q.dtype)
+
+    for fmt in (BF16, FP16):
+        assert "truncates" not in modes(cached, fmt).values()
+
+
 def test_what_cannot_run_says_why():
     def refuses(q, k, v):
         raise NotImplementedError("no")
