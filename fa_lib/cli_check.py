@@ -70,6 +70,9 @@ def check_kernel(
     json_file: JSON = None,
     gate: GATE = False,
     device: DEVICE = "cpu",
+    layout: Annotated[
+        str, typer.Option(help="of its tensors: bhsd, or bshd: (batch, sequence, heads, head_dim)")
+    ] = "bhsd",
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
@@ -79,7 +82,7 @@ def check_kernel(
     with told():
         from fa_lib import reports
 
-        report = reports.check_kernel(_kernel(kernel), "quick" if quick else "report", out, device)
+        report = reports.check_kernel(_kernel(kernel), "quick" if quick else "report", out, device, layout)
         _judged(report, json_file, gate)
 
 

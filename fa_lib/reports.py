@@ -41,17 +41,22 @@ class Report:
     record: dict
 
 
-def check_kernel(kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu") -> Report:
+def check_kernel(
+    kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd"
+) -> Report:
     """Judge a kernel and write its page.
 
     Args:
         kernel: a registered kernel, or package.module:function.
         depth: a Depth, or "quick" or "report".
         out: folder for the page; empty is build/reports.
+        layout: of the kernel's tensors, of `kernels.LAYOUTS`.
 
     Raises:
-        ValueError: there is no such kernel or depth; before anything runs.
+        ValueError: there is no such kernel, depth or layout; before anything runs.
     """
+    known("layout", layout, dict.fromkeys(kernels.LAYOUTS))
+    kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
     kernels.plain(kernel)
     begun = _Begun(out, kernel)

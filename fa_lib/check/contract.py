@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.attempt import KernelError, attempt, guarded
+from fa_lib.check import diagnose
+from fa_lib.check.attempt import KernelError, attempt, blamed, guarded
 from fa_lib.experiments.variant import Call, by_key
 from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.inputs import draw
-from fa_lib.metrics import deviation
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,23 @@ class Ability:
 
 
 ABLE = Ability()  # where nothing else is known
+
+
+def _alibi(heads, n):
+    """-slope |i - j|, slopes 1/4, 1/16 ... as of arXiv 2108.12409, here on both sides: whole numbers times a power of
+    two, which 16 bits hold. (heads, n, n)."""
+    slopes = torch.tensor([4.0**-h for h in range(1, heads + 1)])[:, None, None]
+    return -slopes * (torch.arange(n) - torch.arange(n)[:, None]).abs()
+
+
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
 CALLS = by_key([  # asked for in the first format that it has
     Call("a length off the tiles, N = 203", 203, 203),
     Call("a length off large tiles, N = 1500", 1500, 1500, 1, 1),
-    Call("head_dim 32", 256, 256, head_dim=32),
-    Call("head_dim 80", 256, 256, head_dim=80),
-    Call("head_dim 128", 256, 256, head_dim=128),
+    *(Call(f"head_dim {d}", 256, 256, head_dim=d) for d in (32, 40, 72, 80, 104, 128, 256)),
+    Call("V of another head_dim, 192 and 128", 256, 256, head_dim=192, v_dim=128),
+    Call("V of another head_dim, 576 and 512, one key head", 64, 256, 4, 1, head_dim=576, v_dim=512),
     Call("another scale", 256, 256, options=dict(scale=0.05)),
     Call("causal", 256, 256, options=dict(causal=True)),
     Call("fewer queries than keys", 64, 256),
@@ -42,9 +51,11 @@ CALLS = by_key([  # asked for in the first format that it has
     Call("one query, as in decoding", 1, 256),
     Call("key heads shared, GQA 4 to 2", 256, 256, heads=4),
     Call("a boolean mask", 256, 256, options=dict(mask=torch.ones(256, 256, dtype=torch.bool).tril(20))),
+    Call("an added mask, ALiBi", 256, 256, options=dict(mask=_alibi(2, 256))),
+    Call("softcap", 256, 256, options=dict(softcap=2.0)),
+    Call("sinks", 256, 256, options=dict(sinks=torch.tensor([6.0, 4.0]))),
 ])  # fmt: skip
 LARGE = Call("scores up to some 250", 256, 256)
-FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 
 
 def contract(
@@ -60,7 +71,8 @@ def contract(
             outcome: "yes", "no" (it raises, or answers in another format than that asked for), "broken" (as `attempt`
             has it) or "wrong" (it answers another question).
             note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
-            "unmasked" (it takes causal=True and does not mask), "other" (its answer is not attention's), or "".
+            "unmasked" (it takes causal=True and does not mask), of a wrong answer what it looks like (a key of
+            `diagnose.GUESSES`, or "other"), "output_bshd" (its output is right, and transposed), or "".
             problem: what it raises or returns instead, in words, or "".
     """
     fn, rows = kernels.plain(kernel), []
@@ -69,13 +81,15 @@ def contract(
     def ask(asked, fmt, call, times=1):
         first = call is FIRST
         q, k, v = draw("normal", 0, *call.shapes(head_dim, batch=2))
-        q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q * times, k, v))
-        options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.options.items()}
+        q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
+        options = {name: _placed(x, device, fmt.dtype) for name, x in call.options.items()}
         options |= dict(causal=True) if causal else {}
         answer = attempt(_typed(fn) if first else fn, q, k, v, **options)
-        outcome, note = answer.outcome, ""
+        outcome, note, asked_for = answer.outcome, "", diagnose.Call(q, k, v, fmt, options)
         if outcome == "yes" and times == 1:  # else a score's own rounding may turn the softmax
-            outcome, note = _compared(answer.o, q, k, v, fmt, options)
+            outcome, note = _compared(answer.o, asked_for)
+        elif outcome == "broken" and answer.o is None:
+            note = diagnose.transposed_output(fn, asked_for)
         note = "causal_only" if causal and first and outcome == "yes" else note
         rows.append(dict(asked=asked, head_dim=head_dim, outcome=outcome, note=note, problem=answer.problem))
         return outcome
@@ -86,6 +100,8 @@ def contract(
             ask(asked, can[0], call)
         ask(LARGE.key, can[0], LARGE, times=64)
         rows.append(_gradients(fn, can[0], head_dim, device))
+        if any(row["asked"] == "sinks" and row["outcome"] == "yes" for row in rows):
+            rows.append(_sinks_gradient(fn, can[0], head_dim, device, dict(causal=True) if causal else {}))
     return rows
 
 
@@ -123,21 +139,47 @@ def _typed(fn):
     return call
 
 
-def _compared(o, q, k, v, fmt, options):
-    """Outcome and note of an answer of the right shape."""
-    if not _far(o, kernels.golden(q, k, v, inputs=fmt, **options)):
+def _compared(o, call):
+    """Outcome and note of an answer of the right shape to a diagnose.Call."""
+    if not _far(o, call.golden()):
         return "yes", ""
-    if options.get("causal"):
-        top_left = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-        if not _far(o, kernels.golden(q, k, v, inputs=fmt, mask=top_left)):
+    if call.options.get("causal"):
+        top_left = torch.ones(call.q.shape[-2], call.k.shape[-2], dtype=torch.bool, device=o.device).tril()
+        if not _far(o, call.golden(causal=False, mask=top_left)):
             return "yes", "top_left"
-        if not _far(o, kernels.golden(q, k, v, inputs=fmt)):
+        if not _far(o, call.golden(causal=False)):
             return "wrong", "unmasked"
-    return "wrong", "other"
+    return "wrong", diagnose.diagnose(o, call)
 
 
 def _far(o, golden):
-    return deviation(o, golden).rmse > FAR * golden.square().mean().sqrt().item()
+    return diagnose.distance(o, golden) > diagnose.FAR
+
+
+def _placed(x, device, dtype):
+    """An option as the kernel gets it; what is added to the scores is in the inputs' dtype."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(device, dtype if x.ndim > 1 and x.is_floating_point() else x.dtype)
+
+
+def _sinks_gradient(fn, fmt, head_dim, device, options):
+    """Whether the sinks have a gradient, and the right one."""
+    q, k, v = (fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, 256, head_dim)))
+    asked = dict(asked="gradient of the sinks", head_dim=head_dim, outcome="yes", note="", problem="")
+    sinks = torch.tensor([6.0, 4.0], device=device)
+
+    def gradient(kernel):
+        given = sinks.clone().requires_grad_()
+        return torch.autograd.grad(kernel(q, k, v, sinks=given, **options).float().sum(), given)[0]
+
+    try:
+        with blamed():
+            ours = gradient(fn)
+    except KernelError as error:
+        return asked | dict(outcome=error.outcome, problem=str(error))
+    exact = gradient(lambda *tensors, **given: kernels.golden(*tensors, inputs=fmt, **given))
+    return asked if not _far(ours, exact.double()) else asked | dict(outcome="wrong", note="other")
 
 
 def _gradients(fn, fmt, head_dim, device):

@@ -12,6 +12,22 @@ NOTES = {  # of `contract`
     "top_left": "is aligned top-left, as torch's is_causal",
     "unmasked": "takes causal=True and does not mask",
     "other": "answers with something else than attention's output",
+    "bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
+    "output_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
+    "output_reshaped": "returns O in the order (batch, sequence, heads, head_dim), reshaped and not transposed",
+    "heads_reversed": "gives the heads in the reverse order, by the look of its answer",
+    "heads_interleaved": "gives query head h the key head h modulo their number, where neighbours share one",
+    "causal": "masks causally without being asked, by the look of its answer",
+    "scale_ignored": "takes a scale and uses 1 / sqrt(head_dim)",
+    "scale_1": "has the scale 1, by the look of its answer",
+    "scale_1_over_d": "has the scale 1 / head_dim, by the look of its answer",
+    "scale_sqrt_d": "has the scale sqrt(head_dim), by the look of its answer",
+    "scale_log2_e": "multiplies the scores by log2(e) once too often, by the look of its answer",
+    "scale_ln_2": "takes 2 to the power of the scores, without log2(e), by the look of its answer",
+    "mask_ignored": "takes a mask and does not mask",
+    "softcap_ignored": "takes a softcap and does not cap",
+    "sinks_ignored": "takes sinks and leaves them out",
+    "over_queries": "takes the softmax over queries, where one over keys is due, by the look of its answer",
 }
 
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
@@ -25,7 +41,7 @@ MODES = {  # of `rounding_mode`
 
 def noted(outcome: str, note: str, problem: str) -> str:
     """What a kernel did with a call, in words; "" where it answered as it should."""
-    return NOTES.get(note, "") if outcome in ("yes", "wrong") else problem
+    return NOTES.get(note, "" if outcome in ("yes", "wrong") else problem)
 
 
 def sentence(wording: Callable[[Finding, dict], str]) -> Callable[[Iterable[Finding]], Iterator]:
@@ -68,7 +84,8 @@ def _not_run(f, at):
 
 
 def _not_attention(f, at):
-    return f"It is no attention kernel: asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}."
+    told = f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}."
+    return f"It is no attention kernel: {told}" if at["note"] in ("", "other") else f"It was not judged further: {told}"
 
 
 def _only_fp64(f, at):

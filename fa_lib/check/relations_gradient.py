@@ -23,7 +23,7 @@ def hidden_gradients(subject: Subject, case: str) -> Found:
     """A key that no row sees has weight 0, and so gradients of 0."""
     q, k, v = subject.draw()
     _, dk, dv = subject.gradients(torch.ones_like(q), q, k, v, mask=visible(subject))
-    return apart((dk if "dK" in case else dv)[:, :, -HIDDEN:], 0.0)
+    return apart((dk if case == "dK of hidden keys" else dv)[:, :, -HIDDEN:], 0.0)
 
 
 @cases("dQ", "dK")

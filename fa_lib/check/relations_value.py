@@ -7,6 +7,9 @@ from fa_lib.check.attempt import KernelError, blamed
 from fa_lib.check.subject import Found, Subject, apart, cases, unasked
 from fa_lib.formats import FP16, FP32
 
+POWERS = {"2^4": 2.0**4, "2^-4": 2.0**-4}
+SHIFTS = {"8": 8.0, "-8": -8.0, "128": 128.0, "-128": -128.0}
+
 
 def weights(subject: Subject, n: int) -> float:
     """How far, relatively, a weighted mean of one value may be from it.
@@ -32,16 +35,16 @@ def constant_values(subject: Subject, case: str) -> Found:
     return apart(o.double() / constant.double(), 1.0, weights(subject, subject.n))
 
 
-@cases("2^4", "2^-4")
+@cases(*POWERS)
 def powers_of_two(subject: Subject, case: str) -> Found:
     """Scaling V by a power of two scales every product and sum of P V, and no rounding changes: O is scaled, bit for
     bit, while nothing under- or overflows. V lies in [1, 6), so that O does, and 2^-4 O is a normal number."""
     q, k, v = subject.draw()
-    v, factor = subject.rounded(1 + v.double().abs()), 2.0 ** int(case.removeprefix("2^"))
+    v, factor = subject.rounded(1 + v.double().abs()), POWERS[case]
     return apart(subject(q, k, v * factor).double() / factor, subject(q, k, v))
 
 
-@cases("8", "-8", "128", "-128")
+@cases(*SHIFTS)
 def score_shift(subject: Subject, case: str) -> Found:
     """A constant added to all scores of a row leaves its softmax as it is: it comes from the last feature, 1 in every
     key, and 0 or the constant over `scale` in Q. Both answers are within the rule of their own call, and the golden
@@ -49,7 +52,7 @@ def score_shift(subject: Subject, case: str) -> Found:
     q, k, v = subject.draw()
     k[..., -1], q[..., -1] = 1, 0
     moved = q.clone()
-    moved[..., -1] = float(case) * subject.head_dim**0.5
+    moved[..., -1] = SHIFTS[case] * subject.head_dim**0.5
     limit = subject.allowed(q, k, v) + subject.allowed(moved, k, v)
     return apart(subject(moved, k, v), subject(q, k, v), limit)
 

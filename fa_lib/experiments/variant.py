@@ -38,7 +38,7 @@ class Call:
 
     Attributes:
         key: as tables hold and show it.
-        n_q, n_kv, heads, kv_heads: sizes. head_dim: None where the caller chooses it.
+        n_q, n_kv, heads, kv_heads: sizes. head_dim: None where the caller chooses it. v_dim: of V; None is head_dim.
         options: of every kernel: causal, scale, mask, window.
     """
 
@@ -48,6 +48,7 @@ class Call:
     heads: int = 2
     kv_heads: int = 2
     head_dim: int | None = None
+    v_dim: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def shapes(self, head_dim: int, batch: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:

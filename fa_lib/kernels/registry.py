@@ -3,7 +3,9 @@
 import importlib
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+
+from torch import Tensor
 
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
@@ -13,6 +15,7 @@ from fa_lib.kernels.tiled import tiled
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
+LAYOUTS = ("bhsd", "bshd")  # (batch, heads, sequence, head_dim), and with heads after the sequence
 _BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)
 _KERNELS: dict[str, Callable] = {fn.__name__: fn for fn in _BUILT_IN}
 
@@ -39,12 +42,19 @@ def register(name: str, fn: Callable) -> None:
 
 def get(name: str | Callable) -> Callable:
     """The kernel registered under `name`, or the function that "package.module:function" names; a function is itself.
+    "NAME@bshd" is the kernel of that name, which takes and gives (batch, sequence, heads, head_dim), behind the layout
+    of all others.
 
     Raises:
         ValueError: there is none.
     """
     if callable(name):
         return name
+    own, at, layout = str(name).rpartition("@")
+    if at:
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout: got {layout!r}; accepted are {', '.join(LAYOUTS)}")
+        return _bshd(plain(own)) if layout == "bshd" else get(own)
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
@@ -60,6 +70,22 @@ def get(name: str | Callable) -> Callable:
     if not callable(found):
         raise ValueError(f"kernel: got {name!r}, a {type(found).__name__}; accepted is a function f(q, k, v, ...)")
     return found
+
+
+def _bshd(fn):
+    """Tensors that lie contiguous here are so there; others keep their strides."""
+
+    def turned(x):
+        return x.transpose(1, 2).contiguous() if x.is_contiguous() else x.transpose(1, 2)
+
+    @wraps(fn)
+    def kernel(q, k, v, **options):
+        o = fn(*map(turned, (q, k, v)), **options)
+        if isinstance(o, (tuple, list)) and o and isinstance(o[0], Tensor):
+            return o[0].transpose(1, 2), *o[1:]
+        return o.transpose(1, 2) if isinstance(o, Tensor) and o.ndim == 4 else o
+
+    return kernel
 
 
 def plain(name: str | Callable) -> Callable:

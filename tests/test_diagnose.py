@@ -1,0 +1,161 @@
+"""What a wrong answer looks like, and what the contract asks: a small kernel for each."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+from test_relations import attention
+from typer.testing import CliRunner
+
+from fa_lib import kernels, reports
+from fa_lib.check import contract as of_contract
+from fa_lib.check import diagnose
+from fa_lib.check.contract import contract
+from fa_lib.check.findings import Verdict
+from fa_lib.check.judge import judge_kernel
+from fa_lib.check.kernel_words import NOTES
+from fa_lib.check.words import in_words
+from fa_lib.cli import app
+from fa_lib.formats import BF16
+
+
+def turned(x):
+    return x.transpose(1, 2)
+
+
+def reads_bshd(q, k, v, causal=False, scale=None, mask=None):
+    return turned(attention(*map(turned, (q, k, v)), causal=causal, scale=scale, mask=mask)).contiguous()
+
+
+def scaled(factor):
+    def kernel(q, k, v, causal=False, scale=None):
+        return attention(q, k, v, causal, factor(q.shape[-1]))
+
+    return kernel
+
+
+def over_queries(q, k, v):
+    return (torch.softmax(q.float() @ k.float().mT * q.shape[-1] ** -0.5, -2) @ v.float()).to(q.dtype)
+
+
+def modulo_heads(q, k, v):
+    return attention(q, *(x.repeat(1, q.shape[1] // k.shape[1], 1, 1) for x in (k, v)))
+
+
+def few(monkeypatch, *asked):
+    """The contract asks for BF16 and for these calls alone."""
+    monkeypatch.setattr(of_contract, "FORMATS", (BF16,))
+    monkeypatch.setattr(of_contract, "CALLS", {each: of_contract.CALLS[each] for each in asked})
+
+
+WRONG = {  # note -> a kernel that has that fault
+    "bshd": reads_bshd,
+    "output_reshaped": lambda q, k, v: turned(attention(q, k, v)).reshape(q.shape),
+    "output_bshd": lambda q, k, v: turned(attention(q, k, v)),
+    "heads_reversed": lambda q, k, v: attention(q, k, v).flip(1),
+    "causal": lambda q, k, v: attention(q, k, v, causal=True),
+    "scale_1": scaled(lambda d: 1.0),
+    "scale_1_over_d": scaled(lambda d: 1 / d),
+    "scale_sqrt_d": scaled(lambda d: d**0.5),
+    "scale_log2_e": scaled(lambda d: d**-0.5 / math.log(2)),
+    "scale_ln_2": scaled(lambda d: d**-0.5 * math.log(2)),
+    "other": lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q),
+}
+
+
+@pytest.mark.parametrize("note", WRONG)
+def test_a_wrong_answer_is_recognised(note, monkeypatch):
+    few(monkeypatch)
+    first, *_ = contract(WRONG[note])
+    assert first["asked"] == "BF16" and first["note"] == note and note in NOTES
+    assert first["outcome"] == ("broken" if note == "output_bshd" else "wrong")
+
+
+OPTIONS = {  # what is asked -> a kernel that takes it and does something else, and the note
+    "another scale": (lambda q, k, v, scale=None: attention(q, k, v), "scale_ignored"),
+    "a boolean mask": (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
+    "an added mask, ALiBi": (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
+    "softcap": (lambda q, k, v, softcap=None: attention(q, k, v), "softcap_ignored"),
+    "sinks": (lambda q, k, v, sinks=None: attention(q, k, v), "sinks_ignored"),
+    "causal": (lambda q, k, v, causal=False: attention(q, k, v), "unmasked"),
+    "key heads shared, GQA 4 to 2": (modulo_heads, "heads_interleaved"),
+    "fewer queries than keys": (over_queries, "over_queries"),
+    "gradient of the sinks": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), "other"),
+    "V of another head_dim, 192 and 128": (
+        lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "other"),
+    "head_dim 72": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "other"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", OPTIONS)
+def test_an_option_that_is_not_what_it_says_is_recognised(asked, monkeypatch):
+    few(monkeypatch, "sinks" if asked == "gradient of the sinks" else asked)
+    fn, note = OPTIONS[asked]
+    if asked == "gradient of the sinks":  # the kernel takes sinks where they are given, and lets their gradient go
+        kernel = lambda q, k, v, sinks=None: attention(q, k, v) if sinks is None else fn(q, k, v, sinks)  # noqa: E731
+    elif asked == "head_dim 72":
+        kernel = lambda q, k, v: fn(q, k, v) if q.shape[-1] == 72 else attention(q, k, v)  # noqa: E731
+    else:
+        kernel = fn
+    rows = {row["asked"]: row for row in contract(kernel)}
+    assert rows["BF16"]["outcome"] == "yes"
+    assert (rows[asked]["outcome"], rows[asked]["note"]) == ("wrong", note)
+
+
+def test_a_right_kernel_has_every_option_that_it_takes():
+    rows = {row["asked"]: row for row in contract(attention)}
+    assert {asked for asked, row in rows.items() if row["outcome"] != "yes"} == {"softcap"}
+    assert not [row for row in rows.values() if row["note"]] and "gradient of the sinks" in rows
+    assert {row["outcome"] for row in contract("baseline")} == {"yes"}
+
+
+def test_every_guess_has_words_and_is_another_answer():
+    assert set(diagnose.GUESSES) <= set(NOTES) and set(WRONG) | {note for _, note in OPTIONS.values()} <= set(NOTES)
+    q, k, v = (x.bfloat16() for x in torch.randn(3, 2, 4, 32, 16, generator=torch.Generator().manual_seed(0)))
+    call = diagnose.Call(q, k[:, :2], v[:, :2], BF16, {})
+    for key in ("bshd", "output_reshaped", "heads_reversed", "heads_interleaved", "causal", "scale_1", "scale_ln_2"):
+        assert diagnose.distance(diagnose.GUESSES[key](call), call.golden()) > 2 * diagnose.CLOSE, key
+    assert diagnose.distance(q, q[:1]) == math.inf
+
+
+@pytest.fixture
+def registered():
+    name = "of the other layout"
+    if name not in kernels.available():
+        kernels.register(name, reads_bshd)
+    return name
+
+
+def test_a_kernel_of_the_other_layout_is_told_so_and_judged_with_layout(registered, monkeypatch):
+    asked = pd.DataFrame(contract(registered))
+    told = judge_kernel(registered, dict(asked=asked, lengths=pd.DataFrame(), shapes=pd.DataFrame()))
+    assert told.verdict == Verdict.FAILS
+    assert "It was not judged further: asked for BF16 it reads (batch, sequence, heads, head_dim)" in in_words(told)
+    assert "say --layout bshd" in in_words(told)
+    rows = {row["asked"]: row["outcome"] for row in contract(f"{registered}@bshd")}
+    assert {rows[each] for each in ("BF16", "causal", "fewer queries than keys", "gradients")} == {"yes"}
+
+    def examined(kernel, *_):
+        raise RuntimeError(f"examines {kernel}")
+
+    monkeypatch.setattr(reports, "examine", examined)
+    with pytest.raises(RuntimeError, match=f"examines {registered}@bshd"):
+        reports.check_kernel(registered, "quick", layout="bshd")
+
+
+def test_a_name_with_a_layout():
+    q, k, v = torch.randn(3, 1, 2, 8, 4)
+    swapped = [turned(x).contiguous() for x in (q, k, v)]
+    assert torch.equal(turned(kernels.get("flash@bshd")(*swapped)), kernels.flash(q, k, v))
+    ours = kernels.plain("tiled@bshd")(*swapped, causal=True)
+    assert torch.equal(turned(ours), kernels.plain("tiled")(q, k, v, causal=True))
+    assert kernels.get("flash@bhsd") is kernels.flash
+    with_lse = kernels.get("test_relations:attention@bshd")(*swapped, return_lse=True)
+    assert torch.equal(turned(with_lse[0]), attention(q, k, v)) and with_lse[1].shape == (1, 2, 8)
+    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd"):
+        kernels.get("flash@sbhd")
+    with pytest.raises(ValueError, match="kernel: got 'none'"):
+        kernels.get("none@bshd")
+    ran = CliRunner().invoke(app, ["check", "kernel", "flash", "--layout", "hsbd"])
+    assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd" in ran.output

@@ -1,0 +1,294 @@
+"""Relations: kernels that keep them all, and for each relation a small kernel that breaks it."""
+
+import math
+from collections import Counter
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+
+from fa_lib import E4M3, kernels
+from fa_lib.check.contract import Ability
+from fa_lib.check.findings import Severity
+from fa_lib.check.judge_relations import of_relations
+from fa_lib.check.kernel_words import SAY
+from fa_lib.check.relations import RELATIONS, Relation, relate
+from fa_lib.check.relations_value import weights
+from fa_lib.check.subject import Found, Subject
+from fa_lib.check.tables import by_relation
+from fa_lib.formats import BF16, FP16, FP32, FP64
+from fa_lib.paths import ROOT
+
+N = 128  # keys: less work, and two tiles of most kernels
+
+
+def attention(
+    q, k, v, causal=False, scale=None, mask=None, window=None, sinks=None, return_lse=False, wrong=frozenset()
+):
+    """Attention in FP32 with every option that is asked for, and one thing wrong where it is named."""
+    (n_q, d), n = q.shape[-2:], k.shape[-2]
+    o_dtype, k_at = q.dtype, torch.arange(n)
+    own = torch.arange(n_q)[:, None] + (0 if "top left" in wrong else n - n_q)
+    q, k, v = (x.float() for x in (q, k, v))
+    S = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * (scale or d**-0.5)
+    if mask is not None:
+        low = -4.0 if "a mask of -4" in wrong else -math.inf
+        S = S.masked_fill(~mask, low) if mask.dtype == torch.bool else S + mask.float()
+    hidden = torch.zeros(n_q, n, dtype=torch.bool)
+    if causal:
+        hidden |= k_at > own + int("a key of the future" in wrong)
+    if window is not None:
+        hidden |= (k_at < own - window[0] - int("a wide window" in wrong)) | (k_at > own + window[1])
+    S = S.masked_fill(hidden, -math.inf)
+    sink = sinks.float()[:, None, None] if sinks is not None else torch.tensor(-math.inf)
+    sink = sink.flip(0) if "sinks of other heads" in wrong else sink
+    m = torch.maximum(S.amax(-1, keepdim=True), sink)
+    m = m.nan_to_num(neginf=0.0)
+    m = torch.zeros_like(m) if "no maximum" in wrong else m
+    P = torch.exp(S - m)
+    l = P.sum(-1, keepdim=True) + torch.exp(sink - m)
+    shared = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    o = torch.nan_to_num(P / l) @ shared
+    L = (m + torch.log(l))[..., 0] / (math.log(2) if "a log-sum-exp in base 2" in wrong else 1)
+    return (o.to(o_dtype), L) if return_lse else o.to(o_dtype)
+
+
+class Gradients(torch.autograd.Function):
+    """Attention whose gradients are changed."""
+
+    @staticmethod
+    def forward(ctx, change, q, k, v, mask):
+        ctx.saved, ctx.change = (q, k, v, mask), change
+        return attention(q, k, v, mask=mask)
+
+    @staticmethod
+    def backward(ctx, dO):
+        *tensors, mask = ctx.saved
+        with torch.enable_grad():
+            tensors = [x.detach().requires_grad_() for x in tensors]
+            grads = torch.autograd.grad(attention(*tensors, mask=mask), tensors, dO)
+        return None, *ctx.change(*(g.clone() for g in grads)), None
+
+
+def gradients(change):
+    return lambda q, k, v, mask=None: Gradients.apply(change, q, k, v, mask)
+
+
+def without_delta(q, k, v):
+    """dS = P * dP."""
+
+    class Undelta(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            ctx.saved = q, k, v
+            return attention(q, k, v)
+
+        @staticmethod
+        def backward(ctx, dO):
+            q, k, v = (x.float() for x in ctx.saved)
+            P, scale = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1), q.shape[-1] ** -0.5
+            dS = P * (dO.float() @ v.mT)
+            return tuple(x.to(dO.dtype) for x in (dS @ k * scale, dS.mT @ q * scale, P.mT @ dO.float()))
+
+    return Undelta.apply(q, k, v)
+
+
+def block_scaled(q, k, v, **options):
+    """V in FP8 with one scale for 32 keys."""
+    blocks = v.double().unflatten(-2, (-1, 32))
+    scale = blocks.abs().amax(-2, keepdim=True) / E4M3.max
+    return attention(q, k, (E4M3(blocks / scale) * scale).flatten(-3, -2).to(v.dtype), **options)
+
+
+def noisy(calls=Counter()):  # noqa: B006
+    def kernel(q, k, v):
+        calls["made"] += 1
+        return attention(q, k, v) * (1 + (calls["made"] % 2) / 4)
+
+    return kernel
+
+
+def reads_as_if_contiguous(q, k, v):
+    return attention(*(torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) for x in (q, k, v)))
+
+
+def other_splits(q, k, v, causal=False):
+    """Few rows in the batch: the keys in halves, merged; the sums are others by rounding alone."""
+    if q.shape[0] > 1 or causal:
+        return attention(q, k, v, causal=causal)
+    (a, x), (b, y) = (
+        attention(q.float(), *pair, return_lse=True) for pair in zip(*(t.float().chunk(2, -2) for t in (k, v)))
+    )
+    w = torch.sigmoid(x - y)[..., None]
+    return (w * a + (1 - w) * b).to(q.dtype)
+
+
+def wrong(*names):
+    return partial(attention, wrong=frozenset(names))
+
+
+BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
+    "two_runs": (noisy(), "outputs"),
+    "batch_invariance": (lambda q, k, v: attention(q, k, v) * (1 + q.shape[0] / 4), "batch"),
+    "permutation": (lambda q, k, v: attention(q, k, v) * (1 + torch.arange(q.shape[1])[:, None, None]), "heads"),
+    "permuted_keys": (lambda q, k, v: attention(q, k[:, :, :-16], v[:, :, :-16]), "reversed"),
+    "strides": (reads_as_if_contiguous, "heads and rows swapped"),
+    "constant_values": (lambda q, k, v: attention(q, k, v) * (1 + 1 / 64), "V = 1"),
+    "powers_of_two": (lambda q, k, v: attention(q, k, v.clamp(-8, 8)), "2^4"),
+    "score_shift": (wrong("no maximum"), "128"),
+    "causality": (block_scaled, "V 8192 times as large"),
+    "prefill_decode": (wrong("top left"), "chunks of 64"),
+    "masked_values": (wrong("a mask of -4"), "V 8192 times as large"),
+    "masked_nan": (lambda q, k, v, mask: attention(q, k, v + 0 * k, mask=mask), "NaN in K"),
+    "hidden_row": (wrong("a mask of -4"), "boolean mask"),
+    "window": (lambda q, k, v, window=None: attention(q, k, v, window=window and (8, 8)), "as long as the keys"),
+    "window_edges": (wrong("a wide window"), "16 keys, hidden before"),
+    "sinks": (wrong("sinks of other heads"), "scores of 0"),
+    "splits": (wrong("a log-sum-exp in base 2"), "parts of unlike length"),
+    "dv_sum": (gradients(lambda dq, dk, dv: (dq, dk, torch.cat([dv[:, :, :-16], 0 * dv[:, :, -16:]], 2))), "no mask"),
+    "hidden_gradients": (gradients(lambda dq, dk, dv: (dq, dk + 2.0**-20, dv)), "dK of hidden keys"),
+    "constant_gradients": (without_delta, "dQ"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", ["BF16", "FP16", "FP32"])
+@pytest.mark.parametrize("key", RELATIONS)
+def test_a_right_kernel_keeps_every_relation(key, fmt):
+    """FP32 inside, rounded at the end: with every option, and gradients of torch's own."""
+    rows = relate(attention, key, fmt, n=N)
+    assert {row["outcome"] for row in rows} <= {"bitwise", "rounding"} or key == "masked_nan", rows
+    if key == "masked_nan":  # 0 * NaN of hidden V is NaN
+        assert {row["case"] for row in rows if row["outcome"] == "breaks"} <= {
+            row["case"] for row in rows if "V" in row["case"]
+        }
+    assert all(
+        row["relation"] == key and row["number"] <= max(row["limit"], 0) or math.isnan(row["number"]) for row in rows
+    )
+
+
+@pytest.mark.parametrize("key", RELATIONS)
+def test_each_relation_is_broken_by_a_kernel_with_that_fault(key):
+    fn, case = BREAKERS[key]
+    (row,) = (row for row in relate(fn, key, "BF16", n=N) if row["case"] == case)
+    assert row["outcome"] == "breaks" and not row["number"] <= row["limit"]
+
+
+@pytest.mark.parametrize(
+    "name, fmt", [("flash", "BF16"), ("flash", "FP32"), ("as_shipped", "FP16"), ("baseline", "BF16")]
+)
+def test_our_own_kernels_keep_them(name, fmt):
+    """NaN in hidden keys is NaN in all of them, 0 * NaN; sinks and a log-sum-exp not all of them have."""
+    rows = [row for key in RELATIONS if key != "masked_nan" for row in relate(name, key, fmt, n=N)]
+    assert not [row for row in rows if row["outcome"] in ("breaks", "broken")]
+    missing = {row["relation"] for row in rows if row["outcome"] == "not_asked"}
+    assert missing == {"flash": {"strides", "sinks", "splits"}}.get(name, {"splits"})
+
+
+def test_what_is_carried_in_the_format_breaks_the_sum_of_weights_alone():
+    """every_step rounds O and l at each of four tiles: its weights do not sum to one within two roundings."""
+    keys = ("constant_values", "batch_invariance", "permuted_keys", "powers_of_two", "causality", "dv_sum")
+    rows = [row for key in keys for row in relate("every_step", key, "BF16")]
+    assert {row["relation"] for row in rows if row["outcome"] == "breaks"} == {"constant_values"}
+
+
+def test_bits_and_rounding_are_told_apart():
+    rows = {row["case"]: row for row in relate(other_splits, "batch_invariance", "FP32")}
+    assert rows["batch"]["outcome"] == "rounding" and 0 < rows["batch"]["number"] < rows["batch"]["limit"]
+    assert rows["position in the batch"]["outcome"] == rows["heads"]["outcome"] == "bitwise"
+
+
+def test_what_a_kernel_lacks_is_not_asked_and_what_it_answers_instead_is_broken():
+    plain = lambda q, k, v: attention(q, k, v).detach()  # noqa: E731
+    for key in ("causality", "masked_values", "window", "sinks", "splits", "dv_sum"):
+        assert {row["outcome"] for row in relate(plain, key, "BF16")} == {"not_asked"}
+        assert all(row["problem"].startswith("raises") for row in relate(plain, key, "BF16")) or key == "splits"
+    assert {row["outcome"] for row in relate(lambda q, k, v: q[..., :3], "constant_values", "BF16")} == {"broken"}
+    (first, *_) = relate(lambda q, k, v: attention(q, k, v) * math.nan, "constant_values", "BF16")
+    assert first["outcome"] == "broken" and "NaN or infinite values" in first["problem"]
+    none = Ability(gradients=False)
+    assert {row["outcome"] for row in relate(attention, "dv_sum", "BF16", able=none)} == {"not_asked"}
+    with pytest.raises(ValueError, match="key: got 'nothing'; accepted are two_runs"):
+        relate(attention, "nothing", "BF16")
+
+
+def test_a_causal_kernel_is_asked_causally():
+    causal = lambda q, k, v: attention(q, k, v, causal=True)  # noqa: E731
+    rows = [row for key in RELATIONS for row in relate(causal, key, "BF16", able=Ability(causal=True), n=N)]
+    assert not [row for row in rows if row["outcome"] in ("breaks", "broken") and row["relation"] != "masked_nan"]
+    asked = {row["relation"] for row in rows if row["outcome"] != "not_asked"}
+    assert asked >= {"batch_invariance", "causality", "prefill_decode", "constant_values", "score_shift", "dv_sum"}
+    top_left = partial(attention, causal=True, wrong={"top left"})
+    able = Ability(causal=True, top_left=True)
+    rows = [row for key in RELATIONS for row in relate(top_left, key, "BF16", able=able, n=N)]
+    assert not [row for row in rows if row["outcome"] in ("breaks", "broken") and row["relation"] != "masked_nan"]
+
+
+def test_the_bound_of_weights_is_two_roundings_and_the_sums():
+    for fmt in (BF16, FP16, FP32):
+        u, sums = fmt.unit_roundoff, 256 * FP32.unit_roundoff
+        assert 2 * u < weights(Subject(attention, fmt), 256) < 2.01 * u + 3.01 * sums + 256 * 2.0**-24
+
+
+def test_allowed_in_fp32_with_a_window_and_sinks_is_that_of_the_same_masks():
+    subject = Subject(attention, FP32, n=40)
+    q, k, v = subject.draw()
+    near = torch.ones(40, 40, dtype=torch.bool).tril(2).triu(-3)
+    assert subject.allowed(q, k, v, window=(3, 2)) == subject.allowed(q, k, v, mask=near) > 0
+    golden = kernels.golden(q, k, v, inputs=FP64, sinks=torch.tensor([1.0, 2.0]))
+    one = subject.allowed(q, k, v, sinks=torch.tensor([1.0, 2.0]))
+    assert 0 < one < 1e-5 and (attention(q, k, v, sinks=torch.tensor([1.0, 2.0])) - golden).abs().max() < one
+
+
+def row(key, case, outcome, number=math.nan, limit=0.0, fmt="BF16", problem=""):
+    return dict(key=key, fmt=fmt, relation=key, case=case, outcome=outcome, number=number, limit=limit, problem=problem)
+
+
+def test_a_break_fails_and_bits_that_differ_are_noted():
+    table = pd.DataFrame([
+        row("constant_values", "V = 1", "breaks", 0.02, 0.008),
+        row("constant_values", "a constant for each feature", "breaks", 0.04, 0.008),
+        row("batch_invariance", "batch", "rounding", 0.001, 0.02),
+        row("permuted_keys", "reversed", "rounding", 0.001, 0.02),
+        row("masked_nan", "NaN in V", "breaks"),
+        row("masked_nan", "NaN in K", "bitwise", 0.0),
+        row("strides", "expanded heads", "broken", problem="returns list, where a tensor is due"),
+        row("sinks", "any scores", "not_asked"),
+    ])  # fmt: skip
+    found = {finding.where.get("relation", "all"): finding for finding in of_relations(table)}
+    severities = {key: finding.severity for key, finding in found.items()}
+    fails, notes = Severity.FAILS, Severity.NOTES
+    assert severities == dict(
+        constant_values=fails, batch_invariance=notes, masked_nan=notes, strides=fails, all=notes
+    )  # fmt: skip
+    worst = found["constant_values"]
+    assert worst.where["case"] == "a constant for each feature" and (worst.number, worst.limit) == (0.04, 0.008)
+    assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
+    words = {key: next(SAY[f.what]([f]))[1] for key, f in found.items()}
+    assert words["constant_values"] == (
+        "A value that is the same for every key is the output: not here (a constant for each feature, BF16, and 1 "
+        "more: 0.04 apart, where 0.008 is allowed)."
+    )
+    assert words["batch_invariance"].endswith("to rounding, not bit for bit (batch, BF16: 0.001 apart).")
+    assert words["masked_nan"].endswith("not here, where it gives NaN (NaN in V, BF16).")
+    assert words["strides"].endswith("asked for that, it returns list, where a tensor is due (expanded heads, BF16).")
+    assert words["all"].startswith("Relations that every attention kernel keeps hold in 4 of 7 cases; 1 more")
+    page = by_relation(table)
+    assert list(page.columns) == ["what must hold", "case", "BF16"] and len(page) == 7
+    assert page.BF16[1] == "breaks: 0.04 of 0.008" and page.BF16[6] == "no answer"
+    kept = [row("powers_of_two", "2^4", "bitwise", 0.0)]
+    (only,) = of_relations(pd.DataFrame(kept))
+    assert only.severity == Severity.PASSES and only.where == dict(held=1, of=1, not_asked=0)
+    assert not [*of_relations(pd.DataFrame())]
+
+
+def test_a_difference_of_nan_breaks_and_of_zero_is_the_same_bits():
+    outcomes = [Found(number, limit).outcome for number, limit in ((0, 0), (1, 1), (1.1, 1), (math.nan, 1))]
+    assert outcomes == ["bitwise", "rounding", "breaks", "breaks"]
+
+
+def test_the_table_of_the_documentation_is_that_of_the_code():
+    lines = (ROOT / "docs" / "checks.md").read_text().splitlines()
+    assert set(RELATIONS) == set(BREAKERS)
+    for each in RELATIONS.values():
+        assert isinstance(each, Relation) and f"| `{each.key}` | {each.says} | {each.source} |" in lines
