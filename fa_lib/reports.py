@@ -65,7 +65,10 @@ def check_kernel(
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
     begun = _Begun(out, kernel)
     with in_a_process(kernel, limit) as alone:
-        kernels.plain(kernel)
+        if alone is None:
+            kernels.plain(kernel)
+        else:
+            alone.wait()
         found = examine(kernel, depth, device)  # nothing is kept: code that the kernel calls elsewhere may have changed
         found |= {} if alone is None else dict(conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)

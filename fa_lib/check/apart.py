@@ -7,7 +7,7 @@ process is started again for the next call, and `conduct` has a row for each thi
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pandas as pd
@@ -53,16 +53,18 @@ class Apart:
 
     @property
     def __signature__(self) -> inspect.Signature | None:
-        """Of the kernel; of `__call__` where it keeps its own to itself.
+        """Of the kernel; of `__call__` where it keeps its own to itself."""
+        self.wait()
+        return _signature(self.parameters)
+
+    def wait(self) -> None:
+        """Until the kernel is imported, or its process has ended.
 
         Raises:
             ValueError: the kernel cannot be imported, or is no function.
         """
-        try:
+        with suppress(KernelError):
             self._hello()
-        except KernelError:
-            return None
-        return _signature(self.parameters)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         """What the kernel returns: a tensor, or a tuple of its first two.
@@ -99,14 +101,18 @@ class Apart:
         return self._asked("backward", gradients, dict(graph=graph.number))["results"]
 
     def conduct(self) -> pd.DataFrame:
-        """How the kernel behaved, until now; its process is ended.
+        """How the kernel behaved; its process is ended, so that all that it printed is counted. Rows as of `told`."""
+        self.close()
+        return self.told()
+
+    def told(self) -> pd.DataFrame:
+        """How the kernel has behaved.
 
         Returns:
             rows: what ("hangs", "crashes", "exits", "prints", "leaks", "state", "unasked"), detail (a signal, a stream,
             what is changed), number (seconds, exit code, bytes, bytes a call), times (calls), on_import, at (the first
             call that it was, in words).
         """
-        self.close()
         for stream, count in self.printed.items():
             if count:
                 self.acts["prints", stream, False] = dict(number=count, times=1, at="")

@@ -19,8 +19,8 @@ def _crashes(f, at):
 
 
 def _exits(f, at):
-    how = "by sys.exit" if "sys.exit" in at["details"] else f"with exit code {f.number:.0f}"
-    return f"It ends its process: {how}, {_calls(at)}. What to change: raise an error that says what is wrong."
+    how = listed(each or f"exit code {f.number:.0f}" for each in at["details"])
+    return f"It ends its process: with {how}, {_calls(at)}. What to change: raise an error that says what is wrong."
 
 
 def _unasked(f, at):

@@ -163,7 +163,13 @@ class Watch:
             now = vars(of)
             if len(now) == len(held) and all(map(is_, now.values(), held.values())):
                 continue
-            other = [name for name, fn in held.items() if callable(fn) and now.get(name) is not fn]
+            other = [
+                name
+                for name, fn in held.items()
+                if now.get(name) is not fn and callable(fn) and not isinstance(fn, type)
+            ]
+            inherited = {name for base in getattr(of, "__mro__", ())[1:-1] for name in vars(base)}
+            other += [name for name in now if name not in held and name in inherited]
             changed += [f"{of.__name__}.{name}" for name in other if name not in OWN]
             self.functions[of] = dict(now)
         return changed
