@@ -75,6 +75,12 @@ claims: $(call has,core) ## print the ledger: published, ours, verdict; and rene
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
 	@$(FA_LIB) bench
 
+mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels and two other judges, 20 draws, into docs/mutants.md (SEEDS=5: fewer)
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds $(SEEDS))
+
+mutants-quick: $(call has,test) ## every second kernel, one draw, our judge alone, in a few minutes
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge --quick
+
 scale: $(call has,test) ## write docs/scale.md: what the paper's scale would take, from unit costs measured here
 	$(PYTHON) benchmarks/scale.py
 
@@ -123,4 +129,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-install test-browser test-cluster test-faults test-gallery lab claims bench scale docs lint renew clean
+.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean

@@ -2,22 +2,15 @@
 writes the score into docs/mutants.md, `make mutants-quick` prints that of one seed."""
 
 import argparse
-import io
 import os
 import sys
-from contextlib import redirect_stderr
-from dataclasses import replace
 
 import pandas as pd
-import torch
 
+from benchmarks.judged import judged
 from benchmarks.mutants import CONTROLS, MUTANTS
-from benchmarks.other_judges import JUDGES, condemned
-from fa_lib import kernels
-from fa_lib.check.findings import Severity, Verdict
-from fa_lib.check.judge import SIDE, judge_kernel
-from fa_lib.check.kernel import Depth, examine
-from fa_lib.check.relations import RELATIONS
+from benchmarks.other_judges import JUDGES
+from fa_lib.check.findings import Verdict
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
@@ -25,57 +18,28 @@ from fa_lib.paths import ROOT, build
 
 PAGE = ROOT / "docs" / "mutants.md"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
+EVERY = (*CONTROLS, *MUTANTS)
 SKELETON = next(each.name for each in CONTROLS if each.key == "fa2")
 SEEDS = 20
-APART = 1000  # between first seeds: more than a judgement draws
-DEPTH = Depth(  # a few seconds
-    lengths=(256, 1024), seeds=1, shapes=("97", "causal 113 x 203", "GQA 384", "causal window 512"), head_dims=(96,),
-    troubled_n=128, bias_seeds=4, runs=4, relations=(*RELATIONS,),
-)  # fmt: skip
 
 
-def judged(seed: int, kernel: str, cache: str) -> dict:
-    """A cell: what judges say of a kernel on one draw of inputs.
+def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
+    """Rows of `judged` of every kernel, without the notes that the mutants' right skeleton has on the same draw. What
+    is done stays in build/mutants: a change to one theme's file makes that theme's kernels be judged again.
 
-    Returns:
-        dict: verdict (ours); fails and tells (of our findings: [what, of what, cases]); what each of JUDGES condemns.
+    Args:
+        quick: every second kernel, by `judged`'s quick form.
     """
-    torch.manual_seed(seed)  # of kernels that leave something to chance
-    with redirect_stderr(io.StringIO()):  # bars of progress
-        tables = examine(kernel, replace(DEPTH, first_seed=APART * seed), cache=cache, beside=())
-    judgement = judge_kernel(kernel, tables)
-    by = {Severity.FAILS: [], Severity.NOTES: []}
-    for finding in judgement.findings:
-        if finding.severity == Severity.FAILS or tells(finding):
-            by[finding.severity].append([finding.what, detail(finding), finding.where.get("cases", [])])
-    found = dict(verdict=judgement.verdict.value, fails=by[Severity.FAILS], tells=by[Severity.NOTES])
-    return found | condemned(kernels.plain(kernel), APART * seed)
-
-
-def tells(finding) -> bool:
-    """Whether a note says that something is amiss, though it does not count."""
-    at, number = finding.where, finding.number
-    amiss = dict(
-        gradients=at.get("failed"), repeats=number is not None and number > 1, problem=True, rounded_splits=True,
-        outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, sum_error=True, top_left=True,
-        relation=True,
-    )  # fmt: skip
-    return finding.severity == Severity.NOTES and bool(amiss.get(finding.what))
-
-
-def detail(finding) -> str:
-    """What a finding is of."""
-    names = ("relation", "asked", "sum", "what", "of", "tensor")
-    return str(next((finding.where[name] for name in names if finding.where.get(name)), ""))
-
-
-def score(seeds: int, jobs: int) -> pd.DataFrame:
-    """Rows of `judged` of every kernel, without the notes that the mutants' right skeleton has on the same draw. What is
-    done stays in build/mutants."""
-    cache = str(build() / "mutants")
-    grid = dict(seed=range(seeds), kernel=[each.name for each in (*CONTROLS, *MUTANTS)])
+    cache, found = str(build() / "mutants"), []
+    gallery = [each for i, each in enumerate(EVERY) if not quick or i % 2 == 0 or each.name == SKELETON]
+    themes = dict.fromkeys(each.kernel.__module__ for each in gallery)
     with workers(jobs) as executor:
-        rows = sweep(judged, grid, fixed=dict(cache=cache), cache=cache, executor=executor)
+        for theme in themes:
+            names = [each.name for each in gallery if each.kernel.__module__ == theme]
+            print(f"{theme}: {len(names)} kernels", file=sys.stderr)
+            grid = dict(seed=range(seeds), kernel=names)
+            found.append(sweep(judged, grid, fixed=dict(cache=cache, quick=quick), cache=cache, executor=executor))
+    rows = pd.concat(found, ignore_index=True)
     usual = {seed: own.tells.iloc[0] for seed, own in rows[rows.kernel == SKELETON].groupby("seed")}
     tells = [[f for f in row.tells if f not in usual[row.seed]] for row in rows.itertuples()]
     return rows.assign(tells=pd.Series(tells, dtype=object))
@@ -85,7 +49,7 @@ def alarms(rows: pd.DataFrame) -> dict[str, int]:
     """Judge -> how many rows it condemns; "told": how many ours condemns or has a telling note of."""
     ours = rows.verdict == Verdict.FAILS
     found = dict(ours=int(ours.sum()), told=int((ours | rows.tells.map(bool)).sum()))
-    return found | {judge: int(rows[judge].map(bool).sum()) for judge in JUDGES}
+    return found | {judge: int(rows[judge].map(bool).sum()) for judge in JUDGES if judge in rows}
 
 
 def table(head, lines) -> str:
@@ -96,13 +60,18 @@ def table(head, lines) -> str:
 def by_kernel(rows: pd.DataFrame, gallery) -> str:
     """A line for each kernel: at how many seeds each judge condemns it, and by what ours does."""
     lines = []
-    for each in gallery:
+    for each in _judged(rows, gallery):
         own = rows[rows.kernel == each.name]
         count, source = alarms(own), f" ({linked(each.source)})" if each.source else ""
         told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen]))
         ours = [count["ours"], ", ".join(named(own.fails)), told]
-        lines.append([f"`{each.key}`", each.defect + source, *ours, *(count[judge] for judge in JUDGES)])
+        lines.append([f"`{each.key}`", each.defect + source, *ours, *(count.get(judge, "") for judge in JUDGES)])
     return table(["kernel", "defect", "ours", "by", "only told", "`assert_close`", "rule of two"], lines)
+
+
+def _judged(rows, gallery):
+    """Those kernels that there are rows of."""
+    return [each for each in gallery if each.name in set(rows.kernel)]
 
 
 def named(findings) -> list[str]:
@@ -120,13 +89,15 @@ def linked(source: str) -> str:
 
 
 def totals(rows: pd.DataFrame) -> str:
-    """A line for each judge: how many mutants it condemns at every seed, at some, at none, and how many right kernels."""
+    """A line for each judge: how many mutants it condemns at every seed, at some, at none; how many right kernels."""
     seeds, lines = rows.seed.nunique(), []
     labels = dict(ours="ours", told="ours, with what it only tells", assert_close="`assert_close`",
                   rule_of_two="rule of two")  # fmt: skip
     for judge, label in labels.items():
+        if judge in JUDGES and judge not in rows:
+            continue
         of = {name: alarms(own)[judge] for name, own in rows.groupby("kernel")}
-        mutants, controls = ([of[each.name] for each in gallery] for gallery in (MUTANTS, CONTROLS))
+        mutants, controls = ([of[each.name] for each in _judged(rows, of_all)] for of_all in (MUTANTS, CONTROLS))
         every, none = mutants.count(seeds), mutants.count(0)
         false = [f"{sum(controls)} of {len(controls) * seeds}", f"{sum(map(bool, controls))} of {len(controls)}"]
         lines.append([label, f"{every} of {len(mutants)}", len(mutants) - every - none, none, *false])
@@ -138,7 +109,7 @@ def missed(rows: pd.DataFrame) -> list[str]:
     """What must not be: mutants that ours neither condemns nor tells of at some seed, but for those that are out of
     sight; right kernels that it condemns."""
     seeds, found = rows.seed.nunique(), []
-    for each in (*MUTANTS, *CONTROLS):
+    for each in _judged(rows, EVERY):
         count = alarms(rows[rows.kernel == each.name])
         if each in MUTANTS and not each.unseen and count["told"] < seeds:
             found.append(f"{each.key}: not seen at {seeds - count['told']} of {seeds} seeds")
@@ -149,22 +120,21 @@ def missed(rows: pd.DataFrame) -> list[str]:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--print", action="store_true", help="print the score, and leave docs/mutants.md as it is")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="draws of inputs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--quick", action="store_true", help="every second kernel, one seed, ours alone; no page")
     given = parser.parse_args()
-    rows = score(given.seeds, given.jobs)
-    parts = ["", f"Seeds: {given.seeds}.", totals(rows), "### Mutants", by_kernel(rows, MUTANTS), "### Right kernels",
-             by_kernel(rows, CONTROLS), ""]  # fmt: skip
-    text = "\n\n".join(parts)
-    if given.print:
-        print(text)
+    rows = score(1 if given.quick else given.seeds, given.jobs, given.quick)
+    bad = missed(rows)
+    if given.quick:
+        print(by_kernel(rows, MUTANTS), by_kernel(rows, CONTROLS), sep="\n\n")
     else:
+        parts = [f"Draws of inputs: {given.seeds}.", totals(rows), "## Mutants", by_kernel(rows, MUTANTS)]
+        text = "\n\n".join([*parts, "## Right kernels", by_kernel(rows, CONTROLS)])
         with replacing(PAGE) as path:
-            path.write_text(renewed(PAGE.read_text(), *MARKS, text.strip("\n"), PAGE.name))
-        print(f"{totals(rows)}\n\n{PAGE}")
-    print("\n".join(missed(rows)))
-    sys.exit(bool(missed(rows)))
+            path.write_text(renewed(PAGE.read_text(), *MARKS, text, PAGE.name))
+    print("", totals(rows), "", *bad, sep="\n")
+    sys.exit(bool(bad))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fa_lib.inputs import draw
 DTYPES = (torch.bfloat16, torch.float16)
 CALLS = by_key(  # lengths and head_dims of tests/test_flash_attn.py, with fewer heads
     Call(f"{'causal ' if causal else ''}{n_q} x {n_kv}, d {d}{', window' if window else ''}", n_q, n_kv, heads,
-         kv_heads, d, dict(causal=causal) | (dict(window=window) if window else {}))
+         kv_heads, d, options=dict(causal=causal) | (dict(window=window) if window else {}))
     for n_q, n_kv, heads, kv_heads, d, window in (
         (113, 203, 2, 2, 64, None), (128, 217, 2, 1, 96, None), (108, 256, 2, 2, 128, (33, 47)),
         (1023, 1024, 1, 1, 64, None),
@@ -24,7 +24,7 @@ CALLS = by_key(  # lengths and head_dims of tests/test_flash_attn.py, with fewer
 
 
 def condemned(fn, seed: int) -> dict[str, list[str]]:
-    """What each of JUDGES condemns of a kernel: tensor, call and dtype. A call that the kernel refuses is not counted."""
+    """What each of JUDGES condemns of a kernel: tensor, call and dtype. A call that it refuses is not counted."""
     found = {judge: [] for judge in JUDGES}
     for key in CALLS:
         for dtype in DTYPES:

@@ -62,6 +62,10 @@ def _kernel(name):
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
 GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
+LAYOUT = Annotated[
+    str,
+    typer.Option(help="of its tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"),
+]
 DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
 
 
@@ -73,9 +77,7 @@ def check_kernel(
     json_file: JSON = None,
     gate: GATE = False,
     device: DEVICE = "cpu",
-    layout: Annotated[
-        str, typer.Option(help="of its tensors: bhsd, or bshd: (batch, sequence, heads, head_dim)")
-    ] = "bhsd",
+    layout: LAYOUT = "bhsd",
     limit: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).

@@ -60,7 +60,7 @@ def check_kernel(
         ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
             gone then too.
     """
-    known("layout", layout, dict.fromkeys(kernels.LAYOUTS))
+    known("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
     begun = _Begun(out, kernel)

@@ -179,6 +179,7 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
             raise NotImplementedError("in BF16 and FP32")
         return right(q, k, v)
 
+    f.__qualname__ = "f"  # as it is in messages
     kernels.register("right one", f)
     with in_a_process(stranger("good")) as fn:
         there = examine("good:f", TINY, beside=())

@@ -107,7 +107,13 @@ def test_a_right_kernel_has_every_option_that_it_takes():
     rows = {row["asked"]: row for row in contract(attention)}
     assert {asked for asked, row in rows.items() if row["outcome"] != "yes"} == {"softcap"}
     assert not [row for row in rows.values() if row["note"]] and "gradient of the sinks" in rows
-    assert {row["outcome"] for row in contract("baseline")} == {"yes"}
+
+
+@pytest.mark.parametrize("name", ["baseline", "as_shipped", "every_step"])
+def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, monkeypatch):
+    few(monkeypatch, *(asked for asked in of_contract.CALLS if asked[:4] in ("an a", "soft", "sink", "V of")))
+    rows = contract(name)
+    assert {row["outcome"] for row in rows} == {"yes"} and len(rows) == 1 + 5 + 3
 
 
 def test_every_guess_has_words_and_is_another_answer():
@@ -153,9 +159,9 @@ def test_a_name_with_a_layout():
     assert kernels.get("flash@bhsd") is kernels.flash
     with_lse = kernels.get("test_relations:attention@bshd")(*swapped, return_lse=True)
     assert torch.equal(turned(with_lse[0]), attention(q, k, v)) and with_lse[1].shape == (1, 2, 8)
-    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd"):
+    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd, varlen, paged"):
         kernels.get("flash@sbhd")
     with pytest.raises(ValueError, match="kernel: got 'none'"):
         kernels.get("none@bshd")
     ran = CliRunner().invoke(app, ["check", "kernel", "flash", "--layout", "hsbd"])
-    assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd" in ran.output
+    assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd, varlen, paged" in ran.output

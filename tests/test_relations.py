@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -12,6 +13,7 @@ from fa_lib import E4M3, kernels
 from fa_lib.check.contract import Ability
 from fa_lib.check.findings import Severity
 from fa_lib.check.judge_relations import of_relations
+from fa_lib.check.kernel import QUICK, REPORT
 from fa_lib.check.kernel_words import SAY
 from fa_lib.check.relations import RELATIONS, Relation, relate
 from fa_lib.check.relations_value import weights
@@ -210,6 +212,9 @@ def test_what_a_kernel_lacks_is_not_asked_and_what_it_answers_instead_is_broken(
     assert {row["outcome"] for row in relate(attention, "dv_sum", "BF16", able=none)} == {"not_asked"}
     with pytest.raises(ValueError, match="key: got 'nothing'; accepted are two_runs"):
         relate(attention, "nothing", "BF16")
+    with pytest.raises(ValueError, match="relation: got 'nothing'; accepted are two_runs"):
+        replace(QUICK, relations=("nothing",))
+    assert set(REPORT.relations) == set(RELATIONS) > set(QUICK.relations) > set()
 
 
 def test_a_causal_kernel_is_asked_causally():

@@ -303,7 +303,9 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
     )
 
 
-@pytest.mark.parametrize("at", ["check.contract.deviation", "check.golden.yardstick", "experiments.rule.deviation"])
+@pytest.mark.parametrize(
+    "at", ["check.diagnose.distance", "check.golden.yardstick", "experiments.rule.deviation", "check.subject.yardstick"]
+)
 def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
     def bug(*_, **__):
         raise RuntimeError("a bug of ours")
@@ -378,13 +380,11 @@ def test_a_strangers_text_is_never_markup_and_moves_no_cursor():
         ("fa_lib:nothing", "has no attribute 'nothing'"),
         ("fa_lib:kernels", "a module; accepted is a function"),
         ("broken_file:f", "SyntaxError"),
-        ("leaves:f", r"it cannot be had: SystemExit\(0\)"),
         ("attention", "kernel: got 'attention'; accepted are reference"),
     ],
 )  # fmt: skip
 def test_bad_words_are_refused_before_anything_runs(kernel, message, tmp_path, monkeypatch):
     (tmp_path / "broken_file.py").write_text("def f(:\n")
-    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "reports"
     with pytest.raises(ValueError, match=message):

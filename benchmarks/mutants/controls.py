@@ -52,14 +52,14 @@ def polynomial_exp(q, k, v, **options):
     return attention(q, k, v, **options, steps=Steps(exp=lambda x: power_of_2(x * math.log2(math.e))))
 
 
-def folded_scale(q, k, v, **options):
-    """exp2 of scores that have log2(e) in their scale."""
+def folded_scale(q, k, v, causal=False, scale=None, window=None):
+    """exp2 of scores that have log2(e) in their scale. It takes no mask and no sinks, which would need it too."""
 
     def folded(d, scale):
         return math.log2(math.e) * scale_of(d, scale)
 
     steps = Steps(scale=folded, exp=torch.exp2, factor=torch.exp2)
-    return attention(q, k, v, **options, steps=steps)
+    return attention(q, k, v, causal, scale, window=window, steps=steps)
 
 
 def rows_in_chunks(q, k, v, causal=False, scale=None):

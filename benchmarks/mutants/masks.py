@@ -1,5 +1,7 @@
 """Defects of masks, windows and sinks."""
 
+import math
+
 import torch
 
 from benchmarks.mutants.skeleton import Mutant, Steps, attention, begun, visible
@@ -60,6 +62,11 @@ def sink_without_mass(q, k, v, **options):
     return attention(q, k, v, **options, steps=steps)
 
 
+def sink_in_powers_of_2(q, k, v, sinks=None, **options):
+    sinks = None if sinks is None else sinks * math.log(2)  # as where 2^sink stands for e^sink
+    return attention(q, k, v, sinks=sinks, **options)
+
+
 MUTANTS = (
     Mutant(window_off_by_one, "The window's left edge lets one key more in.",
            "github.com/huggingface/transformers/issues/39408"),
@@ -74,5 +81,7 @@ MUTANTS = (
     Mutant(hidden_nan_spreads, "NaN in a V that a mask hides from all makes every output NaN.",
            "github.com/pytorch/pytorch/issues/101967"),
     Mutant(sink_without_mass, "A sink joins the maximum, and its mass does not join l.",
+           "github.com/ROCm/rocm-libraries/pull/12229"),
+    Mutant(sink_in_powers_of_2, "Scores have log2(e) in their scale, for 2^x, and the sink's logit does not.",
            "github.com/ROCm/rocm-libraries/pull/12229"),
 )  # fmt: skip

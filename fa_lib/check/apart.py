@@ -17,6 +17,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.attempt import ENDED, UNASKED, KernelError, first_line, shown
 from fa_lib.check.process import Ended, Process
+from fa_lib.kernels import registry
 
 LIMIT_S = 60.0  # of one call
 FIRST = 5  # times that for the import, and for a process's first call: kernels are compiled there
@@ -156,10 +157,10 @@ class Apart:
             if told.get("exits"):
                 self._act("exits", "sys.exit", True, math.nan, "on import")
                 raise KernelError(ENDED, "ends its process on import: sys.exit")
-            raise kernels.unavailable(self.kernel, shown(f"{told.get('text')}"))
+            raise registry.unavailable(self.kernel, shown(f"{told.get('text')}"))
         if told.get("callable") is not True:
             self.dead = True
-            raise kernels.uncallable(self.kernel, shown(f"{told.get('type')}"))
+            raise registry.uncallable(self.kernel, shown(f"{told.get('type')}"))
         self.parameters, self.ready = told.get("parameters"), True
 
     def _asked(self, do, tensors, order):
@@ -254,7 +255,7 @@ def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[Apart | None]:
         return
     fn = Apart(name, limit)
     try:
-        with kernels.standing_in(name, fn):
+        with registry.standing_in(name, fn):
             yield fn
     finally:
         fn.close()

@@ -11,6 +11,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, blamed
 from fa_lib.formats import Format
+from fa_lib.kernels.eager import as_many_heads
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
 CLOSE = 0.05  # to what a wrong answer is said to look like: a scale of 1 / head_dim is 0.12 from no scores at all
@@ -50,7 +51,7 @@ def _interleaved(call):
 
 
 def _over_queries(call):
-    q, k, v = (x.double() for x in (call.q, call.k, call.v))
+    q, k, v = (as_many_heads(x.double(), call.q) for x in (call.q, call.k, call.v))
     return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -2) @ v
 
 
@@ -86,7 +87,7 @@ def diagnose(o: Tensor, call: Call) -> str:
     for key, guess in GUESSES.items():
         try:
             found[key] = distance(o, guess(call))
-        except (ValueError, RuntimeError):  # a guess that does not fit the call's shapes
+        except ValueError:  # a guess that does not fit the call's shapes
             continue
     best = min(found, key=lambda key: found[key])
     return best if found[best] <= CLOSE else "other"

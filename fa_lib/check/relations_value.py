@@ -38,10 +38,12 @@ def constant_values(subject: Subject, case: str) -> Found:
 @cases(*POWERS)
 def powers_of_two(subject: Subject, case: str) -> Found:
     """Scaling V by a power of two scales every product and sum of P V, and no rounding changes: O is scaled, bit for
-    bit, while nothing under- or overflows. V lies in [1, 6), so that O does, and 2^-4 O is a normal number."""
+    bit, while nothing under- or overflows. V lies in [1, 6), so that O does, and 2^-4 O is a normal number. Both
+    answers are within the rule of their own call: limit `allowed` of the one and of the other, in units of O."""
     q, k, v = subject.draw()
     v, factor = subject.rounded(1 + v.double().abs()), POWERS[case]
-    return apart(subject(q, k, v * factor).double() / factor, subject(q, k, v))
+    limit = subject.allowed(q, k, v) + subject.allowed(q, k, v * factor) / factor
+    return apart(subject(q, k, v * factor).double() / factor, subject(q, k, v), limit)
 
 
 @cases(*SHIFTS)

@@ -17,6 +17,7 @@ MODES = ("nearest_even", "nearest_away", "nearest", "truncates", "not_seen")  # 
 KEYS = 16  # that O is the mean of: few, so that one tile holds them, and a carry in low precision loses nothing
 FEW = 128  # queries, and keys, where P is not asked for
 NARROW = (BF16, FP16, TF32)  # that FP32 inputs may be cast to
+TINY = 2.0**-30  # 0 in FP16, which has the precision of TF32
 HEAD_DIM = 64  # where P is asked for: of so many ties
 NEAR = 14  # scores around a tie of P, of neighbouring FP32 values
 N = HEAD_DIM * (2 + NEAR)  # queries, one for each tie and score; and keys
@@ -85,14 +86,16 @@ def _inputs(ask, into, head_dim):
     low, up = _neighbours(into)
     shares = torch.tensor([1 / 4, 1 / 2, 3 / 4], dtype=torch.float64)
     values = FP32(low + shares[:, None] * (up - low))  # (shares, 4); exact
-    V = torch.nn.functional.pad(values.flatten(), (0, head_dim - values.numel())).expand(FEW, head_dim)
+    V = torch.nn.functional.pad(values.flatten(), (0, head_dim - values.numel()))
+    V[-1] = TINY
+    V = V.expand(FEW, head_dim)
     zeros = torch.zeros(1, 1, FEW, head_dim, dtype=torch.float64)
     answer = ask(zeros, zeros, V[None, None])
     mode = "not_seen"
     if answer.o is not None:
         o = answer.o[0, 0, -1, : values.numel()].reshape(values.shape)
         near = torch.minimum((o - low).abs(), (o - up).abs()) < 2**-3 * (up - low).abs()  # its sums round in FP32
-        if near.all():
+        if near.all() and bool(into(V[0, -1:]) == 0) == bool(answer.o[0, 0, -1, -1] == 0):
             mode = _named(*((o - low).abs() > (o - up).abs()))
     return "inputs", into.name, mode, answer.outcome, answer.problem
 

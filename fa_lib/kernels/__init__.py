@@ -7,23 +7,13 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash, refusal
+from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import golden, reference
-from fa_lib.kernels.registry import (
-    LAYOUTS,
-    available,
-    emulates,
-    get,
-    plain,
-    register,
-    standing_in,
-    unavailable,
-    uncallable,
-)
+from fa_lib.kernels.registry import available, emulates, get, plain, register
 from fa_lib.kernels.tiled import rescales, tiled
 
 __all__ = [
     "LAYOUTS", "Algorithm", "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden",
-    "plain", "reference", "refusal", "register", "rescales", "standing_in", "stepwise", "tiled", "unavailable",
-    "uncallable", "unfused",
+    "plain", "reference", "refusal", "register", "rescales", "stepwise", "tiled", "unfused",
 ]  # fmt: skip

@@ -4,19 +4,17 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
-
-from torch import Tensor
+from functools import partial
 
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
+from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-LAYOUTS = ("bhsd", "bshd")  # (batch, heads, sequence, head_dim), and with heads after the sequence
 _BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)
 _KERNELS: dict[str, Callable] = {fn.__name__: fn for fn in _BUILT_IN}
 
@@ -43,8 +41,7 @@ def register(name: str, fn: Callable) -> None:
 
 def get(name: str | Callable) -> Callable:
     """The kernel registered under `name`, or the function that "package.module:function" names; a function is itself.
-    "NAME@bshd" is the kernel of that name, which takes and gives (batch, sequence, heads, head_dim), behind the layout
-    of all others.
+    "NAME@bshd" is the kernel of that name, which has this layout of LAYOUTS, behind the layout of all others.
 
     Raises:
         ValueError: there is none.
@@ -55,7 +52,7 @@ def get(name: str | Callable) -> Callable:
     if at:
         if layout not in LAYOUTS:
             raise ValueError(f"layout: got {layout!r}; accepted are {', '.join(LAYOUTS)}")
-        return _bshd(plain(own)) if layout == "bshd" else get(own)
+        return get(own) if layout == "bhsd" else LAYOUTS[layout](plain(own))
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
@@ -92,22 +89,6 @@ def standing_in(name: str, fn: Callable) -> Iterator[None]:
         yield
     finally:
         _KERNELS.pop(name, None)
-
-
-def _bshd(fn):
-    """Tensors that lie contiguous here are so there; others keep their strides."""
-
-    def turned(x):
-        return x.transpose(1, 2).contiguous() if x.is_contiguous() else x.transpose(1, 2)
-
-    @wraps(fn)
-    def kernel(q, k, v, **options):
-        o = fn(*map(turned, (q, k, v)), **options)
-        if isinstance(o, (tuple, list)) and o and isinstance(o[0], Tensor):
-            return o[0].transpose(1, 2), *o[1:]
-        return o.transpose(1, 2) if isinstance(o, Tensor) and o.ndim == 4 else o
-
-    return kernel
 
 
 def plain(name: str | Callable) -> Callable:

@@ -1,0 +1,59 @@
+"""One judgement of one kernel on one draw of inputs: ours, and two other judges'."""
+
+import io
+from contextlib import redirect_stderr
+from dataclasses import replace
+
+import torch
+
+from benchmarks.other_judges import condemned
+from fa_lib import kernels
+from fa_lib.check.findings import Severity
+from fa_lib.check.judge import SIDE, judge_kernel
+from fa_lib.check.kernel import Depth, examine
+from fa_lib.check.relations import RELATIONS
+
+APART = 1000  # between first seeds: more than a judgement draws
+DEPTH = Depth(  # a few seconds
+    lengths=(1024,), seeds=1, shapes=("causal 113 x 203", "GQA 384", "causal window 512"), head_dims=(96,),
+    troubled_n=128, bias_seeds=3, runs=3, relations=(*RELATIONS,),
+)  # fmt: skip
+QUICK = replace(DEPTH, bias_seeds=1, runs=2, square=255)  # and no other judge
+
+
+def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
+    """A cell: what judges say of a kernel on one draw of inputs.
+
+    Args:
+        quick: ours alone, in fewer calls.
+
+    Returns:
+        dict: verdict (ours); fails and tells (of our findings: [what, of what, cases]); what each of JUDGES condemns.
+    """
+    torch.manual_seed(seed)  # of kernels that leave something to chance
+    with redirect_stderr(io.StringIO()):  # bars of progress
+        tables = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed), cache=cache, beside=())
+    judgement = judge_kernel(kernel, tables)
+    by = {Severity.FAILS: [], Severity.NOTES: []}
+    for finding in judgement.findings:
+        if finding.severity == Severity.FAILS or tells(finding):
+            by[finding.severity].append([finding.what, detail(finding), finding.where.get("cases", [])])
+    found = dict(verdict=judgement.verdict.value, fails=by[Severity.FAILS], tells=by[Severity.NOTES])
+    return found | ({} if quick else condemned(kernels.plain(kernel), APART * seed))
+
+
+def tells(finding) -> bool:
+    """Whether a note says that something is amiss, though it does not count."""
+    at, number = finding.where, finding.number
+    amiss = dict(
+        gradients=at.get("failed"), repeats=number is not None and number > 1, problem=True, rounded_splits=True,
+        outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, sum_error=True, top_left=True,
+        relation=True,
+    )  # fmt: skip
+    return finding.severity == Severity.NOTES and bool(amiss.get(finding.what))
+
+
+def detail(finding) -> str:
+    """What a finding is of."""
+    names = ("relation", "asked", "sum", "what", "tensor", "of")
+    return str(next((finding.where[name] for name in names if finding.where.get(name)), ""))

@@ -1,0 +1,110 @@
+"""Kernels of other layouts behind f(q, k, v, ...) on (batch, heads, sequence, head_dim): heads last, packed, paged."""
+
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+from torch import Tensor
+
+NEIGHBOUR = 17  # rows of the sequences that stand between those asked for: of another length, off every tile
+PAGE = 16  # keys of a page, as vLLM has them
+LOUD = 64.0  # what stands where no kernel is to look
+
+
+def bshd(fn: Callable) -> Callable:
+    """A kernel that takes and gives (batch, sequence, heads, head_dim). Tensors that lie contiguous here are so there;
+    others keep their strides."""
+
+    def turned(x):
+        return x.transpose(1, 2).contiguous() if x.is_contiguous() else x.transpose(1, 2)
+
+    @wraps(fn)
+    def kernel(q, k, v, **options):
+        o = fn(*map(turned, (q, k, v)), **options)
+        if isinstance(o, (tuple, list)) and o and isinstance(o[0], Tensor):
+            return o[0].transpose(1, 2), *o[1:]
+        return o.transpose(1, 2) if isinstance(o, Tensor) and o.ndim == 4 else o
+
+    return kernel
+
+
+def varlen(fn: Callable) -> Callable:
+    """A kernel of packed sequences, called as flash-attn's `flash_attn_varlen_func`: fn(q, k, v, cu_seqlens_q,
+    cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=, causal=, window_size=) on tensors (rows of all sequences,
+    heads, head_dim); cu_seqlens (sequences + 1,) int32 say where each begins.
+
+    Each of the batch is a sequence. Between them stand others, of NEIGHBOUR rows and LOUD, whose outputs are dropped.
+    """
+
+    @wraps(fn)
+    def kernel(q, k, v, **options):
+        lengths = [(n, NEIGHBOUR) for n in (q.shape[2], k.shape[2], k.shape[2])]
+        packed, starts = zip(*(_packed(x, n) for x, n in zip((q, k, v), lengths)))
+        longest = [max(n) for n in lengths[:2]]
+        o = _tensor(fn(*packed, *starts[:2], *longest, **_flash_attns(options)))
+        kept = [o[i : i + q.shape[2]] for i in starts[0][:-1:2].tolist()]
+        return torch.stack(kept).transpose(1, 2)
+
+    return kernel
+
+
+def paged(fn: Callable) -> Callable:
+    """A kernel of a paged cache, called as flash-attn's `flash_attn_with_kvcache`: fn(q, k_cache, v_cache,
+    cache_seqlens=, block_table=, softmax_scale=, causal=, window_size=) on q (batch, rows, heads, head_dim), caches
+    (pages, PAGE, kv_heads, head_dim), lengths (batch,) and page numbers (batch, pages of one), both int32.
+
+    The pages lie in reverse order, with a page of nobody's between any two. The table is two pages longer than the
+    sequence. Everything that no sequence holds is LOUD. Gradients: none.
+    """
+
+    @wraps(fn)
+    def kernel(q, k, v, **options):
+        batch, heads, n, _ = k.shape
+        used = -(-n // PAGE)  # pages of a sequence
+        pages = 2 * batch * (used + 2)
+        table = torch.arange(pages - 1, -1, -2, dtype=torch.int32, device=q.device).reshape(batch, used + 2)
+        caches = []
+        for x in (k, v):
+            cache = x.new_full((pages, PAGE, heads, x.shape[-1]), LOUD)
+            whole = x.new_full((batch, used * PAGE, heads, x.shape[-1]), LOUD)
+            whole[:, :n] = x.detach().transpose(1, 2)
+            cache[table[:, :used].long()] = whole.unflatten(1, (used, PAGE))
+            caches.append(cache)
+        lengths = torch.full((batch,), n, dtype=torch.int32, device=q.device)
+        asked = _flash_attns(options)
+        o = _tensor(fn(q.transpose(1, 2).contiguous(), *caches, cache_seqlens=lengths, block_table=table, **asked))
+        return o.transpose(1, 2)
+
+    return kernel
+
+
+def _packed(x, lengths):
+    """Sequences, each of the batch and a neighbour in turn: (rows, heads, features), and where each begins."""
+    parts = []
+    for each in x:
+        rows = each.transpose(0, 1)  # (n, heads, features)
+        parts += [rows, rows.new_full((lengths[1], *rows.shape[1:]), LOUD)]
+    starts = torch.tensor([0, *(len(part) for part in parts)], device=x.device).cumsum(0).to(torch.int32)
+    return torch.cat(parts), starts
+
+
+def _flash_attns(options):
+    """Options under flash-attn's names; what it does not have keeps its own."""
+    options = dict(options)
+    if options.get("window") is not None:
+        options["window_size"] = tuple(-1 if side is None else side for side in options.pop("window"))
+    if "scale" in options:
+        options["softmax_scale"] = options.pop("scale")
+    return options
+
+
+def _tensor(o):
+    o = o[0] if isinstance(o, (tuple, list)) and o else o
+    if not isinstance(o, Tensor):
+        raise TypeError(f"the kernel returns {type(o).__name__}, where a tensor is due")
+    return o
+
+
+LAYOUTS: dict[str, Callable[[Callable], Callable]] = {
+    "bhsd": lambda fn: fn, "bshd": bshd, "varlen": varlen, "paged": paged,
+}  # fmt: skip
