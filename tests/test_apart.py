@@ -274,6 +274,7 @@ def test_a_module_that_ends_its_process_fails_the_gate(name, how, stranger, tmp_
         app, ["check", "kernel", stranger(name), "--quick", "--gate", "--out", f"{tmp_path}", "--json", f"{record}"]
     )
     assert done.exit_code == 1 and f"It ends its process: {how}, when it was imported." in done.output
+    assert "It could not be run: asked for BF16 it ends its process" in done.output and "not made" not in done.output
     assert json.loads(record.read_text())["verdict"] == "fails" and 'class="verdict fails"' in old.read_text()
 
 

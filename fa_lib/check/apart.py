@@ -46,7 +46,7 @@ class Apart:
         self.acts: dict[tuple, dict] = {}
         self.printed = dict(stdout=0, stderr=0)
         self.parameters: list | None = None
-        self.endings, self.ready, self.dead = 0, False, False
+        self.endings, self.ready, self.dead, self.stillborn = 0, False, False, ""
         self.warmed: set[str] = set()
         self.memory = Memory()
         self.gone: list[tuple[Process, int]] = []
@@ -138,6 +138,8 @@ class Apart:
 
     def _hello(self):
         """A process that has imported the kernel."""
+        if self.stillborn:
+            raise KernelError(ENDED, self.stillborn)
         if self.dead:
             self._act("unasked", "", False, self.endings, "")
             raise KernelError(UNASKED, f"was not asked: its process had ended {self.endings} times")
@@ -149,14 +151,15 @@ class Apart:
         try:
             told = self.process.hello(FIRST * self.limit)
         except Ended as ended:
-            self.dead = True  # as it is at every import
+            self.stillborn = f"{ended}, when it is imported"  # as it is every time
             raise self._ended(ended, "on import", True) from None
         self._state(told, True, "on import")
         if told["outcome"] != "yes":
             self.dead = True
             if told.get("exits"):
                 self._act("exits", "sys.exit", True, math.nan, "on import")
-                raise KernelError(ENDED, "ends its process on import: sys.exit")
+                self.stillborn = "ends its process by sys.exit, when it is imported"
+                raise KernelError(ENDED, self.stillborn)
             raise registry.unavailable(self.kernel, shown(f"{told.get('text')}"))
         if told.get("callable") is not True:
             self.dead = True
