@@ -14,6 +14,8 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from fa_lib import BF16, Precision, Tiling, draw, kernels, round_to, wasserstein
+from fa_lib.check.apart import in_a_process
+from fa_lib.check.kernel import examine
 from fa_lib.execution.files import replacing
 from fa_lib.paths import build
 
@@ -138,6 +140,17 @@ def import_to_torchs():
     return ours / torchs, ours, torchs
 
 
+def apart_to_here(kernel="examples.my_kernel:attention"):
+    """`examine` at QUICK of a kernel in a process of its own, with the time until that is there, over the same here.
+    Run from the repository's root."""
+
+    def apart():
+        with in_a_process(kernel):
+            examine(kernel, beside=())
+
+    return ratio(apart, lambda: examine(kernel, beside=()), turns=3)
+
+
 SIZE = "N = 4096, 4 heads, d = 64, B_c = 64"
 BENCHMARKS = (
     ("tiled FA1 / its two float64 matrix products", SIZE, tiled_to_its_products, "<= 1.5"),
@@ -146,6 +159,7 @@ BENCHMARKS = (
     ("MB beyond inputs and output", "tiled FA1, N = 65,536, 1 head, d = 64, B_c = 64", long_sequence, "< 160"),
     ("round_to BF16 / float64 copy", "16.8 M values", round_to_a_copy, "<= 1.5"),
     ("scipy's wasserstein_distance / wasserstein", "10 M float32 pairs", wasserstein_to_scipy, ">= 50"),
+    ("a check of a kernel in a process of its own / in this one", "QUICK, examples.my_kernel", apart_to_here, "<= 1.3"),
     ("import fa_lib / import torch", "fastest of 5", import_to_torchs, "<= 1.3"),
 )
 

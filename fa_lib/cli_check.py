@@ -14,9 +14,12 @@ app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors,
 
 
 @contextmanager
-def told():
-    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback."""
+def told(old: Path | None = None):
+    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback. old: the
+    file of a judgement before, which goes first."""
     try:
+        if old is not None:
+            old.unlink(missing_ok=True)
         yield
     except typer.Exit:  # a RuntimeError too
         raise
@@ -75,16 +78,20 @@ def check_kernel(
     gate: GATE = False,
     device: DEVICE = "cpu",
     layout: LAYOUT = "bhsd",
+    limit: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
     It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
     carries from tile to tile, inputs that make trouble, bias, determinism. The page has all of it.
     """
-    with told():
-        from fa_lib import reports
+    with told(json_file):
+        from fa_lib.check.apart import in_a_process
 
-        report = reports.check_kernel(kernel_name(kernel), "quick" if quick else "report", out, device, layout)
+        with in_a_process(kernel_name(kernel), limit):  # it begins while the rest is imported
+            from fa_lib import reports
+
+            report = reports.check_kernel(kernel_name(kernel), "quick" if quick else "report", out, device, layout)
         _judged(report, json_file, gate)
 
 
@@ -102,7 +109,7 @@ def check_tensors(
 
     Tensors mask, causal and scale of the file are used if there are any. Nothing is loaded by pickle.
     """
-    with told():
+    with told(json_file):
         from fa_lib import reports
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
@@ -123,7 +130,7 @@ def check_model(
 
     What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
     """
-    with told():
+    with told(json_file):
         from fa_lib import reports
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}

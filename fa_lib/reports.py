@@ -13,6 +13,7 @@ import pandas as pd
 
 from fa_lib import kernels
 from fa_lib.check import tables, tensors
+from fa_lib.check.apart import LIMIT_S, in_a_process
 from fa_lib.check.attempt import message, shown
 from fa_lib.check.capture import captured
 from fa_lib.check.findings import Judgement
@@ -47,25 +48,34 @@ class Report:
 
 
 def check_kernel(
-    kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd"
-) -> Report:
+    kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
+    limit: float = LIMIT_S,
+) -> Report:  # fmt: skip
     """Judge a kernel and write its page.
 
     Args:
-        kernel: a registered kernel, or package.module:function.
+        kernel: a registered kernel, which runs here; or package.module:function, which runs in a process of its own and
+            is not imported here.
         depth: a Depth, or "quick" or "report".
         out: folder for the page; empty is build/reports.
         layout: of the kernel's tensors, of `kernels.LAYOUTS`.
+        limit: seconds that a call may take in that process.
 
     Raises:
-        ValueError: there is no such kernel, depth or layout; before anything runs.
+        ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
+            gone then too.
     """
     known("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
-    kernels.plain(kernel)
     begun = _Begun(out, kernel)
-    found = examine(kernel, depth, device)  # nothing is kept: code that the kernel calls elsewhere may have changed
+    with in_a_process(kernel, limit) as alone:
+        if alone is None:
+            kernels.plain(kernel)
+        else:
+            alone.wait()
+        found = examine(kernel, depth, device)  # nothing is kept: code that the kernel calls elsewhere may have changed
+        found |= {} if alone is None else dict(conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
     d = ", ".join(map(str, found["lengths"].head_dim.unique())) if len(found["lengths"]) else "none"
     trouble = f"inputs that make trouble: N = {depth.troubled_n}, {depth.bias_seeds} seeds"
@@ -101,6 +111,7 @@ def check_tensors(
     Raises:
         ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
     """
+    begun = _Begun(out, Path(path).stem)
     held = captured(path, fmt)
     if names is None:
         names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
@@ -109,7 +120,6 @@ def check_tensors(
             kernels.plain(name)
         elif held.o is None:
             raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
-    begun = _Begun(out, Path(path).stem)
     q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
     options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
     ran = None if held.o is None else held.o.to(device)
@@ -146,8 +156,8 @@ def check_model(
     Raises:
         ValueError: there is no such function, or it raises; an argument of Probe does not fit.
     """
-    run, probe = _function(function), Probe(names, save=save)
     begun = _Begun(out, function)
+    run, probe = _function(function), Probe(names, save=save)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same

@@ -345,7 +345,7 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
         held["passed"] is False and held["versions"]["torch"] and held["parameters"]["kernel"] == "own.mine:attention"
     )
     assert {f["what"] for f in held["findings"]} >= {"carry", "error", "outputs", "repeats"}
-    names = {"asked", "shapes", "lengths", "inputs", "sums", "repeats", "relations"}
+    names = {"asked", "shapes", "lengths", "inputs", "sums", "repeats", "relations", "rounding"}
     assert {path.stem for path in (out / "own.mine_attention").glob("*.csv")} == names
     sums = pd.read_csv(out / "own.mine_attention" / "sums.csv")
     assert len(sums) == 2 * 3 * 2 * 10  # formats, numbers of queries, sums, sizes of tiles
@@ -380,13 +380,11 @@ def test_a_strangers_text_is_never_markup_and_moves_no_cursor():
         ("fa_lib:nothing", "has no attribute 'nothing'"),
         ("fa_lib:kernels", "a module; accepted is a function"),
         ("broken_file:f", "SyntaxError"),
-        ("leaves:f", r"it cannot be had: SystemExit\(0\)"),
         ("attention", "kernel: got 'attention'; accepted are reference"),
     ],
 )  # fmt: skip
 def test_bad_words_are_refused_before_anything_runs(kernel, message, tmp_path, monkeypatch):
     (tmp_path / "broken_file.py").write_text("def f(:\n")
-    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "reports"
     with pytest.raises(ValueError, match=message):

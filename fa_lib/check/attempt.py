@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
+from fa_lib.check.worker import unusable
+
+ENDED, UNASKED = "ended", "unasked"
+FAULTS = ("wrong", "broken", ENDED)  # outcomes of a kernel that has what it was asked for, and is at fault
+
 
 class KernelError(Exception):
     """A kernel raises, or returns something that no kernel returns. As a text: a verb and its object, "raises ...".
 
     Attributes:
-        outcome: "no" (it raises) or "broken" (it returns no tensor, or one of another shape or dtype).
+        outcome: "no" (it raises), "broken" (it returns no tensor, or one of another shape or dtype), ENDED (it does
+            not come back: its process hung or ended) or UNASKED (it did not come back too often before).
     """
 
     def __init__(self, outcome: str, problem: str):
@@ -25,7 +31,7 @@ class Answer:
 
     Attributes:
         o: its output; None where it is of no use.
-        outcome: "yes", "no" (it raises) or "broken".
+        outcome: "yes", or that of a KernelError.
         problem: in words, a verb and its object; "" where there is none.
     """
 
@@ -42,20 +48,24 @@ def shown(text: str) -> str:
 def message(error: BaseException) -> str:
     """The first line of an error's own text, at most 200 characters of it."""
     try:
-        text = str(error).strip()
-    except Exception:  # an error of the stranger's that cannot even be printed
-        text = ""
-    return shown(text.split("\n")[0][:200])
+        return first_line(str(error))
+    except BaseException:  # an error of the stranger's that cannot even be printed
+        return ""
+
+
+def first_line(text: str) -> str:
+    """Of a stranger's text, at most 200 characters."""
+    return shown(text.strip().split("\n")[0][:200])
 
 
 @contextmanager
 def blamed() -> Iterator[None]:
-    """Whatever is raised inside, SystemExit included, is the kernel's: a KernelError, or one that it is already."""
+    """Whatever is raised inside, but for Ctrl-C, is the kernel's: a KernelError, or one that it is already."""
     try:
         yield
-    except KernelError:
+    except (KernelError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise KernelError("no", f"raises {shown(type(error).__name__)}: {message(error)}") from error
 
 
@@ -69,6 +79,8 @@ def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: tor
         o = fn(q, k, v, **options)
     if not isinstance(o, torch.Tensor):
         raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
+    if problem := unusable(o, q.device):
+        raise KernelError("broken", shown(problem))
     due = (*q.shape[:-1], v.shape[-1])
     if tuple(o.shape) != due or o.dtype != q.dtype:
         got = f"{o.dtype} of shape {tuple(o.shape)}"

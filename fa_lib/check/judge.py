@@ -7,8 +7,10 @@ from dataclasses import replace
 import pandas as pd
 from scipy import stats
 
+from fa_lib.check.attempt import ENDED, FAULTS, UNASKED
 from fa_lib.check.carry import LOST, carried
 from fa_lib.check.findings import Finding, Judgement, Severity, within
+from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.model import summary
 from fa_lib.check.tensors import cheapest
@@ -22,19 +24,20 @@ UNDERFLOW = 1e-3  # of a row's probability
 def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     """A kernel, by the tables of `kernel.examine`: it passes where its outputs are attention's and within the rule, and
     it carries no low precision from tile to tile. Where no error could be measured, it is not judged."""
+    conduct = tuple(of_conduct(tables.get("conduct", pd.DataFrame())))
     asked, lengths, shapes = tables["asked"], tables["lengths"], tables["shapes"]
     lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
     if not (asked.outcome == "yes").any():
-        bad = asked[asked.outcome != "no"]
-        told = (bad if len(bad) else asked).iloc[0]
+        bad, ended = asked[asked.outcome.isin(("wrong", "broken"))], asked[asked.outcome == ENDED]
+        told = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
         where = {name: told[name] for name in ("asked", "outcome", "note", "problem")}
         what = "not_attention" if len(bad) else "not_run"
-        return Judgement("kernel", kernel, (Finding(what, Severity.FAILS, where),))
+        return Judgement("kernel", kernel, (*conduct, Finding(what, Severity.FAILS, where)))
     no = list(asked.asked[asked.outcome == "no"])
     unsupported = [Finding("unsupported", Severity.NOTES, dict(asked=no))] if no else []
     if not len(lengths):
         answers = list(_answers(asked))
-        return Judgement("kernel", kernel, (*answers, Finding("only_fp64", Severity.NOTES), *unsupported))
+        return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.NOTES), *unsupported))
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
     findings = [
@@ -48,7 +51,7 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
         weak = {Severity.PASSES: Severity.NOTES}  # nothing else that holds makes a kernel pass
         findings = [replace(f, severity=weak.get(f.severity, f.severity)) for f in findings]
-    return Judgement("kernel", kernel, tuple(findings))
+    return Judgement("kernel", kernel, (*conduct, *findings))
 
 
 def judge_tensors(
@@ -171,7 +174,7 @@ def _by_queries(lengths):
 
 def _answers(asked):
     """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged."""
-    for row in asked[asked.outcome.isin(("wrong", "broken"))].itertuples():
+    for row in asked[asked.outcome.isin(FAULTS)].itertuples():
         other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)
         where = dict(asked=row.asked, head_dim=other, outcome=row.outcome, note=row.note, problem=row.problem)
         yield Finding("answer", Severity.FAILS, where)
@@ -212,7 +215,7 @@ def _row_sum(sums):
 def _problems(table):
     """A kernel that raises on inputs of a table of `kernel.measure` does not support them; anything else fails."""
     for outcome, rows in table[table.outcome != "yes"].groupby("outcome"):
-        severity = Severity.NOTES if outcome == "no" else Severity.FAILS
+        severity = Severity.NOTES if outcome in ("no", UNASKED) else Severity.FAILS
         where = _place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
         yield Finding("problem", severity, where)
 

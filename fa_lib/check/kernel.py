@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.attempt import KernelError, attempt, guarded
+from fa_lib.check.attempt import FAULTS, KernelError, attempt, guarded
 from fa_lib.check.carry import QUERIES, carried, carry
 from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
 from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, keeping, kept, outwards, truth
@@ -164,12 +164,12 @@ def contracted(kernel, device):
         for causal in (False, True):
             asked = pd.DataFrame(contract(kernel, head_dim, device, causal))
             if formats(asked):
-                faults = [other[other.outcome.isin(("wrong", "broken"))] for was, other in tried if was == causal]
+                faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
                 gradients = (asked.outcome[asked.asked == "gradients"] == "yes").any()
                 able = Ability(bool(gradients), causal, bool((asked.note == "top_left").any()))
                 return pd.concat([asked, *faults], ignore_index=True), head_dim, able
             tried.append((causal, asked))
-    telling = [asked for _, asked in tried if asked.outcome.isin(("wrong", "broken")).any()]
+    telling = [asked for _, asked in tried if asked.outcome.isin(FAULTS).any()]
     asked = (telling or [tried[0][1]])[0]
     return asked, int(asked.head_dim.iloc[0]), Ability()
 

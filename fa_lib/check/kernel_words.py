@@ -109,7 +109,7 @@ def _carry(findings):
             each = [f"{tile} keys, if it carries {fmt}" for tile, fmt in sorted(tiles.items())]
             said += f" All is lost in tiles of up to {' or '.join(each)}: this is its tile."
         if len(most.where["queries"]) < most.where["queries_of"]:
-            said += f" It does so when asked for {_listed(map(queries_in_words, most.where['queries']))} at a time."
+            said += f" It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time."
         yield Severity.FAILS, said
     elif unseen:
         where = unseen[0].where
@@ -123,13 +123,13 @@ def _carry(findings):
         most = max(findings, key=lambda f: f.number)
         said = (
             "It carries low precision from tile to tile: no. How we know: of sums of up to 4,096 terms it loses at "
-            f"most {most.number:.1f} ulp, asked for {_listed(map(queries_in_words, most.where['queries']))} at a time; "
+            f"most {most.number:.1f} ulp, asked for {listed(map(queries_in_words, most.where['queries']))} at a time; "
             "a kernel that carries BF16 or FP16, in tiles of up to 512 keys, loses 3 to hundreds."
         )
         yield Severity.PASSES, said
 
 
-def _listed(texts):
+def listed(texts: Iterable[str]) -> str:
     """ "a, b and c"."""
     *first, last = texts
     return f"{', '.join(first)} and {last}" if first else last

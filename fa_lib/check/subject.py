@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.attempt import KernelError, called, guarded
+from fa_lib.check.attempt import UNASKED, KernelError, called, guarded
 from fa_lib.check.contract import ABLE, Ability
 from fa_lib.experiments.rule import ALLOWED, yardstick
 from fa_lib.formats import BF16, FP32, FP64, Format
@@ -182,7 +182,7 @@ def cases(*names: str) -> Callable:
                 try:
                     found = measure(subject, case)
                 except KernelError as error:
-                    outcome = NOT_ASKED if error.outcome == "no" else BROKEN
+                    outcome = NOT_ASKED if error.outcome in ("no", UNASKED) else BROKEN
                     yield row | dict(outcome=outcome, problem=str(error))
                 else:
                     numbers = dict(number=found.number, limit=found.limit)

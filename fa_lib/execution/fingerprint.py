@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ def code_version(fn: Callable, cells: Iterable[dict] = (), uses: Iterable = ()) 
         uses: further functions, and paths of files, whose content counts.
 
     Raises:
-        ValueError: a text names code that cannot be imported.
+        ValueError: a text names code that is not to be found.
     """
     texts = sorted({text for cell in cells for text in _texts(cell)})
-    used = [*uses, *(_named(text) for text in texts if NAMED.fullmatch(text))]
+    named = [_named(text) for text in texts if NAMED.fullmatch(text)]
     paths = [Path(text) for text in texts if text.endswith(".yaml") and Path(text).is_file()]
-    held = [of_function(fn), *map(_of, used), *(path.read_text() for path in paths)]
+    held = [of_function(fn), *map(_of, uses), *named, *(path.read_text() for path in paths)]
     return digest([held, versions(), hardware("cuda" in texts)])
 
 
@@ -158,11 +159,39 @@ def _texts(value):
 
 
 def _named(text):
+    """A digest of the code that "package.module:function" names. What is not fa_lib's is a stranger's, and not imported
+    for that: the whole module counts."""
     module, function = text.split(":")
+    if module.split(".")[0] != PACKAGE.name:
+        file = _located(module)
+        if file is None:
+            raise ValueError(
+                f"kernel: got {text!r}; there is no file of that module in the current folder or on PYTHONPATH"
+            )
+        return digest(
+            [
+                text,
+                sources(file, module) if file.endswith(".py") else hashlib.sha256(Path(file).read_bytes()).hexdigest(),
+            ]
+        )
     try:
-        return getattr(importlib.import_module(module), function)
+        return of_function(getattr(importlib.import_module(module), function))
     except Exception as error:
         raise ValueError(f"kernel: got {text!r}; it cannot be imported: {error!r}") from error
+
+
+def _located(module):
+    """The file of a module that need not be imported; None where there is none."""
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded:
+        return loaded
+    places, spec, parts = None, None, module.split(".")
+    for i in range(len(parts)):  # a package's own code is not run for that
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return spec.origin
 
 
 def _of(used):

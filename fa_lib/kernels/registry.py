@@ -2,7 +2,8 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from fa_lib.kernels.eager import stepwise, unfused
@@ -62,11 +63,32 @@ def get(name: str | Callable) -> Callable:
     try:
         found = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:  # a module may end the process that imports it
-        where = "modules are looked for in the current folder and on PYTHONPATH"
-        raise ValueError(f"kernel: got {name!r}; it cannot be had: {error!r} ({where})") from error
+        raise unavailable(name, repr(error)) from error
     if not callable(found):
-        raise ValueError(f"kernel: got {name!r}, a {type(found).__name__}; accepted is a function f(q, k, v, ...)")
+        raise uncallable(name, type(found).__name__)
     return found
+
+
+def unavailable(name: str, error: str) -> ValueError:
+    """Of a kernel that cannot be imported, for that error."""
+    where = "modules are looked for in the current folder and on PYTHONPATH"
+    return ValueError(f"kernel: got {name!r}; it cannot be had: {error} ({where})")
+
+
+def uncallable(name: str, type_name: str) -> ValueError:
+    """Of a kernel's name that names something else."""
+    return ValueError(f"kernel: got {name!r}, a {type_name}; accepted is a function f(q, k, v, ...)")
+
+
+@contextmanager
+def standing_in(name: str, fn: Callable) -> Iterator[None]:
+    """In this process, and until the end, `get(name)` is fn: the function that package.module:function names is neither
+    imported nor called."""
+    register(name, fn)
+    try:
+        yield
+    finally:
+        _KERNELS.pop(name, None)
 
 
 def plain(name: str | Callable) -> Callable:

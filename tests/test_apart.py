@@ -1,0 +1,353 @@
+"""A stranger's kernel in a process of its own: whatever it does there, it is judged to the end, and told by name."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fa_lib import kernels, reports
+from fa_lib.check.apart import ENDINGS, Apart, in_a_process
+from fa_lib.check.attempt import ENDED, UNASKED, KernelError, attempt, guarded
+from fa_lib.check.conduct_words import SAY
+from fa_lib.check.findings import Severity, Verdict
+from fa_lib.check.judge import judge_kernel
+from fa_lib.check.judge_conduct import of_conduct
+from fa_lib.check.kernel import Depth, examine
+from fa_lib.check.words import in_words
+from fa_lib.cli import app
+from fa_lib.execution.fingerprint import code_version
+from fa_lib.paths import CHECKOUT
+
+TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=16)
+
+HEAD = """
+import os, random, signal, sys, time
+import numpy, torch
+import torch.nn.functional as F
+
+kept, calls = [], 0
+
+def right(q, k, v, causal=False, scale=None):
+    if q.dtype in (torch.float16, torch.float64):
+        raise NotImplementedError("in BF16 and FP32")
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+"""
+STRANGERS = {
+    "good": "def f(q, k, v): return right(q, k, v)",
+    "hangs_and_crashes": "def f(q, k, v):\n    if q.shape[-1] == 80: time.sleep(60)\n"
+                         "    if q.shape[-1] == 104: signal.raise_signal(signal.SIGSEGV)\n    return right(q, k, v)",
+    "exits": "def f(q, k, v):\n    if q.shape[-1] == 80: os._exit(0)\n    if q.shape[-1] == 104: sys.exit(0)\n"
+             "    return right(q, k, v)",
+    "hangs_always": "def f(q, k, v):\n    while True: pass",
+    "leaves_on_import": "sys.exit(0)",
+    "dies_on_import": "os._exit(0)",
+    "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
+    "changes_inputs": "def f(q, k, v):\n    o = right(q, k, v)\n    k.data[..., 0] += 1\n    return o",
+    "flaky": "def f(q, k, v):\n    o = right(q, k, v)\n    return o + 2**-4 * torch.randn_like(o) * o",
+    "leaks": "def f(q, k, v):\n    o = right(q, k, v)\n    kept.append(o.double().clone())\n    return o",
+}  # fmt: skip
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """stranger(name, text) -> "name:f", of a module that holds the text."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def written(name, text=None):
+        (tmp_path / f"{name}.py").write_text(HEAD + (STRANGERS[name] if text is None else text) + "\n")
+        return f"{name}:f"
+
+    yield written
+    assert not [name for name in sys.modules if (tmp_path / f"{name}.py").exists()]  # never imported here
+
+
+def draw(d=16, n=8):
+    return [*torch.randn(3, 1, 2, n, d, generator=torch.Generator().manual_seed(0))]
+
+
+def right(q, k, v, **options):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def judged(name, limit=60.0):
+    with in_a_process(name, limit) as fn:
+        tables = examine(name, TINY, beside=())
+        return judge_kernel(name, tables | dict(conduct=fn.conduct()))
+
+
+def found(judgement, what):
+    return [finding for finding in judgement.findings if finding.what == what]
+
+
+def test_what_crosses_has_the_same_bits_there_and_back(stranger):
+    name = stranger("crossing", """
+def f(q, k, v, *, sinks, window=None, return_lse=False):
+    if return_lse:
+        return right(q, k, v), q.sum(-1), "more"
+    if window:
+        raise ValueError(q.stride(), q.storage_offset(), q.data_ptr() - k.data_ptr(), window)
+    return right(q, k, v) * sinks[:, None, None]
+""")  # fmt: skip
+    both = torch.randn(1, 8, 4, 16)
+    q, k, v = (
+        both[..., 2:].transpose(1, 2),
+        both[..., :14].transpose(1, 2),
+        torch.randn(1, 4, 8, 1).expand(-1, -1, -1, 14),
+    )
+    sinks = torch.tensor([2.0, 3.0, 4.0, 5.0], requires_grad=True)
+    with in_a_process(name) as fn:
+        assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "sinks", "window", "return_lse"]
+        with pytest.raises(KernelError, match=r"raises ValueError: \(\(512, 16, 64, 1\), 2, 8, \(3, 0\)\)"):
+            fn(q, k, v, sinks=sinks, window=(3, 0))
+        o, sums = fn(q, k, v, sinks=sinks, return_lse=True)
+        assert torch.equal(o, right(q, k, v)) and torch.equal(sums, q.sum(-1))
+        given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        dO = torch.randn(1, 4, 8, 14)
+        ours, theirs = (kernel(*given, sinks=sinks) for kernel in (
+            fn, lambda q, k, v, sinks: right(q, k, v) * sinks[:, None, None]))  # fmt: skip
+        pairs = zip(*(torch.autograd.grad(o, (*given, sinks), dO) for o in (ours, theirs)))
+        assert torch.equal(ours, theirs) and all(torch.equal(a, b) for a, b in pairs)
+
+
+ENDS = {
+    "hangs_and_crashes": {
+        "hangs": "It hangs: no answer within 1 s, in 1 call (the first: call, (2, 2, 256, 80)",
+        "crashes": "It crashes: SIGSEGV, in 1 call",
+    },
+    "exits": {"exits": "It ends its process: with exit code 0 and sys.exit, in 2 calls"},
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_kernel_that_does_not_always_come_back_is_judged_to_the_end(name, stranger):
+    """The rest is judged: its errors are measured, and it carries nothing."""
+    judgement = judged(stranger(name), limit=1.0)
+    for what, said in ENDS[name].items():
+        assert [f.severity for f in found(judgement, what)] == [Severity.FAILS] and said in in_words(judgement)
+    assert judgement.verdict == Verdict.FAILS
+    assert judgement.carries == () and found(judgement, "error")[0].severity == Severity.PASSES
+
+
+def test_after_three_hangs_the_rest_is_not_asked(stranger):
+    begun = time.monotonic()
+    judgement = judged(stranger("hangs_always"), limit=0.2)
+    assert time.monotonic() - begun < 60 and judgement.verdict == Verdict.FAILS
+    assert found(judgement, "hangs")[0].where["times"] == ENDINGS and found(judgement, "unasked")
+    assert "It could not be run: asked for BF16 it does not answer within 1 s." in in_words(judgement)
+
+
+HABITS = [  # what a call does beside its work; findings
+    ("pass", []),
+    ("torch.softmax = F.softmax", [("state", Severity.FAILS, ["torch.softmax"])]),
+    ("torch.Tensor.__matmul__ = lambda a, b: b", [("state", Severity.FAILS, ["Tensor.__matmul__"])]),
+    ("torch.set_default_dtype(torch.float64)", [("state", Severity.FAILS, ["the default dtype"])]),
+    ("torch.set_flush_denormal(True)", [("state", Severity.FAILS, ["flushing of denormal numbers"])]),
+    ("torch.set_grad_enabled(False)", [("state", Severity.FAILS, ["grad mode"])]),
+    ("torch.set_num_threads(7)", [("state", Severity.FAILS, ["the number of threads"])]),
+    ("torch.use_deterministic_algorithms(True)", [("state", Severity.FAILS, ["deterministic algorithms"])]),
+    ("torch.rand(1)", [("draws", Severity.NOTES, ["torch's random numbers"])]),
+    ("random.random(), numpy.random.rand()", [
+        ("draws", Severity.NOTES, ["numpy's random numbers", "Python's random numbers"])]),
+]  # fmt: skip
+
+
+def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
+    chosen = "".join(f"    if q.shape[-2] == {i + 1}: {text}\n" for i, (text, _) in enumerate(HABITS))
+    threads = torch.get_num_threads()
+    with in_a_process(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
+        for i, (text, due) in enumerate(HABITS):
+            fn.acts.clear()
+            assert attempt(fn, *draw(n=i + 1)).outcome == "yes"
+            told = list(of_conduct(fn.told()))
+            assert [(each.what, each.severity, each.where["details"]) for each in told] == due, text
+            assert all(words for each in told for _, words in SAY[each.what]([each]))
+    assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
+    assert torch.get_num_threads() == threads
+
+
+def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of_this_process(stranger):
+    def f(q, k, v):
+        if q.dtype in (torch.float16, torch.float64):
+            raise NotImplementedError("in BF16 and FP32")
+        return right(q, k, v)
+
+    f.__qualname__ = "f"  # as it is in messages
+    kernels.register("right one", f)
+    with in_a_process(stranger("good")) as fn:
+        there = examine("good:f", TINY, beside=())
+        assert not len(fn.conduct())
+    here = examine("right one", TINY, beside=())
+    for table in ("asked", "lengths", "inputs", "shapes", "sums"):
+        ours, theirs = (tables[table].drop(columns="kernel", errors="ignore") for tables in (there, here))
+        pd.testing.assert_frame_equal(ours, theirs)
+
+
+def test_what_changes_its_inputs_fails_by_that_name(stranger):
+    judgement = judged(stranger("changes_inputs"))
+    assert judgement.verdict == Verdict.FAILS and "asked for BF16 it changes its inputs: k" in in_words(judgement)
+
+
+def test_a_flaky_kernel_fails_and_draws(stranger):
+    judgement = judged(stranger("flaky"))
+    assert judgement.verdict == Verdict.FAILS and found(judgement, "draws")
+    assert found(judgement, "repeats")[0].number == TINY.runs
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
+    for name, calls in (("leaks", 28), ("good", 60)):
+        with in_a_process(stranger(name)) as fn:
+            for _ in range(calls):
+                fn(*draw(64, 512))
+            leaks = [finding for finding in of_conduct(fn.conduct()) if finding.what == "leaks"]
+        if name == "good":
+            assert not leaks
+        else:  # it keeps an output in FP64, 512 KB; the output itself, 256 KB, may lie between those that are kept
+            assert leaks[0].severity == Severity.FAILS and 2**19 <= leaks[0].number <= 2**19 + 2**18
+
+
+ANSWERS = {
+    "torch.zeros(1).expand(10**7, 10**7)": "far more than is due",
+    "o.to_sparse()": "returns a tensor of layout torch.sparse_coo",
+    "o.to('meta')": "returns a tensor on meta, where one on cpu is due",
+    "torch._neg_view(o)": "returns a conjugate or negated view",
+    "o.as_subclass(type('Own', (torch.Tensor,), {}))": "returns Own, a class of its own",
+    "[]": "returns list, where a tensor is due",
+    "[object()]": "returns list, where a tensor is due",
+    "exec('raise type(chr(7) + chr(200), (BaseException,), dict(__str__=lambda _: 1 / 0))()')": r"raises \x07È: ",
+    "(_ for _ in ()).throw(KeyboardInterrupt('no'))": "raises KeyboardInterrupt: no",
+    "exec('raise ValueError(chr(0xd800) + chr(13) * 2 + chr(27))')": r"raises ValueError: \ud800\r\r\x1b",
+}
+
+
+def test_hostile_answers_are_broken_in_words(stranger):
+    chosen = "".join(f"    if q.shape[-2] == {i + 1}: return {text}\n" for i, text in enumerate(ANSWERS))
+    with in_a_process(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
+        for i, problem in enumerate(ANSWERS.values()):
+            answer = attempt(fn, *draw(n=i + 1))
+            assert answer.o is None and problem in answer.problem
+        assert attempt(fn, *draw(n=64)).outcome == "yes" and not len(fn.conduct())
+
+
+def test_answers_that_are_none_end_the_process_and_not_the_judge(stranger):
+    """A kernel that finds the socket and speaks for the worker, or closes it."""
+    text = """
+def f(q, k, v):
+    line = {8: b'[]', 9: b'{"number": 1, "outcome": "yes", "state": []}', 10: b'x' * 2**21, 11: None}[q.shape[-2]]
+    os.write(int(sys.argv[1]), line + b'\\n') if line else os.close(int(sys.argv[1]))
+    return right(q, k, v)
+"""
+    for n in (8, 9, 10, 11):
+        with in_a_process(stranger("speaks", text), limit=5) as fn:
+            answer = attempt(fn, *draw(n=n))
+            assert answer.outcome == ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
+
+
+def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(stranger):
+    text = "def f(q, k, v):\n    if q.shape[-2] == 9: os._exit(1)\n    return right(q, k, v)"
+    given = [x.requires_grad_() for x in draw()]
+    with in_a_process(stranger("graphs", text)) as fn:
+        o = guarded(fn)(*given)
+        assert attempt(fn, *draw(n=9)).problem == "ends its process with exit code 1"
+        with pytest.raises(KernelError, match="its process ended before"):
+            torch.autograd.grad(o.sum(), given)
+        for _ in range(ENDINGS - 1):
+            attempt(fn, *draw(n=9))
+        assert attempt(fn, *draw()).outcome == UNASKED
+
+
+@pytest.mark.parametrize("name, how", [("leaves_on_import", "with sys.exit"), ("dies_on_import", "with exit code 0")])
+def test_a_module_that_ends_its_process_fails_the_gate(name, how, stranger, tmp_path):
+    """The old page and the old record are gone, the new ones say it, and the exit code is not the stranger's."""
+    old, record = tmp_path / f"{name}_f.html", tmp_path / "record.json"
+    for path in (old, record):
+        path.write_text("passes")
+    done = CliRunner().invoke(
+        app, ["check", "kernel", stranger(name), "--quick", "--gate", "--out", f"{tmp_path}", "--json", f"{record}"]
+    )
+    assert done.exit_code == 1 and f"It ends its process: {how}, when it was imported." in done.output
+    assert "It could not be run: asked for BF16 it ends its process" in done.output and "not made" not in done.output
+    assert json.loads(record.read_text())["verdict"] == "fails" and 'class="verdict fails"' in old.read_text()
+
+
+def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):
+    report = reports.check_kernel(stranger("prints"), TINY, tmp_path)
+    assert report.judgement.passed and "bytes on stdout" in in_words(report.judgement)
+    assert "javascript" not in report.page.read_text() + capfd.readouterr().out
+    stranger("prints", "def g(): pass")
+    with pytest.raises(ValueError, match="cannot be had: AttributeError"):
+        reports.check_kernel("prints:f", TINY, tmp_path)
+    assert not report.page.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a call that keeps Python's lock outlives its parent")
+def test_nothing_is_left_when_the_parent_is_killed_or_the_kernel_has_children(stranger, tmp_path):
+    text = f"""
+def f(q, k, v):
+    child = os.fork()
+    with open({str(tmp_path / "pids")!r}, "a") as file:
+        file.write(f"{{os.getpid()}} ")
+    if q.shape[-2] == 8 or not child: time.sleep(100)
+    return right(q, k, v)
+"""
+    pids = tmp_path / "pids"
+    with in_a_process(stranger("forks", text)) as fn:
+        assert attempt(fn, *draw(n=7)).outcome == "yes"
+    waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
+    pids.unlink()
+    script = "import torch; from fa_lib.check.apart import Apart; Apart('forks:f')(*torch.ones(3, 1, 2, 8, 16))"
+    paths = os.pathsep.join([f"{tmp_path}", f"{CHECKOUT}"])
+    parent = subprocess.Popen([sys.executable, "-c", script], env=os.environ | dict(PYTHONPATH=paths))
+    waited_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    waited_for(lambda: not living(pids))
+
+
+def living(pids):
+    return [pid for pid in pids.read_text().split() if os.path.exists(f"/proc/{pid}") and not ended(pid)]
+
+
+def ended(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def waited_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_strangers_source_counts_and_is_not_run_for_that(stranger, tmp_path):
+    own = right
+    (tmp_path / "inside").mkdir()
+    for path in ("inside/__init__.py", "inside/deep.py"):
+        (tmp_path / path).write_text("raise SystemExit(0)\n")
+    versions = [code_version(own, [dict(kernel=name)]) for name in ("inside.deep:f", stranger("dies_on_import"))]
+    (tmp_path / "inside" / "deep.py").write_text("raise SystemExit(1)\n")
+    versions.append(code_version(own, [dict(kernel="inside.deep:f")]))
+    assert len(set(versions)) == 3 and not {"inside", "inside.deep"} & set(sys.modules)
+    with pytest.raises(ValueError, match="kernel: got 'inside.nothing:f'; there is no file of that module"):
+        code_version(own, [dict(kernel="inside.nothing:f")])
+
+
+def test_built_in_kernels_stay_here_and_words_are_checked(stranger):
+    with in_a_process("flash") as fn:
+        assert fn is None
+    with pytest.raises(ValueError, match="limit: got 0; accepted are seconds"):
+        Apart("good:f", 0)
+    with in_a_process(stranger("good") + "@bshd") as fn, in_a_process("good:f") as same:
+        q, k, v = draw()
+        o = kernels.plain("good:f@bshd")(*(x.transpose(1, 2) for x in (q, k, v)))
+        assert same is fn and torch.equal(o.transpose(1, 2), right(*(x.contiguous() for x in (q, k, v))))
+    assert "good:f" not in kernels.available()
