@@ -5,7 +5,7 @@ own model and inputs in its place."""
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fa_lib.check.judge import judge_model
+from fa_lib.check.judge_captured import judge_model
 from fa_lib.check.model import Probe
 from fa_lib.check.words import in_words
 from fa_lib.execution.files import replacing

@@ -17,7 +17,8 @@ from fa_lib.check.apart import LIMIT_S, in_a_process
 from fa_lib.check.attempt import message, shown
 from fa_lib.check.capture import captured
 from fa_lib.check.findings import Judgement
-from fa_lib.check.judge import judge_kernel, judge_model, judge_tensors
+from fa_lib.check.judge import judge_kernel
+from fa_lib.check.judge_captured import judge_model, judge_tensors
 from fa_lib.check.kernel import DEPTHS, Depth, examine
 from fa_lib.check.model import Probe
 from fa_lib.check.report import Section, page

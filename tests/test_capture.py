@@ -12,7 +12,7 @@ from torch import nn
 from fa_lib import BF16, draw, kernels, reports
 from fa_lib.check import tensors as capture
 from fa_lib.check.capture import captured
-from fa_lib.check.judge import judge_model
+from fa_lib.check.judge_captured import judge_model
 from fa_lib.check.model import Probe
 from fa_lib.check.skipped import Why
 from fa_lib.check.words import in_words

@@ -20,7 +20,7 @@ from fa_lib import BF16, kernels, reports
 from fa_lib.check import tensors as capture
 from fa_lib.check.findings import Severity
 from fa_lib.check.huggingface import register_with_transformers
-from fa_lib.check.judge import judge_model
+from fa_lib.check.judge_captured import judge_model
 from fa_lib.check.model import Probe
 from fa_lib.check.skipped import Why
 from fa_lib.check.words import in_words

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fa_lib import BF16, FP16, FP32, draw, kernels, reports
 from fa_lib.check import tensors as capture
-from fa_lib.check.judge import flags, judge_tensors
+from fa_lib.check.judge_captured import flags, judge_tensors
 from fa_lib.check.words import in_words
 from fa_lib.plots.tensors_report import RISKS, tensors_report
 

@@ -1,6 +1,5 @@
-"""From the tables of a check to findings: what holds, where, by what number and limit. No sentence is written here."""
+"""From the tables of a kernel's check to findings: what holds, where, by what number and limit. It writes no sentence."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,13 +11,10 @@ from fa_lib.check.carry import LOST, carried
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
-from fa_lib.check.model import summary
-from fa_lib.check.tensors import cheapest
 from fa_lib.experiments.rule import ALLOWED, CALLS
 
 EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
 SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
-UNDERFLOW = 1e-3  # of a row's probability
 
 
 def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
@@ -54,83 +50,12 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     return Judgement("kernel", kernel, (*conduct, *findings))
 
 
-def judge_tensors(
-    names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]],
-    about: Mapping[str, str] | None = None,
-) -> Judgement:  # fmt: skip
-    """Captured tensors: they pass where the first of the named kernels is within the rule on every head.
-
-    Args:
-        risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
-        about: of the Capture.
-    """
-    findings = []
-    for name in names:
-        rows, judged = far[far.kernel == name], name == names[0]
-        bad = rows[rows.outcome != "yes"]
-        if len(bad):
-            where = dict(kernel=name, outcome=bad.outcome.iloc[0], problem=bad.problem.iloc[0])
-            findings.append(Finding("refused", Severity.FAILS if judged else Severity.NOTES, where))
-            continue
-        worst = rows.loc[rows.times_max.idxmax()]
-        where = dict(kernel=name, head=int(worst["head"]), heads=len(risky))
-        severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
-        findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
-    if about and "layer" in about:
-        findings.append(Finding("captured", Severity.NOTES, dict(about)))
-    for what, heads in flags(risky).items():
-        if heads:
-            findings.append(Finding(what, Severity.NOTES, dict(heads=heads)))
-    for base, rows in better.items():
-        found = cheapest(rows)
-        where = dict(base=base, change=found and found["change"])
-        findings.append(Finding("change", Severity.NOTES, where, found and found["times_less"]))
-    return Judgement("tensors", names[0], tuple(findings))
-
-
-def judge_model(
-    subject: str, table: pd.DataFrame, baseline: str = "baseline", skipped: Mapping[tuple[str, str], int] | None = None,
-    nonfinite: Mapping | None = None,
-) -> Judgement:  # fmt: skip
-    """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
-    within the rule, as times Baseline's largest, and no call held a NaN or an infinity.
-
-    Args:
-        baseline, skipped, nonfinite: of the Probe.
-    """
-    found, findings = summary(table, baseline), []
-    if nonfinite:
-        where = {name: nonfinite[name] for name in ("model", "step", "layer", "call", "tensor") if name in nonfinite}
-        findings.append(Finding("nonfinite", Severity.FAILS, where))
-    for (model, layer), row in found.iterrows():
-        for kernel, times in row.items():
-            where = dict(model=model, layer=layer, kernel=kernel)
-            judged = kernel == "ran" and not math.isnan(times)
-            severity = within(times, ALLOWED["o"]) if judged else Severity.NOTES
-            findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
-    if not any(finding.what == "layer_error" and finding.severity != Severity.NOTES for finding in findings):
-        findings.insert(0, Finding("nothing_compared", Severity.FAILS))
-    for (kernel, why), count in dict(skipped or {}).items():
-        findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))
-    return Judgement("model", subject, tuple(findings))
-
-
 def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float, float]:
     """Mean and confidence interval (Student's t) of one number per seed; NaNs are dropped."""
     values = values.dropna()
     mean, error = values.mean(), values.sem()
     half = error * stats.t.ppf((1 + level) / 2, len(values) - 1) if len(values) > 1 else float("nan")
     return mean, mean - half, mean + half
-
-
-def flags(risky: pd.DataFrame) -> dict[str, list[int]]:
-    """Findings of a table of `tensors.risks` -> the heads they hold for: "biased_output" (several keys attain the
-    maximum, and V has mostly one sign), "one_signed" (V alone), "underflow" (of P, above UNDERFLOW)."""
-    bias = (risky.repeated > 0.01) & (risky.one_sided > 0.5)
-    found = dict(
-        biased_output=bias, one_signed=(risky.one_sided > 0.5) & ~bias, underflow=risky.mass > UNDERFLOW
-    )  # fmt: skip
-    return {what: risky["head"][heads].tolist() for what, heads in found.items()}
 
 
 def _carry(sums):
