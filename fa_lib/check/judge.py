@@ -1,4 +1,4 @@
-"""From the tables of a kernel's check to findings: what holds, where, by what number and limit. It writes no sentence."""
+"""From the tables of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
 
 from collections.abc import Mapping
 from dataclasses import replace
