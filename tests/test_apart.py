@@ -203,15 +203,17 @@ def test_a_flaky_kernel_fails_and_draws(stranger):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
-    for name, calls in (("leaks", 28), ("good", 60)):
+    for name in ("leaks", "good"):
         with in_a_process(stranger(name)) as fn:
-            for _ in range(calls):
+            for _ in range(60):
                 fn(*draw(64, 512))
             leaks = [finding for finding in of_conduct(fn.conduct()) if finding.what == "leaks"]
         if name == "good":
             assert not leaks
-        else:  # it keeps an output in FP64, 512 KB; the output itself, 256 KB, may lie between those that are kept
-            assert leaks[0].severity == Severity.FAILS and 2**19 <= leaks[0].number <= 2**19 + 2**18
+        else:  # it keeps an output in FP64, 512 KB; the output itself, 256 KB, may lie between those that are kept, and
+            scratch = 2**21 / leaks[0].where["times"]  # memory of a call may be held at one end of the calls alone
+            assert leaks[0].severity == Severity.FAILS
+            assert 2**19 - scratch <= leaks[0].number <= 2**19 + 2**18 + scratch
 
 
 ANSWERS = {
@@ -288,7 +290,7 @@ def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stra
     assert not report.page.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a call that keeps Python's lock outlives its parent")
+@pytest.mark.skipif(sys.platform != "linux", reason="whether a process lives is read from /proc")
 def test_nothing_is_left_when_the_parent_is_killed_or_the_kernel_has_children(stranger, tmp_path):
     text = f"""
 def f(q, k, v):

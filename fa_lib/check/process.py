@@ -23,6 +23,7 @@ from torch import Tensor
 from fa_lib.check import worker
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # two processes, one of which always waits: none may do so on a core
+GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors
 START_S = 300.0  # until Python and torch are there
 GOODBYE_S = 2.0  # to end by itself
@@ -58,12 +59,15 @@ class Process:
         self.printed = dict(stdout=0, stderr=0)
         self.socket, theirs = socket.socketpair()
         ending, self.lifeline = os.pipe()
-        given = (theirs.fileno(), ending, self.inbox, self.outbox)
+        given = (theirs.fileno(), self.inbox, self.outbox)
         command = [sys.executable, "-P", "-u", worker.__file__, *map(str, given)]
         self.process = subprocess.Popen(
             command, pass_fds=given, env=os.environ | ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
+            stderr=subprocess.PIPE, process_group=0,
         )  # fmt: skip
+        self.guard = subprocess.Popen(
+            GUARD, stdin=ending, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=self.process.pid
+        )
         theirs.close()
         os.close(ending)
         self.readers = [threading.Thread(target=self._count, args=(name,), daemon=True) for name in self.printed]
@@ -179,6 +183,7 @@ class Process:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.guard.wait()
         for reader in self.readers:
             reader.join(SLICE_S)
         self.socket.close()

@@ -12,11 +12,9 @@ import json
 import os
 import pickle
 import random
-import signal
 import socket
 import struct
 import sys
-import threading
 from collections.abc import Callable
 from operator import is_
 
@@ -184,13 +182,12 @@ def parameters(fn: Callable) -> list[list] | None:
     return [[p.name, int(p.kind), p.default is not p.empty] for p in given]
 
 
-def serve(orders: int, lifeline: int, inbox: int, outbox: int) -> None:
+def serve(orders: int, inbox: int, outbox: int) -> None:
     """Import the kernel that the first order names, and answer the others until there are none.
 
     Args:
-        orders: descriptor of a socket. lifeline: of a pipe that ends when the parent does.
+        orders: descriptor of a socket. inbox, outbox: of the files of tensors.
     """
-    _end_with(lifeline)
     channel = socket.socket(fileno=orders)
     first = _next(channel)
     sys.path[:] = first["path"]
@@ -211,19 +208,6 @@ def serve(orders: int, lifeline: int, inbox: int, outbox: int) -> None:
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # what C code has printed
     os._exit(0)  # the stranger's atexit has no say
-
-
-def _end_with(lifeline):
-    """End this process, and what it started, when the parent ends: at once on Linux, elsewhere when Python gets to
-    run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-    def follow():
-        os.read(lifeline, 1)
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def _next(channel):
