@@ -134,6 +134,32 @@ def test_a_fault_at_one_head_dim_is_told_and_not_a_refusal_of_another(examined):
     assert "Asked for BF16 at head_dim 64 it changes its inputs: k." in in_words(judgement)
 
 
+class DoubleK(torch.autograd.Function):
+    """K as it is; its gradient twice as large, as where a scale is forgotten."""
+
+    @staticmethod
+    def forward(ctx, k):
+        return k.clone()
+
+    @staticmethod
+    def backward(ctx, dK):
+        return 2 * dK
+
+
+def gradient_of_k_doubled(q, k, v, causal=False, scale=None):
+    return attention(q, DoubleK.apply(k), v, causal, scale)
+
+
+def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told(examined):
+    seen, judgement = examined(gradient_of_k_doubled)
+    (wrong,) = found(judgement, "wrong_gradient")
+    assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number == pytest.approx(1, 0.1)
+    assert "dK is not attention's gradient: it is 100% off" in in_words(judgement)
+    tables = seen | dict(shapes=seen["shapes"].assign(relative=0.1, ratio=5.0, passed=seen["shapes"].tensor == "o"))
+    assert not found(judge_kernel(judgement.subject, tables), "wrong_gradient")
+    assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.NOTES
+
+
 def whole_chunks_alone(q, k, v, causal=False, scale=None):
     n = k.shape[-2] if k.shape[-2] <= 1024 else k.shape[-2] // 1024 * 1024
     return attention(q, k[..., :n, :], v[..., :n, :], causal, scale)

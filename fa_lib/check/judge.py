@@ -8,6 +8,7 @@ from scipy import stats
 
 from fa_lib.check.attempt import ENDED, FAULTS, UNASKED
 from fa_lib.check.carry import LOST, carried
+from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
@@ -160,7 +161,7 @@ def _counted(shapes):
 
 
 def _shapes(shapes):
-    """The rule over shapes and masks: outputs count, gradients are told."""
+    """The rule over shapes and masks: outputs count, gradients are told, unless they are no gradients of attention."""
     ran = shapes[shapes.outcome == "yes"] if len(shapes) else shapes
     for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
         rows = ran[ran.tensor.isin(tensors)] if len(ran) else ran
@@ -175,6 +176,11 @@ def _shapes(shapes):
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
         severity = Severity.FAILS if what == "outputs" else Severity.NOTES
         yield Finding(what, severity, where, worst.ratio, worst.allowed)
+        wrong = failed[failed.relative > FAR] if what == "gradients" else failed[:0]
+        if len(wrong):
+            worst = wrong.loc[wrong.relative.idxmax()]
+            where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
+            yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
 
 
 def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:

@@ -6,6 +6,7 @@ from fa_lib.check.findings import Finding, Severity
 from fa_lib.check.relations import RELATIONS
 from fa_lib.check.subject import BROKEN, ROUNDING
 
+NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
 SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
 NOTES = {  # of `contract`
     "causal_only": "masks causally, and only so",
@@ -202,6 +203,13 @@ def _shapes(f, at):
     )
 
 
+def _wrong_gradient(f, at):
+    return (
+        f"{NAMES[at['tensor']]} is not attention's gradient: it is {f.number:.0%} off ({at['shape']}, head_dim "
+        f"{at['head_dim']}, {at['fmt']}); accepted is up to {f.limit:.0%}."
+    )
+
+
 def _worst_input(f, at):
     return (
         f"Of the inputs that make trouble, {at['distribution']} in {at['fmt']} is the worst: its largest error there "
@@ -260,6 +268,7 @@ SAY = {
     "rounded_splits": sentence(_rounded_splits), "causal_only": sentence(_causal_only),
     "coverage": sentence(_coverage), "sum_error": sentence(_sum_error), "problem": sentence(_problem),
     "top_left": sentence(_top_left), "outputs": sentence(_shapes), "gradients": sentence(_shapes),
+    "wrong_gradient": sentence(_wrong_gradient),
     "worst_input": sentence(_worst_input), "outwards": sentence(_outwards), "repeats": sentence(_repeats),
     "rounding_mode": sentence(_rounding_mode), "relation": sentence(_relation), "relations": sentence(_relations),
     "unsupported": sentence(_unsupported),

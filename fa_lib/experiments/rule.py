@@ -91,9 +91,9 @@ def held(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> list[d
     """The rows of `rule` of one kernel. truth: of `exact`, of the same Case."""
     rows = []
     for (tensor, x), own in zip(case.results(kernels.plain(kernel)).items(), truth["baseline"].tolist()):
-        error, allowed = deviation(x, truth[tensor]).max, ALLOWED[tensor]
-        row = dict(kernel=kernel, tensor=tensor, error=error, baseline=own, ratio=over_baseline(error, own))
-        rows.append(row | dict(allowed=allowed, passed=error <= allowed * own))
+        d, allowed = deviation(x, truth[tensor]), ALLOWED[tensor]
+        row = dict(kernel=kernel, tensor=tensor, error=d.max, baseline=own, ratio=over_baseline(d.max, own))
+        rows.append(row | dict(allowed=allowed, passed=d.max <= allowed * own, relative=d.relative))
     return rows
 
 
@@ -115,7 +115,7 @@ def rule(
 
     Returns:
         rows: kernel, tensor ("o", "dq", "dk", "dv"; without `gradients` only "o"), error, baseline, ratio
-        (`metrics.over_baseline`), allowed (of ALLOWED), passed.
+        (`metrics.over_baseline`), allowed (of ALLOWED), passed, relative (of the Deviation).
 
     Raises:
         ValueError: a shape that CALLS lacks, or no such kernel.
