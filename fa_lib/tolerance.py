@@ -21,6 +21,7 @@ from fa_lib.roundings import ALGORITHMS, weights
 from fa_lib.sums import meet, parted, repeats, smallest, spread_of
 
 BLOCK = 64  # keys of a tile, where nothing is said
+PART = 16  # keys that a part of split keys has at least
 EXP = 1e-4  # relative error of the exponentials that kernels take for 16 bits: fexp_u20 of ATen, FA4's polynomials
 SHIFTS = 8  # of the numbers against the format's grid, over which an error of equal numbers is averaged
 ROUNDINGS = 5  # of O in a tile, at most: FA1's l O, P V, a P V, their sum and its division
@@ -264,5 +265,10 @@ class _Law:
         if self.p.row_sum.precision < FP32.precision:
             return carried + inside
         log = torch.log(nonzero(l))  # the parts' weights exp(L_i - L), L = m + log l
-        merged = parted(X - Y * O) * ((m + log).square() + log.square() + 4).where(m != -math.inf, 0.0)
+        fine = [
+            slice(j, j + PART) for j in range(0, v.shape[-2], PART)
+        ]  # whatever the tiles: parts may be cut elsewhere
+        apart = [meet(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
+        size = (m + log).square() + log.square() + 4
+        merged = parted(torch.stack(apart)) * size.where(m != -math.inf, 0.0)
         return carried + inside + self.variance("row_sum") * merged
