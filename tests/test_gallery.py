@@ -237,7 +237,8 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
             golden = kernels.golden(q, k, v, inputs=fmt, **options)
             assert deviation(answer.o, golden).relative < FAR, f"{fmt}, {name}"
             answered.append((fmt, name))
-    assert answered, "nothing was answered"
+    compiles = key != COMPILED or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+    assert bool(answered) == compiles
 
 
 GIVEN = {  # a library of a GPU, called by a kernel -> its module, and its function that stands in for it

@@ -76,8 +76,9 @@ def test_where_there_is_no_cast_none_is_seen():
 
 
 def test_an_exponential_that_is_not_exact_hides_ties_and_not_truncation():
-    """torch's kernel: exp(0) is 5e-5 low, so that no mean is exact."""
-    assert set(modes("flash", BF16).values()) == {"nearest"}
+    """torch's kernel: exp(0) is 5e-5 low, so that no mean is exact; without AVX2 it takes another one, which is."""
+    exact = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    assert set(modes("flash", BF16).values()) == {"nearest_even" if exact else "nearest"}
 
     def low(q, k, v, **casts):
         k = k.float() * (1 + 1e-4)  # so is a score: each P is off by up to 7e-5

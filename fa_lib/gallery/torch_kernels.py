@@ -85,6 +85,8 @@ def torch_flex_compiled(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, s
     Triton's kernel on CUDA."""
     if q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
         raise NotImplementedError("flex_attention compiled for CPU has no gradients")
+    if q.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        raise NotImplementedError("inductor compiles no flex_attention for a CPU without AVX2 (ATEN_CPU_CAPABILITY)")
     with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000):
         return _flex(_compiled(), q, k, v, causal, scale)
 
