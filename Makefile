@@ -44,12 +44,15 @@ gallery-quick: $(call has,gallery) ## the same for five of them, in a few minute
 example: $(call has,figures) ## check a model: a tiny decoder under the probe, which saves the worst call for `make report`
 	@$(PYTHON) examples/check_a_model.py
 
-test: $(call has,test) ## run every test that needs no server, the notebooks among them (nbval)
+test: $(call has,test) ## run the tests that need no server, the notebooks among them (nbval)
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-fast: $(call has,test) ## under a minute: no notebook, no training
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests --override-ini addopts=-q -n 2 --dist loadfile \
 		--ignore-glob "*/test_training*" -m "not slow"
+
+test-judge: $(call has,test) ## judge small kernels, each with a known fault or with none, and see what is found
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope --no-loadscope-reorder tests/judge
 
 test-install: $(call has,test) ## install the built wheel in an empty environment, in another folder, and judge a kernel there
 	$(PYTHON) -m pytest -s tests/install.py
@@ -129,4 +132,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean
+.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-judge test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean
