@@ -33,17 +33,17 @@ class Tolerance:
     """What an output may be.
 
     Attributes:
-        golden, bound: float64, of O's shape: |o - golden| <= bound holds for every output of a right kernel, but for
+        golden, bound: float64, of O's shape: abs(o - golden) <= bound holds for every output of a right kernel, but for
             one call in 1 / false_alarm.
-        of_row: (*lead, n_q, 1), the same for a row's error `along` golden: an error of the row sum, or a bias, is small
+        of_row: (..., n_q, 1), the same for a row's error `along` golden: an error of the row sum, or a bias, is small
             in each output, and in all of them on one side.
-        seen: (*lead, n_q, 1), whether a row sees a key; golden and bound are 0 where it does not.
+        seen: (..., n_q, 1), whether a row sees a key; golden and bound are 0 where it does not.
     """
 
-    golden: Float64[Tensor, "*lead n_q d_v"]
-    bound: Float64[Tensor, "*lead n_q d_v"]
-    of_row: Float64[Tensor, "*lead n_q 1"]
-    seen: Bool[Tensor, "*lead n_q 1"]
+    golden: Float64[Tensor, "... n_q d_v"]
+    bound: Float64[Tensor, "... n_q d_v"]
+    of_row: Float64[Tensor, "... n_q 1"]
+    seen: Bool[Tensor, "... n_q 1"]
 
     def along(self, o: Tensor) -> Float64[Tensor, "*lead n_q 1"]:
         """|(o - golden) . golden| / |golden| of each row; 0 where golden is."""
