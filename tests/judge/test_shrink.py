@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def told(test, monkeypatch, kernel=""):
 
 def run(test, kernel=""):
     """pytest on a written file, in a process of its own."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
     env |= {"KERNEL": kernel} if kernel else {}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(test)]
     return subprocess.run(command, cwd=test.parent, capture_output=True, text=True, env=env)
