@@ -27,11 +27,6 @@ def parted(apart: Tensor) -> Tensor:
     return found
 
 
-def smallest(fmt: Format) -> float:
-    """The step of a format's grid below its normal numbers."""
-    return 2.0 ** (fmt.emin - fmt.precision + 1)
-
-
 def spread_of(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
     """The standard deviation of a sum's terms over their mean, and how many there are."""
     over = terms * squares / total.square().where(total != 0, 1.0) - 1

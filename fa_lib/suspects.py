@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.check.judge import EXPLAINED
 from fa_lib.check.sampling import both
 from fa_lib.formats import BF16, FP16, FP32, FP64, Format, round_to
 from fa_lib.kernels.options import Options
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
 ALIKE = 1.5  # times as large, or as small: an error of this size
 ROWS = 32  # of one head, the worst, that mistakes are tried on
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a tile that are tried beside the declared ones

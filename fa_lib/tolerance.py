@@ -18,7 +18,7 @@ from fa_lib.kernels.options import Options, Scores
 from fa_lib.kernels.rows import by_rows, nonzero
 from fa_lib.precision import Precision
 from fa_lib.roundings import ALGORITHMS, weights
-from fa_lib.sums import meet, parted, repeats, smallest, spread_of
+from fa_lib.sums import meet, parted, repeats, spread_of
 
 BLOCK = 64  # keys of a tile, where nothing is said
 PART = 16  # keys that a part of split keys has at least
@@ -204,7 +204,7 @@ class _Law:
         """The variance of O by P's rounding, whether the row sum adds P before or after it; no more than if all err to
         one side."""
         fmt = self.p.probs
-        step = (smallest(fmt) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
+        step = (fmt.ulp(torch.zeros_like(p)) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
         s = step.square() / 3 + self.exp() ** 2 / 2
         out = meet(D.square() * s, v.square())
         centred = out - 2 * O * meet(D * W * s, v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
@@ -248,14 +248,14 @@ class _Law:
         of_o = sum(w.sum(0) for w in weights(how, U.square(), X.square(), raised, divided=True))
         of_l = sum(w.sum(0) for w in weights(how, row_sums.square(), Y.square(), raised, divided=False))
         carried = self.variance("accumulator") * of_o + self.variance("row_sum") * of_l * size
-        carried = carried + ROUNDINGS * len(cut) * (smallest(self.p.accumulator) / 2) ** 2 / 3  # of subnormal sums
+        subnormal = self.p.accumulator.ulp(torch.zeros_like(l)) / 2
+        carried = carried + ROUNDINGS * len(cut) * subnormal.square() / 3
         for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(l), "row_sum")):
             carried = carried + size * repeats(getattr(self.p, step), *spread_of(part.square().sum(0), whole, len(cut)))
         n = (W > 0).sum(-1, keepdim=True)  # keys that count
         squares, alone = meet(D.square(), v.square()), W.square().sum(-1, keepdim=True)
-        along = (
-            torch.maximum(U.square().sum(0), (O - U + X).square().sum(0)) * self.block
-        )  # first to last, last to first
+        forth, back = U.square().sum(0), (O - U + X).square().sum(0)  # tiles from the first to the last, and back
+        along = torch.maximum(forth, back) * self.block
         of_o = torch.maximum((n + 1) * (squares / 6 + size / 3), along) + squares
         of_l = (n + 1) * (alone / 6 + 1 / 3) + alone
         inside = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
@@ -265,9 +265,8 @@ class _Law:
         if self.p.row_sum.precision < FP32.precision:
             return carried + inside
         log = torch.log(nonzero(l))  # the parts' weights exp(L_i - L), L = m + log l
-        fine = [
-            slice(j, j + PART) for j in range(0, v.shape[-2], PART)
-        ]  # whatever the tiles: parts may be cut elsewhere
+        # parts may be cut elsewhere than tiles
+        fine = [slice(j, j + PART) for j in range(0, v.shape[-2], PART)]
         apart = [meet(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
         size = (m + log).square() + log.square() + 4
         merged = parted(torch.stack(apart)) * size.where(m != -math.inf, 0.0)

@@ -15,6 +15,7 @@ from fa_lib.check.contract import ABLE, Ability
 from fa_lib.experiments.rule import ALLOWED, yardstick
 from fa_lib.formats import BF16, FP32, FP64, Format
 from fa_lib.inputs import draw
+from fa_lib.kernels.options import within
 from fa_lib.precision import Precision
 
 BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
@@ -126,8 +127,7 @@ def _as_masks(q, k, v, window=None, sinks=None, mask=None, **options):
     """A call without window and sinks: a boolean mask, and one more key whose V is 0 and whose score is the sink."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
     if window is not None:
-        distance = torch.arange(n_kv, device=q.device) - torch.arange(n_kv - n_q, n_kv, device=q.device)[:, None]
-        near = (distance >= -window[0]) & (distance <= window[1])
+        near = within(n_q, n_kv, *window, q.device)
         mask = near if mask is None else mask & near
     if sinks is not None:
         added = torch.zeros(*q.shape[:-1], n_kv + 1, dtype=q.dtype, device=q.device)

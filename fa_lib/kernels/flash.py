@@ -14,7 +14,7 @@ from torch.nn.attention import (
 )
 
 from fa_lib.formats import BF16, Format, FormatLike
-from fa_lib.kernels.options import Asked, check
+from fa_lib.kernels.options import Asked, check, within
 
 BACKENDS = ("torch", "torch:FA3", "torch:FA4", "flash_attn")
 
@@ -67,12 +67,7 @@ def flash(
     own_causal = causal and n_q == n_kv and mask is None and window is None
     if window is not None or (causal and not own_causal):
         left, right = window or (None, None)
-        visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
-        right = 0 if causal else right
-        if right is not None:
-            visible = visible.tril(n_kv - n_q + right)
-        if left is not None:
-            visible = visible.triu(n_kv - n_q - left)
+        visible = within(n_q, n_kv, left, 0 if causal else right, q.device)
         if mask is None or mask.dtype == torch.bool:
             mask = visible if mask is None else mask & visible
         else:

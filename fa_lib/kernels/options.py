@@ -108,6 +108,15 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
     return asked
 
 
+def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: torch.device) -> Tensor:
+    """What a window leaves, a boolean mask (n_q, n_kv): a query sees the keys from its own - left to its own + right,
+    where the last query's own is the last key; None is no limit."""
+    visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=device)
+    if right is not None:
+        visible = visible.tril(n_kv - n_q + right)
+    return visible if left is None else visible.triu(n_kv - n_q - left)
+
+
 def _describe(x):
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 

@@ -52,7 +52,7 @@ STRANGERS = {
     "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
     "changes_inputs": "def f(q, k, v):\n    o = right(q, k, v)\n    k.data[..., 0] += 1\n    return o",
     "flaky": "def f(q, k, v):\n    o = right(q, k, v)\n    return o + 2**-4 * torch.randn_like(o) * o",
-    "leaks": "def f(q, k, v):\n    o = right(q, k, v)\n    kept.append(o.double().clone())\n    return o",
+    "leaks": "def f(q, k, v):\n    kept.append(q.new_ones(2**20))\n    return right(q, k, v)",
 }  # fmt: skip
 
 
@@ -210,10 +210,9 @@ def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
             leaks = [finding for finding in of_conduct(fn.conduct()) if finding.what == "leaks"]
         if name == "good":
             assert not leaks
-        else:  # it keeps an output in FP64, 512 KB; the output itself, 256 KB, may lie between those that are kept, and
-            scratch = 2**21 / leaks[0].where["times"]  # memory of a call may be held at one end of the calls alone
+        else:  # it keeps 4 MiB; of a call's own memory, an output of 256 KiB and the like, the system may hold some
             assert leaks[0].severity == Severity.FAILS
-            assert 2**19 - scratch <= leaks[0].number <= 2**19 + 2**18 + scratch
+            assert 0.9 * 2**22 <= leaks[0].number <= 1.25 * 2**22
 
 
 ANSWERS = {
