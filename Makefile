@@ -70,7 +70,8 @@ test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the g
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q tests/test_gallery.py tests/test_finds.py
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
-	$(PYTHON) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' $(if $(SUDO),,--allow-root) notebooks/00_explore.ipynb
+	$(PYTHON) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' $(if $(SUDO),,--allow-root) \
+		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
 
 claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew the README's table
 	@$(FA_LIB) claims --readme
