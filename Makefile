@@ -32,7 +32,7 @@ record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it c
 wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
 	@$(FA_LIB) wheelhouse --python $(PY) --source flash-attn --more xformers --more sageattention
 
-report: $(call has,core) ## KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
+report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors '$(QKV)' $(if $(FORMAT),--format '$(FORMAT)'),kernel '$(KERNEL)')
 
 gallery: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery
