@@ -32,7 +32,7 @@ record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it c
 wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
 	@$(FA_LIB) wheelhouse --python $(PY) --source flash-attn --more xformers --more sageattention
 
-report: $(call has,core) ## KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
+report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors '$(QKV)' $(if $(FORMAT),--format '$(FORMAT)'),kernel '$(KERNEL)')
 
 gallery: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery
@@ -70,7 +70,8 @@ test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the g
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q tests/test_gallery.py tests/test_finds.py
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
-	$(PYTHON) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' $(if $(SUDO),,--allow-root) notebooks/00_explore.ipynb
+	$(PYTHON) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' $(if $(SUDO),,--allow-root) \
+		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
 
 claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew the README's table
 	@$(FA_LIB) claims --readme

@@ -8,19 +8,20 @@ from typing import Annotated
 import typer
 
 from fa_lib import cli_check
-from fa_lib.cli_check import EXIT, kernel_name, told
+from fa_lib.cli_check import EXIT, KERNEL_NAMES, colored, kernel_name, told
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help=f"Is my attention kernel numerically safe?\n\n{EXIT}",
 )  # fmt: skip
+AGAIN = "the same command goes on from there"
 app.add_typer(cli_check.app, name="check")
 
 
 @app.command()
 def shrink(
     file: Annotated[Path, typer.Argument(help="a captured call, as a Probe saves it: .safetensors, .npz or .pt")],
-    kernel: Annotated[str, typer.Option(help="built-in (every_step), gallery:KEY, or package.module:function")],
+    kernel: Annotated[str, typer.Option(help=f"built-in (every_step), {KERNEL_NAMES}")],
     out: Annotated[Path | None, typer.Option(help="the test; test_<function>.py in this folder if not named")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
 ) -> None:
@@ -41,7 +42,7 @@ def shrink(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="a kernel: built-in (flash), gallery:KEY, or package.module:function")],
+    a: Annotated[str, typer.Argument(help=f"a kernel: built-in (flash), {KERNEL_NAMES}")],
     b: Annotated[str, typer.Argument(help="another, or the same with --decode")],
     on: Annotated[Path | None, typer.Option(help="captured q, k and v; drawn where no file is named")] = None,
     decode: Annotated[bool, typer.Option("--decode", help="B gets one query at a time, A the whole, causally")] = False,
@@ -79,14 +80,15 @@ def figures(
         str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="notebooks at a time")] = 1,
+    beside: Annotated[bool, typer.Option("--beside", hidden=True, help="one of several, which another counts")] = False,
 ) -> None:
     """Draw the figures: run the notebooks whose results are not up to date, through papermill.
 
     Figures and tables go to build/figures and build/data/results of the checkout, or of the current folder. Interrupted
     and started again it goes on where it was. `fa-lib publish` makes them the committed ones.
     """
-    with told():
-        from fa_lib.execution.notebook import end_as_interrupted, run_all, run_beside
+    with told(kept=f"finished notebooks and cells are kept in build/: {AGAIN}", quiet=beside):
+        from fa_lib.execution.notebook import end_as_interrupted, of_scale, progress_of, run_all, run_beside
         from fa_lib.paths import NOTEBOOKS, build
 
         end_as_interrupted()
@@ -95,13 +97,17 @@ def figures(
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = _notebooks(NOTEBOOKS, only)
+        notebooks = notebooks if only else of_scale(notebooks, scale)
         if jobs == 1:
             run_all(notebooks, scale, build(), executor=executor, say=_say)
         else:
-            options = ["--scale", scale, *(["--executor", f"{executor}"] if executor else [])]
+            options = ["--beside", "--scale", scale, *(["--executor", f"{executor}"] if executor else [])]
             python = [sys.executable, "-m", "fa_lib", "figures"]
-            if not run_beside(notebooks, jobs, lambda path: [*python, path.stem, *options]):
+            progress = progress_of(notebooks, scale, build(), jobs=jobs)
+            if not run_beside(notebooks, progress, lambda path: [*python, path.stem, *options], _say):
                 raise RuntimeError("figures: some notebooks failed, as they said above")
+        if beside:
+            return
         _say(f"figures are in {build() / 'figures'}, tables in {build() / 'data' / 'results'}")
 
 
@@ -119,9 +125,7 @@ def publish() -> None:
         if CHECKOUT is None:
             raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
         files = []
-        for path in _notebooks(NOTEBOOKS, None):
-            if notebook.parameters(path, "paper") is None:
-                continue
+        for path in notebook.of_scale(_notebooks(NOTEBOOKS, None), "paper"):
             if not notebook.is_fresh(path, "paper", build(), build()):
                 raise ValueError(
                     f"publish: {path.name} is not up to date at the scale paper; run `fa-lib figures` first"
@@ -184,7 +188,7 @@ def train(
 
     Also under torchrun and srun: torchrun --nproc-per-node 8 -m fa_lib train --device cuda --out build/flash.
     """
-    with told():
+    with told(kept=f"the last checkpoint is kept in {out}: {AGAIN}"):
         from dataclasses import replace
 
         from fa_lib.training.arm import arm_named
@@ -218,7 +222,7 @@ def record(
     What is done is not made again; a step that fails or runs out of time stops no other one. docs/gpu.md says what each
     step shows.
     """
-    with told():
+    with told(kept=f"steps that are done are kept: {AGAIN}"):
         from fa_lib.record import session
 
         session.record(step or (), device, scale, budget, out, dry_run, say=_say)
@@ -252,7 +256,7 @@ def gallery(
     What is done is not done again. All of them together renew data/gallery, docs/gallery and figures/gallery of the
     checkout. Judge one with all its tables by `fa-lib check kernel gallery:KEY`.
     """
-    with told():
+    with told(kept=f"kernels that are judged are kept in build/: {AGAIN}"):
         if list_:
             from fa_lib.gallery import catalogue
 
@@ -292,4 +296,4 @@ def _say(words):
 def main() -> None:
     """The command `fa-lib`."""
     sys.path.insert(0, os.getcwd())  # kernels and models of the reader's are found in the current folder
-    app(prog_name="fa-lib")
+    app(prog_name="fa-lib", color=colored())

@@ -1,6 +1,8 @@
 """`fa-lib check`: a kernel, captured tensors, a model; and how every command tells what it cannot do."""
 
-from contextlib import contextmanager
+import os
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +16,14 @@ app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors,
 
 
 @contextmanager
-def told(old: Path | None = None):
-    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback. old: the
-    file of a judgement before, which goes first."""
+def told(old: Path | None = None, kept: str = "nothing is kept", quiet: bool = False):
+    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback; Ctrl-C
+    with code 130.
+
+    Args:
+        old: the file of a judgement before, which goes first.
+        kept: of what is done at Ctrl-C, and how to go on. quiet: another process says that.
+    """
     try:
         if old is not None:
             old.unlink(missing_ok=True)
@@ -30,11 +37,22 @@ def told(old: Path | None = None):
         _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
     except (ValueError, OSError, RuntimeError) as error:
         _end(str(error))
+    except KeyboardInterrupt:
+        with suppress(OSError):  # the terminal may be closed
+            typer.echo("" if quiet else f"\nfa-lib: interrupted; {kept}", err=True, nl=not quiet)
+        raise typer.Exit(130) from None
 
 
 def _end(words):
     typer.echo(f"fa-lib: {words}", err=True)
     raise typer.Exit(2)
+
+
+def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Whether lines have colour: never with NO_COLOR, always with FORCE_COLOR; None where the terminal decides."""
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb" and not environ.get("FORCE_COLOR"):
+        return False
+    return True if environ.get("FORCE_COLOR") else None
 
 
 def _judged(report, json_file, gate):
@@ -48,17 +66,23 @@ def _judged(report, json_file, gate):
     if json_file is not None:
         with replacing(json_file) as path:
             path.write_text(json.dumps(report.record, indent=1) + "\n")
-    told = [headline(report.judgement), *(sentence for _, sentence in sentences(report.judgement))]
+    colors = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
+    first = typer.style(headline(report.judgement), fg=colors[report.judgement.verdict], bold=True)
+    told = [first, *(sentence for _, sentence in sentences(report.judgement))]
     typer.echo("\n".join([*told, "", str(report.page)]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
     raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
 
 
 def kernel_name(name: str) -> str:
-    """The name that `kernels.get` takes: gallery:KEY stands for fa_lib.gallery:KEY."""
-    return f"fa_lib.{name}" if name.startswith("gallery:") else name
+    """The name that `kernels.get` takes: gallery:KEY stands for fa_lib.gallery:KEY, path/to/file.py:function for
+    package.module:function."""
+    from fa_lib.check.kernel_file import module_name
+
+    return f"fa_lib.{name}" if name.startswith("gallery:") else module_name(name)
 
 
+KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, or package.module:function"
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
 GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
@@ -71,7 +95,7 @@ DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
 
 @app.command("kernel")
 def check_kernel(
-    kernel: Annotated[str, typer.Argument(help="built-in (flash), gallery:KEY, or package.module:function")],
+    kernel: Annotated[str, typer.Argument(help=f"built-in (flash), {KERNEL_NAMES}")],
     quick: Annotated[bool, typer.Option("--quick", help="a first look, in seconds instead of a minute")] = False,
     out: OUT = "",
     json_file: JSON = None,
@@ -88,10 +112,11 @@ def check_kernel(
     with told(json_file):
         from fa_lib.check.apart import in_a_process
 
-        with in_a_process(kernel_name(kernel), limit):  # it begins while the rest is imported
+        name = kernel_name(kernel)
+        with in_a_process(name, limit):  # it begins while the rest is imported
             from fa_lib import reports
 
-            report = reports.check_kernel(kernel_name(kernel), "quick" if quick else "report", out, device, layout)
+            report = reports.check_kernel(name, "quick" if quick else "report", out, device, layout)
         _judged(report, json_file, gate)
 
 

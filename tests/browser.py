@@ -94,9 +94,10 @@ def page(lab):
     """The notebook after Run All Cells, watched."""
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     assert chromium, "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"
+    (ROOT / "build").mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport=dict(width=1440, height=900))
+        page = browser.new_page(viewport=dict(width=1280, height=720), device_scale_factor=1.5)
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
@@ -105,7 +106,7 @@ def page(lab):
         for item in ("Run", "Run All Cells"):
             page.get_by_role("menuitem", name=item, exact=True).click()
         page.locator(".jp-OutputArea img").wait_for(timeout=120_000)
-        page.get_by_text("fails; ").first.wait_for(timeout=120_000)  # the last cell's first line
+        page.wait_for_timeout(1000)  # it scrolls to the panel
         page.evaluate(WATCH)
         yield page
         browser.close()
@@ -138,11 +139,92 @@ def verdict(page):
     return page.locator(".fa-verdict").inner_text().split()[0]
 
 
+def box(page, of):
+    """left, top, right, bottom of an element."""
+    return page.locator(of).first.evaluate("e => (({left, top, right, bottom}) => [left, top, right, bottom])"
+                                           "(e.getBoundingClientRect())")  # fmt: skip
+
+
+SCROLLS = """() => [...document.querySelectorAll(".jp-OutputArea, .jp-OutputArea *")].filter(e =>
+    e.clientWidth && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
+    && ["auto", "scroll"].some(kind => [getComputedStyle(e).overflowX, getComputedStyle(e).overflowY].includes(kind))
+).map(e => e.className)"""
+
+
+def test_the_whole_panel_is_in_view_after_run_all(page):
+    """At 1280 x 720, the file browser open: nothing is cut, nothing has a scrollbar; the verdict and the problem are on
+    top."""
+    left, top, right, bottom = box(page, ".jp-WindowedPanel-outer")
+    panel = box(page, ".fa-panel")
+    assert left <= panel[0] and top <= panel[1] and panel[2] <= right and panel[3] <= bottom
+    for name in (".fa-head", ".fa-problem", ".fa-kernel", ".fa-found img", ".fa-numbers", ".fa-caption"):
+        inner = box(page, f".fa-panel {name}")
+        assert panel[0] - 1 <= inner[0] and inner[2] <= panel[2] + 1 and inner[3] <= panel[3] + 1, name
+    assert page.evaluate(SCROLLS) == []
+    tops = [box(page, name)[1] for name in (".fa-head", ".fa-problem", ".fa-kernel")]
+    assert tops == sorted(tops) and box(page, ".fa-found img")[1] > tops[1]
+    assert box(page, ".fa-found img")[0] > box(page, ".fa-kernel")[2]  # the picture stands beside the controls
+
+
+def test_below_1000_pixels_the_picture_stands_above_the_controls(page):
+    page.set_viewport_size(dict(width=900, height=800))
+    page.wait_for_timeout(500)
+    assert box(page, ".fa-kernel")[1] >= box(page, ".fa-found")[3] - 1
+    assert box(page, ".fa-panel")[2] <= box(page, ".jp-WindowedPanel-outer")[2] and page.evaluate(SCROLLS) == []
+    assert box(page, ".fa-numbers")[2] <= box(page, ".fa-panel")[2] + 1
+    page.screenshot(path=ROOT / "build" / "explore_900.png")  # to be looked at
+    page.set_viewport_size(dict(width=1280, height=720))
+    page.wait_for_timeout(500)
+
+
+def test_the_file_browser_shows_the_root(page):
+    names = page.locator(".jp-DirListing-itemText").all_inner_texts()
+    assert {"Makefile", "fa_lib", "notebooks"} <= set(names)
+
+
+BUSY = """() => {  // from now on: whether "computing" was seen, and for how long the panel had worked then
+    window.busy = {shown: 0, since: 0, at: []}
+    const look = () => {
+        const working = document.querySelector(".fa-working")
+        const shown = working && getComputedStyle(document.querySelector(".fa-busy")).visibility === "visible"
+        busy.since = working ? busy.since || performance.now() : 0
+        if (shown) busy.at.push(performance.now() - busy.since)
+        requestAnimationFrame(look)
+    }
+    look()
+}"""
+
+
+def test_work_of_more_than_a_third_of_a_second_is_shown(page):
+    page.evaluate(BUSY)
+    slider(page, "N").locator(".noUi-handle").click()
+    for key, n in (("ArrowLeft", 512), ("ArrowLeft", 256), ("ArrowLeft", 128)):
+        page.keyboard.press(key)
+        wait_for(page, f"N = {n},")
+    page.wait_for_timeout(300)
+    page.evaluate("() => { busy.at = [] }")
+    choose(page, "sums in", "FP32")
+    wait_for(page, "every step, row_sum FP32, accumulator FP32;")
+    quick = page.evaluate("() => busy.at")
+    choose(page, "sums in", "BF16")
+    for n in (256, 512, 1024, 2048, 4096):
+        slider(page, "N").locator(".noUi-handle").press("ArrowRight")
+        wait_for(page, f"N = {n},")
+    slow = page.evaluate("() => busy.at")
+    assert slow and min(slow) > 250, slow
+    print(f"\ncomputing is shown from {min(slow):.0f} ms of work on; at N = 128 it was shown {len(quick)} times")
+    page.wait_for_function("() => !document.querySelector('.fa-working')")
+    assert page.locator(".fa-busy").evaluate("e => getComputedStyle(e).visibility") == "hidden"
+    for n in (2048, 1024):
+        slider(page, "N").locator(".noUi-handle").press("ArrowLeft")
+        wait_for(page, f"N = {n},")
+
+
 def test_run_all_draws_the_first_setting(page):
     assert wait_for(page, "BF16; Flash: every step; fa1, B_r = 128, B_c = 64; N = 1024, d = 64, uniform inputs, seed 0")
     assert verdict(page) == "Fails" and page.locator(".fa-numbers tr").count() == 3
-    page.locator(".jp-CodeCell").first.evaluate("cell => cell.scrollIntoView({block: 'start'})")
-    page.screenshot(path=ROOT / "build" / "explore.png")  # to be looked at
+    page.screenshot(path=ROOT / "build" / "explore_1280.png")  # to be looked at
+    page.locator(".fa-panel").screenshot(path=ROOT / "build" / "explore.png")  # figures/explore.png
 
 
 def test_sliders_redraw_at_once(page):
@@ -168,6 +250,12 @@ def test_menus_turn_the_verdict(page):
     wait_for(page, "every step, accumulator FP32;")
     assert verdict(page) == "Fails"
     choose(page, "row sum l", "FP32")
+    wait_for(page, "every step, row_sum FP32, accumulator FP32;")
+    assert verdict(page) == "Passes"
+    choose(page, "accumulator O", "BF16")
+    choose(page, "row sum l", "BF16")
+    wait_for(page, "Flash: every step;")
+    choose(page, "sums in", "FP32")
     before = len(wait_for(page, "every step, row_sum FP32, accumulator FP32;"))
     assert verdict(page) == "Passes"
     choose(page, "precision", "as shipped")

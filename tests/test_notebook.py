@@ -1,10 +1,12 @@
 """make figures: what papermill runs, refuses, leaves behind, and when it runs again."""
 
 import os
+import pty
 import shutil
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import nbformat
 import papermill
@@ -14,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib.execution import outcome
 from fa_lib.execution.files import held
-from fa_lib.execution.notebook import Refused, is_fresh, parameters, run, run_all
+from fa_lib.execution.notebook import Refused, is_fresh, of_scale, parameters, run, run_all
 from fa_lib.paths import ROOT
 
 pytestmark = pytest.mark.slow  # each starts a notebook's kernel
@@ -151,11 +153,70 @@ def test_results_on_another_file_system_are_copied_there(project):
         shutil.rmtree(there, ignore_errors=True)
 
 
-def test_what_a_scale_does_not_name_is_left_alone(project):
-    (project / "notebooks" / "scales" / "other.yaml").write_text("")
-    said = []
-    run_all([project / "notebooks" / "01_small.ipynb"], "other", project / "build", say=said.append)
-    assert said == ["01_small.ipynb is not of the scale other"] and not (project / "build").exists()
+def test_a_notebook_that_a_scale_does_not_name_is_refused_and_one_that_it_leaves_out_is_not_of_it(project):
+    write(project, "02_other")
+    both = [project / "notebooks" / f"{name}.ipynb" for name in ("01_small", "02_other")]
+    with pytest.raises(Refused, match=r"^02_other: paper.yaml does not name it; .* or under left_out$"):
+        run_all(both, "paper", project / "build", say=lambda words: None)
+    assert not (project / "build").exists()  # it is said before anything runs
+    (project / "notebooks/scales/paper.yaml").write_text("01_small: {n: 3}\nleft_out: [02_other]\n")
+    assert of_scale(both, "paper") == both[:1]
+    with pytest.raises(Refused, match="^02_other: the scale paper leaves it out; accepted are 01_small$"):
+        run(both[1], "paper", project / "build")
+    (project / "notebooks/scales/paper.yaml").write_text("01_small: {n: 3}\nleft_out: [03_gone]\n")
+    with pytest.raises(Refused, match="names the notebook '03_gone'; accepted are 01_small, 02_other"):
+        of_scale(both, "paper")
+
+
+def test_it_says_which_notebook_of_how_many_and_the_time_left(project):
+    (project / "notebooks/scales/paper.yaml").write_text("01_small: {n: 3}\n02_other: {}\n")
+    write(project, "02_other")
+    both, said = [project / "notebooks" / f"{name}.ipynb" for name in ("01_small", "02_other")], []
+    run_all(both, "paper", project / "build", say=said.append)
+    assert said[0] == "notebook 1 of 2: 01_small.ipynb at scale paper"
+    assert said[2] == "notebook 2 of 2, less than 1 min left: 02_other.ipynb at scale paper"
+    run_all(both, "paper", project / "build", say=(again := []).append)
+    assert again[0] == "notebook 1 of 2, less than 1 min left: 01_small.ipynb is up to date"
+    run_all(both[:1], "paper", project / "build", say=(alone := []).append)
+    assert alone == ["01_small.ipynb is up to date"]
+
+
+def pressed(words, cwd, when):
+    """The exit code and all that a terminal shows of a command at which Ctrl-C is pressed once it shows `when`."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.environ.pop("MAKEFLAGS", None)
+        os.execvp(words[0], words)
+    shown = b""
+    with open(terminal, "r+b", buffering=0) as keys, suppress(OSError):  # the terminal ends with an error
+        while got := keys.read(1 << 16):
+            shown += got
+            if when and when.encode() in shown:
+                keys.write(b"\x03")
+                when = ""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(tmp_path, jobs):
+    """`make figures` in a terminal, with a notebook that is done and one that runs."""
+    for name in ("fa_lib", "Makefile", "pyproject.toml"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    (tmp_path / "notebooks/scales").mkdir(parents=True)
+    (tmp_path / "notebooks/scales/paper.yaml").write_text("01_small: {n: 3}\n02_slow: {n: 3}\n")
+    write(tmp_path, "01_small")
+    write(tmp_path, "02_slow", middle="import sys, time\nprint('begun', file=sys.stderr)\ntime.sleep(100)")
+    command = [sys.executable, "-m", "fa_lib", "figures", "01_small"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    code, shown = pressed(["make", f"PYTHON={sys.executable}", "figures", f"JOBS={jobs}"], tmp_path, "begun")
+    assert code != 0
+    after = [line for line in shown[shown.index("^C") :].splitlines()[1:] if line]
+    assert after[0].startswith("fa-lib: interrupted; finished notebooks and cells are kept in build/: the same command")
+    assert len(after) == 2 and after[1].startswith("make: ***")
+    assert "Traceback" not in shown and "IPKernelApp" not in shown
+    again = subprocess.run([*command, "--scale", "paper"], cwd=tmp_path, capture_output=True, text=True)
+    assert "01_small.ipynb is up to date" in again.stdout
 
 
 def test_a_damaged_outcome_is_none(tmp_path):
@@ -187,7 +248,8 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
                    cwd=tmp_path, check=True)  # fmt: skip
     first = make(tmp_path, "figures", "JOBS=2")
     assert first.returncode == 0, first.stderr
-    assert f"figures are in {tmp_path}/build/figures" in first.stdout
+    assert first.stdout.count(f"figures are in {tmp_path}/build/figures") == 1
+    assert "\n2 of 2 notebooks are done\n" in first.stdout and "IPKernelApp" not in first.stderr
     figures = sorted(p.name for p in (tmp_path / "build/figures").iterdir())
     assert figures == [f"{n}.{s}" for n in ("figure3_precision", "figure4_golden_value") for s in ("png", "svg")]
     status = ["git", "status", "--porcelain"]

@@ -25,35 +25,60 @@ import yaml
 from fa_lib.execution import outcome
 from fa_lib.execution.files import held, replacing
 from fa_lib.execution.pools import workers
+from fa_lib.execution.progress import Progress
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
+QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
+LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 
 
 class Refused(ValueError):
     """Asked for something no notebook has."""
 
 
-def parameters(notebook: Path, scale: str) -> dict | None:
-    """The parameters of a notebook at a scale; None where the scale does not name it.
+def parameters(notebook: Path, scale: str) -> dict:
+    """The parameters of a notebook at a scale.
 
     Raises:
-        Refused: the scale, the notebook it names or one of its parameters does not exist.
+        Refused: the scale, a notebook it names or one of its parameters does not exist; the scale leaves the notebook
+            out, or does not say whether it does.
     """
-    path = notebook.parent / "scales" / f"{scale}.yaml"
+    scales, left_out = _scale(notebook.parent, scale)
+    if notebook.stem in left_out:
+        raise Refused(f"{notebook.stem}: the scale {scale} leaves it out; accepted are {', '.join(scales)}")
+    if notebook.stem not in scales:
+        raise Refused(
+            f"{notebook.stem}: {scale}.yaml does not name it; name it there with its parameters, or under {LEFT_OUT}"
+        )
+    given, accepted = scales[notebook.stem] or {}, papermill.inspect_notebook(str(notebook))
+    for name in given.keys() - accepted.keys():
+        raise Refused(f"{scale}.yaml: {notebook.stem} has no parameter {name!r}; accepted are {', '.join(accepted)}")
+    return given
+
+
+def of_scale(notebooks: Iterable[Path], scale: str) -> list[Path]:
+    """The notebooks that a scale does not leave out.
+
+    Raises:
+        Refused: as `parameters`.
+    """
+    notebooks = [*map(Path, notebooks)]
+    return [path for path in notebooks if path.stem not in _scale(path.parent, scale)[1]]
+
+
+def _scale(folder, scale):
+    """Parameters by notebook, and the notebooks that are left out."""
+    path = folder / "scales" / f"{scale}.yaml"
     if not path.exists():
         raise Refused(
             f"scale: got {scale!r}; accepted are {', '.join(sorted(p.stem for p in path.parent.glob('*.yaml')))}"
         )
     scales = yaml.safe_load(path.read_text()) or {}
-    known = {p.stem for p in notebook.parent.glob("*.ipynb")}
-    for name in scales.keys() - known:
+    left_out = scales.pop(LEFT_OUT, None) or []
+    known = {p.stem for p in folder.glob("*.ipynb")}
+    for name in sorted({*scales, *left_out} - known):
         raise Refused(f"{path.name}: names the notebook {name!r}; accepted are {', '.join(sorted(known))}")
-    if notebook.stem not in scales:
-        return None
-    given, accepted = scales[notebook.stem] or {}, papermill.inspect_notebook(str(notebook))
-    for name in given.keys() - accepted.keys():
-        raise Refused(f"{path.name}: {notebook.stem} has no parameter {name!r}; accepted are {', '.join(accepted)}")
-    return given
+    return scales, left_out
 
 
 def run(
@@ -70,7 +95,7 @@ def run(
         timeout: seconds that a cell may take.
 
     Returns:
-        the executed copy's path; None where the scale does not name the notebook, or its outcome is fresh.
+        the executed copy's path; None where its outcome is fresh.
 
     Raises:
         Refused: as `parameters`, or an executor that there is not.
@@ -82,8 +107,6 @@ def run(
     if executor not in (None, "slurm") and type(executor) is not int:
         raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
     given = parameters(notebook, scale)
-    if given is None:
-        return None
     with held(build / notebook.stem, seconds=2 * CELL_TIMEOUT):  # another `make figures` may be at it
         _failed(notebook, build).unlink(missing_ok=True)  # of an earlier run
         if is_fresh(notebook, scale, build, into):
@@ -96,8 +119,8 @@ def run(
 
 def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:
     """Whether a notebook's outcome at a scale is there, and made from what is there now."""
-    asked = parameters(notebook, scale)
-    return asked is not None and outcome.fresh(outcome_path(notebook, build), _made_from(notebook, scale, asked), into)
+    source = _made_from(notebook, scale, parameters(notebook, scale))
+    return outcome.fresh(outcome_path(notebook, build), source, into)
 
 
 def _made_from(notebook, scale, asked):
@@ -119,20 +142,42 @@ def run_all(
         RuntimeError: a notebook failed; in words, with the path of the notebook as far as it came.
         Refused: as `run`.
     """
-    for notebook in map(Path, notebooks):
+    notebooks = [*map(Path, notebooks)]
+    progress = progress_of(notebooks, scale, build, into=into)
+    for notebook in notebooks:
         name, started = notebook.name, time.monotonic()
-        if parameters(notebook, scale) is None:
-            say(f"{name} is not of the scale {scale}")
-        elif is_fresh(notebook, scale, Path(build), Path(into or build)):
-            say(f"{name} is up to date")
+        at = f"{progress.at(notebook.stem)}: " if len(notebooks) > 1 else ""
+        if progress.expected[notebook.stem] == 0:
+            say(f"{at}{name} is up to date")
         else:
-            say(f"{name} at scale {scale}")
+            say(f"{at}{name} at scale {scale}")
             _told(notebook, build, lambda: run(notebook, scale, build, into=into, executor=executor))  # noqa: B023
             say(f"{name} done in {time.monotonic() - started:.0f} s")
+        progress.done(notebook.stem, time.monotonic() - started)
 
 
-def run_beside(notebooks: list[Path], jobs: int, command: Callable[[Path], list[str]]) -> bool:
-    """Run a command for each notebook, so many at a time; those that train share their runs: one after the other.
+def progress_of(
+    notebooks: Iterable[Path], scale: str, build: Path, *, into: Path | None = None, jobs: int = 1
+) -> Progress:  # fmt: skip
+    """The Progress of a run of notebooks that has not begun: what is up to date takes no time.
+
+    Raises:
+        Refused: as `parameters`.
+    """
+
+    def seconds(path):
+        return (
+            0 if is_fresh(path, scale, Path(build), Path(into or build)) else outcome.seconds(outcome_path(path, build))
+        )
+
+    return Progress({path.stem: seconds(Path(path)) for path in map(Path, notebooks)}, jobs)
+
+
+def run_beside(
+    notebooks: list[Path], progress: Progress, command: Callable[[Path], list[str]], say: Callable = print
+) -> bool:  # fmt: skip
+    """Run a command for each notebook, as many at a time as the Progress says; those that train share their runs: one
+    after the other. After each, say how far it is.
 
     Args:
         command: of a notebook, the words of a process, which ends with this one.
@@ -149,11 +194,15 @@ def run_beside(notebooks: list[Path], jobs: int, command: Callable[[Path], list[
         for path in chain:
             if stopped.is_set():
                 return False
-            running.append(process := subprocess.Popen(command(path)))
+            started = time.monotonic()
+            running.append(process := subprocess.Popen(command(path), process_group=0))  # Ctrl-C comes here alone
             well &= process.wait() == 0
+            if not stopped.is_set():
+                progress.done(path.stem, time.monotonic() - started)
+                say(progress.ended())
         return well
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(progress.jobs) as pool:
         try:
             return all([future.result() for future in [pool.submit(follow, chain) for chain in chains]])
         except BaseException:
@@ -200,6 +249,7 @@ def _execute_on(executor, notebook, scale, given, build, into, timeout):
 def _execute(notebook, scale, given, build, into, timeout):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
     source = _made_from(notebook, scale, parameters(notebook, scale))
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
@@ -210,6 +260,7 @@ def _execute(notebook, scale, given, build, into, timeout):
             papermill.execute_notebook(
                 str(notebook), str(executed), given, cwd=str(notebook.parent), execution_timeout=timeout,
                 progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
+                extra_arguments=QUIET,
             )  # fmt: skip
         except BaseException:
             if executed.exists():
@@ -220,5 +271,5 @@ def _execute(notebook, scale, given, build, into, timeout):
         outcome.copy(files, results, into)
         with replacing(done) as temporary:
             shutil.copyfile(executed, temporary)
-        outcome.write(outcome_path(notebook, build), source, files, into)
+        outcome.write(outcome_path(notebook, build), source, files, into, time.monotonic() - started)
     return done

@@ -34,15 +34,15 @@ def made_from(notebook: Path, parameters: dict) -> str:
     return fingerprint.digest([code, parameters, used, versions(), fingerprint.hardware(gpu), recorded])
 
 
-def write(path: Path, source: str, files: Iterable[Path], into: Path) -> None:
+def write(path: Path, source: str, files: Iterable[Path], into: Path, seconds: float = 0) -> None:
     """Write the outcome of a run.
 
     Args:
-        path: of the outcome. source: of `made_from`. files: paths below the folder `into`.
+        path: of the outcome. source: of `made_from`. files: paths below the folder `into`. seconds: that it took.
     """
     held = {str(file): _checksum(Path(into) / file) for file in files}
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(dict(made_from=source, files=held), indent=1) + "\n")
+        temporary.write_text(json.dumps(dict(made_from=source, files=held, seconds=round(seconds, 1)), indent=1) + "\n")
 
 
 def fresh(path: Path, source: str, into: Path) -> bool:
@@ -51,6 +51,12 @@ def fresh(path: Path, source: str, into: Path) -> bool:
     if held is None or held["made_from"] != source:
         return False
     return all(_checksum(Path(into) / file) == checksum for file, checksum in held["files"].items())
+
+
+def seconds(path: Path) -> float | None:
+    """Those that the run of an outcome took; None where that is not known."""
+    held = (read(path) or {}).get("seconds")
+    return held if isinstance(held, (int, float)) and 0 < held < float("inf") else None
 
 
 def read(path: Path) -> dict | None:

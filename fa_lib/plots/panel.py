@@ -2,7 +2,6 @@
 
 import io
 import math
-import textwrap
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fa_lib.experiments.comparison import Found, Setting
-from fa_lib.plots.style import BASELINE, FLASH, no_minor_ticks, plain_ticks, power, styled
+from fa_lib.plots.style import BASELINE, FLASH, no_minor_ticks, plain_ticks, styled
 
 KERNELS, COLORS = {"flash": "Flash", "baseline": "Baseline"}, {"flash": FLASH, "baseline": BASELINE}
 PRECISIONS = {"every_step": "every step", "as_shipped": "as shipped", "custom": "custom"}
@@ -28,12 +27,12 @@ def described(setting: Setting) -> str:
 
 
 @styled
-def picture(setting: Setting, found: Found, title: str) -> Figure:
+def picture(setting: Setting, found: Found) -> Figure:
     """Left: each row's largest error by position. Right: all signed errors. In units of the format's roundoff u."""
     u = setting.fmt.unit_roundoff
-    figure = Figure(figsize=(7.8, 3.5), dpi=150, layout="none")  # fixed margins: finding them takes longer than drawing
+    figure = Figure(figsize=(6.6, 2.9), dpi=170, layout="none")  # fixed margins: finding them takes longer than drawing
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, gridspec_kw=dict(left=0.06, right=0.985, bottom=0.225, top=0.82, wspace=0.2))
+    left, right = figure.subplots(1, 2, gridspec_kw=dict(left=0.06, right=0.985, bottom=0.155, top=0.905, wspace=0.22))
     errors = {key: error / u for key, error in found.errors.items()}  # (n, head_dim)
     values = torch.cat([x[x.isfinite()] for x in errors.values()])
     reach = snapped(values.abs().max().item() if len(values) else 0.0)
@@ -55,17 +54,19 @@ def picture(setting: Setting, found: Found, title: str) -> Figure:
     low = 10 ** math.floor(math.log10(drawn.min() / 2)) if len(drawn) else reach / 100
     left.set(yscale="log", xlim=(0, setting.n), ylim=(low, 2 * reach), xlabel="position of the query")
     right.set(yscale="log", xlim=(-reach, reach), ylim=(0.7 / found.errors["flash"].numel(), 1))
-    left.set_title("largest |O − golden value| of each row, in u")
-    right.set(title="share of outputs by O − golden value, in u", xlabel="signed error (u)")
+    left.set_title("largest error of each row, in u")
+    right.set(title="share of outputs by error, in u", xlabel="signed error (u)")
     for ax in (left, right):
         no_minor_ticks(ax.yaxis)
         plain_ticks(ax.yaxis)
         ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
-    marks = f"Points: rows; lines: means of {setting.n // GROUPS} rows"
-    caption = textwrap.fill(f"u = {power(setting.fmt)}. {marks}. {described(setting)}.", width=150)
-    figure.text(0.01, 0.015, caption, fontsize=7, color="#555555")
     return figure
+
+
+def caption(setting: Setting) -> str:
+    """What the picture shows, in a line or two of HTML."""
+    marks = f"Points: rows; lines: means of {setting.n // GROUPS} rows"
+    return f"Error: O − golden value, u = 2<sup>−{setting.fmt.precision}</sup>. {marks}. {described(setting)}."
 
 
 def snapped(x: float) -> float:
@@ -75,9 +76,9 @@ def snapped(x: float) -> float:
 
 
 @styled
-def png(setting: Setting, found: Found, title: str) -> bytes:
+def png(setting: Setting, found: Found) -> bytes:
     """The picture as bytes of a PNG file, which says in its `Description` what it shows."""
     file = io.BytesIO()
     shown = {"Description": described(setting)}
-    picture(setting, found, title).canvas.print_png(file, metadata=shown, pil_kwargs=dict(compress_level=1))
+    picture(setting, found).canvas.print_png(file, metadata=shown, pil_kwargs=dict(compress_level=1))
     return file.getvalue()

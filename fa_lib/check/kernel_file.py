@@ -1,0 +1,41 @@
+"""A kernel that is named by its file, path/to/file.py:function, as the module that it is."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ACCEPTED = "accepted is path/to/file.py:function"
+
+
+def module_name(kernel: str) -> str:
+    """package.module:function of a kernel that is named by its file; any other name as it is.
+
+    The folder that the module is imported from goes to the front of sys.path, which a kernel's own process is given. It
+    is the file's, or the one around its packages. Nothing is imported.
+
+    Raises:
+        ValueError: there is no such file or no function is named, it can be no module, or Python finds another module
+            of its name.
+    """
+    file, _, function = kernel.rpartition(":")
+    if kernel.endswith(".py"):
+        raise ValueError(f"kernel: got {kernel!r}, a file without a function; {ACCEPTED}")
+    if not file.endswith(".py"):
+        return kernel
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise ValueError(f"kernel: got {kernel!r}; there is no file {file}; {ACCEPTED}")
+    folder, parts = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        folder, parts = folder.parent, [folder.name, *parts]
+    if not all(map(str.isidentifier, parts)):
+        raise ValueError(f"kernel: got {kernel!r}; {'.'.join(parts)} is no name of a module: rename the file or folder")
+    first = folder / parts[0]
+    own = {first.with_suffix(".py"), first / "__init__.py"}
+    spec = find_spec(parts[0])
+    if spec is None or spec.origin is None:
+        sys.path.insert(0, str(folder))
+    elif Path(spec.origin).resolve() not in own:
+        where = spec.origin if spec.has_location else "Python's own"
+        raise ValueError(f"kernel: got {kernel!r}; there is another module {parts[0]}, {where}: rename the file")
+    return f"{'.'.join(parts)}:{function}"

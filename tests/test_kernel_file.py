@@ -1,0 +1,102 @@
+"""A kernel named by its file, path/to/file.py:function, in every command that takes a kernel."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fa_lib.check.kernel_file import module_name
+from fa_lib.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def command(*words, cwd):
+    """`fa-lib` in a process of its own, for which this checkout is on the path and no kernel is."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
+    return subprocess.run([sys.executable, "-m", "fa_lib", *words], cwd=cwd, capture_output=True, text=True, env=env)
+
+
+def module(folder, name, text):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+HELPER = "from torch.nn.functional import scaled_dot_product_attention as attend\n"
+KERNEL = "import helper\ndef f(q, k, v, causal=False):\n    return helper.attend(q, k, v, is_causal=causal)\n"
+
+
+@pytest.fixture
+def kernel_file(tmp_path):
+    """A folder that is not on any path, with a kernel in a file that imports another one of the folder."""
+    module(tmp_path / "its", "helper.py", HELPER)
+    module(tmp_path / "its", "mine.py", KERNEL)
+    return tmp_path
+
+
+def test_a_kernel_in_a_file_runs_with_its_folder_on_the_path_of_its_own_process(kernel_file):
+    module(kernel_file / "its", "no.py", "import helper\ndef f(q, k, v):\n    raise ValueError(helper.__name__)\n")
+    done = command("check", "kernel", "its/no.py:f", "--quick", "--gate", "--out", "made", cwd=kernel_file)
+    assert done.returncode == 1 and done.stdout.startswith("no:f fails"), done.stderr
+    assert "raises ValueError: helper" in done.stdout and (kernel_file / "made" / "no_f.html").exists()
+
+
+def test_a_kernel_in_a_file_is_compared(kernel_file):
+    done = command("compare", "its/mine.py:f", "flash", "--n", "64", cwd=kernel_file)
+    assert done.returncode == 0 and done.stdout.startswith("A is mine:f, B is flash."), done.stderr
+
+
+def test_a_kernel_in_a_file_is_shrunk(kernel_file):
+    save_file(
+        {name: torch.randn(1, 2, 16, 8, generator=torch.manual_seed(0)) for name in "qkv"},
+        kernel_file / "c.safetensors",
+    )
+    module(kernel_file / "its", "wrong.py", KERNEL + "    \ndef g(q, k, v):\n    return 2 * f(q, k, v)\n")
+    done = command("shrink", "c.safetensors", "--kernel", "its/wrong.py:g", cwd=kernel_file)
+    assert done.returncode == 0 and "The error of wrong:g" in done.stdout, done.stderr
+    words = [sys.executable, "-m", "pytest", "-q", "test_g.py"]
+    env = os.environ | {"PYTHONPATH": str(kernel_file / "its")}
+    written = subprocess.run(words, cwd=kernel_file, capture_output=True, text=True, env=env)
+    assert written.returncode == 1 and "times what a right kernel may have" in written.stdout
+
+
+@pytest.fixture
+def path(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_a_file_is_the_module_that_it_is(kernel_file, path):
+    assert module_name("flash") == "flash" and module_name("a.b:f") == "a.b:f"
+    assert module_name(f"{kernel_file}/its/mine.py:f@bshd") == "mine:f@bshd" and sys.path[0] == f"{kernel_file}/its"
+    before = [*sys.path]
+    assert module_name(f"{kernel_file}/its/mine.py:f") == "mine:f" and sys.path == before
+    module(kernel_file / "around" / "pack" / "age", "__init__.py", "")
+    module(kernel_file / "around" / "pack", "__init__.py", "")
+    module(kernel_file / "around" / "pack" / "age", "deep.py", KERNEL)
+    assert module_name(f"{kernel_file}/around/pack/age/deep.py:f") == "pack.age.deep:f"
+    assert sys.path[0] == f"{kernel_file}/around"
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("its/mine.py", "a file without a function; accepted is path/to/file.py:function"),
+        ("its/gone.py:f", "there is no file .*gone.py"),
+        ("its/a-b.py:f", "a-b is no name of a module"),
+        ("its/random.py:f", "there is another module random, .*random.py: rename the file"),
+        ("its/sys.py:f", "there is another module sys, Python's own: rename the file"),
+        ("other/mine.py:f", "there is another module mine, .*its.mine.py: rename the file"),
+    ],
+)
+def test_a_file_that_would_be_another_module_is_refused(kernel_file, path, name, message):
+    for each in ("a-b.py", "random.py", "sys.py"):
+        module(kernel_file / "its", each, KERNEL)
+    module(kernel_file / "other", "mine.py", KERNEL)
+    module_name(f"{kernel_file}/its/mine.py:f")
+    before = [*sys.path]
+    with pytest.raises(ValueError, match=message):
+        module_name(f"{kernel_file}/{name}")
+    assert sys.path == before
