@@ -9,6 +9,7 @@ import typer
 
 from fa_lib import cli_check
 from fa_lib.cli_check import EXIT, kernel_name, told
+from fa_lib.paths import PACKAGE, other_checkout
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -291,5 +292,9 @@ def _say(words):
 
 def main() -> None:
     """The command `fa-lib`."""
+    if other_checkout(Path.cwd()):
+        words = f"{PACKAGE} would run in {Path.cwd()}, which holds an fa_lib of its own"
+        print(f"fa-lib: {words}; accepted there is `python -m fa_lib`", file=sys.stderr)
+        sys.exit(2)
     sys.path.insert(0, os.getcwd())  # kernels and models of the reader's are found in the current folder
     app(prog_name="fa-lib")

@@ -19,3 +19,9 @@ STYLE = PACKAGE / "plots" / "paper.mplstyle"
 def build() -> Path:
     """The folder of what is made anew: build/ of the checkout, or of the current folder."""
     return (CHECKOUT or Path.cwd()) / "build"
+
+
+def other_checkout(folder: Path) -> bool:
+    """Whether a folder is a checkout of fa_lib that is not the one which runs."""
+    own = folder / "fa_lib" / "__init__.py"
+    return (folder / "pyproject.toml").is_file() and own.is_file() and own.resolve().parent != PACKAGE

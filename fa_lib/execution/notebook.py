@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import nbformat
 import papermill
 import yaml
 
 from fa_lib.execution import outcome
 from fa_lib.execution.files import held, replacing
 from fa_lib.execution.pools import workers
+from fa_lib.execution.same_code import refuse_another_fa_lib
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 
@@ -200,6 +202,7 @@ def _execute_on(executor, notebook, scale, given, build, into, timeout):
 def _execute(notebook, scale, given, build, into, timeout):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
+    refuse_another_fa_lib(notebook.parent, _kernel(notebook))
     source = _made_from(notebook, scale, parameters(notebook, scale))
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
@@ -222,3 +225,7 @@ def _execute(notebook, scale, given, build, into, timeout):
             shutil.copyfile(executed, temporary)
         outcome.write(outcome_path(notebook, build), source, files, into)
     return done
+
+
+def _kernel(notebook):
+    return nbformat.read(notebook, as_version=4).metadata.get("kernelspec", {}).get("name", "python3")
