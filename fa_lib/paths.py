@@ -21,7 +21,9 @@ def build() -> Path:
     return (CHECKOUT or Path.cwd()) / "build"
 
 
-def other_checkout(folder: Path) -> bool:
-    """Whether a folder is a checkout of fa_lib that is not the one which runs."""
+def other_checkout(folder: Path) -> str:
+    """In words, that a folder is a checkout of fa_lib which is not the one that runs; "" where it is not."""
     own = folder / "fa_lib" / "__init__.py"
-    return (folder / "pyproject.toml").is_file() and own.is_file() and own.resolve().parent != PACKAGE
+    if not (folder / "pyproject.toml").is_file() or not own.is_file() or own.resolve().parent == PACKAGE:
+        return ""
+    return f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own; accepted there is `python -m fa_lib`"
