@@ -37,9 +37,11 @@ def figures(
     """
     with told():
         from fa_lib.execution.notebook import end_as_interrupted, run_all, run_beside
+        from fa_lib.execution.parent import end_with_parent
         from fa_lib.paths import NOTEBOOKS, build
 
         end_as_interrupted()
+        end_with_parent()
         # OpenMP's threads spin while they wait: two notebooks at once would take each other's cores, and run 20 times
         # slower than one after the other
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

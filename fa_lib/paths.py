@@ -13,7 +13,7 @@ NOTEBOOKS = ROOT / "notebooks"
 PUBLISHED = ROOT / "data" / "published.csv"
 RESULTS = ROOT / "data" / "results"
 RECORDED = ROOT / "data" / "recorded"
-STYLE = PACKAGE / "plots" / "paper.mplstyle"
+STYLE = ["default", PACKAGE / "plots" / "paper.mplstyle"]  # for matplotlib: over nothing of the reader's
 
 
 def build() -> Path:

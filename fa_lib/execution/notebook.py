@@ -23,7 +23,7 @@ import nbformat
 import papermill
 import yaml
 
-from fa_lib.execution import outcome
+from fa_lib.execution import outcome, parent
 from fa_lib.execution.files import held, replacing
 from fa_lib.execution.pools import workers
 from fa_lib.execution.same_code import refuse_another_fa_lib
@@ -151,7 +151,8 @@ def run_beside(notebooks: list[Path], jobs: int, command: Callable[[Path], list[
         for path in chain:
             if stopped.is_set():
                 return False
-            running.append(process := subprocess.Popen(command(path)))
+            own = os.environ | {parent.NAME: str(os.getpid())}
+            running.append(process := subprocess.Popen(command(path), env=own))
             well &= process.wait() == 0
         return well
 
@@ -166,9 +167,11 @@ def run_beside(notebooks: list[Path], jobs: int, command: Callable[[Path], list[
 
 
 def end_as_interrupted() -> None:
-    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it."""
+    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it. What is ignored, as the
+    closed terminal under `nohup`, stays so."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def _told(notebook, build, work):
@@ -202,6 +205,8 @@ def _execute_on(executor, notebook, scale, given, build, into, timeout):
 def _execute(notebook, scale, given, build, into, timeout):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
+    for left in build.glob(f"{notebook.stem}.*/"):  # by a run that was killed: this one holds the notebook
+        shutil.rmtree(left, ignore_errors=True)
     refuse_another_fa_lib(notebook.parent, _kernel(notebook))
     source = _made_from(notebook, scale, parameters(notebook, scale))
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name

@@ -58,7 +58,7 @@ def read(path: Path) -> dict | None:
     try:
         held = json.loads(Path(path).read_text())
         return held if isinstance(held["files"], dict) and "made_from" in held else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

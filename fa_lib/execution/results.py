@@ -67,10 +67,10 @@ def save(
 
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as `path`.png and `path`.svg. Without dates and versions inside, the same data on the same machine
-    gives the same bytes."""
-    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
-        with replacing(Path(f"{path}{suffix}")) as temporary, plt.style.context(STYLE):
-            figure.savefig(temporary, metadata=metadata)
+    gives the same bytes, whatever the reader's matplotlibrc and backend."""
+    for kind, backend, metadata in (("png", "agg", {"Software": None}), ("svg", "svg", {"Date": None})):
+        with replacing(Path(f"{path}.{kind}")) as temporary, plt.style.context(STYLE):
+            figure.savefig(temporary, metadata=metadata, backend=backend)
 
 
 def recorded(name: str) -> dict[str, pd.DataFrame]:
