@@ -123,17 +123,17 @@ clean: ## remove the environment and everything built; committed results and fig
 	python3 -m venv .venv
 
 .venv/.core: EXTRAS :=
-.venv/.figures: EXTRAS := [notebooks,train]
-.venv/.test: EXTRAS := [notebooks,train,test]
-.venv/.browser: EXTRAS := [notebooks,train,test,browser]
-.venv/.cluster: EXTRAS := [notebooks,train,test,cluster]
-.venv/.docs: EXTRAS := [docs]
-.venv/.%: pyproject.toml requirements.lock | .venv/bin/python
-	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.$(EXTRAS)'
+.venv/.figures: EXTRAS := notebooks,train
+.venv/.test: EXTRAS := notebooks,train,test
+.venv/.browser: EXTRAS := notebooks,train,test,browser
+.venv/.cluster: EXTRAS := notebooks,train,test,cluster
+.venv/.docs: EXTRAS := docs
+.venv/.%: pyproject.toml requirements.hashes install_locked.py | .venv/bin/python
+	.venv/bin/python install_locked.py '$(EXTRAS)'
 	@touch $@
 
 .venv/.gallery: fa_lib/gallery/requirements.txt .venv/.figures # beside requirements.lock, in the same environment
-	.venv/bin/python -m pip install --quiet --constraint requirements.lock --requirement $<
+	.venv/bin/python install_locked.py notebooks,train $<
 	@touch $@
 
 /usr/bin/chromium:

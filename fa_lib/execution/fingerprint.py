@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -201,7 +201,7 @@ def _sha(path):
     return hashlib.sha256(_text(path).encode()).hexdigest()
 
 
-def _texts(value):
+def _texts(value) -> Iterator[str]:
     """The texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
