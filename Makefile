@@ -7,21 +7,31 @@ SHELL := /bin/bash
 PYTHON ?= .venv/bin/python
 SCALE ?= paper
 PY ?= 3.12
+ifneq (,$(findstring :,$(CURDIR)))
+$(error $(CURDIR): a colon in the path is two folders to Python; move the checkout)
+endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+# What the reader gives is data: a recipe has it from the environment, and neither make nor the shell expands it.
+GIVEN := SCALE EXECUTOR JOBS PY KERNEL QKV FORMAT KILLS SEEDS CHROMIUM
 
 FA_LIB = $(PYTHON) -m fa_lib
 NOTEBOOKS := $(wildcard notebooks/[0-9]*.ipynb)
 OWN := $(filter .venv/bin/python,$(PYTHON))
 has = $(if $(OWN),.venv/.$1)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
-CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome))
+ifeq ($(origin CHROMIUM),undefined)
+CHROMIUM := $(firstword $(shell command -v chromium chromium-browser google-chrome) /usr/bin/chromium)
+endif
+$(foreach name,$(GIVEN),$(eval override $(name) := $$(value $(name))))
+export $(GIVEN)
 SLURM := $(shell command -v slurmctld)
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (JOBS=2: two at a time; EXECUTOR=slurm: on a cluster)
-	@$(FA_LIB) figures --scale $(SCALE) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(JOBS),--jobs $(JOBS))
+	@FA_LIB_PARENT=$$PPID $(FA_LIB) figures --scale="$$SCALE" $(if $(EXECUTOR),--executor="$$EXECUTOR") $(if $(JOBS),--jobs="$$JOBS")
 
 publish: figures ## make the figures and tables of build/ the committed ones, and renew the README's ledger
 	@$(FA_LIB) publish
@@ -30,10 +40,10 @@ record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it c
 	@$(FA_LIB) record
 
 wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
-	@$(FA_LIB) wheelhouse --python $(PY) --source flash-attn --more xformers --more sageattention
+	@$(FA_LIB) wheelhouse --python="$$PY" --source flash-attn --more xformers --more sageattention
 
 report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
-	@$(FA_LIB) check $(if $(QKV),tensors '$(QKV)' $(if $(FORMAT),--format '$(FORMAT)'),kernel '$(KERNEL)')
+	@$(FA_LIB) check $(if $(QKV),tensors $(if $(FORMAT),--format="$$FORMAT") -- "$$QKV",kernel -- "$$KERNEL")
 
 gallery: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery
 	@$(FA_LIB) gallery
@@ -54,23 +64,26 @@ test-fast: $(call has,test) ## under a minute: no notebook, no training
 test-judge: $(call has,test) ## judge small kernels, each with a known fault or with none, and see what is found
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope --no-loadscope-reorder tests/judge
 
+test-attacks: $(call has,test) ## try again what broke: damage, stale numbers, hostile files and settings
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope --no-loadscope-reorder tests/attacks
+
 test-install: $(call has,test) ## install the built wheel in an empty environment, in another folder, and judge a kernel there
 	$(PYTHON) -m pytest -s tests/install.py
 
-test-browser: $(call has,browser) $(if $(CHROMIUM),,/usr/bin/chromium) ## test `make lab` in a real browser, Chromium
-	CHROMIUM=$(or $(CHROMIUM),/usr/bin/chromium) $(PYTHON) -m pytest -s tests/browser.py
+test-browser: $(call has,browser) $(if $(wildcard $(CHROMIUM)),,/usr/bin/chromium) ## test `make lab` in a real browser, Chromium
+	$(PYTHON) -m pytest -s tests/browser.py
 
 test-cluster: $(call has,cluster) $(if $(SLURM),,/usr/sbin/slurmctld) ## test sweeps, training and notebooks on a Slurm of two nodes, started on this machine
 	$(PYTHON) -m pytest tests/cluster
 
 test-faults: $(call has,test) ## kill, fill and damage at random, and count what is lost; KILLS=200 writes docs/reliability.md
-	$(PYTHON) tests/faults.py $(if $(KILLS),--kills $(KILLS))
+	$(PYTHON) tests/faults.py $(if $(KILLS),--kills="$$KILLS")
 
 test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q tests/test_gallery.py tests/test_finds.py
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
-	$(PYTHON) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' $(if $(SUDO),,--allow-root) \
+	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
 		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
 
 claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew the README's table
@@ -80,7 +93,7 @@ bench: $(call has,test) ## measure what is promised of speed, each as a ratio in
 	@$(FA_LIB) bench
 
 mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels and two other judges, 20 draws, into docs/mutants.md (SEEDS=5: fewer)
-	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds $(SEEDS))
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds="$$SEEDS")
 
 mutants-quick: $(call has,test) ## every second kernel, one draw, our judge alone, in a few minutes
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge --quick
@@ -111,17 +124,17 @@ clean: ## remove the environment and everything built; committed results and fig
 	python3 -m venv .venv
 
 .venv/.core: EXTRAS :=
-.venv/.figures: EXTRAS := [notebooks,train]
-.venv/.test: EXTRAS := [notebooks,train,test]
-.venv/.browser: EXTRAS := [notebooks,train,test,browser]
-.venv/.cluster: EXTRAS := [notebooks,train,test,cluster]
-.venv/.docs: EXTRAS := [docs]
-.venv/.%: pyproject.toml requirements.lock | .venv/bin/python
-	.venv/bin/python -m pip install --quiet --constraint requirements.lock --editable '.$(EXTRAS)'
+.venv/.figures: EXTRAS := notebooks,train
+.venv/.test: EXTRAS := notebooks,train,test
+.venv/.browser: EXTRAS := notebooks,train,test,browser
+.venv/.cluster: EXTRAS := notebooks,train,test,cluster
+.venv/.docs: EXTRAS := docs
+.venv/.%: pyproject.toml requirements.hashes install_locked.py | .venv/bin/python
+	.venv/bin/python install_locked.py '$(EXTRAS)'
 	@touch $@
 
 .venv/.gallery: fa_lib/gallery/requirements.txt .venv/.figures # beside requirements.lock, in the same environment
-	.venv/bin/python -m pip install --quiet --constraint requirements.lock --requirement $<
+	.venv/bin/python install_locked.py notebooks,train $<
 	@touch $@
 
 /usr/bin/chromium:
@@ -133,4 +146,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-judge test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean
+.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fa_lib import cli_check
-from fa_lib.cli_check import EXIT, KERNEL_NAMES, colored, kernel_name, told
+from fa_lib import cli_captured, cli_check
+from fa_lib.cli_check import EXIT, colored, told
+from fa_lib.paths import other_checkout
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -16,58 +17,7 @@ app = typer.Typer(
 )  # fmt: skip
 AGAIN = "the same command goes on from there"
 app.add_typer(cli_check.app, name="check")
-
-
-@app.command()
-def shrink(
-    file: Annotated[Path, typer.Argument(help="a captured call, as a Probe saves it: .safetensors, .npz or .pt")],
-    kernel: Annotated[str, typer.Option(help=f"built-in (every_step), {KERNEL_NAMES}")],
-    out: Annotated[Path | None, typer.Option(help="the test; test_<function>.py in this folder if not named")] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
-) -> None:
-    """Make a captured call at which a kernel fails as small as it still fails, and write it as a pytest file.
-
-    A kernel fails where it raises, where its output is not finite, or further from the golden value than a right
-    kernel's may be. Heads, queries, keys and head_dim are cut. The file holds the tensors and needs torch alone.
-    """
-    with told():
-        from fa_lib import shrink as shrinking
-
-        name = kernel_name(kernel)
-        found = shrinking.shrink(name, file, device)
-        out = out or Path(f"test_{name.rpartition(':')[2]}.py")
-        shrinking.write(found, out, device)
-        _say(f"{shrinking.in_words(found)}\nLeft: {shrinking.sizes_in_words(found)}\n{out}")
-
-
-@app.command()
-def compare(
-    a: Annotated[str, typer.Argument(help=f"a kernel: built-in (flash), {KERNEL_NAMES}")],
-    b: Annotated[str, typer.Argument(help="another, or the same with --decode")],
-    on: Annotated[Path | None, typer.Option(help="captured q, k and v; drawn where no file is named")] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="B gets one query at a time, A the whole, causally")] = False,
-    fmt: Annotated[str, typer.Option("--format", help="of the inputs: BF16 (of drawn ones), FP16, FP32")] = "",
-    n: Annotated[int, typer.Option(min=1, help="keys of drawn inputs")] = 1024,
-    distribution: Annotated[str, typer.Option(help="of drawn inputs: normal, uniform, peaked, ...")] = "normal",
-    json_file: Annotated[Path | None, typer.Option("--json", help="file for the numbers, with versions")] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
-) -> None:
-    """Why do two kernels disagree? Their errors, their difference, and which change of one gives the other.
-
-    For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode.
-    """
-    with told():
-        import json
-
-        from fa_lib import compare as comparing
-        from fa_lib.execution.files import replacing
-
-        question = comparing.Question(on, fmt, distribution, n, decode=decode, device=device)
-        found = comparing.compare(kernel_name(a), kernel_name(b), question)
-        if json_file is not None:
-            with replacing(json_file) as path:
-                path.write_text(json.dumps(found.record(), indent=1) + "\n")
-        _say("\n".join(comparing.in_words(found)))
+app.add_typer(cli_captured.app)
 
 
 @app.command()
@@ -89,9 +39,11 @@ def figures(
     """
     with told(kept=f"finished notebooks and cells are kept in build/: {AGAIN}", quiet=beside):
         from fa_lib.execution.notebook import end_as_interrupted, of_scale, progress_of, run_all, run_beside
+        from fa_lib.execution.parent import end_with_parent
         from fa_lib.paths import NOTEBOOKS, build
 
         end_as_interrupted()
+        end_with_parent()
         # OpenMP's threads spin while they wait: two notebooks at once would take each other's cores, and run 20 times
         # slower than one after the other
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -206,6 +158,8 @@ def train(
         result = run.train(spec, out, progress=True)
         loss, seconds = result["losses"][-1], result["seconds"]
         typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
+        if result["status"] != "done":
+            raise RuntimeError(f"{result['status']}: what was before is in {out}")
 
 
 @app.command()
@@ -295,5 +249,8 @@ def _say(words):
 
 def main() -> None:
     """The command `fa-lib`."""
+    if words := other_checkout(Path.cwd()):
+        print(f"fa-lib: {words}", file=sys.stderr)
+        sys.exit(2)
     sys.path.insert(0, os.getcwd())  # kernels and models of the reader's are found in the current folder
     app(prog_name="fa-lib", color=colored())

@@ -91,6 +91,7 @@ LAYOUT = Annotated[
     typer.Option(help="of its tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"),
 ]
 DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
+ALLOW_LARGE = Annotated[bool, typer.Option("--allow-large", help="read files of more than 2 GiB of tensors")]
 
 
 @app.command("kernel")
@@ -129,6 +130,7 @@ def check_tensors(
     json_file: JSON = None,
     gate: GATE = False,
     device: DEVICE = "cpu",
+    allow_large: ALLOW_LARGE = False,
 ) -> None:
     """Judge captured Q, K and V: which heads are risky, how far kernels are on them, which change would help.
 
@@ -138,7 +140,7 @@ def check_tensors(
         from fa_lib import reports
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        report = reports.check_tensors(file, fmt, out, device=device, **names)
+        report = reports.check_tensors(file, fmt, out, device=device, allow_large=allow_large, **names)
         _judged(report, json_file, gate)
 
 

@@ -39,6 +39,7 @@ class Question:
         fmt, distribution, n, head_dim, heads, seed: of drawn inputs; fmt rounds those of a file, too, "" does not.
         decode: A gets the whole call, causally; B each query alone, with the keys up to its own.
         device: torch's.
+        allow_large: as of `inputs.tensors`.
 
     Raises:
         ValueError: the file cannot be read, or a name is not known.
@@ -53,6 +54,7 @@ class Question:
     seed: int = 0
     decode: bool = False
     device: str = "cpu"
+    allow_large: bool = False
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, dict[str, Any], dict[str, str]]:
         """q, k, v (batch, heads, sequence, head_dim) on the device; options; where they were captured."""
@@ -61,7 +63,7 @@ class Question:
             shape = (1, self.heads, self.n, self.head_dim)
             found = [fmt(x).to(fmt.dtype) for x in draw(self.distribution, self.seed, shape)]
         else:
-            held = captured(self.on, str(self.fmt))
+            held = captured(self.on, str(self.fmt), self.allow_large)
             found, options, about = [held.q, held.k, held.v], dict(held.options), held.about
         q, k, v = (x[(None,) * (4 - x.ndim)].flatten(0, -4).to(self.device) for x in found)
         if "mask" in options:

@@ -214,7 +214,9 @@ def _in_slices(kernel, x, out, args):
         list(pool.map(lambda s: kernel(x[s], out[s], *args), slices))
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+# Compiled anew in each process, in half a second: numba's cache on disk carries no checksum, and of flipped bits in it
+# some round wrongly in silence.
+@numba.njit(nogil=True, error_model="numpy")
 def _nearest(x, out, shift, low, high, largest, over):
     # Adding and subtracting c = 1.5 * 2**(e + 53 - precision), e the exponent of x held to the normal range,
     # leaves x rounded at its last kept bit by the adder's own round-to-nearest-even: normal and subnormal alike.
@@ -229,7 +231,7 @@ def _nearest(x, out, shift, low, high, largest, over):
         out[i] = np.copysign(r, x[i])
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@numba.njit(nogil=True, error_model="numpy")
 def _directed(x, out, draw, stochastic, bits_kept, quantum_limits, ends):
     (low, high), (largest, over) = quantum_limits, ends
     bits = x.view(np.int64)

@@ -1,5 +1,6 @@
 """Q, K, V: drawn from a seed by distribution, or read from a file."""
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib.formats import FP32
+
+LARGE = 2 << 30  # bytes of tensors
 
 
 def _uniform(rng, shape):
@@ -110,17 +113,22 @@ def load(path: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     return held["q"], held["k"], held["v"]
 
 
-def tensors(path: str | Path) -> dict[str, Tensor]:
+def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
     """The tensors of a file that holds q, k and v: .safetensors, .npz, or .pt without pickle.
+
+    Args:
+        allow_large: read more than LARGE bytes too. Sizes are looked at before anything is unpacked.
 
     Returns:
         dict of name -> tensor, in the file's dtype.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file's kind, content or a missing name, with the path.
+        ValueError: the file's kind, content, size or a missing name, with the path.
     """
     path = Path(path)
+    if not allow_large and path.exists():
+        _refuse_large(path, _unpacked(path))
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -143,7 +151,24 @@ def tensors(path: str | Path) -> dict[str, Tensor]:
         ) from error
     if not isinstance(held, dict) or not all(isinstance(x, torch.Tensor) for x in held.values()):
         raise ValueError(f"{path}: holds {type(held).__name__}; accepted are named tensors, q, k and v among them")
+    if not allow_large:  # of few numbers in a file a view may make many
+        _refuse_large(path, sum(x.numel() * x.element_size() for x in held.values()))
     for name in "qkv":
         if name not in held:
             raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(held)}; q, k and v are needed")
     return held
+
+
+def _refuse_large(path, size):
+    if size > LARGE:
+        words = f"accepted are {LARGE / 2**30:g} GiB; --allow-large (allow_large=True) reads it all the same"
+        raise ValueError(f"{path}: holds {size / 2**30:.1f} GiB of tensors; {words}")
+
+
+def _unpacked(path):
+    """The bytes that a file takes in memory, as it says itself: those that are unpacked of a zip file, such as .npz."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError):
+        return path.stat().st_size

@@ -13,9 +13,17 @@ NOTEBOOKS = ROOT / "notebooks"
 PUBLISHED = ROOT / "data" / "published.csv"
 RESULTS = ROOT / "data" / "results"
 RECORDED = ROOT / "data" / "recorded"
-STYLE = PACKAGE / "plots" / "paper.mplstyle"
+STYLE = ["default", PACKAGE / "plots" / "paper.mplstyle"]  # for matplotlib: over nothing of the reader's
 
 
 def build() -> Path:
     """The folder of what is made anew: build/ of the checkout, or of the current folder."""
     return (CHECKOUT or Path.cwd()) / "build"
+
+
+def other_checkout(folder: Path) -> str:
+    """In words, that a folder is a checkout of fa_lib which is not the one that runs; "" where it is not."""
+    own = folder / "fa_lib" / "__init__.py"
+    if not (folder / "pyproject.toml").is_file() or not own.is_file() or own.resolve().parent == PACKAGE:
+        return ""
+    return f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own; accepted there is `python -m fa_lib`"

@@ -100,12 +100,13 @@ def check_kernel(
 
 def check_tensors(
     path: str | Path, fmt: str = "", out: str | Path = "",
-    names: tuple[str, ...] | None = None, device: str = "cpu",
+    names: tuple[str, ...] | None = None, device: str = "cpu", allow_large: bool = False,
 ) -> Report:  # fmt: skip
     """Judge captured tensors and write their page.
 
     Args:
-        path: of a .safetensors, .npz or .pt file, as `tensors.read` takes it; fmt: to round them to first.
+        path: of a .safetensors, .npz or .pt file, as `tensors.read` takes it; fmt: to round them to first;
+            allow_large: as there.
         names: kernels; the first is judged. None: the kernel that ran where the file holds its output, else torch's;
             and FELLOWS beside it.
 
@@ -113,7 +114,7 @@ def check_tensors(
         ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
     """
     begun = _Begun(out, Path(path).stem)
-    held = captured(path, fmt)
+    held = captured(path, fmt, allow_large)
     if names is None:
         names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
     for name in names:

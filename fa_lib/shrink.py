@@ -148,7 +148,9 @@ def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -
     return items
 
 
-def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) -> Shrunk:
+def shrink(
+    kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3, allow_large: bool = False
+) -> Shrunk:  # fmt: skip
     """The smallest heads, then queries, keys and head_dim of a captured call at which a kernel's failure stays.
 
     Where the call is causal with as many queries as keys, one query is asked alone, without a mask, with the keys that
@@ -156,7 +158,7 @@ def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) 
     differ, and that would be another failure.
 
     Args:
-        kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path: as `capture.captured`.
+        kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path, allow_large: as of `capture.captured`.
         rounds: of all axes, until none gets smaller.
 
     Raises:
@@ -165,7 +167,7 @@ def shrink(kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3) 
     fn = kernels.get(kernel)
     if kernels.emulates(fn):
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
-    call = _needed(captured(path))
+    call = _needed(captured(path, allow_large=allow_large))
     first = failure(fn, call, device)
     if first.kind == "right":
         limit = "twice Baseline's, or what roundings of P and of the output can come to where that is more"

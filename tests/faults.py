@@ -223,14 +223,43 @@ Python {platform.python_version()}, {versions}, {platform.system()} on {os.cpu_c
 ## What guards what
 
 - Every file is written beside its place and renamed when it is complete (`fa_lib.execution.files.replacing`). A kill
-  may leave a hidden file beside it, which nothing reads.
-- A sweep's cell holds the SHA-256 of its content. A cell that does not fit it is computed again.
-- `resume.ckpt` ends with its SHA-256, since `torch.load` lets most flipped bits through; a weights file holds that of
-  its tensors, `run.json` that of its content. One that does not fit is refused: the message names the file and what to
-  remove, and then that run starts anew.
-- A training run holds its folder; another one in it is refused. Workers end when their parent is gone; a sweep that
-  loses a worker ends with an error and keeps its finished cells.
+  may leave a hidden file beside it, which nothing reads. A notebook's folder `build/<notebook>.<random>/` that a kill
+  left is removed when that notebook runs again.
+- A training run holds its folder; another one in it is refused. A notebook that another `make figures` runs is waited
+  for. Workers end when their parent is gone, and what `make figures` started ends with `make`; a sweep that loses a
+  worker ends with an error and keeps its finished cells.
 - What is not tried: power cuts (nothing waits for the disk), network file systems.
+
+## What carries a checksum
+
+| file | checksum | where it does not fit |
+|---|---|---|
+| a sweep's cell, a golden value kept for a check | SHA-256 of its content | it is computed again |
+| `resume.ckpt` | SHA-256 of its content: `torch.load` lets most flipped bits through | refused, with its path |
+| weights of a training run | SHA-256 of the tensors | refused, with their path; so is a run whose weights are gone |
+| `run.json` | SHA-256 of its content | refused, with its path |
+| results of a notebook | SHA-256 of each file, in `build/<notebook>.outcome.json` | the notebook runs again |
+| a shard (.tar) of a data set | the tar format's own sum of each header, and its end | refused, with the byte |
+| archives that `make` installs | SHA-256, in `requirements.hashes` | not installed |
+
+These carry none:
+
+- Compiled code: numba's kernels are compiled anew in each process (half a second), since numba's cache on disk has no
+  checksum. Python's `.pyc` files and the libraries of torch have none either: what changes them after they were
+  installed changes numbers unseen.
+- The bytes inside of a data set's files: PNG has sums of its own, JPEG, WebP and captions have none.
+- Captured calls (`.safetensors`, `.npz`, `.pt`), and reports. `.npz` has CRC-32.
+- torch, where an index has another build than PyPI's (one without CUDA): it is installed by its version, and this is
+  said.
+
+## What makes a result stale
+
+A cell and a notebook's outcome depend on the source of their function; on every module of fa_lib's and of the
+reader's that it imports, inside of functions too, wherever Python finds it, and so on from those; on the versions of
+torch, numpy, gfloat and numba; on the processor's instructions; and on the code that their texts name
+(`package.module:function`). Not seen: modules that are imported by a computed name, files that code opens, installed
+packages (site-packages) beside those four, and, within one process, an edit of a module that is loaded already: start
+anew after an edit.
 """
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from fa_lib.execution.fingerprint import code_version, of_source, sources
+from fa_lib.execution.fingerprint import code_version, of_notebook, sources
 from fa_lib.experiments import microbenchmark
 
 
@@ -27,10 +27,16 @@ def test_the_walk_finds_kernels_and_vocabulary_and_no_room_above():
     assert not [m for m in found if m.split(".")[1] in ("execution", "check", "plots", "training", "cli", "claims")]
 
 
-def test_of_a_notebook_the_code_it_imports_counts():
-    both = [of_source(f"from fa_lib.{module} import {name}") for module, name in
-            (("metrics", "deviation"), ("tiling", "Tiling"))]  # fmt: skip
-    assert both[0] != both[1] and of_source("from fa_lib.tiling import Tiling\nx = 3") == both[1]
+def test_of_a_notebook_the_code_it_imports_counts(tmp_path):
+    metrics, tiling, longer = (
+        of_notebook([code], {}, tmp_path)
+        for code in (
+            "from fa_lib.metrics import deviation",
+            "from fa_lib.tiling import Tiling",
+            "from fa_lib.tiling import Tiling\nx = 3",
+        )
+    )
+    assert metrics != tiling == longer
 
 
 def own_kernel(q, k, v):

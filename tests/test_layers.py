@@ -29,6 +29,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"survey_pages"},
     {"record"},
     {"cli_check"},
+    {"cli_captured"},
     {"cli"},
     {"__main__"},
 ]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from fa_lib.check.model_state import kept
 from fa_lib.check.sampling import both
 from fa_lib.check.skipped import UNSEEN, Why
 
@@ -195,10 +196,11 @@ def handed_on(seen):
 
 @contextmanager
 def apart(device):
-    """Where nothing reaches the model: no gradient, no autocast, no other mode, no random number drawn for it."""
+    """Where nothing reaches the model: no gradient, no autocast, no other mode, no random number drawn for it, no
+    setting of torch's."""
     kind, others = ("cuda", []) if device.type == "cpu" else (device.type, [device])
     with (
         torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False),
-        torch._C.DisableTorchFunction(), torch.random.fork_rng(others, device_type=kind),
+        torch._C.DisableTorchFunction(), torch.random.fork_rng(others, device_type=kind), kept(),
     ):  # fmt: skip
         yield

@@ -70,7 +70,7 @@ def _copy(x):
     return x.detach()[(None,) * (4 - x.ndim)].to("cpu", copy=True).contiguous()
 
 
-def captured(path: str | Path, fmt: str = "") -> Capture:
+def captured(path: str | Path, fmt: str = "", allow_large: bool = False) -> Capture:
     """The Capture that a file holds.
 
     Args:
@@ -78,12 +78,13 @@ def captured(path: str | Path, fmt: str = "") -> Capture:
             takes. Where that changes their dtype, o is left out: it is no answer to these inputs.
         path: .safetensors, .npz or .pt without pickle, with tensors named q, k, v, and, where there were any, mask
             (boolean or added to the scores), causal (one truth value), scale (one number), o and dO.
+        allow_large: as of `inputs.tensors`.
 
     Raises:
         ValueError: the file is of another kind or cannot be read, a name is missing, the shapes do not fit each other,
             or values of q, k or v are NaN or infinite.
     """
-    held, about = tensors(path), _header(path)
+    held, about = tensors(path, allow_large), _header(path)
     q, k, v, o, dO = (held.get(name) for name in ("q", "k", "v", "o", "dO"))
     try:
         options = {name: held[name].item() for name in ("causal", "scale") if name in held}

@@ -17,6 +17,7 @@ from fa_lib import kernels
 from fa_lib.check.attempt import KernelError, called, message, shown
 from fa_lib.check.call_sites import Asked, Places, apart, compiled, handed_on
 from fa_lib.check.capture import Capture
+from fa_lib.check.model_state import kept
 from fa_lib.check.sampling import sampled, size
 from fa_lib.check.skipped import Why, line
 from fa_lib.experiments.rule import yardstick
@@ -175,7 +176,8 @@ class Probe(TorchFunctionMode):
         if fn in EMULATED:
             return called(fn, part.options, part.q, part.k, part.v)
         own = (x.clone() for x in tensors)  # a kernel that writes to them harms nobody
-        return part.taken(called(fn, options, *own))
+        with kept():  # of what the next kernel is computed with, too
+            return part.taken(called(fn, options, *own))
 
     def _add(self, given, errors, rms, call):
         """Rows of one head of a call.

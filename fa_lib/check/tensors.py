@@ -49,7 +49,9 @@ def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tenso
     return [torch.cat(each, 1).bfloat16() for each in zip(*heads)]
 
 
-def read(path: str | Path, fmt: str = "") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
+def read(
+    path: str | Path, fmt: str = "", allow_large: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
     """Q, K, V of a file, and how they were used.
 
     Args, Raises: as `capture.captured`, which has what else the file holds.
@@ -57,7 +59,7 @@ def read(path: str | Path, fmt: str = "") -> tuple[torch.Tensor, torch.Tensor, t
     Returns:
         q, k, v: (batch, heads, sequence, head_dim), or any leading dimensions. options: of a kernel.
     """
-    held = captured(path, fmt)
+    held = captured(path, fmt, allow_large)
     return held.q, held.k, held.v, held.options
 
 

@@ -1,6 +1,7 @@
 """Finished cells of a sweep, one JSON file each: what was computed, by which code, and a checksum over both."""
 
 import json
+import warnings
 from pathlib import Path
 
 from fa_lib.execution.files import replacing
@@ -24,11 +25,14 @@ class Cells:
             text = self._path(cell).read_text()
             rows = json.loads(text)["rows"]
             return rows if text == self._text(cell, rows) else None  # to the letter: a changed bit anywhere is seen
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def put(self, cell: dict, rows: list[dict]) -> None:
-        """Keep the rows of a cell: its file is whole or not there."""
+        """Keep the rows of a cell: its file is whole or not there. Where a folder stands in its place, nothing is kept,
+        with a warning."""
+        if self._path(cell).is_dir():
+            return warnings.warn(f"cache: {self._path(cell)} is a folder; this cell is not kept", stacklevel=2)
         with replacing(self._path(cell)) as path:
             path.write_text(self._text(cell, rows))
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +17,14 @@ def held(folder: str | Path, seconds: float = 20) -> Iterator[None]:
     The lock is a file beside the folder, `.<name>.lock`, and stays there.
 
     Raises:
-        ValueError: another one holds it, and did so for that many seconds: one that was killed may take some to end.
+        ValueError: the lock is a symbolic link; or another one holds it, and did so for that many seconds: one that was
+            killed may take some to end.
     """
     folder = Path(folder).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    path = folder.with_name(f".{folder.name}.lock")
+    _refuse_link(path)  # a lock is opened empty
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=seconds)
     except Timeout:
@@ -35,24 +38,34 @@ def held(folder: str | Path, seconds: float = 20) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes it when the block ends well, and is removed when it does not.
+    """A temporary path beside `path` that becomes it when the block ends well, and is removed when it does not. Who may
+    read it the umask says.
 
     Raises:
         OSError: the disk is full, or `path` cannot be written; with its path.
+        ValueError: `path` is a symbolic link.
     """
     path = Path(path)
+    _refuse_link(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent)
+    name = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{path.suffix}")
+    handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    mode = os.fstat(handle).st_mode & 0o777
     os.close(handle)
     try:
-        yield Path(name)
-        os.chmod(name, 0o644)
+        yield name
+        os.chmod(name, mode)  # some writers put a file of their own there
         os.replace(name, path)
     except OSError as error:
         error.filename = error.filename or str(path)  # a full disk names no file
         raise
     finally:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
+
+
+def _refuse_link(path):
+    if path.is_symlink():
+        raise ValueError(f"{path}: is a symbolic link to {os.readlink(path)}; accepted is a path of its own")
 
 
 def renewed(text: str, begin: str, end: str, inside: str, name: str) -> str:

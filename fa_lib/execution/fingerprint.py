@@ -1,7 +1,8 @@
 """What a result depends on, as a digest: source found by walking imports, versions, hardware.
 
-A function's sources are the module it is written in, and the modules that this one imports of its own project, and so
-on: imports inside of functions count. A package's __init__ counts where something is imported from it by name.
+A function's sources are the module it is written in, and the modules that this one imports, and so on: imports inside
+of functions count. Those of the standard library and of installed packages do not: versions stand for them. A package's
+__init__ counts where something is imported from it by name, and outside of fa_lib wherever a module of it is imported.
 """
 
 import ast
@@ -12,7 +13,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -72,44 +73,90 @@ def of_function(fn: Callable) -> str:
     return digest([text, sources(file, module) if file and module else {}])
 
 
-def of_source(text: str) -> str:
-    """A digest of the sources in fa_lib that a piece of code depends on, the code of a notebook for instance."""
-    return digest(_walked(_imports(text, "", False), PACKAGE.parent, {PACKAGE.name}))
+def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> str:
+    """A digest of what a notebook depends on: the modules that its code imports, fa_lib's with the files beside them
+    that are no code (configurations, styles), and the code that its texts name, "package.module:function".
+
+    Args:
+        cells: of code. parameters: what they are run with. folder: in which they run, and find modules of the reader's.
+    """
+    folder, names, texts = Path(folder).resolve(), [], {*_texts(parameters)}
+    for cell in cells:
+        code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
+        names += _imports(code, "", False)
+        texts |= {node.value for node in _nodes(code) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names += [(text.split(":")[0], "") for text in sorted(texts) if NAMED.fullmatch(text)]
+    found = _walked(names, folder)
+    packages = {name.rpartition(".")[0] for name in found if name.split(".")[0] == PACKAGE.name} - {""}
+    beside = [path for name in packages for path in PACKAGE.joinpath(*name.split(".")[1:]).glob("[!.]*.*")]
+    found |= {str(path.relative_to(PACKAGE)): _sha(path) for path in beside if path.suffix != ".py" and path.is_file()}
+    return digest(found)
 
 
 def sources(file: str, module: str) -> dict[str, str]:
-    """module -> SHA-256 of its source: of a module, and of those of its own project and of fa_lib that it imports."""
+    """module -> SHA-256 of its source: of a module, and of those of the reader's and of fa_lib that it imports."""
     path = Path(file).resolve()
     if module == "__main__" or path.suffix != ".py":
         module = path.stem
     package = path.name == "__init__.py"
     folder = path.parents[module.count(".") + package]
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    own = None if not installed else {PACKAGE.name}  # of an installed library its own text is enough
-    found = {module: _sha(path)}
-    if PACKAGE not in path.parents:
-        found |= _walked(_imports(_text(path), module, package), folder, own)
-    return found | _walked(_imports(_text(path), module, package), PACKAGE.parent, {PACKAGE.name})
+    reader = None if PACKAGE in path.parents or _installed(path) else folder
+    return {module: _sha(path)} | _walked(_imports(_text(path), module, package), reader)
 
 
-def _walked(names, folder, own):
-    """module -> SHA-256, of the modules of `names` below a folder, and of what they import there; `own` are the
-    packages that count, None is all."""
-    found, left = {}, list(names)
+def _walked(names, reader):
+    """module -> SHA-256, of the modules of `names` and of what they import: fa_lib's, and, where `reader` is a folder,
+    the reader's, in that folder or wherever Python finds them."""
+    found, left, seen = {}, list(names), set()
     while left:
-        name, path = _file(left.pop(), folder)
-        if path is None or name in found or (own is not None and name.split(".")[0] not in own):
+        imported = left.pop()
+        if imported in seen:
+            continue
+        seen.add(imported)
+        if imported[0].split(".")[0] == PACKAGE.name:
+            name, path = _file(imported, PACKAGE.parent)
+        elif reader is None:
+            continue
+        else:
+            name, path = _file(imported, reader)
+            name, path = (name, path) if path else _found(imported)
+            left += [(each, "") for each in _above(name)]
+        if path is None or name in found:
             continue
         found[name] = _sha(path)
-        left += _imports(_text(path), name, path.name == "__init__.py")
+        left += _imports(_text(path), name, path.name == "__init__.py") if path.suffix == ".py" else []
     return found
+
+
+def _above(module):
+    """The packages that a module is in."""
+    parts = module.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _installed(path):
+    return bool({"site-packages", "dist-packages"} & set(path.parts))
+
+
+def _found(imported):
+    """Module and file of an import where Python finds it, as `_file`; (module, None) for one of the standard library or
+    of an installed package."""
+    module, name = imported
+    if not module or module.split(".")[0] in {*sys.stdlib_module_names, *LIBRARIES}:
+        return module, None
+    for each in (f"{module}.{name}", module) if name else (module,):
+        file = _located(each)
+        if file and Path(file).is_file():
+            path = Path(file).resolve()
+            return each, None if _installed(path) else path
+    return module, None
 
 
 @cache
 def _imports(text, module, package):
     """What a source imports: (module, name or "") for `from module import name` and `import module`."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in _nodes(text):
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -118,6 +165,14 @@ def _imports(text, module, package):
             base = ".".join([*above, *([node.module] if node.module else [])])
             found += [(base, alias.name) for alias in node.names]
     return found
+
+
+def _nodes(text):
+    """Of a source's syntax tree; none of a text that is no Python."""
+    try:
+        return list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return []
 
 
 def _file(imported, folder):
@@ -134,7 +189,7 @@ def _file(imported, folder):
 
 @cache
 def _as_loaded(path):
-    return path.read_text()
+    return path.read_text(errors="replace")
 
 
 def _text(path):
@@ -146,7 +201,7 @@ def _sha(path):
     return hashlib.sha256(_text(path).encode()).hexdigest()
 
 
-def _texts(value):
+def _texts(value) -> Iterator[str]:
     """The texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
@@ -185,13 +240,12 @@ def _located(module):
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded:
         return loaded
-    places, spec, parts = None, None, module.split(".")
-    for i in range(len(parts)):  # a package's own code is not run for that
-        spec = PathFinder.find_spec(".".join(parts[: i + 1]), places)
-        if spec is None:
-            return None
-        places = spec.submodule_search_locations
-    return spec.origin
+    parts = module.split(".")
+    spec = next(filter(None, (finder.find_spec(parts[0], None) for finder in sys.meta_path)), None)
+    for i in range(1, len(parts)):  # a package's own code is not run for that
+        places = spec and spec.submodule_search_locations
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), places) if places else None
+    return spec.origin if spec and spec.has_location else None
 
 
 def _of(used):

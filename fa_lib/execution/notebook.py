@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import nbformat
 import papermill
 import yaml
 
-from fa_lib.execution import outcome
+from fa_lib.execution import outcome, parent
 from fa_lib.execution.files import held, replacing
 from fa_lib.execution.pools import workers
 from fa_lib.execution.progress import Progress
+from fa_lib.execution.same_code import refuse_another_fa_lib
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
@@ -194,8 +196,9 @@ def run_beside(
         for path in chain:
             if stopped.is_set():
                 return False
-            started = time.monotonic()
-            running.append(process := subprocess.Popen(command(path), process_group=0))  # Ctrl-C comes here alone
+            started, own = time.monotonic(), os.environ | {parent.NAME: str(os.getpid())}
+            process = subprocess.Popen(command(path), env=own, process_group=0)  # Ctrl-C comes here alone
+            running.append(process)
             well &= process.wait() == 0
             if not stopped.is_set():
                 progress.done(path.stem, time.monotonic() - started)
@@ -213,9 +216,11 @@ def run_beside(
 
 
 def end_as_interrupted() -> None:
-    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it."""
+    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it. What is ignored, as the
+    closed terminal under `nohup`, stays so."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def _told(notebook, build, work):
@@ -250,6 +255,9 @@ def _execute(notebook, scale, given, build, into, timeout):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    for left in build.glob(f"{notebook.stem}.*/"):  # by a run that was killed: this one holds the notebook
+        shutil.rmtree(left, ignore_errors=True)
+    refuse_another_fa_lib(notebook.parent, _kernel(notebook))
     source = _made_from(notebook, scale, parameters(notebook, scale))
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
@@ -273,3 +281,7 @@ def _execute(notebook, scale, given, build, into, timeout):
             shutil.copyfile(executed, temporary)
         outcome.write(outcome_path(notebook, build), source, files, into, time.monotonic() - started)
     return done
+
+
+def _kernel(notebook):
+    return nbformat.read(notebook, as_version=4).metadata.get("kernelspec", {}).get("name", "python3")

@@ -27,7 +27,7 @@ def made_from(notebook: Path, parameters: dict) -> str:
     """
     cells = nbformat.read(notebook, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    used = fingerprint.of_source("\n".join(code))
+    used = fingerprint.of_notebook(code, parameters, notebook.parent)
     gpu = "cuda" in parameters.values()  # its run is what others draw: it waits for no table of another device
     tables = [] if gpu else sorted(RECORDED.glob(f"*/data/results/{notebook.stem}*.csv"))
     recorded = [_checksum(path) for path in tables]
@@ -64,7 +64,7 @@ def read(path: Path) -> dict | None:
     try:
         held = json.loads(Path(path).read_text())
         return held if isinstance(held["files"], dict) and "made_from" in held else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -67,10 +67,10 @@ def save(
 
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as `path`.png and `path`.svg. Without dates and versions inside, the same data on the same machine
-    gives the same bytes."""
-    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
-        with replacing(Path(f"{path}{suffix}")) as temporary, plt.style.context(STYLE):
-            figure.savefig(temporary, metadata=metadata)
+    gives the same bytes, whatever the reader's matplotlibrc and backend."""
+    for kind, backend, metadata in (("png", "agg", {"Software": None}), ("svg", "svg", {"Date": None})):
+        with replacing(Path(f"{path}.{kind}")) as temporary, plt.style.context(STYLE):
+            figure.savefig(temporary, metadata=metadata, backend=backend)
 
 
 def recorded(name: str) -> dict[str, pd.DataFrame]:
@@ -128,16 +128,18 @@ def commit() -> str:
     """Of the checkout, and whether its code was changed since; or why there is none."""
     if CHECKOUT is None:
         return f"fa_lib {importlib.metadata.version('fa_lib')}, not a checkout"
-    env = os.environ | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of another repository
+    env = own | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
 
     def git(*words):
         return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, env=env)
 
     try:
-        head = git("rev-parse", "HEAD")
+        found = git("rev-parse", "--show-toplevel", "HEAD")
     except OSError:
         return "unknown: no git here"
-    if head.returncode:
+    top, _, head = found.stdout.strip().rpartition("\n")
+    if found.returncode or not os.path.samefile(top, CHECKOUT):  # or it lies in another repository
         return "not a git checkout"
     changed = git("status", "--porcelain", "--", "fa_lib", "notebooks").stdout.strip()
-    return head.stdout.strip() + (" with uncommitted changes" if changed else "")
+    return head + (" with uncommitted changes" if changed else "")

@@ -3,6 +3,7 @@
 The paper's Shutterstock set is not public. Nothing here is downloaded unless a hub name is asked for.
 """
 
+import glob
 import io
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,12 +14,15 @@ import torch
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
+from fa_lib.training.integrity import check_folder, check_shard, inside
+
 SIZES = {"small": 0.16, "large": 0.26}  # half width, of the image's
 COLORS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 230), "yellow": (240, 210, 40)}
 SHAPES = ("circle", "square", "triangle")
 PLACES = {f"{y} {x}": (a, b) for y, b in (("top", 0.3), ("bottom", 0.7)) for x, a in (("left", 0.3), ("right", 0.7))}
 CAPTIONS = ("text", "caption", "txt")  # columns a caption may be in
 IMAGES = ("image", "jpg", "jpeg", "png", "webp")
+FORMATS = ("PNG", "JPEG", "WEBP")  # that are decoded: others start programs (EPS), or are seldom tried
 
 
 def mixed(*numbers: int) -> int:
@@ -101,12 +105,17 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         Captioned, or Stream.
 
     Raises:
-        ValueError: no captions or no images, an image that cannot be read or an empty caption, with its number.
+        ValueError: no captions or no images; a damaged shard; a line of metadata.jsonl that is no sample; an image that
+            cannot be read (PNG, JPEG and WebP are) or lies elsewhere, or an empty caption, with its number.
         FileNotFoundError: there is nothing at `source`.
     """
     from datasets import Image as Encoded
     from datasets import load_dataset
+    from datasets.config import DOWNLOADED_DATASETS_PATH, HF_DATASETS_CACHE
+    from huggingface_hub.constants import HF_HUB_CACHE
 
+    if not str(source).strip():
+        raise ValueError(f"data: got {str(source)!r}; accepted are shapes, a folder, shards, or a name on the hub")
     path = Path(source)
     shards = sorted(str(p) for p in path.glob("*.tar")) if path.is_dir() else str(source)
     if path.is_dir() and not shards:
@@ -115,6 +124,11 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         options = dict(path="webdataset", data_files={split: shards})
     else:
         options = dict(path=str(source))
+    for shard in glob.glob(str(source)) if path.suffix == ".tar" else shards if path.is_dir() else ():
+        check_shard(shard)
+    if path.is_dir() and not shards:
+        check_folder(path)
+    own = [path] if path.is_dir() else [HF_DATASETS_CACHE, DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE]
     rows = load_dataset(**options, split=split, streaming=streaming)
     names = rows.column_names or list(next(iter(rows)))
     image, caption = (next((n for n in columns if n in names), None) for columns in (IMAGES, CAPTIONS))
@@ -126,10 +140,14 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
     rows = rows.cast_column(image, Encoded(decode=False))  # decoded here, so that what fails can be named
 
     def read(number, row):
-        name = f"{source}, number {number} ({row[image].get('path') or row.get('__key__')})"
+        there = row[image] or {}
+        name, held = f"{source}, number {number} ({there.get('path') or row.get('__key__')})", there.get("bytes")
+        if not held and not there.get("path"):
+            raise ValueError(f"data: {name} has no image")
+        if not held and not inside(there["path"], own):
+            raise ValueError(f"data: {name} is not in {own[0]}; accepted are images of the data set")
         try:
-            held = row[image]["bytes"]
-            with Image.open(io.BytesIO(held) if held else row[image]["path"]) as picture:
+            with Image.open(io.BytesIO(held) if held else there["path"], formats=FORMATS) as picture:
                 pixels = _pixels(picture.convert("RGB"), size)
         except Exception as error:  # decoders raise all kinds
             raise ValueError(f"data: {name} is no image that can be read: {error}") from error

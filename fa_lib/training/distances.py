@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 
 from fa_lib.metrics import wasserstein
-from fa_lib.training.run_folder import load_weights, weights
+from fa_lib.training.run_folder import load_weights, missing_of, read_result, weights
 
 LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
 
@@ -37,7 +37,14 @@ class Job:
 
 
 def compare(job: Job) -> list[dict]:
-    """Rows of the differences between two runs, one a checkpoint that both have: step, and those of `distances`."""
+    """Rows of the differences between two runs, one a checkpoint that both have: step, and those of `distances`.
+
+    Raises:
+        ValueError: weights of a run that has ended are gone or damaged.
+    """
+    for folder in (job.folder, job.twin):
+        if missing := (path := Path(folder) / "run.json").exists() and missing_of(folder, read_result(path)):
+            raise ValueError(missing)
     both = set.intersection(*({_step(path) for path in _files(folder)} for folder in (job.folder, job.twin)))
     return [
         dict(step=step) | distances(*(load_weights(weights(folder, step)) for folder in (job.folder, job.twin)))

@@ -4,7 +4,6 @@ and srun. A killed run can be started again and ends with the same bits.
 
 import hashlib
 import io
-import json
 import math
 import time
 from collections.abc import Callable
@@ -22,12 +21,12 @@ from tqdm import tqdm
 
 from fa_lib import kernels
 from fa_lib.execution import files
-from fa_lib.execution.fingerprint import code_version, digest
+from fa_lib.execution.fingerprint import code_version
 from fa_lib.training import data, preflight
 from fa_lib.training.devices import begin, gathered, local, repeatable
 from fa_lib.training.fp16_cpu import HalfProducts
 from fa_lib.training.model import TextToImage, noised
-from fa_lib.training.run_folder import checksum, finished, refuse_another, weights
+from fa_lib.training.run_folder import checksum, finished, missing_of, refuse_another, weights, write_result
 from fa_lib.training.spec import RunSpec
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
@@ -220,7 +219,7 @@ class Run:
         """Go on from the folder's checkpoint; where there is none, write the first one.
 
         Raises:
-            ValueError: it is damaged, or of another run.
+            ValueError: it is damaged, or of another run; or weights from before it are gone.
         """
         path = self.folder / "resume.ckpt"
         if not self.fabric.broadcast(path.exists()):
@@ -235,6 +234,8 @@ class Run:
         except Exception as error:
             raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
         refuse_another(rest["settings"], self.settings, path)
+        if missing := missing_of(self.folder, rest | dict(status="interrupted")):
+            raise ValueError(missing)
         if rest["step"]:  # at 0 there is no optimizer's state, and asked to load none, FSDP makes one
             self.fabric.load(path, dict(model=self.parallel, optimizer=self.optimizer), weights_only=True)
         if self.scaler:
@@ -246,13 +247,20 @@ class Run:
         self.before = rest["seconds"]
 
     def end(self) -> dict:
-        """Write run.json, and remove what only an unfinished run needs."""
+        """Write run.json, and remove what only an unfinished run needs.
+
+        Raises:
+            ValueError: weights that it wrote are gone.
+        """
         result = dict(settings=self.settings, status=self.status or "done", losses=self.losses, skipped=self.skipped)
         result |= dict(zero_gradients=self.zeros, dtype=str(self.dtype).removeprefix("torch."))
         result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
+        missing = self.fabric.broadcast(missing_of(self.folder, result))
+        if missing:
+            raise ValueError(missing)
         if self.fabric.global_rank == 0:
             with files.replacing(self.folder / "run.json") as path:
-                path.write_text(json.dumps(result | dict(checksum=digest(result))))
+                write_result(path, result)
             for path in [*self.folder.glob(".*"), self.folder / "resume.ckpt"]:
                 path.unlink(missing_ok=True)  # what a killed run left half-written too
         self.fabric.barrier()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -14,6 +15,19 @@ from fa_lib.execution.fingerprint import digest
 def weights(folder: str | Path, step: int) -> Path:
     """Path of a run's weights after `step` steps, FP32, a safetensors file."""
     return Path(folder) / f"weights-{step:06d}.safetensors"
+
+
+def missing_of(folder: str | Path, result: dict) -> str:
+    """Which weights of a run are gone, in words; "" where none is.
+
+    Args:
+        result: as in run.json, or of a run that is not at its end: settings, status, losses.
+    """
+    steps, every, count = result["settings"]["steps"], result["settings"]["every"], len(result["losses"])
+    last = count - 1 if result["status"].startswith("diverged") else count  # the step that diverged left none
+    due = {*range(0, last + 1, every), *([steps] if last == steps else [])}
+    gone = [path for path in (weights(folder, step) for step in sorted(due)) if not path.exists()]
+    return f"folder: {gone[0]} is gone; put it back, or remove the folder to train again" if gone else ""
 
 
 def checksum(tensors: dict[str, torch.Tensor]) -> str:
@@ -35,15 +49,30 @@ def finished(folder: str | Path, settings: dict) -> dict | None:
     if not path.exists():
         return None
     try:
-        held = json.loads(path.read_text())
-        if held.pop("checksum") != digest(held):
-            raise ValueError("its checksum does not fit")
-        steps = {*range(0, len(held["losses"]), settings["every"])}
-        steps |= {settings["steps"]} if held["status"] == "done" else set()
+        held = read_result(path)
+        whole = not missing_of(folder, held)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"folder: {path} is damaged; remove it to start anew: {error}") from error
     refuse_another(held["settings"], settings, path)
-    return held if all(weights(folder, step).exists() for step in steps) else None
+    return held if whole else None
+
+
+def write_result(path: Path, result: dict) -> None:
+    """Write run.json, with a checksum. A loss that is not finite, which JSON has no number for, is null."""
+    held = result | dict(losses=[loss if math.isfinite(loss) else None for loss in result["losses"]])
+    path.write_text(json.dumps(held | dict(checksum=digest(held)), allow_nan=False))
+
+
+def read_result(path: Path) -> dict:
+    """What run.json holds: null among the losses is NaN.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is damaged.
+    """
+    held = json.loads(path.read_text())
+    if held.pop("checksum") != digest(held):
+        raise ValueError("its checksum does not fit")
+    return held | dict(losses=[math.nan if loss is None else loss for loss in held["losses"]])
 
 
 def refuse_another(held: dict, settings: dict, path: Path) -> None:

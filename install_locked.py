@@ -1,0 +1,94 @@
+"""Install this checkout and what it needs, each archive with the SHA-256 of requirements.hashes: `make` runs it.
+
+    python install_locked.py figures,test         # extras of pyproject.toml; none is the library alone
+    python install_locked.py "" FILE              # and the exact requirements of a file, which have no hashes
+
+One archive may have another hash: torch's, where an index or a folder of the reader's has another build of the same
+version, one without CUDA for instance. It is then installed by its version, and this is said.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+OTHER_BUILDS = ("torch",)
+
+
+def hashed() -> dict[str, str]:
+    """name -> its lines of requirements.hashes: version, platform, hashes."""
+    lines = [line for line in (ROOT / "requirements.hashes").read_text().splitlines() if not line.startswith("#")]
+    entries = re.split(r"\n(?=\S)", "\n".join(lines).strip())
+    return {re.match(r"[\w.-]+", entry)[0]: entry for entry in entries}
+
+
+def normal(name: str) -> str:
+    """A package's name as an index has it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def asked(extras: str) -> list[str]:
+    """The requirements of pyproject.toml: its own, those of some extras, and its build backend."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, found = settings["project"], list(settings["build-system"]["requires"])
+    for extra in filter(None, extras.split(",")):
+        found += project["optional-dependencies"][extra]
+    return found + project["dependencies"]
+
+
+def split(chosen: list[dict], known: dict[str, str]) -> tuple[list[str], list[str]]:
+    """(lines for pip with hashes, requirements whose archive has another hash) of what pip would install.
+
+    Args:
+        chosen: "install" of pip's report. known: `hashed`.
+    """
+    lines, others = [], []
+    for each in chosen:
+        name, version = normal(each["metadata"]["name"]), each["metadata"]["version"]
+        found = each["download_info"]["archive_info"]["hashes"]["sha256"]
+        entry = known.get(name, "")
+        if f"sha256:{found}" in entry:
+            lines.append(entry)
+        elif name in OTHER_BUILDS and f"{name}=={version.split('+')[0]}" in entry:
+            others.append(f"{name}=={version}")
+        else:
+            sys.exit(
+                f"{name} {version}: its archive is none of requirements.hashes, SHA-256 {found}: it is not installed"
+            )
+    return lines, others
+
+
+def pip(*words, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "pip", *map(str, words)], check=True, **options)
+
+
+def main(extras: str = "", more: str = "") -> None:
+    known = hashed()
+    with tempfile.TemporaryDirectory() as folder:
+        versions, locked = Path(folder) / "versions.txt", Path(folder) / "locked.txt"
+        versions.write_text("\n".join(entry.split(" \\")[0] for entry in known.values()) + "\n")
+        install = ["install", "--quiet"]
+        told = pip(
+            *install, "--dry-run", "--report", "-", "--constraint", versions, *asked(extras), stdout=subprocess.PIPE
+        )
+        lines, others = split(json.loads(told.stdout)["install"], known)
+        locked.write_text("\n".join(lines) + "\n")
+        if lines:
+            pip(*install, "--no-deps", "--require-hashes", "--requirement", locked)
+        for other in others:
+            print(f"{other}: another build than PyPI's, installed without a hash", file=sys.stderr)
+            pip(*install, "--no-deps", other)
+        pip(*install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
+        if more:
+            pip(*install, "--constraint", versions, "--requirement", more)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

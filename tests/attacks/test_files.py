@@ -1,0 +1,119 @@
+"""Files of the reader's: who may read what is written, links in its place, damaged cells, a style of the reader's."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fa_lib import sweep
+from fa_lib.check.capture import Capture
+from fa_lib.check.model import Probe
+from fa_lib.execution.files import held, replacing
+from fa_lib.paths import ROOT
+
+CALLS = []
+
+
+def cell(i):
+    CALLS.append(i)
+    return dict(value=2 * i)
+
+
+@pytest.mark.parametrize("umask, mode", [(0o077, 0o600), (0o027, 0o640), (0o022, 0o644)])
+def test_the_umask_says_who_may_read(umask, mode, tmp_path):
+    x = torch.zeros(1, 1, 4, 8)
+    before = os.umask(umask)
+    try:
+        Capture.of(x, x, x, {}, x, {}).write(tmp_path / "a.safetensors")
+        with replacing(tmp_path / "a.txt") as path:
+            path.write_text("a")
+    finally:
+        os.umask(before)
+    for name in ("a.safetensors", "a.txt"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_emptied(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".run.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(ValueError, match=".run.lock: is a symbolic link to"), held(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_link_in_the_place_of_a_file_is_neither_followed_nor_replaced(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    link = tmp_path / "worst.safetensors"
+    link.symlink_to(tmp_path / "mine")
+    x = torch.randn(1, 2, 16, 8)
+    with pytest.warns(UserWarning, match="worst.safetensors: is a symbolic link to"), Probe(save=link):
+        F.scaled_dot_product_attention(x, x, x)
+    assert link.is_symlink() and (tmp_path / "mine").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", link.name]
+
+
+@pytest.mark.parametrize("damage", ["brackets", "folder", "full folder", "braces", "nothing", "null"])
+def test_a_cell_that_is_none_does_not_end_the_sweep(damage, tmp_path):
+    def rows():
+        return sweep(cell, dict(i=[1, 2, 3]), cache=tmp_path).value.to_list()
+
+    assert rows() == [2, 4, 6]
+    path = sorted((tmp_path / "cell").glob("*.json"))[0]
+    text = dict(brackets="[" * 200_000, braces='{"a":' * 100_000, nothing="", null="null").get(damage)
+    if text is None:
+        path.unlink()
+        path.mkdir()
+        if damage == "full folder":
+            (path / "a").touch()
+    else:
+        path.write_text(text)
+    CALLS.clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert rows() == [2, 4, 6] and len(CALLS) == 1
+    assert [str(each.message) for each in told] == (
+        [f"cache: {path} is a folder; this cell is not kept"] if "folder" in damage else []
+    )
+    assert path.is_dir() or json.loads(path.read_text())["rows"]
+
+
+DRAWS = """
+import sys, hashlib
+import pandas as pd
+from pathlib import Path
+from fa_lib.execution.results import save_figure
+from fa_lib.plots.style import styled
+import matplotlib.pyplot as plt
+
+@styled
+def figure():
+    made, ax = plt.subplots(figsize=(3, 2))
+    ax.plot([1, 2, 3], [3, 1, 2], label="a")
+    ax.set(title="title", xlabel="x")
+    ax.legend()
+    return made
+
+save_figure(figure(), Path(sys.argv[1]) / "a")
+print(*(hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(sys.argv[1]).iterdir())))
+"""
+RC = "lines.linestyle: --\naxes.facecolor: red\nfont.weight: bold\npath.sketch: 3, 100, 2\nlegend.loc: lower left\n"
+
+
+def test_the_readers_matplotlibrc_and_backend_change_no_figure(tmp_path):
+    (tmp_path / "matplotlibrc").write_text(RC)
+    settings = [{}, dict(MATPLOTLIBRC=str(tmp_path), MPLBACKEND="pdf")]
+    digests = []
+    for i, setting in enumerate(settings):
+        (tmp_path / str(i)).mkdir()
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "MATPLOTLIB"))}
+        env |= setting | dict(MPLCONFIGDIR=str(tmp_path / "config"))
+        words = [sys.executable, "-c", DRAWS, tmp_path / str(i)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        digests.append(done.stdout)
+    assert digests[0] == digests[1] and len(digests[0].split()) == 2

@@ -1,0 +1,70 @@
+"""What `make` installs: every archive has a hash, and one with another is not installed."""
+
+import importlib.util
+import re
+
+import pytest
+
+from fa_lib.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def locked():
+    spec = importlib.util.spec_from_file_location("install_locked", ROOT / "install_locked.py")
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def chosen(name, version, sha):
+    return dict(
+        metadata=dict(name=name, version=version), download_info=dict(archive_info=dict(hashes=dict(sha256=sha)))
+    )
+
+
+def test_every_version_of_the_lock_has_hashes_and_the_build_backend_is_pinned(locked):
+    known = locked.hashed()
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if not line.startswith("#"):
+            name, version = line.split("==")
+            assert known[locked.normal(name)].startswith(f"{locked.normal(name)}=={version} ")
+    for name, entry in known.items():
+        assert re.findall("--hash=sha256:[0-9a-f]{64}(?: |$)", entry, flags=re.M), name
+    assert all(f"{each} " in " ".join(known.values()) for each in locked.asked("")[:2])  # the build backend
+
+
+def test_an_archive_of_another_hash_is_refused(locked):
+    known = locked.hashed()
+    sha = re.search("sha256:([0-9a-f]{64})", known["numpy"])[1]
+    version = known["numpy"].split()[0].partition("==")[2]
+    assert locked.split([chosen("NumPy", version, sha)], known) == ([known["numpy"]], [])
+    for name, other in (("numpy", "0" * 64), ("numpy", sha[:-1] + "x"), ("never-heard-of", sha)):
+        with pytest.raises(SystemExit, match=f"{name} {version}: its archive is none of requirements.hashes"):
+            locked.split([chosen(name, version, other)], known)
+
+
+def test_another_build_of_torch_is_told(locked):
+    known = locked.hashed()
+    version = known["torch"].split()[0].partition("==")[2]
+    assert locked.split([chosen("torch", f"{version}+cpu", "0" * 64)], known) == ([], [f"torch=={version}+cpu"])
+    with pytest.raises(SystemExit, match="torch 1.0: its archive"):
+        locked.split([chosen("torch", "1.0", "0" * 64)], known)
+
+
+def test_pip_is_asked_for_hashes_of_all_but_other_builds(locked, monkeypatch):
+    """And nothing is installed before all of it is known."""
+    calls, known = [], locked.hashed()
+    sha = re.search("sha256:([0-9a-f]{64})", known["numpy"])[1]
+    found = [chosen("numpy", known["numpy"].split()[0].partition("==")[2], sha)]
+
+    def pip(*words, **options):
+        calls.append(words)
+        return type("Done", (), dict(stdout=locked.json.dumps(dict(install=found))))
+
+    monkeypatch.setattr(locked, "pip", pip)
+    locked.main("test")
+    assert "--dry-run" in calls[0] and {"--require-hashes", "--no-deps"} <= set(calls[1])
+    assert {"--no-deps", "--no-build-isolation"} <= set(calls[2]) and len(calls) == 3
+    found.append(chosen("numpy", "0", "0" * 64))
+    with pytest.raises(SystemExit):
+        locked.main("test")
+    assert len(calls) == 4

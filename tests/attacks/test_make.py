@@ -1,0 +1,145 @@
+"""`make`: what is given to it is data; a `make` that is killed leaves nothing running and nothing lying about."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from fa_lib.paths import PACKAGE, ROOT
+
+SHELL = "'; touch {0}; '\"; touch {0}; \" $(touch {0}) `touch {0}` ; touch {0} #"
+NAMES = {
+    "KERNEL": ["report"],
+    "QKV": ["report"],
+    "FORMAT": ["report", "QKV=a.npz"],
+    "SCALE": ["figures"],
+    "EXECUTOR": ["figures"],
+    "JOBS": ["figures"],
+    "PY": ["wheelhouse"],
+    "KILLS": ["test-faults"],
+    "SEEDS": ["mutants"],
+}
+
+
+def environment(**more):
+    return {name: value for name, value in os.environ.items() if "MAKE" not in name} | more
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_given_to_make_is_no_command(name, tmp_path):
+    """It reaches the command as one word: on make's command line, from the environment, and as a function of make's."""
+    touched, printed = tmp_path / "touched", tmp_path / "python"
+    printed.write_text("#!/bin/sh\nfor word; do printf '%s\\n' \"$word\"; done\n")
+    printed.chmod(0o755)
+    words = ["make", "--no-print-directory", f"PYTHON={printed}", *NAMES[name]]
+    for value in (SHELL.format(touched), f"$(shell touch {touched})", f"${{shell touch {touched}}}x", "a  b"):
+        for given, env in (([f"{name}={value}"], {}), ([], {name: value})):
+            done = subprocess.run([*words, *given], cwd=ROOT, capture_output=True, text=True, env=environment(**env))
+            assert done.returncode == 0, done.stderr
+            assert not touched.exists() and any(line.endswith(value) for line in done.stdout.splitlines()), done.stdout
+
+
+def test_a_folder_with_a_colon_is_refused(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    shutil.copy(ROOT / "Makefile", tmp_path / "a:b")
+    done = subprocess.run(["make"], cwd=tmp_path / "a:b", capture_output=True, text=True, env=environment())
+    assert done.returncode and "a colon in the path is two folders to Python" in done.stderr
+
+
+CELLS = (
+    "seconds = 60\nout = ''",
+    "import os, time\nfrom pathlib import Path\n"
+    "Path('../started').write_text(str(os.getpid()))\ntime.sleep(seconds)\n"
+    "figure = Path(out) / 'figures/a.png'\nfigure.parent.mkdir(parents=True)\nfigure.write_text('drawn')",
+)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A checkout with one notebook that sleeps."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(PACKAGE, folder / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "notebooks/scales").mkdir(parents=True)
+    cells = [new_code_cell(CELLS[0], metadata=dict(tags=["parameters"])), new_code_cell(CELLS[1])]
+    kernel = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), folder / "notebooks/01_small.ipynb")
+    return folder
+
+
+def begun(checkout, seconds, *words, jobs=1):
+    """`make figures`, and the process id of the notebook's kernel once its cell sleeps."""
+    (checkout / "notebooks/scales/paper.yaml").write_text(f"01_small: {{seconds: {seconds}}}\n")
+    started = checkout / "started"
+    started.unlink(missing_ok=True)
+    words = [*words, "make", "figures", f"PYTHON={sys.executable}", f"JOBS={jobs}"]
+    make = subprocess.Popen(words, cwd=checkout, start_new_session=True, env=environment(),
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    wait(lambda: started.exists() and started.read_text() or make.poll() is not None)
+    assert make.poll() is None, make.stdout.read()
+    return make, int(started.read_text())
+
+
+def wait(done, seconds=60):
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def ended(process):
+    """Whether a process has ended, or is a zombie that nobody has asked for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def children(process):
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == process]
+
+
+def _parent(path):
+    try:
+        return int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("number, jobs", [(signal.SIGTERM, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 2)])
+def test_a_make_that_is_killed_leaves_no_notebook_running(number, jobs, checkout):
+    """With two jobs, its command is killed too, which started a process for each notebook."""
+    make, kernel = begun(checkout, 8, jobs=jobs)
+    python = children(make.pid)
+    started = [each for process in python for each in children(process)]
+    make.send_signal(number)
+    if jobs > 1:
+        os.kill(python[0], number)
+    wait(lambda: all(map(ended, [kernel, *python, *started])), seconds=30)
+    make.communicate()
+    assert (
+        python
+        and started
+        and not (checkout / "build/figures").exists()
+        and not list(checkout.glob("build/*.outcome.json"))
+    )
+
+
+def test_make_figures_under_nohup_outlives_its_terminal_and_clears_what_a_killed_one_left(checkout):
+    left = checkout / "build/01_small.abcd1234"
+    left.mkdir(parents=True, exist_ok=True)
+    (left / "half").touch()
+    make, _ = begun(checkout, 3, "nohup")
+    os.killpg(make.pid, signal.SIGHUP)  # as a terminal that closes
+    said = make.communicate()[0]
+    assert make.returncode == 0, said
+    assert (checkout / "build/figures/a.png").read_text() == "drawn"
+    assert not [path for path in checkout.glob("build/01_small.*") if path.is_dir()]

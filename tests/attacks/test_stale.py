@@ -1,0 +1,156 @@
+"""Numbers of code that is gone: a damaged compiled cache, an edited import, another repository's commit."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from fa_lib import sweep
+from fa_lib.execution import results
+from fa_lib.execution.fingerprint import code_version
+from fa_lib.execution.outcome import made_from
+from fa_lib.execution.same_code import refuse_another_fa_lib
+from fa_lib.paths import PACKAGE, ROOT
+
+ROUNDS = """
+import torch
+from fa_lib import formats, round_to
+x = torch.tensor([1.00390625, 3.3, -1e-40], dtype=torch.float64)
+print(formats.__file__)
+print(round_to(x, "BF16").tolist(), round_to(x, "BF16", "toward_zero").tolist())
+"""
+
+
+def python(*words, cwd=ROOT, **environment):
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment
+    return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env)
+
+
+def test_no_compiled_cache_is_read_or_written(tmp_path):
+    """A copy without a writable HOME whose cache folders hold an empty file for each function: numba read such files
+    without a checksum, and ended there with an EOFError."""
+    shutil.copytree(PACKAGE, tmp_path / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "fa_lib/__pycache__").mkdir()
+    lines = (PACKAGE / "formats.py").read_text().splitlines()
+    found = [(i, line) for i, line in enumerate(lines, 1) if line.startswith(("def _nearest", "def _directed"))]
+    version = f"py{sys.version_info[0]}{sys.version_info[1]}"
+    for number, line in found:
+        for each in range(number - 5, number + 1):
+            name = f"formats.{line.split('(')[0].removeprefix('def ')}-{each}.{version}.nbi"
+            (tmp_path / "fa_lib/__pycache__" / name).touch()
+    before = set(tmp_path.rglob("*.nb[ic]"))
+    done = python("-c", ROUNDS, cwd=tmp_path, HOME="/proc", XDG_CACHE_HOME="/proc", NUMBA_CACHE_DIR="")
+    assert done.returncode == 0, done.stderr
+    where, numbers = done.stdout.splitlines()
+    assert where == str(tmp_path / "fa_lib/formats.py")
+    rounded = [[1.0, 3.296875, -(2.0**-133)], [1.0, 3.296875, -(2.0**-133)]]
+    assert numbers == " ".join(map(str, rounded))
+    assert len(found) == 2 and set(tmp_path.rglob("*.nb[ic]")) == before
+
+
+@pytest.fixture
+def apart(tmp_path, monkeypatch):
+    """Two folders of modules; both are on the path."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        monkeypatch.syspath_prepend(folder)
+    yield folders
+    for name in [name for name, module in sys.modules.items() if str(tmp_path) in str(getattr(module, "__file__", ""))]:
+        del sys.modules[name]
+
+
+LINKS = {
+    "a module of another folder": ("from helper_x import SCALE", "helper_x.py", ""),
+    "a package's __init__": ("import packed_x.inner_x as inner\nSCALE = inner.SCALE", "packed_x/__init__.py",
+                             "from packed_x import SCALE"),
+    "a module that a module imports": ("from middle_x import SCALE", "helper_x.py", "from helper_x import SCALE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_an_edit_of_what_a_kernel_imports_is_a_new_number(link, apart, tmp_path):
+    imports, edited, between = LINKS[link]
+    (apart[0] / "kernel_x.py").write_text(f"{imports}\n\ndef cell(i):\n    return dict(value=SCALE * i)\n")
+    source = apart[1] / edited
+    source.parent.mkdir(exist_ok=True)
+    if between:
+        inner = source.parent / "inner_x.py" if "packed" in edited else apart[1] / "middle_x.py"
+        inner.write_text(between)
+    answers = []
+    for scale in (2, 30):
+        source.write_text(f"SCALE = {scale}\n")
+        for name in [name for name in sys.modules if name.partition(".")[0][-2:] == "_x"]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        shutil.rmtree(source.parent / "__pycache__", ignore_errors=True)
+        cell = importlib.import_module("kernel_x").cell
+        answers.append(sweep(cell, dict(i=[1]), cache=tmp_path / "cache").value.item())
+        named = code_version(test_no_compiled_cache_is_read_or_written, [dict(kernel="kernel_x:cell")])
+        assert named not in answers
+        answers.append(named)
+    assert answers[::2] == [2, 30]
+
+
+def test_an_edit_of_what_a_notebook_names_makes_its_figures_stale(apart, tmp_path):
+    """A kernel in a parameter, one in a cell's text, a module beside the notebook after a line of magic; no edit."""
+    notebook = tmp_path / "01_x.ipynb"
+    cells = ["kernel = 'default_x:f'", "%matplotlib inline\nimport beside_x", "from fa_lib.tiling import Tiling"]
+    nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells]), notebook)
+    files = [tmp_path / "beside_x.py", apart[0] / "kernel_x.py", apart[1] / "helper_x.py", apart[1] / "default_x.py"]
+    for file in files:
+        file.write_text("import helper_x\n" if "kernel" in file.name else "")
+    given = dict(kernel="kernel_x:f")
+    before = [made_from(notebook, given)]
+    assert made_from(notebook, given) == before[0]
+    for file in files:
+        file.write_text(file.read_text() + "x = 1\n")
+        before.append(made_from(notebook, given))
+    assert len(set(before)) == len(files) + 1
+
+
+def test_a_folder_inside_another_repository_has_not_its_commit(tmp_path, monkeypatch):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "inner").mkdir()
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "another"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(results, "CHECKOUT", tmp_path / "inner")
+    assert results.commit() == "not a git checkout"
+    monkeypatch.setattr(results, "CHECKOUT", tmp_path)
+    assert len(results.commit()) == 40
+    monkeypatch.setattr(results, "CHECKOUT", ROOT)
+    own = results.commit()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # as within a hook of another repository
+    assert results.commit() == own
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A folder with another fa_lib: a package that says where it is."""
+    folder = tmp_path / "other: it"
+    (folder / "fa_lib").mkdir(parents=True)
+    (folder / "fa_lib/__init__.py").write_text("")
+    (folder / "fa_lib/__main__.py").write_text("print('the other one')")
+    return folder
+
+
+def test_the_command_does_not_run_in_a_checkout_that_is_not_its_own(other):
+    (other / "pyproject.toml").write_text('[project]\nname = "fa_lib"\n')
+    done = python("-P", "-m", "fa_lib", "claims", cwd=other, PYTHONPATH=str(ROOT))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"fa-lib: {PACKAGE} would run in {other}, which holds an fa_lib of its own" in done.stderr
+
+
+def test_a_notebook_whose_kernel_has_another_fa_lib_is_not_run(other, tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # as where the folder of this one has a colon: Python splits there
+    (other / "fa_lib").rename(tmp_path / "fa_lib")
+    with pytest.raises(RuntimeError, match=f"would run the fa_lib in {tmp_path / 'fa_lib'}, not .*{PACKAGE}"):
+        refuse_another_fa_lib(tmp_path / "notebooks", "python3")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    refuse_another_fa_lib(tmp_path / "notebooks", "python3")
