@@ -90,9 +90,6 @@ def figures(
         from fa_lib.paths import NOTEBOOKS, build
 
         end_as_interrupted()
-        # OpenMP's threads spin while they wait: two notebooks at once would take each other's cores, and run 20 times
-        # slower than one after the other
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = _notebooks(NOTEBOOKS, only)
         if jobs == 1:

@@ -42,16 +42,35 @@ def _judged(report, json_file, gate):
     import json
 
     from fa_lib.check.findings import Verdict
-    from fa_lib.check.words import headline, sentences
     from fa_lib.execution.files import replacing
 
     if json_file is not None:
         with replacing(json_file) as path:
             path.write_text(json.dumps(report.record, indent=1) + "\n")
-    told = [headline(report.judgement), *(sentence for _, sentence in sentences(report.judgement))]
-    typer.echo("\n".join([*told, "", str(report.page)]))
+    typer.echo("\n".join([*_lines(report.judgement), "", str(report.page)]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
     raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
+
+
+def _lines(judgement):
+    """The headline, then a line for each finding and for what to change; of what holds one line for all."""
+    from fa_lib.check.attempt import shown
+    from fa_lib.check.findings import Severity
+    from fa_lib.check.said import folded
+    from fa_lib.check.words import HEADINGS, headline, said_of
+
+    colors = {Severity.FAILS: typer.colors.RED, Severity.PASSES: typer.colors.GREEN}
+    lines = [typer.style(shown(headline(judgement)), bold=True)]
+    for severity, group in said_of(judgement).items():
+        heading = typer.style(f"{HEADINGS[severity]}:", fg=colors.get(severity))
+        if severity == Severity.PASSES:
+            lines += ["", f"{heading} {shown('; '.join(one.text for one in group))}."]
+            continue
+        lines += ["", heading]
+        for seen, more in folded(group):
+            lines += [f"  {shown(text)}" for one in seen for text in (one.line, one.remedy) if text]
+            lines += [f"  and {len(more)} more like these"] if more else []
+    return lines
 
 
 def kernel_name(name: str) -> str:
