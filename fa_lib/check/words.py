@@ -55,7 +55,7 @@ def said_of(judgement: Judgement) -> dict[Severity, list[Said]]:
     groups: dict[str, list[Finding]] = {}
     for finding in judgement.findings:
         groups.setdefault(finding.what, []).append(finding)
-    said = [one for what, findings in groups.items() for one in _SAY[what](findings)]
+    said = [one for what, findings in groups.items() for one in SAYINGS[what](findings)]
     order = [Severity.FAILS, Severity.NOTES, Severity.PASSES]
     if judgement.passed:
         order = [Severity.PASSES, Severity.NOTES]
@@ -131,7 +131,7 @@ def _skipped(f, at):
     return Said(f"{of}: {f.number:.0f} ({told(at['why'])})")
 
 
-_SAY = {
+SAYINGS = {
     **SAY, **conduct_words.SAY, "refused": each(_refused), "head_error": each(_head_error),
     "biased_output": _heads(
         "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),
