@@ -64,7 +64,7 @@ def _lines(judgement):
     for severity, group in said_of(judgement).items():
         heading = typer.style(f"{HEADINGS[severity]}:", fg=colors.get(severity))
         if severity == Severity.PASSES:
-            lines += ["", f"{heading} {shown('; '.join(one.text for one in group))}."]
+            lines += ["", f"{heading} {shown('. '.join(one.text for one in group))}."]
             continue
         lines += ["", heading]
         for seen, more in folded(group):

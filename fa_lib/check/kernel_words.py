@@ -201,7 +201,7 @@ def _outwards(f, at):
     same = abs(f.number - at["baseline"]) < f.limit
     whose = "Baseline's do too" if same else "Baseline's there"
     return Said(
-        f"Its errors are biased: on {at['distribution']} in {at['fmt']} they point {side} zero",
+        f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}",
         f"{abs(f.number):.2f} ulp in the mean",
         more=f"{low:.2f} to {high:.2f}. {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}.",
     )  # fmt: skip

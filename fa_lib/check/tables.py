@@ -97,10 +97,12 @@ def by_relation(related: pd.DataFrame) -> pd.DataFrame:
     says = asked.key.map(lambda key: RELATIONS[key].says)
     apart = ": " + asked.number.map("{:.2g}".format) + " of " + asked.limit.map("{:.2g}".format)
     told = asked.outcome.map(RELATED) + apart.where(asked.outcome.isin((ROUNDING, BREAKS)), "")
-    rows = asked.assign(told=told, **{"what must hold": says})
+    nan = asked.outcome.eq(BREAKS) & asked.number.isna()
+    nan &= asked.key.map(lambda key: RELATIONS[key].nan_is_told).astype(bool)
+    rows = asked.assign(told=told.mask(nan, "NaN, not counted"), **{"what must hold": says})
     index = ["what must hold", "case"]
     wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
-    broke = rows.outcome.isin((BREAKS, BROKEN)).groupby([rows[name] for name in index]).any()
+    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~nan).groupby([rows[name] for name in index]).any()
     held = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
     order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]

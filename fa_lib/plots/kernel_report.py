@@ -109,7 +109,8 @@ def _growth(ax, lengths, kernel):
     plain_ticks(ax.xaxis)
     plain_ticks(ax.yaxis)
     ax.set_ylabel(f"largest error / Baseline's, {worst.fmt}")
-    ax.legend(loc="best")
+    ax.set_ylim(top=5 * ax.get_ylim()[1])  # room for the legend
+    ax.legend(loc="upper left")
 
 
 def _rule(ax, shapes):

@@ -79,7 +79,10 @@ def panels(table: pd.DataFrame, height: float, rows: int = 1):
 
 
 PANEL = (4.4, 3.5)  # inches: of a page's panel, which a telephone shows at four fifths of that
-LINES = {"grid.color": DIM, "grid.linewidth": 0.4, "grid.linestyle": ":"}  # of a panel: few, and seen
+LINES = {  # of a panel: few, and seen; none through the words of a legend
+    "grid.color": DIM, "grid.linewidth": 0.4, "grid.linestyle": ":",
+    "legend.frameon": True, "legend.framealpha": 1, "legend.edgecolor": "none",
+}  # fmt: skip
 
 
 def panels_of(drawn: Mapping[str, Callable[[Axes], None]], sizes: Mapping[str, tuple[float, float]] | None = None):

@@ -282,6 +282,7 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
     assert list(page.columns) == ["breaks", "BF16", "what must hold", "case"] and len(page) == 7
     assert page.breaks.tolist() == [True] * int(page.breaks.sum()) + [False] * int((~page.breaks).sum())
     at = page.set_index("case").BF16
+    assert at["NaN in V"] == "NaN, not counted" and not page.set_index("case").breaks["NaN in V"]
     assert at["a constant for each feature"] == "breaks: 0.04 of 0.008" and at["expanded heads"] == "no answer"
     kept = [row("powers_of_two", "2^4", "bitwise", 0.0)]
     (only,) = of_relations(pd.DataFrame(kept))
