@@ -41,36 +41,18 @@ def _judged(report, json_file, gate):
     """Print a judgement, write its record, and end with the exit code it asks for."""
     import json
 
-    from fa_lib.check.findings import Verdict
+    from fa_lib.check.findings import Severity, Verdict
+    from fa_lib.check.words import in_lines
     from fa_lib.execution.files import replacing
 
     if json_file is not None:
         with replacing(json_file) as path:
             path.write_text(json.dumps(report.record, indent=1) + "\n")
-    typer.echo("\n".join([*_lines(report.judgement), "", str(report.page)]))
+    colors = {Severity.FAILS: typer.colors.RED, Severity.PASSES: typer.colors.GREEN}
+    lines = in_lines(report.judgement, lambda severity, text: typer.style(text, fg=colors.get(severity), bold=True))
+    typer.echo("\n".join([*lines, "", str(report.page)]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
     raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
-
-
-def _lines(judgement):
-    """The headline, then a line for each finding and for what to change; of what holds one line for all."""
-    from fa_lib.check.attempt import shown
-    from fa_lib.check.findings import Severity
-    from fa_lib.check.said import folded
-    from fa_lib.check.words import HEADINGS, headline, said_of
-
-    colors = {Severity.FAILS: typer.colors.RED, Severity.PASSES: typer.colors.GREEN}
-    lines = [typer.style(shown(headline(judgement)), bold=True)]
-    for severity, group in said_of(judgement).items():
-        heading = typer.style(f"{HEADINGS[severity]}:", fg=colors.get(severity))
-        if severity == Severity.PASSES:
-            lines += ["", f"{heading} {shown('. '.join(one.text for one in group))}."]
-            continue
-        lines += ["", heading]
-        for seen, more in folded(group):
-            lines += [f"  {shown(text)}" for one in seen for text in (one.line, one.remedy) if text]
-            lines += [f"  and {len(more)} more like these"] if more else []
-    return lines
 
 
 def kernel_name(name: str) -> str:

@@ -1,11 +1,13 @@
 """From findings to sentences, for terminal, page and figures' titles. Nothing reads them back."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fa_lib.check import conduct_words
+from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.kernel_words import SAY, SUMS
-from fa_lib.check.said import Said, each, times
+from fa_lib.check.said import Said, each, folded, times
 from fa_lib.check.skipped import first_nonfinite, place, told
 from fa_lib.check.tensors import CHANGES, RAN, ROUNDED
 
@@ -47,6 +49,25 @@ def in_words(judgement: Judgement) -> str:
     """The headline and every sentence, as one text."""
     said = [text for group in said_of(judgement).values() for one in group for text in (one.line, one.more, one.remedy)]
     return " ".join([headline(judgement), *filter(None, said)])
+
+
+def in_lines(judgement: Judgement, heading: Callable[[Severity, str], str] = lambda severity, text: text) -> list[str]:
+    """The headline, then a line for each finding and for what to change; of what holds one line for all.
+
+    Args:
+        heading: gives the heading of the findings of a severity as it is to be shown.
+    """
+    lines = [shown(headline(judgement))]
+    for severity, group in said_of(judgement).items():
+        top = heading(severity, f"{HEADINGS[severity]}:")
+        if severity == Severity.PASSES:
+            lines += ["", f"{top} {shown('. '.join(one.text for one in group))}."]
+            continue
+        lines += ["", top]
+        for seen, more in folded(group):
+            lines += [f"  {shown(text)}" for one in seen for text in (one.line, one.remedy) if text]
+            lines += [f"  and {len(more)} more like these"] if more else []
+    return lines
 
 
 def said_of(judgement: Judgement) -> dict[Severity, list[Said]]:
