@@ -87,6 +87,23 @@ def test_like_findings_are_folded_the_gravest_first():
     assert html.count("<details>") == 3 and "and 6 more like these" in html and "case 8" in html
 
 
+def test_the_terminal_has_a_line_for_each_finding_and_one_for_all_that_holds():
+    holds = [replace(ERROR, severity=PASSES, number=1.0), replace(REPEATS, severity=PASSES)]
+    ends = Finding("state", FAILS, dict(details=["\x1b[2J"], times=1, at="", on_import=True))
+    lines = words.in_lines(Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds)))
+    assert lines[:3] == ["mine fails.", "", "Counts against it:"] and "\\x1b[2J" in lines[3] and "\x1b" not in lines[3]
+    assert lines[4] == "  What to change: put it back before the kernel returns."
+    assert [line.strip() for line in lines[5:9]] == [
+        *(f"Asked for case {i} it answers with something else than attention's output." for i in range(3)),
+        "and 6 more like these",
+    ]
+    assert lines[9:11] == ["", "Told, and not counted:"] and len(lines) == 14
+    assert lines[-1] == (
+        "Holds: Its largest error is within the rule (normal inputs, BF16, N = 8). "
+        "Its outputs have the same bits in all of 3 runs."
+    )
+
+
 def test_the_deciding_column_is_in_front_and_what_breaks_is_a_word():
     table = tables.by_length(LENGTHS, "mine")
     assert [*table.columns[:2]] == ["breaks", "worst / Baseline's"] and table.breaks.tolist() == [True, True, False]
