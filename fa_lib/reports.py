@@ -89,7 +89,7 @@ def check_kernel(
         Section("conduct", "What it does beside its work", tables.by_conduct(found.get("conduct", pd.DataFrame()))),
         Section("lengths", "How far it is from the golden value", tables.by_length(found["lengths"], kernel),
                 "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
-                "the largest error and of the root mean square. Which kernel passes, the largest decides: at most 2."),
+                "the largest error and of the root mean square. The largest decides: at most 2."),
         Section("splits", "Which emulation makes the same errors", tables.by_splits(found["splits"]),
                 "Parts of the keys computed exactly, their outputs rounded: the share of the squared error explained."),
         Section("inputs", "Inputs that make trouble", tables.by_input(found["inputs"]),
