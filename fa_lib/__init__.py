@@ -1,6 +1,10 @@
 """fa_lib: is an attention kernel numerically safe? Reference, tiled-emulated and real kernels, and their deviation."""
 
-import torch
+from fa_lib import waiting
+
+waiting.in_commands()  # before torch is imported
+
+import torch  # noqa: E402
 
 # The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in
 # how MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick, and what

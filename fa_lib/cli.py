@@ -44,9 +44,6 @@ def figures(
 
         end_as_interrupted()
         end_with_parent()
-        # OpenMP's threads spin while they wait: two notebooks at once would take each other's cores, and run 20 times
-        # slower than one after the other
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = _notebooks(NOTEBOOKS, only)
         notebooks = notebooks if only else of_scale(notebooks, scale)

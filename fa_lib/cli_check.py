@@ -59,17 +59,18 @@ def _judged(report, json_file, gate):
     """Print a judgement, write its record, and end with the exit code it asks for."""
     import json
 
-    from fa_lib.check.findings import Verdict
-    from fa_lib.check.words import headline, sentences
+    from fa_lib.check.findings import Severity, Verdict
+    from fa_lib.check.words import in_lines
     from fa_lib.execution.files import replacing
 
     if json_file is not None:
         with replacing(json_file) as path:
             path.write_text(json.dumps(report.record, indent=1) + "\n")
-    colors = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
-    first = typer.style(headline(report.judgement), fg=colors[report.judgement.verdict], bold=True)
-    told = [first, *(sentence for _, sentence in sentences(report.judgement))]
-    typer.echo("\n".join([*told, "", str(report.page)]))
+    verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
+    groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
+    first, *lines = in_lines(report.judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
+    first = typer.style(first, fg=verdicts[report.judgement.verdict], bold=True)
+    typer.echo("\n".join([first, *lines, "", str(report.page)]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
     raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
 

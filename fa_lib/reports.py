@@ -1,15 +1,17 @@
 """The three checks from start to end: examine, judge, draw, write a page: a kernel, captured tensors, a model."""
 
 import importlib
+import platform
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+import torch
+from matplotlib.figure import Figure
 
 from fa_lib import kernels
 from fa_lib.check import tables, tensors
@@ -23,13 +25,17 @@ from fa_lib.check.kernel import DEPTHS, Depth, examine
 from fa_lib.check.model import Probe
 from fa_lib.check.report import Section, page
 from fa_lib.check.skipped import place
+from fa_lib.check.words import KERNELS
 from fa_lib.execution.files import replacing
-from fa_lib.execution.results import provenance
+from fa_lib.execution.machine import date, package, processor
+from fa_lib.execution.results import provenance, versions
 from fa_lib.experiments.variant import known
+from fa_lib.formats import Format
+from fa_lib.gallery.catalogue import ENTRIES, installed
 from fa_lib.paths import build
-from fa_lib.plots.kernel_report import kernel_report
-from fa_lib.plots.model_report import model_report
-from fa_lib.plots.tensors_report import tensors_report
+from fa_lib.plots.kernel_report import kernel_panels
+from fa_lib.plots.model_report import model_panels
+from fa_lib.plots.tensors_report import shortened, tensors_panels
 
 FELLOWS = ("as_shipped", "every_step")  # emulated kernels beside the one that is judged
 
@@ -78,24 +84,33 @@ def check_kernel(
         found = examine(kernel, depth, device)  # nothing is kept: code that the kernel calls elsewhere may have changed
         found |= {} if alone is None else dict(conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
-    d = ", ".join(map(str, found["lengths"].head_dim.unique())) if len(found["lengths"]) else "none"
-    trouble = f"inputs that make trouble: N = {depth.troubled_n}, {depth.bias_seeds} seeds"
-    caption = f"d = {d}; {depth.seeds} seeds; {trouble}."
     sections = [
-        Section("What it can do", tables.by_call(found["asked"])),
-        Section("How far it is from the golden value", tables.by_length(found["lengths"], kernel),
-                "Mean over seeds of the root mean square and of the largest error, and the largest over Baseline's on "
-                "the same outputs."),
-        Section("Inputs that make trouble", tables.by_input(found["inputs"]),
-                "The largest error over Baseline's, and the mean signed error away from zero (in ulp, with its 95 % "
-                "interval over seeds), beside Baseline's."),
-        Section("Shapes and masks", tables.by_shape(found["shapes"]),
-                "The largest error over Baseline's, output and gradients; ! where it breaks the rule."),
-        Section("Relations that every kernel keeps", tables.by_relation(found["relations"]),
+        Section("asked", "What it can do", tables.by_call(found["asked"])),
+        Section("conduct", "What it does beside its work", tables.by_conduct(found.get("conduct", pd.DataFrame()))),
+        Section("lengths", "How far it is from the golden value", tables.by_length(found["lengths"], kernel),
+                "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
+                "the largest error and of the root mean square. The largest decides: at most 2."),
+        Section("splits", "Which emulation makes the same errors", tables.by_splits(found["splits"]),
+                "Parts of the keys computed exactly, their outputs rounded: the share of the squared error explained."),
+        Section("inputs", "Inputs that make trouble", tables.by_input(found["inputs"]),
+                "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
+                "95 % interval, beside Baseline's. They are told, and not counted, unless an answer is at fault."),
+        Section("shapes", "Shapes and masks", tables.by_shape(found["shapes"]),
+                "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
+                "which are told and not counted."),
+        Section("relations", "Relations that every kernel keeps", tables.by_relation(found["relations"]),
                 "How far two answers are apart, and how far two right ones may be (docs/checks.md)."),
+        Section("rounding", "How its casts round", tables.by_rounding(found["rounding"])),
+        Section("repeats", "One call, again and again", tables.by_repeats(found["repeats"])),
     ]  # fmt: skip
-    figure = kernel_report(judgement, found, caption)
-    return begun.written(judgement, sections, figure, found, dict(kernel=kernel, device=device) | asdict(depth))
+    name, _, _ = kernel.partition("@")
+    about = {"Kernel": name, "Package": _version(name)} | _here(device)
+    d = ", ".join(map(str, found["lengths"].head_dim.unique())) if len(found["lengths"]) else "none"
+    depths = {one: name for name, one in DEPTHS.items()}
+    about |= {"Depth": depths.get(depth, "its own"), "Layout": layout, "Lengths N": depth.lengths, "head_dim": d}
+    about |= {"Seeds": f"{depth.seeds}; {depth.bias_seeds} of inputs that make trouble, N = {depth.troubled_n}"}
+    settings = dict(kernel=kernel, device=device) | asdict(depth)
+    return begun.written(judgement, sections, kernel_panels(judgement, found), found, about, settings)
 
 
 def check_tensors(
@@ -129,19 +144,22 @@ def check_tensors(
     far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
     judgement = judge_tensors(list(names), risky, far, better, held.about)
-    where = f"Captured at {place(held.about)}. " if "layer" in held.about else ""
-    caption = (
-        f"{where}{tuple(q.shape)} queries, {tuple(k.shape)} keys, {q.dtype}. Golden value from the inputs as they are."
-    )
     sections = [
-        Section("How risky each head is", tables.by_head(risky)),
-        Section("Which change lowers the error", tables.by_change(better), "Root mean square error, before / after."),
-    ]
-    figure = tensors_report(judgement, risky, far, better, caption)
+        Section("heads", "How far each kernel is from the golden value", tables.by_kernel(far, KERNELS),
+                "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
+        Section("risky", "How risky each head is", tables.by_head(risky)),
+        Section("better", "Which change lowers the error", tables.by_change(better),
+                "Root mean square error, before / after."),
+    ]  # fmt: skip
+    where = place(held.about) if "layer" in held.about else "not told by the file"
+    about = {"File": Path(path).name, "Kernel": KERNELS.get(names[0], names[0]), "Captured at": where} | _here(device)
+    shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}"
+    about |= {"Tensors": " ".join(filter(None, (shapes, shortened(risky))))}
     settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device) | {
         name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about
     }
-    return begun.written(judgement, sections, figure, dict(risks=risky, deviations=far), settings)
+    panels = tensors_panels(risky, far, better)
+    return begun.written(judgement, sections, panels, dict(risks=risky, deviations=far), about, settings)
 
 
 def check_model(
@@ -168,11 +186,36 @@ def check_model(
     except (Exception, SystemExit) as error:
         raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite)
-    calls = f"{probe.calls} calls of attention; {probe.queries} rows of Q compared for each head of a call."
-    figure = model_report(judgement, probe.table, calls)
-    sections = [Section("Layer by layer", tables.by_layer(probe.table), "The largest error over Baseline's largest.")]
+    sections = [
+        Section("by_layer", "Layer by layer", tables.by_layer(probe.table),
+                "The largest error over Baseline's largest; the rule allows 2.")
+    ]  # fmt: skip
+    about = {"Model": function, "Package": _version(function)} | _here("cpu")
+    about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}")
-    return begun.written(judgement, sections, figure, dict(probe=probe.table), settings)
+    return begun.written(judgement, sections, model_panels(probe.table), dict(probe=probe.table), about, settings)
+
+
+def _version(name):
+    """Of the package that "package.module:function" is of, or a kernel of the gallery."""
+    module, _, function = name.partition(":")
+    if not function:
+        return "fa_lib, built in"
+    if module == "fa_lib.gallery" and function in ENTRIES:
+        needed = ENTRIES[function].needs[0]
+        return f"{needed} {installed(needed)}"
+    return package(module) or "none that is installed"
+
+
+def _here(device):
+    """Versions, the date and the device, as the heading of a page has them."""
+    found = versions()
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else processor()
+    count = torch.get_num_threads()
+    threads = "" if torch.device(device).type == "cuda" else f", {count} thread{'' if count == 1 else 's'}"
+    own = f"fa_lib {installed('fa_lib') or 'of a checkout'}"
+    libraries = f"{own}, torch {found['torch']}, Python {platform.python_version()}"
+    return {"Judged by": libraries, "Date": date(), "Device": f"{name}{threads}"}
 
 
 class _Begun:
@@ -190,8 +233,8 @@ class _Begun:
             old.unlink(missing_ok=True)
 
     def written(
-        self, judgement: Judgement, sections: list[Section], figure: Any, found: Mapping[str, pd.DataFrame],
-        settings: dict,
+        self, judgement: Judgement, sections: list[Section], panels: Mapping[str, Figure],
+        found: Mapping[str, pd.DataFrame], about: dict, settings: dict,
     ) -> Report:  # fmt: skip
         """Write the tables, then the page."""
         record = provenance(settings)
@@ -200,10 +243,9 @@ class _Begun:
                 continue
             with replacing(self.folder / f"{name}.csv") as path:
                 table.to_csv(path, index=False, float_format="%.7g")
-        told = settings | {"torch": record["versions"]["torch"], "python": record["python"]}
         with replacing(self.page) as path:
-            path.write_text(page(judgement, sections, figure, told), encoding="utf-8")
-        if figure is not None:
+            path.write_text(page(judgement, sections, panels, about, settings), encoding="utf-8")
+        for figure in panels.values():
             plt.close(figure)
         return Report(judgement, self.page, judgement.record() | record)
 

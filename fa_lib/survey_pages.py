@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fa_lib import survey
 from fa_lib.check.findings import Judgement
-from fa_lib.check.words import sentences
+from fa_lib.check.words import said_of
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.results import provenance, recorded, save_figure
 from fa_lib.gallery.catalogue import ENTRIES
@@ -106,7 +106,10 @@ def _listed(table, pages=()):
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
     """docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and each finding in a sentence."""
-    said = [f"- {text}" for _, text in sentences(judgement)] if judgement else [f"- It {row['problem']}."]
+    said = [one for group in said_of(judgement).values() for one in group] if judgement else []
+    said = ["- " + " ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [
+        f"- It {row['problem']}."
+    ]
     bias = ""
     if _given(row.get("outwards")):
         own = f" (Baseline's own: {row['baseline_outwards']:+.2f})" if _given(row.get("baseline_outwards")) else ""

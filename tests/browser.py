@@ -1,4 +1,5 @@
-"""Notebook 00 in a real browser against a real `jupyter lab`: `make test-browser`. (Not collected by `make test`.)"""
+"""In a real browser: notebook 00 against a real `jupyter lab`, and the page of a report, wide, narrow and in the dark.
+`make test-browser`. (Not collected by `make test`.)"""
 
 import contextlib
 import html
@@ -17,6 +18,7 @@ import urllib.request
 import pytest
 from playwright.sync_api import sync_playwright
 
+from fa_lib import reports
 from fa_lib.paths import ROOT
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -90,14 +92,20 @@ WATCH = """() => {  // every picture that is drawn from now on: when, its bytes;
 
 
 @pytest.fixture(scope="module")
-def page(lab):
-    """The notebook after Run All Cells, watched."""
+def browser():
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     assert chromium, "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"
     (ROOT / "build").mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport=dict(width=1280, height=720), device_scale_factor=1.5)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(lab, browser):
+    """The notebook after Run All Cells, watched."""
+    with contextlib.closing(browser.new_page(viewport=dict(width=1280, height=720), device_scale_factor=1.5)) as page:
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
@@ -109,7 +117,6 @@ def page(lab):
         page.wait_for_timeout(1000)  # it scrolls to the panel
         page.evaluate(WATCH)
         yield page
-        browser.close()
 
 
 def frames(page):
@@ -284,3 +291,51 @@ def test_no_error_is_on_the_page(page):
     assert page.errors == []
     bad = ", ".join(f".jp-OutputArea-output[data-mime-type*={kind}]" for kind in ("error", "stderr"))
     assert page.locator(bad).count() == 0
+
+
+WIDE = """() => [...document.querySelectorAll("body *")].filter(
+    each => !each.closest(".table") && each.getBoundingClientRect().right > innerWidth + 0.5
+).map(each => each.outerHTML)"""
+LOW = """() => {  // texts whose colour is below 4.5 : 1 on the first ground behind them
+    const light = text => {
+        const part = text.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
+        const [r, g, b] = part.map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+    }
+    const ground = each => {
+        const color = getComputedStyle(each).backgroundColor
+        return color === "rgba(0, 0, 0, 0)" ? ground(each.parentElement) : color
+    }
+    const seen = [...document.querySelectorAll("body *")].filter(each => [...each.childNodes].some(
+        node => node.nodeType === 3 && node.data.trim()))
+    return seen.filter(each => {
+        const [low, high] = [light(getComputedStyle(each).color), light(ground(each))].sort((a, b) => a - b)
+        return (high + 0.05) / (low + 0.05) < 4.5
+    }).map(each => each.outerHTML)
+}"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The page of a kernel that fails in many ways."""
+    return reports.check_kernel("examples.my_kernel:attention", "quick", tmp_path_factory.mktemp("reports")).page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_report_is_read_wide_and_narrow_in_the_light_and_in_the_dark(report, browser, width, scheme):
+    with contextlib.closing(browser.new_page(viewport=dict(width=width, height=900), color_scheme=scheme)) as page:
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(report.as_uri())
+        assert [url for url in asked if not url.startswith(("data:", report.as_uri()))] == []
+        assert page.evaluate("document.documentElement.scrollWidth") == width and page.evaluate(WIDE) == []
+        assert page.evaluate(LOW) == []
+        figures = [each.bounding_box() for each in page.locator("figure").all()]
+        lefts = {round(box["x"]) for box in figures}
+        assert len(figures) == 4 and len(lefts) == (2 if width == 1280 else 1)  # beside each other, or stacked
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+        page.locator("a", has_text="picture").first.click()
+        assert page.locator(":target img").is_visible()
+        page.screenshot(path=ROOT / "build" / f"report_{width}_{scheme}.png", full_page=True)  # to be looked at

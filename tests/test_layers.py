@@ -9,7 +9,7 @@ import pytest
 from fa_lib.paths import PACKAGE
 
 LAYERS = [  # from the top: what stands lower may import what stands higher
-    {"paths"},
+    {"paths", "waiting"},
     {"formats", "precision", "tiling", "inputs", "metrics"},
     {"kernels"},
     {"gallery"},

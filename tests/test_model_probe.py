@@ -491,7 +491,7 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
     judgement = judge_model("mine", probe.table)
     severities = {f.where["layer"]: f.severity for f in judgement.findings if f.where["kernel"] == "ran"}
     assert not judgement.passed and severities == dict(a="passes", b="fails", c="fails")
-    words = "mine fails. In 2 of 3 layers attention breaks the rule: the largest error in a layer is not finite (Own c)"
+    words = "mine fails. In 2 of 3 layers attention breaks the rule; the worst is Own c: not finite, limit 2 ×."
     assert in_words(judgement).startswith(words)
 
 

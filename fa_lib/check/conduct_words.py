@@ -1,6 +1,7 @@
 """How a kernel behaves in its process, in words."""
 
-from fa_lib.check.kernel_words import listed, sentence
+from fa_lib.check.kernel_words import listed
+from fa_lib.check.said import Said, each
 
 
 def _calls(at):
@@ -10,43 +11,44 @@ def _calls(at):
 
 
 def _hangs(f, at):
-    return f"It hangs: no answer within {f.number:g} s, {_calls(at)}."
+    return Said(f"It hangs: no answer within {f.number:g} s, {_calls(at)}")
 
 
 def _crashes(f, at):
     how = ", ".join(filter(None, at["details"])) or "its process no longer answered"
-    return f"It crashes: {how}, {_calls(at)}."
+    return Said(f"It crashes: {how}, {_calls(at)}")
 
 
 def _exits(f, at):
-    how = listed(each or f"exit code {f.number:.0f}" for each in at["details"])
-    return f"It ends its process: with {how}, {_calls(at)}. What to change: raise an error that says what is wrong."
+    how = listed(detail or f"exit code {f.number:.0f}" for detail in at["details"])
+    change = "raise an error that says what is wrong"
+    return Said(f"It ends its process: with {how}, {_calls(at)}", change=change)
 
 
 def _unasked(f, at):
-    return f"Its process ended {f.number:.0f} times; {at['times']} calls after that were not made."
+    return Said(f"Its process ended {f.number:.0f} times; {at['times']} calls after that were not made")
 
 
 def _prints(f, at):
-    return f"It prints: up to {f.number:,.0f} bytes on {listed(at['details'])}."
+    return Said(f"It prints: up to {f.number:,.0f} bytes on {listed(at['details'])}")
 
 
 def _leaks(f, at):
-    return f"It leaks memory: over {at['times']} equal calls its process grew by {f.number / 1e6:.2f} MB a call."
+    return Said(f"It leaks memory: over {at['times']} equal calls its process grew", f"{f.number / 1e6:.2f} MB a call")
 
 
 def _state(f, at):
-    return (
-        f"It changes what other code of the program computes by: {listed(at['details'])}, {_calls(at)}. What to "
-        "change: put it back before the kernel returns."
+    change = "put it back before the kernel returns"
+    return Said(
+        f"It changes what other code of the program computes by: {listed(at['details'])}, {_calls(at)}", change=change
     )
 
 
 def _draws(f, at):
-    return f"It draws from {listed(at['details'])}, so that code after it draws others."
+    return Said(f"It draws from {listed(at['details'])}, so that code after it draws others")
 
 
 SAY = {
-    "hangs": sentence(_hangs), "crashes": sentence(_crashes), "exits": sentence(_exits), "unasked": sentence(_unasked),
-    "prints": sentence(_prints), "leaks": sentence(_leaks), "state": sentence(_state), "draws": sentence(_draws),
+    "hangs": each(_hangs), "crashes": each(_crashes), "exits": each(_exits), "unasked": each(_unasked),
+    "prints": each(_prints), "leaks": each(_leaks), "state": each(_state), "draws": each(_draws),
 }  # fmt: skip

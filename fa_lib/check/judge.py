@@ -170,7 +170,7 @@ def _shapes(shapes):
         failed = rows[~rows.passed.astype(bool)]
         counts = dict(failed=len(failed), of=len(rows))
         if not len(failed):
-            yield Finding(what, Severity.PASSES, counts, rows.ratio.max())
+            yield Finding(what, Severity.PASSES, counts, rows.ratio.max(), rows.allowed.max())
             continue
         worst = failed.loc[failed.ratio.idxmax()] if failed.ratio.notna().any() else failed.iloc[0]
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)

@@ -1,9 +1,11 @@
 """What is found of a kernel, in words."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 
-from fa_lib.check.findings import Finding, Severity
+from fa_lib.check.findings import Severity
 from fa_lib.check.relations import RELATIONS
+from fa_lib.check.said import Said, each, times
 from fa_lib.check.subject import BROKEN, ROUNDING
 
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
@@ -45,16 +47,6 @@ def noted(outcome: str, note: str, problem: str) -> str:
     return NOTES.get(note, "" if outcome in ("yes", "wrong") else problem)
 
 
-def sentence(wording: Callable[[Finding, dict], str]) -> Callable[[Iterable[Finding]], Iterator]:
-    """The sentence of one finding, said of each finding of a kind."""
-
-    def say(findings) -> Iterator[tuple[Severity, str]]:
-        for f in findings:
-            yield f.severity, wording(f, f.where)
-
-    return say
-
-
 def queries_in_words(queries: int | None) -> str:
     """Of a number of queries at a time; None: as many as keys."""
     return "as many queries as keys" if queries is None else f"{queries} quer{'y' if queries == 1 else 'ies'}"
@@ -65,69 +57,56 @@ def _few(at):
     return "" if at.get("queries") is None else f", {queries_in_words(at['queries'])}"
 
 
-def times(finding: Finding) -> str:
-    """Of an error over Baseline's: "is 2.4 times Baseline's"."""
-    if finding.number is None:
-        return "is not finite"
-    digits = 1
-    while finding.limit and round(finding.number, digits) == finding.limit != finding.number and digits < 6:
-        digits += 1  # no "2.0, where 2 is allowed" of what fails
-    return f"is {finding.number:.{digits}f} times Baseline's"
-
-
-def allowed(finding: Finding) -> str:
-    """What the rule allows, where it allows anything."""
-    return "" if finding.limit is None else f"; the rule allows {finding.limit:g}"
-
-
 def _not_run(f, at):
-    return f"It could not be run: asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}."
+    return Said(f"It could not be run: asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}")
 
 
 def _not_attention(f, at):
-    told = f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}."
-    return f"It is no attention kernel: {told}" if at["note"] in ("", "other") else f"It was not judged further: {told}"
+    told = f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
+    known = at["note"] not in ("", "other")
+    return Said(f"It was not judged further: {told}" if known else f"It is no attention kernel: {told}")
 
 
 def _only_fp64(f, at):
-    return "It runs in FP64 only, the golden value's own format: there is nothing to judge it by."
+    return Said("It runs in FP64 only, the golden value's own format: there is nothing to judge it by")
 
 
 def _carry(findings):
     low = [f for f in findings if f.severity == Severity.FAILS]
     unseen = [f for f in findings if f.severity == Severity.NOTES]
     if low:
-        most, sums = max(low, key=lambda f: f.number), dict.fromkeys(SUMS[f.where["sum"]] for f in low)
-        each = ", ".join(f"{f.number:.0f} ulp of {f.where['fmt']} in its {SUMS[f.where['sum']]}" for f in low)
-        said = (
-            f"It carries low precision from tile to tile: yes, in its {' and '.join(sums)}. How we know: of a sum of "
-            f"{most.where['terms']:,} terms it loses {each}; a kernel that carries FP32 loses half an ulp."
-        )
-        tiles = {f.where["tile"]: f.where["fmt"] for f in low if f.where["tile"]}
-        if len(tiles) == 1:
-            said += f" All is lost in tiles of up to {min(tiles)} keys: this is its tile."
-        elif tiles:
-            each = [f"{tile} keys, if it carries {fmt}" for tile, fmt in sorted(tiles.items())]
-            said += f" All is lost in tiles of up to {' or '.join(each)}: this is its tile."
-        if len(most.where["queries"]) < most.where["queries_of"]:
-            said += f" It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time."
-        yield Severity.FAILS, said
+        yield replace(_carried(low), severity=Severity.FAILS, what="carry")
     elif unseen:
         where = unseen[0].where
         why = f"it {where['problem']}" if where["problem"] else "it was not asked for"
         if where.get("blind"):
-            why = (
-                "small terms alone, without a large one, are not returned right either, so that their loss says nothing"
-            )
-        yield Severity.NOTES, f"Whether it carries low precision from tile to tile could not be seen: {why}."
+            why = "it does not return small terms alone, without a large one, right either"
+        yield Said(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
     else:
         most = max(findings, key=lambda f: f.number)
-        said = (
-            "It carries low precision from tile to tile: no. How we know: of sums of up to 4,096 terms it loses at "
-            f"most {most.number:.1f} ulp, asked for {listed(map(queries_in_words, most.where['queries']))} at a time; "
-            "a kernel that carries BF16 or FP16, in tiles of up to 512 keys, loses 3 to hundreds."
-        )
-        yield Severity.PASSES, said
+        asked = listed(map(queries_in_words, most.where["queries"]))
+        yield Said(
+            "It carries no low precision from tile to tile", f"{most.number:.1f} ulp lost", f"{most.limit:g} ulp",
+            f"Sums of up to 4,096 terms, asked for {asked} at a time. A kernel that carries BF16 or FP16, in tiles of "
+            "up to 512 keys, loses 3 ulp to hundreds.", severity=Severity.PASSES, what="carry",
+        )  # fmt: skip
+
+
+def _carried(low):
+    """Of findings of sums that are carried in low precision."""
+    most, sums = max(low, key=lambda f: f.number), dict.fromkeys(SUMS[f.where["sum"]] for f in low)
+    formats = listed(dict.fromkeys(f.where["fmt"] for f in low))
+    more = [f"Of a sum of {most.where['terms']:,} terms, in {formats}; a kernel that carries FP32 loses half an ulp."]
+    tiles = {f.where["tile"]: f.where["fmt"] for f in low if f.where["tile"]}
+    if tiles:
+        sizes = [f"{tile} keys, if it carries {fmt}" for tile, fmt in sorted(tiles.items())]
+        sizes = f"{min(tiles)} keys" if len(tiles) == 1 else " or ".join(sizes)
+        more.append(f"All is lost in tiles of up to {sizes}: this is its tile.")
+    if len(most.where["queries"]) < most.where["queries_of"]:
+        more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
+    change = "hold the accumulator O and the row sum l in FP32 (docs/theory.md says how many bits are enough)"
+    text = f"It carries low precision from tile to tile, in its {' and '.join(sums)}"
+    return Said(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
 
 
 def listed(texts: Iterable[str]) -> str:
@@ -137,84 +116,83 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def _growth(f, at):
-    to = "something not finite" if f.number is None else f"{f.number:.1f}"
-    return (
-        f"On {at['distribution']} inputs its largest error over Baseline's goes from {at['from_number']:.1f} at "
-        f"N = {at['from_n']} to {to} at N = {at['n']} ({at['fmt']}, {queries_in_words(at['queries'])})."
-    )
+    to = "not finite" if f.number is None else f"{f.number:.1f} × Baseline's"
+    return Said(
+        f"With N, its largest error goes from {at['from_number']:.1f} × Baseline's at N = {at['from_n']:,} to that at "
+        f"N = {at['n']:,} ({at['distribution']} inputs, {at['fmt']}, {queries_in_words(at['queries'])})", to,
+    )  # fmt: skip
 
 
 def _answer(f, at):
     at_dim = "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}"
-    return f"Asked for {at['asked']}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}."
+    return Said(f"Asked for {at['asked']}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}")
+
+
+def _rule(f):
+    return "breaks the rule" if f.severity == Severity.FAILS else "is within the rule"
 
 
 def _error(f, at):
     place = f"{at['distribution']} inputs, {at['fmt']}, N = {at['n']}{_few(at)}"
-    return f"Its largest error {times(f)} ({place}){allowed(f)}."
+    return Said(f"Its largest error {_rule(f)} ({place})", *times(f))
 
 
 def _rounded_splits(f, at):
     parts = "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys"
-    return (
-        f"It rounds partial results: an emulation that computes {parts} exactly and rounds each part's output, not yet "
-        f"divided by its row sum, to {at['fmt']}{'; merges them in it, too,' if at['low_merge'] else ''} has the same "
-        f"errors (they explain {f.number:.0%} of the kernel's, squared). What to change: write and merge partial "
-        "results in FP32."
-    )
+    return Said(
+        f"It rounds partial results to {at['fmt']}", f"{f.number:.0%} of its error explained",
+        more=f"An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
+        f"sum, to {at['fmt']}{'; merges them in it, too,' if at['low_merge'] else ''} has the same errors (squared).",
+        change="write and merge partial results in FP32",
+    )  # fmt: skip
 
 
 def _sum_error(f, at):
-    return (
-        f"Its {SUMS[at['sum']]} is {f.number:.1f} ulp of {at['fmt']} off where P is small, but it loses no whole tile: "
-        "this error is of its scores or of its exponential, not of a carried sum."
-    )
+    return Said(
+        f"Its {SUMS[at['sum']]} is off where P is small, but loses no whole tile", f"{f.number:.1f} ulp of {at['fmt']}",
+        more="This error is of its scores or of its exponential, not of a carried sum.",
+    )  # fmt: skip
 
 
 def _problem(f, at):
-    words = f"n {at['distribution']} inputs in {at['fmt']} at N = {at['n']}{_few(at)} it {at['problem']}."
-    return f"Not judged: o{words}" if f.severity == Severity.NOTES else f"O{words}"
+    words = f"n {at['distribution']} inputs in {at['fmt']} at N = {at['n']}{_few(at)} it {at['problem']}"
+    return Said(f"Not judged: o{words}" if f.severity == Severity.NOTES else f"O{words}")
 
 
 def _top_left(f, at):
-    return (
-        "Where queries are fewer than keys, its causal mask is aligned top-left, as torch's is_causal: the rule over "
-        "shapes leaves these calls out."
-    )
+    return Said(
+        "Where queries are fewer than keys, its causal mask is aligned top-left, as torch's is_causal",
+        more="The rule over shapes leaves these calls out.",
+    )  # fmt: skip
 
 
 def _causal_only(f, at):
-    return "It has a causal mask and no other way: all of it was judged causally."
+    return Said("It has a causal mask and no other way: all of it was judged causally")
 
 
 def _coverage(f, at):
-    return (
+    return Said(
         f"How much was judged: {at['settings']} of {at['settings_of']} settings of format, inputs, N and queries, and "
-        f"{at['shapes']} of {at['shapes_of']} calls over shapes and masks."
+        f"{at['shapes']} of {at['shapes_of']} calls over shapes and masks"
     )
 
 
 def _shapes(f, at):
     if not at["failed"]:
-        return f"Over shapes and masks all {at['of']} {f.what} are within the rule."
-    return (
-        f"Over shapes and masks {at['failed']} of {at['of']} {f.what} break the rule: the worst error {times(f)} "
-        f"({at['tensor']}, {at['shape']}, {at['fmt']}){allowed(f)}."
-    )
+        return Said(f"Over shapes and masks all {at['of']} {f.what} are within the rule", *times(f))
+    place = f"the worst: {NAMES.get(at['tensor'], 'O')}, {at['shape']}, {at['fmt']}"
+    return Said(f"Over shapes and masks {at['failed']} of {at['of']} {f.what} break the rule ({place})", *times(f))
 
 
 def _wrong_gradient(f, at):
-    return (
-        f"{NAMES[at['tensor']]} is not attention's gradient: it is {f.number:.0%} off ({at['shape']}, head_dim "
-        f"{at['head_dim']}, {at['fmt']}); accepted is up to {f.limit:.0%}."
-    )
+    place = f"{at['shape']}, head_dim {at['head_dim']}, {at['fmt']}"
+    return Said(
+        f"{NAMES[at['tensor']]} is not attention's gradient ({place})", f"{f.number:.0%} off", f"{f.limit:.0%}"
+    )  # fmt: skip
 
 
 def _worst_input(f, at):
-    return (
-        f"Of the inputs that make trouble, {at['distribution']} in {at['fmt']} is the worst: its largest error there "
-        f"{times(f)}."
-    )
+    return Said(f"Of the inputs that make trouble, {at['distribution']} in {at['fmt']} is the worst", *times(f))
 
 
 def _outwards(f, at):
@@ -222,16 +200,17 @@ def _outwards(f, at):
     low, high = sorted((sign * at["low"], sign * at["high"]))
     same = abs(f.number - at["baseline"]) < f.limit
     whose = "Baseline's do too" if same else "Baseline's there"
-    return (
-        f"Its errors are biased: on {at['distribution']} in {at['fmt']} they point {side} zero, by {abs(f.number):.2f} "
-        f"ulp in the mean ({low:.2f} to {high:.2f}). {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}."
-    )
+    return Said(
+        f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}",
+        f"{abs(f.number):.2f} ulp in the mean",
+        more=f"{low:.2f} to {high:.2f}. {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}.",
+    )  # fmt: skip
 
 
 def _repeats(f, at):
     if f.number == 1:
-        return f"Its {at['of']} have the same bits in all of {at['runs']} runs."
-    return f"Its {at['of']} are {f.number:.0f} different ones in {at['runs']} runs."
+        return Said(f"Its {at['of']} have the same bits in all of {at['runs']} runs")
+    return Said(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
 
 
 def _relation(f, at):
@@ -239,37 +218,35 @@ def _relation(f, at):
     also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
     place = f"{at['case']}, {at['fmt']}{also}"
     if at["outcome"] == BROKEN:
-        return f"{says}: asked for that, it {at['problem']} ({place})."
+        return Said(f"{says}: asked for that, it {at['problem']} ({place})")
     if f.number is None:
-        return f"{says}: not here, where it gives NaN ({place})."
+        return Said(f"{says}: not here, where it gives NaN ({place})")
     if at["outcome"] == ROUNDING:
-        return f"{says}: to rounding, not bit for bit ({place}: {f.number:.2g} apart)."
-    allowed = f", where {f.limit:.2g} is allowed" if f.limit else ""
-    return f"{says}: not here ({place}: {f.number:.2g} apart{allowed})."
+        return Said(f"{says}: to rounding, not bit for bit ({place})", f"{f.number:.2g} apart")
+    return Said(f"{says}: not here ({place})", f"{f.number:.2g} apart", f"{f.limit:.2g}" if f.limit else "0")
 
 
 def _relations(f, at):
-    asked = f"; {at['not_asked']} more were not asked, for want of the option" if at["not_asked"] else ""
-    return f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases{asked}."
+    asked = f"{at['not_asked']} more were not asked, for want of the option." if at["not_asked"] else ""
+    return Said(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=asked)
 
 
 def _rounding_mode(f, at):
-    said = f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} {MODES[at['mode']]}."
-    return f"{said} What to change: round to nearest even." if f.severity == Severity.FAILS else said
+    change = "round to nearest even" if f.severity == Severity.FAILS else ""
+    return Said(f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} {MODES[at['mode']]}", change=change)
 
 
 def _unsupported(f, at):
-    return f"Not supported, so not judged: {', '.join(at['asked'])}."
+    asked = at["asked"]
+    return Said(f"Not supported, so not judged: {len(asked)} of its options", more=f"{'; '.join(asked)}.")
 
 
 SAY = {
-    "not_run": sentence(_not_run), "not_attention": sentence(_not_attention), "only_fp64": sentence(_only_fp64),
-    "carry": _carry, "growth": sentence(_growth), "answer": sentence(_answer), "error": sentence(_error),
-    "rounded_splits": sentence(_rounded_splits), "causal_only": sentence(_causal_only),
-    "coverage": sentence(_coverage), "sum_error": sentence(_sum_error), "problem": sentence(_problem),
-    "top_left": sentence(_top_left), "outputs": sentence(_shapes), "gradients": sentence(_shapes),
-    "wrong_gradient": sentence(_wrong_gradient),
-    "worst_input": sentence(_worst_input), "outwards": sentence(_outwards), "repeats": sentence(_repeats),
-    "rounding_mode": sentence(_rounding_mode), "relation": sentence(_relation), "relations": sentence(_relations),
-    "unsupported": sentence(_unsupported),
+    "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
+    "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
+    "causal_only": each(_causal_only), "coverage": each(_coverage), "sum_error": each(_sum_error),
+    "problem": each(_problem), "top_left": each(_top_left), "outputs": each(_shapes), "gradients": each(_shapes),
+    "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
+    "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "relation": each(_relation),
+    "relations": each(_relations), "unsupported": each(_unsupported),
 }  # fmt: skip

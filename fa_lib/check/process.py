@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from fa_lib.check import worker
+from fa_lib.waiting import environment
 
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # two processes, one of which always waits: none may do so on a core
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors
 START_S = 300.0  # until Python and torch are there
@@ -62,7 +62,7 @@ class Process:
         given = (theirs.fileno(), self.inbox, self.outbox)
         command = [sys.executable, "-P", "-u", worker.__file__, *map(str, given)]
         self.process = subprocess.Popen(
-            command, pass_fds=given, env=os.environ | ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, pass_fds=given, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, process_group=0,
         )  # fmt: skip
         self.guard = subprocess.Popen(

@@ -1,16 +1,23 @@
 """From findings to sentences, for terminal, page and figures' titles. Nothing reads them back."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from fa_lib.check import conduct_words
+from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
-from fa_lib.check.kernel_words import SAY, SUMS, allowed, sentence, times
+from fa_lib.check.kernel_words import SAY, SUMS
+from fa_lib.check.said import Said, each, folded, times
 from fa_lib.check.skipped import first_nonfinite, place, told
 from fa_lib.check.tensors import CHANGES, RAN, ROUNDED
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
-ADVICE = (
-    "What to change: hold the accumulator O and the row sum l in FP32 (docs/theory.md says how many bits are enough)."
-)
+HEADINGS = {  # of findings by what they mean for the verdict
+    Severity.FAILS: "Counts against it",
+    Severity.NOTES: "Told, and not counted",
+    Severity.PASSES: "Holds",
+}
 
 
 def headline(judgement: Judgement) -> str:
@@ -40,50 +47,76 @@ def title(judgement: Judgement) -> str:
 
 def in_words(judgement: Judgement) -> str:
     """The headline and every sentence, as one text."""
-    return " ".join([headline(judgement), *(sentence for _, sentence in sentences(judgement))])
+    said = [text for group in said_of(judgement).values() for one in group for text in (one.line, one.more, one.remedy)]
+    return " ".join([headline(judgement), *filter(None, said)])
 
 
-def sentences(judgement: Judgement) -> list[tuple[Severity, str]]:
-    """Every finding in words, the gravest first, with what it means for the judgement."""
+def in_lines(judgement: Judgement, heading: Callable[[Severity, str], str] = lambda severity, text: text) -> list[str]:
+    """The headline, then a line for each finding and for what to change; of what holds one line for all.
+
+    Args:
+        heading: gives the heading of the findings of a severity as it is to be shown.
+    """
+    lines = [shown(headline(judgement))]
+    for severity, group in said_of(judgement).items():
+        top = heading(severity, f"{HEADINGS[severity]}:")
+        if severity == Severity.PASSES:
+            lines += ["", f"{top} {shown('. '.join(one.text for one in group))}."]
+            continue
+        lines += ["", top]
+        for seen, more in folded(group):
+            lines += [f"  {shown(text)}" for one in seen for text in (one.line, one.remedy) if text]
+            lines += [f"  and {len(more)} more like these"] if more else []
+    return lines
+
+
+def said_of(judgement: Judgement) -> dict[Severity, list[Said]]:
+    """Every finding in words, by what it means for the verdict. What fails stands first, and what counts for a verdict
+    of "passes" before what is only told; in each the gravest first."""
     groups: dict[str, list[Finding]] = {}
     for finding in judgement.findings:
         groups.setdefault(finding.what, []).append(finding)
-    said = [pair for what, findings in groups.items() for pair in _SAY[what](findings)]
-    return said + ([(Severity.NOTES, ADVICE)] if judgement.carries else [])
+    said = [one for what, findings in groups.items() for one in SAYINGS[what](findings)]
+    order = [Severity.FAILS, Severity.NOTES, Severity.PASSES]
+    if judgement.passed:
+        order = [Severity.PASSES, Severity.NOTES]
+    found = {severity: [one for one in said if one.severity == severity] for severity in order}
+    return {severity: group for severity, group in found.items() if group}
 
 
 def _refused(f, at):
-    return f"{KERNELS.get(at['kernel'], at['kernel'])} {at['problem']}."
+    return Said(f"{KERNELS.get(at['kernel'], at['kernel'])} {at['problem']}")
 
 
 def _captured(f, at):
     of = f" of {at['model']}" if at.get("model") else ""
-    return f"The tensors were captured at {place(at)}{of}."
+    return Said(f"The tensors were captured at {place(at)}{of}")
 
 
 def _nonfinite(f, at):
     words = first_nonfinite(at)
     made = "attention made it of finite inputs" if at["tensor"] == "o" else "it came so to attention"
-    return f"{words[0].upper()}{words[1:]}: {made}."
+    return Said(f"{words[0].upper()}{words[1:]}: {made}")
 
 
 def _head_error(f, at):
     kernel = KERNELS.get(at["kernel"], at["kernel"])
-    return f"Over {at['heads']} heads the largest error of {kernel} {times(f)} (head {at['head']}){allowed(f)}."
+    rule = {Severity.FAILS: " breaks the rule", Severity.PASSES: " is within the rule"}.get(f.severity, "")
+    return Said(f"Over {at['heads']} heads the largest error of {kernel}{rule} (head {at['head']})", *times(f))
 
 
-def _heads(words):
-    return sentence(lambda f, at: f"{words}: head {', '.join(map(str, at['heads']))}.")
+def _heads(words, why):
+    return each(lambda f, at: Said(f"{words}: head {', '.join(map(str, at['heads']))}", more=why))
 
 
 def _change(f, at):
     if at["change"] is None:
-        return f"No change that was tried makes the error of {at['base']} clearly smaller."
+        return Said(f"No change that was tried makes the error of {at['base']} clearly smaller")
     change = CHANGES[at["change"]]
-    return (
-        f"The cheapest change that makes the error of {at['base']} smaller: {change.label} (it costs {change.cost}), "
-        f"{f.number:.1f} times smaller."
-    )
+    return Said(
+        f"The cheapest change that makes the error of {at['base']} smaller: {change.label}",
+        f"{f.number:.1f} × smaller", more=f"It costs {change.cost}.",
+    )  # fmt: skip
 
 
 def _layers(findings):
@@ -91,41 +124,40 @@ def _layers(findings):
     kernels = dict.fromkeys(f.where["kernel"] for f in findings)
     for kernel in sorted(kernels, key="ran".__ne__):
         own = [f for f in findings if f.where["kernel"] == kernel]
-        seen = [f for f in own if f.number is not None]
-        worst = next((f for f in own if f.severity == Severity.FAILS and f.number is None), None)
-        if worst is None and not seen:
-            yield Severity.NOTES, f"{kernel} could not be held against Baseline."
-            continue
-        worst = worst or max(seen, key=lambda f: f.number)
-        where = " ".join(name for name in (worst.where["model"], worst.where["layer"]) if name) or "outside of a module"
-        if kernel != "ran":
-            yield (
-                Severity.NOTES,
-                f"On the same inputs the largest error of {kernel} in a layer {times(worst)} ({where}).",
-            )
-            continue
-        failed = sum(f.severity == Severity.FAILS for f in own)
-        words = f"In {failed} of {len(own)} layers attention breaks the rule" if failed else (
-            f"In all of {len(own)} layers attention is within the rule"
-        )  # fmt: skip
-        yield worst.severity, f"{words}: the largest error in a layer {times(worst)} ({where}){allowed(worst)}."
+        yield replace(_layer_errors(kernel, own), what="layer_error")
+
+
+def _layer_errors(kernel, own):
+    seen = [f for f in own if f.number is not None]
+    worst = next((f for f in own if f.severity == Severity.FAILS and f.number is None), None)
+    if worst is None and not seen:
+        return Said(f"{kernel} could not be held against Baseline")
+    worst = worst or max(seen, key=lambda f: f.number)
+    where = " ".join(name for name in (worst.where["model"], worst.where["layer"]) if name) or "outside of a module"
+    if kernel != "ran":
+        return Said(f"On the same inputs {kernel} has its largest error at {where}", *times(worst))
+    failed = sum(f.severity == Severity.FAILS for f in own)
+    words = f"In {failed} of {len(own)} layers attention breaks the rule" if failed else (
+        f"In all of {len(own)} layers attention is within the rule"
+    )  # fmt: skip
+    return Said(f"{words}; the worst is {where}", *times(worst), severity=worst.severity)
 
 
 def _nothing_compared(f, at):
-    return "No attention call was compared with Baseline, so nothing was judged."
+    return Said("No attention call was compared with Baseline, so nothing was judged")
 
 
 def _skipped(f, at):
     of = "Calls not compared" if at["kernel"] == "all" else f"Calls that {at['kernel']} was not compared at"
-    return f"{of}: {f.number:.0f} ({told(at['why'])})."
+    return Said(f"{of}: {f.number:.0f} ({told(at['why'])})")
 
 
-_SAY = {
-    **SAY, **conduct_words.SAY, "refused": sentence(_refused), "head_error": sentence(_head_error),
+SAYINGS = {
+    **SAY, **conduct_words.SAY, "refused": each(_refused), "head_error": each(_head_error),
     "biased_output": _heads(
-        "Several keys attain the maximum and V has mostly one sign, so rounding O to 16 bits is biased"),
-    "one_signed": _heads("V has mostly one sign, so the errors of a 16-bit carry add up with N"),
-    "underflow": _heads("More than a thousandth of a row's probability is lost to underflow of P"),
-    "change": sentence(_change), "layer_error": _layers, "nothing_compared": sentence(_nothing_compared),
-    "skipped": sentence(_skipped), "captured": sentence(_captured), "nonfinite": sentence(_nonfinite),
+        "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),
+    "one_signed": _heads("V has mostly one sign", "The errors of a 16-bit carry add up with N."),
+    "underflow": _heads("Small P are lost", "More than a thousandth of a row's probability underflows."),
+    "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
+    "skipped": each(_skipped), "captured": each(_captured), "nonfinite": each(_nonfinite),
 }  # fmt: skip

@@ -1,27 +1,31 @@
 """The figure of a report on somebody's kernel."""
 
+from functools import partial
+
 import matplotlib.pyplot as plt
 import numpy as np
 
 from fa_lib.check import words
 from fa_lib.check.carry import LOST
+from fa_lib.check.evidence import PICTURES
 from fa_lib.check.findings import Judgement
 from fa_lib.check.golden import BIASED, WORST
 from fa_lib.check.judge import interval
-from fa_lib.check.kernel_words import queries_in_words
+from fa_lib.check.kernel_words import NAMES, queries_in_words
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import (
-    BASELINE,
-    FLASH,
-    FORMATS,
-    GREY,
+    BLUE,
+    DIM,
     INK,
     INPUTS,
+    READABLE,
+    RUST,
     band,
     by_seed,
     minor_2_and_5,
     no_minor_ticks,
+    panels_of,
     plain_ticks,
     styled,
 )  # fmt: skip
@@ -41,11 +45,25 @@ def kernel_report(judgement: Judgement, tables: dict, caption: str) -> plt.Figur
     if not len(tables["lengths"]):
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
-    _sums(axes[0, 0], tables["sums"])
-    _growth(axes[0, 1], tables["lengths"], judgement.subject)
-    _rule(axes[1, 0], tables["shapes"])
-    _inputs(axes[1, 1], tables["inputs"])
+    for ax, (key, draw) in zip(axes.flat, _drawn(judgement, tables).items()):
+        draw(ax)
+        ax.set_title(PICTURES[key].title)
     return captioned(figure, words.title(judgement), caption)
+
+
+@styled
+def kernel_panels(judgement: Judgement, tables: dict) -> dict[str, plt.Figure]:
+    """The same four as a figure each, without a title: keys of `evidence.PICTURES`; none where it runs in no format."""
+    return panels_of(_drawn(judgement, tables), dict(sides=(4.4, 4.0))) if len(tables["lengths"]) else {}
+
+
+def _drawn(judgement, tables):
+    return {
+        "sums": partial(_sums, sums=tables["sums"]),
+        "growth": partial(_growth, lengths=tables["lengths"], kernel=judgement.subject),
+        "rule": partial(_rule, shapes=tables["shapes"]),
+        "sides": partial(_inputs, inputs=tables["inputs"]),
+    }
 
 
 def _sums(ax, sums):
@@ -54,21 +72,18 @@ def _sums(ax, sums):
         for fmt, rows in worst[worst.what == what].groupby("fmt", sort=False):
             ax.plot(
                 rows["keys"], rows.lost.clip(lower=0.05), marker=marker, ms=4, lw=1.2, fillstyle=fill,
-                color=FORMATS[fmt][0], label=f"{words.SUMS[what]}, {fmt}",
+                color=READABLE[fmt][0], label=f"{words.SUMS[what]}, {fmt}",
             )  # fmt: skip
     all_lost = worst.groupby("keys")["all"].max()
-    ax.plot(all_lost.index, all_lost, color=GREY, lw=1, ls=":", label="every tile lost")
+    ax.plot(all_lost.index, all_lost, color=DIM, lw=1, ls=":", label="every tile lost")
     ax.axhline(LOST, color=INK, lw=1.2)
-    ax.annotate(f"{LOST} ulp", (1, LOST), (0, 3), textcoords="offset points", fontsize=7)
+    ax.annotate(f"{LOST} ulp", (1, LOST), (0, 3), textcoords="offset points", fontsize=8)
     ax.set(xscale="log", yscale="log", xticks=[1, 4, 16, 64, 256], ylim=(0.04, 4000))
     no_minor_ticks(ax.xaxis)
     plain_ticks(ax.xaxis)
     plain_ticks(ax.yaxis)
-    ax.legend(loc="upper right", fontsize=6.5, ncols=2)
-    ax.set(
-        title="does it lose small terms of a large sum?", ylabel="lost of the sum (ulp)",
-        xlabel="keys whose terms add up to 0.45 ulp",
-    )  # fmt: skip
+    ax.legend(loc="upper right", ncols=2)
+    ax.set(ylabel="lost of the sum (ulp)", xlabel="keys whose terms add up to 0.45 ulp")
 
 
 def _growth(ax, lengths, kernel):
@@ -77,12 +92,12 @@ def _growth(ax, lengths, kernel):
     worst = own.loc[own.times_max.idxmax()] if own.times_max.notna().any() else own.iloc[0]
     beside = lengths[(lengths.kernel != kernel) & (lengths.fmt == worst.fmt)]
     own = own[own.fmt == worst.fmt].assign(few=lambda t: t.queries.where(t.queries < t.n, 0))
-    for distribution, color, marker in (("uniform", FLASH, "o"), ("normal", BASELINE, "s")):
+    for distribution, color, marker in (("uniform", RUST, "o"), ("normal", BLUE, "s")):
         for name, rows in beside[beside.distribution == distribution].groupby("kernel", sort=False):
             values = by_seed(rows, "n", "times_max")
             label, ls = BESIDE[name]
             label = label if distribution == "uniform" else None
-            ax.plot(values.index, values.mean(axis=1), color=color, lw=0.9, ls=ls, alpha=0.7, label=label)
+            ax.plot(values.index, values.mean(axis=1), color=color, lw=0.9, ls=ls, label=label)
         rows = own[own.distribution == distribution]
         few = rows.groupby("few").times_max.mean().fillna(0).idxmax()
         asked = queries_in_words(int(few)) if few else "N queries"
@@ -93,8 +108,9 @@ def _growth(ax, lengths, kernel):
     minor_2_and_5(ax.yaxis)
     plain_ticks(ax.xaxis)
     plain_ticks(ax.yaxis)
-    ax.set(title=f"does its error grow? ({worst.fmt})", ylabel="largest error / Baseline's")
-    ax.legend(loc="upper left", fontsize=7)
+    ax.set_ylabel(f"largest error / Baseline's, {worst.fmt}")
+    ax.set_ylim(top=5 * ax.get_ylim()[1])  # room for the legend
+    ax.legend(loc="upper left")
 
 
 def _rule(ax, shapes):
@@ -104,22 +120,22 @@ def _rule(ax, shapes):
         for (fmt, rows), shift in zip(shapes[shapes.tensor == tensor].groupby("fmt", sort=False), (-0.18, 0.18)):
             at = i + shift + rng.uniform(-0.1, 0.1, len(rows))
             ax.plot(
-                at, rows.ratio, FORMATS[fmt][1], color=FORMATS[fmt][0], ms=3.5, alpha=0.6, mew=0,
+                at, rows.ratio, READABLE[fmt][1], color=READABLE[fmt][0], ms=3, mew=0,
                 label=fmt if i == 0 else None,
             )  # fmt: skip
         ax.plot([i - 0.42, i + 0.42], [ALLOWED[tensor]] * 2, color=INK, lw=1.2)
-    ax.set(yscale="log", xticks=range(len(tensors)), xticklabels=[{"o": "output"}.get(t, t) for t in tensors])
+    ax.set(yscale="log", xticks=range(len(tensors)), xticklabels=[NAMES.get(t, "output") for t in tensors])
     minor_2_and_5(ax.yaxis)
     plain_ticks(ax.yaxis)
-    ax.set(title="is it within the rule, over shapes and masks?", ylabel="largest error / Baseline's")
+    ax.set_ylabel("largest error / Baseline's")
     if len(tensors):
-        ax.legend(loc="upper left", fontsize=7)
+        ax.legend(loc="upper left")
 
 
 def _inputs(ax, inputs):
     names = list(dict.fromkeys(inputs.distribution))[::-1]
     for (fmt, rows), shift in zip(inputs.groupby("fmt", sort=False), (0.16, -0.16)):
-        color, marker = FORMATS[fmt]
+        color, marker = READABLE[fmt]
         for i, name in enumerate(names):
             mean, low, high = interval(rows[rows.distribution == name].outwards)
             style = dict(color=color, marker=marker, ms=4.5, lw=1.4, capsize=2)
@@ -130,17 +146,17 @@ def _inputs(ax, inputs):
                 ax.errorbar(mean, i + shift, xerr=[[mean - low], [high - mean]], label=label, **style)
                 own = rows[rows.distribution == name].baseline_outwards.mean()
                 label = "Baseline's" if label and fmt == inputs.fmt.iloc[0] else None
-                ax.plot(own, i + shift, marker, ms=7, mfc="none", mec=GREY, mew=1, label=label, zorder=0)
+                ax.plot(own, i + shift, marker, ms=7, mfc="none", mec=DIM, mew=1, label=label, zorder=0)
             times = rows[rows.distribution == name].times_max.mean()
             if times > ALLOWED["o"]:
-                at = dict(xytext=(4, -3), textcoords="offset points", fontsize=7, color=color)
+                at = dict(xytext=(4, -3), textcoords="offset points", fontsize=7.5, color=color)
                 ax.annotate(f"{times:.1f} × Baseline", (high, i + shift), **at)
     ax.axvline(0, color=INK, lw=1)
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, -0.1), max(high, 0.1))
     ax.set(yticks=range(len(names)), yticklabels=[(INPUTS | TROUBLE)[name] for name in names])
     ax.set_ylim(-0.6, len(names) - 0.4)
-    ax.set(title="do its errors have a side?", xlabel="mean error away from zero (ulp), 95 % interval")
+    ax.set_xlabel("mean error away from zero (ulp), 95 % interval")
     ax.grid(axis="x")
     if len(names):
-        ax.legend(loc="best", fontsize=7)
+        ax.legend(loc="best")

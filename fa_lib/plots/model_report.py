@@ -9,12 +9,12 @@ from fa_lib.check.findings import Judgement
 from fa_lib.check.model import summary
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, minor_2_and_5, plain_ticks, styled
+from fa_lib.plots.style import BLUE, DIM, INK, RUST, minor_2_and_5, panels_of, plain_ticks, styled
 
 DRAWN = {  # kernel: label, colour, marker
     "ran": ("what the model ran", INK, "P"),
-    "as_shipped": ("Flash as shipped", FLASH, "o"),
-    "every_step": ("Flash, every step in the format", BASELINE, "s"),
+    "as_shipped": ("Flash as shipped", RUST, "o"),
+    "every_step": ("Flash, every step in the format", BLUE, "s"),
 }
 POINTS = " Small points: a head at a step; large ones: the layer's largest error over Baseline's largest."
 
@@ -30,20 +30,41 @@ def model_report(
         table: of a Probe with a baseline. Where nothing was compared there is no figure: None.
         baseline: its name.
     """
-    rows, worst = table[table.against == "golden"], summary(table, baseline)
+    worst = summary(table, baseline)
     if not len(worst):
         return None
     figure, ax = plt.subplots(figsize=(8, 1.6 + 0.48 * len(worst)))
+    _layers(ax, table, worst)
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return captioned(figure, words.title(judgement), caption + POINTS)
+
+
+@styled
+def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, plt.Figure]:
+    """The same without words around it: the key is one of `evidence.PICTURES`; none where nothing was compared."""
+    worst = summary(table, baseline)
+    if not len(worst):
+        return {}
+
+    def layers(ax):
+        _layers(ax, table, worst)
+        ax.figure.legend(loc="outside lower left", ncols=1)
+
+    return panels_of(dict(layers=layers), dict(layers=(4.8, 1.9 + 0.42 * len(worst))))
+
+
+def _layers(ax, table, worst):
+    rows = table[table.against == "golden"]
     rng = np.random.default_rng(0)
     for i, name in enumerate(worst):
-        label, color, marker = DRAWN.get(name, (name, GREY, "D^v<>"[i % 5]))
+        label, color, marker = DRAWN.get(name, (name, DIM, "D^v<>"[i % 5]))
         shift = 0.7 * ((i + 0.5) / len(worst.columns) - 0.5)
         of = {layer: each.ratio for layer, each in rows[rows.kernel == name].groupby(["model", "layer"])}
         for y, layer in enumerate(worst.index):
             if layer not in of:  # refused
                 continue
             at = y + shift + rng.uniform(-0.2, 0.2, len(of[layer])) / len(worst.columns)
-            ax.plot(of[layer], at, marker, color=color, ms=3, alpha=0.45, mew=0)
+            ax.plot(of[layer], at, marker, color=color, ms=3, mew=0.6, mfc="none")
             ax.plot(worst[name][layer], y + shift, marker, color=color, ms=7, label=label)
             label = None
     for level, label, line in ((1, "as far as Baseline", "-"), (ALLOWED["o"], "the rule's limit", ":")):
@@ -55,8 +76,6 @@ def model_report(
     plain_ticks(ax.xaxis)
     minor_2_and_5(ax.xaxis)
     ax.grid(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return captioned(figure, words.title(judgement), caption + POINTS)
 
 
 def _names(places):

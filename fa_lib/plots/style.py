@@ -3,7 +3,7 @@
 A function that draws a figure is `@styled`: importing this file changes no setting of matplotlib's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 
 import matplotlib.pyplot as plt
@@ -20,6 +20,11 @@ _COLORS = seaborn.color_palette("colorblind").as_hex()
 FLASH, BASELINE, SOFTMAX = _COLORS[3], _COLORS[0], _COLORS[9]  # told apart by marker where colour is not seen
 GREY, INK = "#777777", "#333333"  # FP64 is grey: its last bits belong to the machine's BLAS
 FORMATS = {"BF16": (FLASH, "o"), "FP16": (_COLORS[1], "s"), "FP32": (BASELINE, "^"), "FP64": (GREY, "D")}
+READABLE = {  # a report's: on white 4.5 : 1 and more, so that thin lines and small words are read
+    "BF16": ("#b84a00", "o"), "FP16": ("#6b4fa0", "s"), "FP32": ("#0168a8", "^"), "FP64": ("#686868", "D"),
+    "other": ("#8a5b00", "v"),
+}  # fmt: skip
+RUST, PURPLE, BLUE, DIM, BROWN = (color for color, _ in READABLE.values())
 INPUTS = {
     "uniform": "uniform inputs on [0, 1)",
     "normal": "normal inputs, N(0, 1)",
@@ -71,6 +76,27 @@ def panels(table: pd.DataFrame, height: float, rows: int = 1):
     size = (4.6 * len(distributions), height)
     figure, axes = plt.subplots(rows, len(distributions), figsize=size, squeeze=False, sharey="row")
     return distributions, figure, axes if rows > 1 else axes[0]
+
+
+PANEL = (4.4, 3.5)  # inches: of a page's panel, which a telephone shows at four fifths of that
+LINES = {  # of a panel: few, and seen; none through the words of a legend
+    "grid.color": DIM, "grid.linewidth": 0.4, "grid.linestyle": ":",
+    "legend.frameon": True, "legend.framealpha": 1, "legend.edgecolor": "none",
+}  # fmt: skip
+
+
+def panels_of(drawn: Mapping[str, Callable[[Axes], None]], sizes: Mapping[str, tuple[float, float]] | None = None):
+    """Each of some functions that draw into axes, in a figure of its own: key -> figure.
+
+    Args:
+        sizes: in inches, of those that are not PANEL.
+    """
+    found = {}
+    with plt.rc_context(LINES):
+        for key, draw in drawn.items():
+            found[key], ax = plt.subplots(figsize=(sizes or {}).get(key, PANEL))
+            draw(ax)
+    return found
 
 
 def by_seed(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:

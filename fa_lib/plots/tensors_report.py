@@ -1,15 +1,18 @@
 """The figure of a report on captured tensors."""
 
+from functools import partial
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn
 
 from fa_lib.check import words
+from fa_lib.check.evidence import PICTURES
 from fa_lib.check.findings import Judgement
 from fa_lib.check.tensors import BETTER, CHANGES
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, minor_2_and_5, plain_ticks, styled
+from fa_lib.plots.style import BLUE, BROWN, DIM, INK, PURPLE, RUST, minor_2_and_5, panels_of, plain_ticks, styled
 
 RISKS = {  # column of `tensors.risks` -> heading, what its full colour means
     "repeated": ("rows with\nseveral\nmaxima", 1),
@@ -32,17 +35,42 @@ def tensors_report(
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
         most: heads drawn, the worst first.
     """
+    drawn, heads = _drawn(risky, far, better, most)
+    height = max(4.5, 0.34 * len(heads) + 2.6)
+    figure, axes = plt.subplots(1, 3, figsize=(13.5, height), width_ratios=(1.25, 0.8, 1.1))
+    for ax, (key, draw) in zip(axes, drawn.items()):
+        draw(ax)
+        ax.set_title(PICTURES[key].title)
+    if len(risky) > most:
+        caption += f" {shortened(risky, most)}"
+    return captioned(figure, words.title(judgement), caption)
+
+
+@styled
+def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, plt.Figure]:
+    """The same three as a figure each, without a title: keys of `evidence.PICTURES`."""
+    drawn, heads = _drawn(risky, far, better, most)
+    height = 0.3 * len(heads) + 1.6
+    return panels_of(
+        drawn, dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
+    )
+
+
+def shortened(risky: pd.DataFrame, most: int = 24) -> str:
+    """What is said where not all heads are drawn; else ""."""
+    return f"The {most} heads with the largest errors of {len(risky)}." if len(risky) > most else ""
+
+
+def _drawn(risky, far, better, most):
+    """Functions that draw into axes, and the heads that they draw."""
     ran = far[far.outcome == "yes"]
     worst = ran.groupby("head").times_max.max().sort_values(ascending=False)
     heads = sorted(worst.index[:most].astype(int))
-    height = max(4.5, 0.34 * len(heads) + 2.6)
-    figure, axes = plt.subplots(1, 3, figsize=(13.5, height), width_ratios=(1.25, 0.8, 1.1))
-    _risks(axes[0], risky.set_index("head").loc[heads])
-    _errors(axes[1], ran[ran["head"].isin(heads)], heads)
-    _changes(axes[2], better)
-    if len(worst) > most:
-        caption += f" The {most} heads with the largest errors of {len(worst)}."
-    return captioned(figure, words.title(judgement), caption)
+    return {
+        "risks": partial(_risks, risky=risky.set_index("head").loc[heads]),
+        "errors": partial(_errors, far=ran[ran["head"].isin(heads)], heads=heads),
+        "changes": partial(_changes, better=better),
+    }, heads
 
 
 def _risks(ax, risky):
@@ -52,15 +80,15 @@ def _risks(ax, risky):
         values.clip(0, 1), ax=ax, annot=labels, fmt="", cmap="Oranges", vmin=0, vmax=1.4, cbar=False,
         annot_kws=dict(fontsize=7.5, color=INK),
     )  # fmt: skip
-    ax.set(ylabel="head", title="how risky is each head?")
-    ax.set_xticklabels([label for label, _ in RISKS.values()], fontsize=6.5, rotation=0)
+    ax.set_ylabel("head")
+    ax.set_xticklabels([label for label, _ in RISKS.values()], fontsize=7, rotation=0)
     ax.tick_params(axis="y", rotation=0)
     ax.tick_params(length=0)
     ax.grid(False)
 
 
 def _errors(ax, far, heads):
-    styles = ((INK, "|"), (BASELINE, "s"), (SOFTMAX, "D"), (FLASH, "o"), (GREY, "^"), ("#ca9161", "v"))
+    styles = ((INK, "|"), (BLUE, "s"), (PURPLE, "D"), (RUST, "o"), (DIM, "^"), (BROWN, "v"))
     for (color, marker), name in zip(styles, dict.fromkeys(far.kernel)):
         rows = far[far.kernel == name].set_index("head").loc[heads]
         label = words.KERNELS.get(name, name)
@@ -70,23 +98,23 @@ def _errors(ax, far, heads):
     ax.set(xscale="log", ylim=(len(heads) - 0.5, -0.5), yticks=range(len(heads)), yticklabels=heads)
     plain_ticks(ax.xaxis)
     minor_2_and_5(ax.xaxis)
-    ax.set(title="how far is each kernel on it?", xlabel="largest error / Baseline's")
+    ax.set(xlabel="largest error / Baseline's", ylabel="head")
     ax.grid(axis="y")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=6.5, ncols=2)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=7.5, ncols=2)
 
 
 def _changes(ax, better):
     tried = {row["change"] for rows in better.values() for row in rows[1:]}
     names = [key for key in CHANGES if key in tried]  # cheapest first
-    for (base, rows), color, shift in zip(better.items(), (BASELINE, FLASH), (-0.2, 0.2)):
+    for (base, rows), color, shift in zip(better.items(), (BLUE, RUST), (-0.2, 0.2)):
         at = [names.index(row["change"]) + shift for row in rows[1:]]
         less = [row["times_less"] for row in rows[1:]]
         bars = ax.barh(at, [x - 1 for x in less], 0.36, left=1, color=color, label=f"of {base}")
         ax.bar_label(bars, [f"{x:.1f} ×" if x >= 1 / BETTER else "" for x in less], fontsize=7, padding=2)
     ax.axvline(1, color=INK, lw=1)
     ax.set(xscale="log", yticks=range(len(names)), ylim=(len(names) - 0.5, -0.5))
-    ax.set_yticklabels([f"{CHANGES[key].label}\ncosts {CHANGES[key].cost}" for key in names], fontsize=6.5)
+    ax.set_yticklabels([f"{CHANGES[key].label}\ncosts {CHANGES[key].cost}" for key in names], fontsize=7)
     plain_ticks(ax.xaxis)
     minor_2_and_5(ax.xaxis)
-    ax.set(title="which change lowers the error?", xlabel="root mean square error, before / after")
-    ax.legend(loc="upper right", fontsize=7)
+    ax.set_xlabel("root mean square error, before / after")
+    ax.legend(loc="upper right")

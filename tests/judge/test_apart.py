@@ -168,7 +168,7 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
             assert attempt(fn, *draw(n=i + 1)).outcome == "yes"
             told = list(of_conduct(fn.told()))
             assert [(each.what, each.severity, each.where["details"]) for each in told] == due, text
-            assert all(words for each in told for _, words in SAY[each.what]([each]))
+            assert all(said.text for each in told for said in SAY[each.what]([each]))
     assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
     assert torch.get_num_threads() == threads
 

@@ -269,18 +269,21 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
     worst = found["constant_values"]
     assert worst.where["case"] == "a constant for each feature" and (worst.number, worst.limit) == (0.04, 0.008)
     assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
-    words = {key: next(SAY[f.what]([f]))[1] for key, f in found.items()}
+    words = {key: next(SAY[f.what]([f])).line for key, f in found.items()}
     assert words["constant_values"] == (
         "A value that is the same for every key is the output: not here (a constant for each feature, BF16, and 1 "
-        "more: 0.04 apart, where 0.008 is allowed)."
+        "more): 0.04 apart, limit 0.008."
     )
-    assert words["batch_invariance"].endswith("to rounding, not bit for bit (batch, BF16: 0.001 apart).")
+    assert words["batch_invariance"].endswith("to rounding, not bit for bit (batch, BF16): 0.001 apart.")
     assert words["masked_nan"].endswith("not here, where it gives NaN (NaN in V, BF16).")
     assert words["strides"].endswith("asked for that, it returns list, where a tensor is due (expanded heads, BF16).")
-    assert words["all"].startswith("Relations that every attention kernel keeps hold in 4 of 7 cases; 1 more")
+    assert words["all"] == "Relations that every attention kernel keeps hold in 4 of 7 cases."
     page = by_relation(table)
-    assert list(page.columns) == ["what must hold", "case", "BF16"] and len(page) == 7
-    assert page.BF16[1] == "breaks: 0.04 of 0.008" and page.BF16[6] == "no answer"
+    assert list(page.columns) == ["breaks", "BF16", "what must hold", "case"] and len(page) == 7
+    assert page.breaks.tolist() == [True] * int(page.breaks.sum()) + [False] * int((~page.breaks).sum())
+    at = page.set_index("case").BF16
+    assert at["NaN in V"] == "NaN, not counted" and not page.set_index("case").breaks["NaN in V"]
+    assert at["a constant for each feature"] == "breaks: 0.04 of 0.008" and at["expanded heads"] == "no answer"
     kept = [row("powers_of_two", "2^4", "bitwise", 0.0)]
     (only,) = of_relations(pd.DataFrame(kept))
     assert only.severity == Severity.PASSES and only.where == dict(held=1, of=1, not_asked=0)

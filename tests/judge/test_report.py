@@ -19,7 +19,7 @@ from fa_lib.check.golden import Inputs
 from fa_lib.check.judge import interval, judge_kernel
 from fa_lib.check.kernel import BIASED, QUICK, WORST, Depth, examine, measure, repeats, ruled
 from fa_lib.check.report import Section, page
-from fa_lib.check.words import in_words, sentences, title
+from fa_lib.check.words import in_words, said_of, title
 from fa_lib.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -50,13 +50,14 @@ def found(judgement, what):
 def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(judgements):
     good, bad = judgements["flash"], judgements["every_step"]
     assert good.passed and judgements["unfused"].passed
-    assert good.carries == () and "from tile to tile: no" in in_words(good)
+    assert good.carries == () and "It carries no low precision from tile to tile: 0.5 ulp lost, limit" in in_words(good)
     assert not bad.passed and bad.carries == ("accumulator", "row_sum")
     words = in_words(bad)
-    assert "from tile to tile: yes, in its accumulator O and row sum l" in words
+    assert "It carries low precision from tile to tile, in its accumulator O and row sum l: " in words
     assert "What to change: hold the accumulator O and the row sum l in FP32 (" in words
     assert re.search(
-        r"times Baseline's \(uniform inputs, (BF16|FP16), N = 1024(, 16? quer\w+)?\); the rule allows 2", words
+        r"breaks the rule \(uniform inputs, (BF16|FP16), N = 1024(, 16? quer\w+)?\): [\d.]+ × Baseline's, limit 2 ×",
+        words,
     )
     assert "the same bits in all of 3 runs" in words
 
@@ -92,9 +93,11 @@ def test_a_judgement_is_made_from_its_findings_and_nothing_else():
         is Finding("x", Severity.NOTES, {}, math.inf).number
     )
     close = replace(fails, number=2.004)
-    assert sentences(Judgement("kernel", "mine", (close,))) == [
-        ("fails", "Its largest error is 2.004 times Baseline's (normal inputs, BF16, N = 8); the rule allows 2.")
-    ]
+    ((severity, (said,)),) = said_of(Judgement("kernel", "mine", (close,))).items()
+    assert severity == said.severity == Severity.FAILS and (said.number, said.limit) == ("2.004 × Baseline's", "2 ×")
+    assert said.line == (
+        "Its largest error breaks the rule (normal inputs, BF16, N = 8): 2.004 × Baseline's, limit 2 ×."
+    )
 
 
 def attention(q, k, v, **options):
@@ -157,7 +160,9 @@ def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     assert asked.note["causal, fewer queries than keys"] == "top_left"
     assert asked.outcome["causal, fewer queries than keys"] == "yes"
     judgement = judge_kernel(name, tables)
-    assert judgement.passed and "Not supported, so not judged: a length off the tiles" in in_words(judgement)
+    assert judgement.passed and re.search(
+        "Not supported, so not judged: .* a length off the tiles", in_words(judgement)
+    )
     shapes = tables["shapes"]
     assert set(shapes[shapes["shape"] == "97"].outcome) == {"no"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
@@ -201,7 +206,7 @@ def test_nan_on_inputs_that_make_trouble_fails():
 
     judgement = examined("nan on peaked", nan_on_peaked)
     assert not judgement.passed and "On peaked inputs in BF16 at N = 128 it returns 8192 NaN" in in_words(judgement)
-    assert "nan times" not in in_words(judgement)
+    assert "nan ×" not in in_words(judgement)
 
 
 def test_kernels_of_one_format_or_one_head_dim_are_judged_in_it():
@@ -335,10 +340,10 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
     report = reports.check_kernel("own.mine:attention", "quick", out)
     words = in_words(report.judgement)
     assert not report.judgement.passed and report.page == out / "own.mine_attention.html"
-    assert "own.mine:attention fails. It carries low precision from tile to tile: yes, in its accumulator O" in words
+    assert "own.mine:attention fails. It carries low precision from tile to tile, in its accumulator O" in words
     assert "tiles of up to 32 keys" in words
     html = report.page.read_text()
-    assert html.count("data:image/png;base64") == 1 and "carries low precision from tile to tile: yes" in html
+    assert html.count("data:image/png;base64") == 4 and "It carries low precision from tile to tile, in" in html
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", html) and "cell/s" not in html
     held = json.loads(json.dumps(report.record, allow_nan=False))
     assert (
@@ -365,9 +370,10 @@ def test_a_strangers_text_is_never_markup_and_moves_no_cursor():
 
     tables = examine(register("<img src=x>", rude), SMALL)
     judgement = judge_kernel("<img src=x>", tables)
-    html = page(judgement, [Section("<b>", pd.DataFrame({"<i>": ["<u>\x07"]}))], settings={"a": ["<s>", "b"]})
+    table = pd.DataFrame({"<i>": ["<u>\x07"]})
+    html = page(judgement, [Section("asked", "<b>", table)], about={"<a>": "<em>\x07"}, settings={"a": ["<s>", "b"]})
     assert "<script" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; \\x1b[2J \\u202e &amp; \\ud800" in html
-    for tag in ("<img", "<u>", "<s>", "\x07", "\x1b"):
+    for tag in ("<img", "<u>", "<s>", "<i>", "<a>", "<em>", "\x07", "\x1b"):
         assert tag not in html
     html.encode()  # no lone surrogate is left
     assert "\x1b" not in in_words(judgement) and shown("a\x1b\nb é") == "a\\x1b\\nb é"

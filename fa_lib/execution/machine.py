@@ -1,0 +1,40 @@
+"""What a report says of the machine and of the packages that it ran with: for readers, not for results."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import time
+from pathlib import Path
+
+
+def processor() -> str:
+    """The processor's name; its architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def date() -> str:
+    """Today, YYYY-MM-DD, in UTC; SOURCE_DATE_EPOCH, where it is set, for pages that are built again."""
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")
+    return time.strftime("%Y-%m-%d", time.gmtime(int(given) if given.isdigit() else None))
+
+
+def package(module: str) -> str:
+    """The installed package that has a module, with its version: "numpy 2.2.1"; "" where none has. Nothing of it is
+    imported."""
+    top = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    origin = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    for name in importlib.metadata.packages_distributions().get(top, ()) if origin else ():
+        found = importlib.metadata.distribution(name)
+        if Path(origin).resolve().is_relative_to(Path(str(found.locate_file(""))).resolve()):
+            return f"{name} {found.version}"
+    return ""
