@@ -97,7 +97,7 @@ def chained(a, b, c, out, emin, block, F, flush, grid, to_nearest):
 
 @numba.njit(nogil=True, error_model="numpy")
 def sequential(a, b, c, out, grid):
-    """Every product and every addition rounded to nearest, in order, c first; a precision of 53 bits is float64's own."""
+    """Every product and every addition rounded to nearest, in order, c first; 53 bits are float64's own."""
     m, n = out.shape
     own, acc = grid[0] == 53, np.empty(LANES)
     for j0 in range(0, n, LANES):

@@ -1,7 +1,7 @@
 """Dot: how the products of a dot product are summed. Float64 in and out, values on the grids of their formats.
 
-A matrix product of the emulator is, by default, the exact sum, rounded once (`EXACT`). Processors do otherwise: they round
-each addition in some order (`sequential`, `pairwise`), or, as tensor cores do, truncate (`TensorCore`).
+A matrix product of the emulator is, by default, the exact sum, rounded once (`EXACT`). Processors do otherwise: they
+round each addition in some order (`SEQUENTIAL`, `PAIRWISE`), or, as tensor cores do, truncate (`TensorCore`).
 """
 
 import math
@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib import adders, on_device
-from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, FormatLike
+from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format, FormatLike
 
 E8M13 = replace(Format.of((8, 14)), name="E8M13")  # of FP8 products: FP32's exponents and 13 fraction bits
 SLICE = 1 << 16  # products that are worth a thread
