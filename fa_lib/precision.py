@@ -1,6 +1,7 @@
 """Precision: which number format each step of attention is rounded to, and how its matrix products are summed."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from fa_lib.dots import EXACT, Dot
 from fa_lib.formats import FP32, Format, FormatLike
@@ -61,7 +62,8 @@ class Precision:
     @classmethod
     def uniform(cls, fmt: FormatLike) -> "Precision":
         """Every step in `fmt`: the re-implementation of arXiv 2405.02803."""
-        return cls(*[Format.of(fmt)] * len(cls.steps()))
+        given: dict[str, Any] = dict.fromkeys(cls.steps(), Format.of(fmt))
+        return cls(**given)
 
     @classmethod
     def materialized(cls, fmt: FormatLike) -> "Precision":
@@ -76,4 +78,5 @@ class Precision:
         fmt = Format.of(fmt)
         wide = fmt if fmt.precision > FP32.precision else FP32
         narrow = ("inputs", "probs", "output", "grads")
-        return cls(**{name: fmt if name in narrow else wide for name in cls.steps()})
+        given: dict[str, Any] = {name: fmt if name in narrow else wide for name in cls.steps()}
+        return cls(**given)

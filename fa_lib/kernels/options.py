@@ -170,8 +170,8 @@ class Options:
     def rows(self, head: int, here: slice, products: Dot = EXACT) -> "Scores":
         """The scores that the rows `here`, a slice, of flattened head `head` see; products: sums Q Kᵀ."""
         index = np.unravel_index(head, self.lead)
-        masks = (None if x is None else x[index][here] for x in (self.mask, self.keep))
-        return Scores(self, here, *masks, self.sink(head), products)
+        mask, keep = (None if x is None else x[index][here] for x in (self.mask, self.keep))
+        return Scores(self, here, mask, keep, self.sink(head), products)
 
 
 class Scores:
