@@ -82,15 +82,15 @@ class Format:
         return _DTYPES.get(self.name)
 
     @cached_property
-    def _quantum_limits(self):
-        # Exponent fields of a float64 between which the spacing of the grid follows the value's exponent.
+    def quantum_limits(self) -> tuple[int, int]:
+        """Exponent fields of a float64 between which the spacing of the grid follows the value's exponent."""
         return (self.emin + BIAS) << 52, (self.emax + 1 + BIAS) << 52
 
     def ulp(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         """Spacing of the format's grid at the values `x` (float64 tensor), subnormal range included."""
         if self.precision == 53:
             return torch.nextafter(x.abs(), torch.full_like(x, math.inf)) - x.abs()
-        field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(*self._quantum_limits)
+        field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(*self.quantum_limits)
         return (field - ((self.precision - 1) << 52)).view(torch.float64)
 
     def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
@@ -193,7 +193,7 @@ def round_to(
     x = x.contiguous()
     out = torch.empty_like(x)
     arrays = x.view(-1).numpy(), out.view(-1).numpy()
-    low, high = fmt._quantum_limits
+    low, high = fmt.quantum_limits
     over = math.inf if fmt.has_inf else fmt.max
     if mode == "nearest":
         args = (((53 - fmt.precision) << 52) + (1 << 51), low, high, fmt.max, over)

@@ -1,7 +1,9 @@
-"""Precision: which number format each step of attention is rounded to."""
+"""Precision: which number format each step of attention is rounded to, and how its matrix products are summed."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from fa_lib.dots import EXACT, Dot
 from fa_lib.formats import FP32, Format, FormatLike
 
 
@@ -23,11 +25,13 @@ class Precision:
         grads: dS as handed to dS K and dSᵀ Q. (dP is a product like S, and rounded as `scores`.)
         delta: rowsum(dO ∘ O).
         grad_sums: dQ, dK and dV while tiles are added to them. (torch's CPU kernel holds them in the inputs' format.)
+        products: the Dot by which Q Kᵀ, P V and the five products of the backward pass are summed. What it gives is
+            then rounded, as the step it is.
 
-    Every field takes what `Format.of` takes. `dataclasses.replace(p, accumulator=BF16)` changes one step.
+    Every Format's field takes what `Format.of` takes. `dataclasses.replace(p, accumulator=BF16)` changes one step.
 
     Raises:
-        ValueError: a field is no format.
+        ValueError: a field is no format, or products is no Dot.
     """
 
     inputs: Format
@@ -42,15 +46,24 @@ class Precision:
     grads: Format
     delta: Format
     grad_sums: Format
+    products: Dot = EXACT
 
     def __post_init__(self):
-        for field in fields(self):
-            object.__setattr__(self, field.name, Format.of(getattr(self, field.name)))
+        if not isinstance(self.products, Dot):
+            raise ValueError(f"products: got {self.products!r}; accepted is a Dot, such as dots.EXACT")
+        for name in self.steps():
+            object.__setattr__(self, name, Format.of(getattr(self, name)))
+
+    @classmethod
+    def steps(cls) -> tuple[str, ...]:
+        """The names of the fields that are Formats."""
+        return tuple(field.name for field in fields(cls) if field.name != "products")
 
     @classmethod
     def uniform(cls, fmt: FormatLike) -> "Precision":
         """Every step in `fmt`: the re-implementation of arXiv 2405.02803."""
-        return cls(*[Format.of(fmt)] * len(fields(cls)))
+        given: dict[str, Any] = dict.fromkeys(cls.steps(), Format.of(fmt))
+        return cls(**given)
 
     @classmethod
     def materialized(cls, fmt: FormatLike) -> "Precision":
@@ -65,4 +78,5 @@ class Precision:
         fmt = Format.of(fmt)
         wide = fmt if fmt.precision > FP32.precision else FP32
         narrow = ("inputs", "probs", "output", "grads")
-        return cls(**{field.name: fmt if field.name in narrow else wide for field in fields(cls)})
+        given: dict[str, Any] = {name: fmt if name in narrow else wide for name in cls.steps()}
+        return cls(**given)

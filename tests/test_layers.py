@@ -10,7 +10,7 @@ from fa_lib.paths import PACKAGE
 
 LAYERS = [  # from the top: what stands lower may import what stands higher
     {"paths", "waiting"},
-    {"formats", "precision", "tiling", "inputs", "metrics"},
+    {"adders", "formats", "on_device", "dots", "precision", "tiling", "inputs", "metrics"},
     {"kernels"},
     {"gallery"},
     {"extremes", "roundings"},

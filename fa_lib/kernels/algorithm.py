@@ -33,6 +33,8 @@ class Algorithm:
         folded: the scale is left out of S and multiplied in with the exponential, P = 2**(S c - m c) of one fused
             multiply-add, c = scale * log2(e) in `precision.exponent`; and O is multiplied by 1 / l instead of divided
             by l. As FlashAttention-2's CUDA source has it; of "fa2", without softcap and added masks.
+        chained: O is what the product P V begins with (the c of `Precision.products`), and not added to it afterwards,
+            as FlashAttention-2 and 3 have it on CUDA; of "fa2" and "fa4".
 
     Raises:
         ValueError: an attribute does not fit the others.
@@ -46,6 +48,7 @@ class Algorithm:
     splits: int = 1
     reverse: bool = False
     folded: bool = False
+    chained: bool = False
 
     def __post_init__(self):
         if self.name not in NAMES:
@@ -57,6 +60,8 @@ class Algorithm:
                 raise ValueError(f"{field}: got {value!r} with {self.name!r}; accepted is {accepted}")
         if self.folded and (self.name != "fa2" or self.exp is not torch.exp or self.offset is not None):
             raise ValueError(f"folded: got True with {self}; accepted is it with 'fa2', its own exp and no offset")
+        if self.chained and self.name == "fa1":
+            raise ValueError("chained: got True with 'fa1'; accepted is it with 'fa2' and 'fa4'")
         if type(self.splits) is not int or self.splits < 1:
             raise ValueError(f"splits: got {self.splits!r}; accepted is a whole number from 1")
 

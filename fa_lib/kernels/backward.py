@@ -68,7 +68,7 @@ class Backward:
 
             def row_sums(q_i, k, v, scores, statistics_i, dO_i):
                 P = self.probabilities(p.scores(scores(q_i, k, 0)), statistics_i)
-                dP = p.scores(scores.drop(p.scores(dO_i @ v.mT), 0))
+                dP = p.scores(scores.drop(p.scores(p.products.matmul(dO_i, v.mT)), 0))
                 return p.delta((P * dP).sum(-1, keepdim=True))
 
             delta = by_rows(row_sums, (q, k, v), p, options, features=1, width=n_kv, beside=(statistics, dO))
@@ -78,7 +78,7 @@ class Backward:
             dQ = torch.zeros_like(q_i)  # (rows, head_dim)
             for j, k_j, v_j in tiles(k, v, block_kv, scores):
                 _, dS = self.pair(scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i)
-                dQ = add(dQ + options.scale * (dS @ k_j))
+                dQ = add(dQ + options.scale * p.products.matmul(dS, k_j))
             return p.output(p.grad_sums(dQ))
 
         rest = (statistics, dO, delta)
@@ -108,13 +108,13 @@ class Backward:
             for head in range(kv * options.group, (kv + 1) * options.group):
                 for i in range(0, options.n_q, block_q):
                     here = slice(i, min(i + block_q, options.n_q))
-                    scores = options.rows(head, here)
+                    scores = options.rows(head, here, p.products)
                     if not scores.sees(there.start, there.stop):
                         continue
                     statistics_i, dO_i, delta_i = (x[head, here] for x in rest)
                     P, dS = self.pair(scores, q[head, here], k_j, v_j, j, statistics_i, dO_i, delta_i)
-                    dV_j = add(dV_j + P.mT @ dO_i)
-                    dK_j = add(dK_j + options.scale * (dS.mT @ q[head, here]))
+                    dV_j = add(dV_j + p.products.matmul(P.mT, dO_i))
+                    dK_j = add(dK_j + options.scale * p.products.matmul(dS.mT, q[head, here]))
             dV[kv, there] = p.output(p.grad_sums(dV_j))
             dK[kv, there] = p.output(p.grad_sums(dK_j))
 
@@ -125,7 +125,7 @@ class Backward:
         """P after dropout, and dS, of one tile: both (rows, B_c), as handed to the matrix products."""
         p = self.p
         P = self.probabilities(p.scores(scores(q_i, k_j, j)), statistics_i)
-        dP = p.scores(scores.drop(p.scores(dO_i @ v_j.mT), j))
+        dP = p.scores(scores.drop(p.scores(p.products.matmul(dO_i, v_j.mT)), j))
         dS = P * p.exponent(dP - delta_i)
         softcap = self.options.softcap
         if softcap is not None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fa_lib.dots import EXACT
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
 from fa_lib.kernels.options import check
@@ -79,7 +80,7 @@ def stepwise(
     k, v = (as_many_heads(x, q) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
     how = Algorithm("fa1")
-    p = SimpleNamespace(**dict.fromkeys(Precision.__dataclass_fields__, lambda x: x))  # the dtype rounds
+    p = SimpleNamespace(**dict.fromkeys(Precision.steps(), lambda x: x), products=EXACT)  # the dtype rounds
 
     def forward(q, k, v):
         m = q.new_full((*q.shape[:-1], 1), -math.inf)  # (..., n_q, 1)

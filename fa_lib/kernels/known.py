@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fa_lib.dots import TensorCore
 from fa_lib.formats import BF16, FP16, Format, FormatLike
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
@@ -35,15 +36,25 @@ def vectorised() -> bool:
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
-def fa2_cuda(fmt: FormatLike, head_dim: int) -> dict[str, Any]:
+def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "") -> dict[str, Any]:
     """FlashAttention-2 on CUDA (sm80 and later): tiles of 128 x 128 at head_dim up to 64, 128 x 64 above, the last tile
     of keys first, the scale multiplied in with the exponential, O multiplied by 1 / l (`Algorithm.folded`).
 
-    By its source; it has not been held against a GPU here. What is left out, each a matter of FP32's last bits: how a
-    tensor core adds, ex2.approx's own error, the order of row sums.
+    By its source; it has not been held against a GPU here. What is left out, each a matter of FP32's last bits:
+    ex2.approx's own error, the order of row sums, and, where no unit is named, how a tensor core adds.
+
+    Args:
+        unit: of `dots.UNITS`, "H100": products are summed as its matrix unit does, and O is what P V begins with.
 
     Returns:
         dict of tiling, precision and algorithm, for `tiled`.
+
+    Raises:
+        ValueError: there is no such unit, or it does not take such inputs.
     """
-    tiling = Tiling(128, 128 if head_dim <= 64 else 64)
-    return dict(tiling=tiling, precision=Precision.kernel(fmt), algorithm=Algorithm("fa2", reverse=True, folded=True))
+    tiling, precision = Tiling(128, 128 if head_dim <= 64 else 64), Precision.kernel(fmt)
+    if unit:
+        precision = replace(precision, products=TensorCore.of(unit, fmt))
+    return dict(
+        tiling=tiling, precision=precision, algorithm=Algorithm("fa2", reverse=True, folded=True, chained=bool(unit))
+    )

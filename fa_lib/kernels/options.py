@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from fa_lib.dots import EXACT, Dot
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -165,20 +167,21 @@ class Options:
         """The sink's logit (1, 1) of flattened head `head`."""
         return None if self.sinks is None else self.sinks[head % len(self.sinks)].reshape(1, 1)
 
-    def rows(self, head: int, here: slice) -> "Scores":
-        """The scores that the rows `here`, a slice, of flattened head `head` see."""
+    def rows(self, head: int, here: slice, products: Dot = EXACT) -> "Scores":
+        """The scores that the rows `here`, a slice, of flattened head `head` see; products: sums Q Kᵀ."""
         index = np.unravel_index(head, self.lead)
-        masks = (None if x is None else x[index][here] for x in (self.mask, self.keep))
-        return Scores(self, here, *masks, sink=self.sink(head))
+        mask, keep = (None if x is None else x[index][here] for x in (self.mask, self.keep))
+        return Scores(self, here, mask, keep, self.sink(head), products)
 
 
 class Scores:
     """S of some rows of one head, tile by tile: scaled, capped, masked, not yet rounded."""
 
     def __init__(
-        self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None, sink: Tensor | None = None
-    ):
-        self.o, self.mask, self.keep_mask, self.sink = options, mask, keep, sink
+        self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None, sink: Tensor | None,
+        products: Dot,
+    ):  # fmt: skip
+        self.o, self.mask, self.keep_mask, self.sink, self.products = options, mask, keep, sink, products
         offset = options.n_kv - options.n_q  # bottom-right: the last query sees the last key
         self.first, self.last = here.start + offset, here.stop - 1 + offset  # the key that aligns with a row
         self.trivial = mask is None and options.left is None and options.right is None
@@ -210,7 +213,7 @@ class Scores:
 
     def capped(self, q: Tensor, k: Tensor) -> Tensor:
         """S before masks: scale * Q Kᵀ, softcap * tanh(S / softcap) where there is one."""
-        S = (q @ k.mT).mul_(self.o.scale)
+        S = self.products.matmul(q, k.mT).mul_(self.o.scale)
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
     def seen(self, S: Tensor) -> Tensor | Literal[True]:

@@ -55,7 +55,8 @@ def reference(
         l = P.sum(-1, keepdim=True)  # (rows, 1)
         l = p.row_sum(l if sink is None else l + p.exponent(torch.exp_(p.exponent(sink - m))))
         P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
-        return torch.cat([p.output(p.accumulator(p.probs(scores.drop(P, 0)) @ v)), m, l], -1)  # (rows, head_dim + 2)
+        O = p.accumulator(p.products.matmul(p.probs(scores.drop(P, 0)), v))  # (rows, head_dim)
+        return torch.cat([p.output(O), m, l], -1)
 
     def forward(q, k, v):
         out = by_rows(rows, (q, k, v), p, asked, features=v.shape[-1] + 2, width=k.shape[-2])

@@ -55,7 +55,7 @@ def by_rows(
         head, first = task
         here = slice(first, min(first + step, options.n_q))
         kv = head // options.group
-        scores = options.rows(head, here)
+        scores = options.rows(head, here, precision.products)
         out[head, here] = kernel(q[head, here], k[kv], v[kv], scores, *(x[head, here] for x in beside))
 
     run([(head, first) for head in range(q.shape[0]) for first in range(0, options.n_q, step)], work, q.device)

@@ -134,7 +134,7 @@ def fa1_tile(
     l_old = p.row_sum(p.factors(torch.exp_(p.factors(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
     a_tile = p.factors(torch.exp_(p.factors(m_tile - m_new)))  # the tile's factor (rows, 1)
     l_new = p.row_sum(l_old + p.row_sum(a_tile * l_tile))
-    PV = p.accumulator(dropped(P) @ v)  # (rows, head_dim)
+    PV = p.accumulator(p.products.matmul(dropped(P), v))  # (rows, head_dim)
     O = p.accumulator(p.accumulator(l_old * O) + p.accumulator(a_tile * PV))
     return m_new, l_new, p.accumulator(O / nonzero(l_new))
 
@@ -153,14 +153,18 @@ def fa2_tile(
         m_new = m.where(m_new - m <= how.slack, m_new)  # not worth a rescale
     P = p.exponent(how.exp(p.exponent(S - m_new)) * how.raised)  # (rows, B_c)
     a = p.factors(torch.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
-    return m_new, *fa2_sums(p, dropped(P), P, a, v, l, O)
+    return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
 
 
-def fa2_sums(p: Steps, dropped: Tensor, P: Tensor, a: Tensor, v: Tensor, l: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:
+def fa2_sums(
+    p: Steps, how: Algorithm, dropped: Tensor, P: Tensor, a: Tensor, v: Tensor, l: Tensor, O: Tensor
+) -> tuple[Tensor, Tensor]:
     """l and O, rescaled by a, and with a tile of P added."""
     l = p.row_sum(p.row_sum(a * l) + p.row_sum(P.sum(-1, keepdim=True)))
-    PV = p.accumulator(dropped @ v)  # (rows, head_dim)
-    return l, p.accumulator(p.accumulator(a * O) + PV)
+    O = p.accumulator(a * O)  # (rows, head_dim)
+    if how.chained:
+        return l, p.accumulator(p.products.matmul(dropped, v, O))
+    return l, p.accumulator(O + p.accumulator(p.products.matmul(dropped, v)))
 
 
 def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
@@ -187,7 +191,7 @@ def folded_tile(
     m_new = torch.maximum(m, m_tile)
     P = p.exponent(torch.exp2(p.exponent(S * c - p.exponent(m_new * c))))  # (rows, B_c); a fused multiply-add
     a = p.factors(torch.exp2(p.factors((m - m_new) * c)))  # (rows, 1)
-    return m_new, *fa2_sums(p, dropped(P), P, a, v, l, O)
+    return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
 
 
 def folded_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:

@@ -1,0 +1,263 @@
+"""Dots: tensor cores by hand-made cases and against integers, sums in order, the same bits on every device."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa_lib.dots import E8M13, EXACT, PAIRWISE, SEQUENTIAL, UNITS, TensorCore
+from fa_lib.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to
+from fa_lib.inputs import draw
+from fa_lib.kernels import known, reference, tiled
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
+
+CORES = [*UNITS, TensorCore.of("H100", FP16, result=FP16), TensorCore.of("H100", E4M3, two_level=4)]
+
+
+def name(core):
+    if not isinstance(core, TensorCore):
+        return f"{core.order} {core.fmt}"
+    levels = f" two-level {core.two_level}" if core.two_level else ""
+    return f"{core.unit} {core.inputs} in {core.result}{levels}"
+
+
+def rounded(numerator, exponent, fmt, to_nearest):
+    """numerator * 2**exponent on a format's grid, in whole numbers."""
+    size, sign = abs(numerator), -1 if numerator < 0 else 1
+    step = max(size.bit_length() - 1 + exponent, fmt.emin) - fmt.precision + 1  # the last bit that stays
+    drop = step - exponent
+    if drop <= 0:
+        return sign * math.ldexp(size, exponent)
+    kept, rest, half = size >> drop, size & ((1 << drop) - 1), 1 << (drop - 1)
+    if to_nearest and (rest > half or (rest == half and kept & 1)):
+        kept += 1
+    return sign * (math.inf if kept.bit_length() + step - 1 > fmt.emax else math.ldexp(kept, step))
+
+
+def parts(x, emin):
+    """A value as a whole number times a power of two, and its exponent as its field has it; of 0 none."""
+    fraction, e = math.frexp(0.0 if math.isinf(x) else x)  # an infinite sum stays what it is
+    return int(fraction * 2**53), e - 53, (max(e - 1, emin) if x else None)
+
+
+def in_integers(core, a, b, c):
+    """c + sum_k a_k b_k by the rule, with whole numbers alone."""
+    d, total = (0.0, c) if core.two_level else (c, None)
+    blocks = range(0, len(a), core.block)
+    for i, first in enumerate(blocks):
+        terms = [parts(d, core.result.emin)]
+        for x, y in zip(a[first : first + core.block], b[first : first + core.block]):
+            (m, s, e), (n, t, f) = parts(x, core.inputs.emin), parts(y, core.inputs.emin)
+            terms.append((m * n, s + t, None if e is None or f is None else e + f))
+        aligned = [e for _, _, e in terms if e is not None]
+        if aligned and not math.isinf(d):
+            last = max(aligned) - core.F
+            whole = sum((1 if m > 0 else -1) * (abs(m) << s - last if s > last else abs(m) >> last - s)
+                        for m, s, e in terms if e is not None)  # fmt: skip
+            d = rounded(whole, last, core.result, core.to_nearest)
+        if core.two_level and ((i + 1) % core.two_level == 0 or i + 1 == len(blocks)):
+            total, d = FP32(torch.tensor(total + d, dtype=torch.float64)).item(), d if math.isinf(d) else 0.0
+    return total if core.two_level else d
+
+
+def drawn(core, n, k, seed, wide):
+    """Factors (n, k) and c (n,) on their grids, exponents over `wide` powers of two, some zeros and subnormals."""
+    g, fmt = torch.Generator().manual_seed(seed), core.inputs
+
+    def some(*shape, fmt=fmt, low):
+        x = torch.randn(*shape, dtype=torch.float64, generator=g)
+        x = x * 2.0 ** torch.randint(max(-wide, low), wide + 1, shape, generator=g).double()
+        return fmt(x * (torch.rand(shape, generator=g) > 0.1)).clamp(-fmt.max, fmt.max)
+
+    a, b = (some(n, k, low=fmt.emin - 3) for _ in "ab")
+    return a, b, round_to(some(n, fmt=core.result, low=-40), core.result, "toward_zero")
+
+
+@pytest.mark.parametrize("core", CORES, ids=name)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), wide=st.integers(0, 20), k=st.integers(1, 70))
+def test_a_tensor_core_is_its_rule_in_whole_numbers(core, seed, wide, k):  # 100 dot products each: 80,000 in all
+    a, b, c = drawn(core, 100, k, seed, wide)
+    due = [in_integers(core, *row) for row in zip(a.tolist(), b.tolist(), c.tolist())]
+    assert core(a, b, c).tolist() == due
+
+
+@pytest.mark.parametrize("dot", [*CORES, SEQUENTIAL(FP32), SEQUENTIAL(BF16), SEQUENTIAL(FP64), PAIRWISE(FP32),
+                                 PAIRWISE(FP16), PAIRWISE(FP64)], ids=name)  # fmt: skip
+def test_compiled_loops_have_the_bits_of_torchs_operations_on_any_number_of_threads(dot):
+    like = dot if isinstance(dot, TensorCore) else TensorCore.of("H100", BF16)
+    for k in (1, 33, 64):
+        a, b, _ = drawn(like, 60, k, seed=k, wide=6)
+        c = drawn(like, 60 * 150, 1, seed=k + 1, wide=3)[2].reshape(60, 150)
+        b = b.repeat(3, 1)[:150].mT  # (k, 150)
+        a[3, 0], b[0, 5], c[7, 7] = math.inf, math.nan, -math.inf
+        a[4] = 0
+        due = dot.on_device(a[None], b[None], c[None])[0]
+        for threads in (1, 2):
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            found = dot.matmul(a, b, c)
+            torch.set_num_threads(before)
+            torch.testing.assert_close(found, due, rtol=0, atol=0, equal_nan=True)
+        assert found[0, 0] == dot(a[0], b[:, 0], c[0, 0])
+        assert found[3, 5].isnan() and found[3].isfinite().sum() == 0 and found[7, 7] == -math.inf
+
+
+def padded(values, k):
+    return torch.tensor([*values, *[0.0] * (k - len(values))], dtype=torch.float64)
+
+
+def by(core, products, c=0.0):
+    """The core's sum of c and products (x, y), in one block, or in several where they are more."""
+    xs, ys = zip(*products) if products else ((), ())
+    k = max(core.block, len(xs))
+    return core(padded(xs, k), padded(ys, k), torch.tensor(c, dtype=torch.float64)).item()
+
+
+WIDE = [core for core in UNITS if core.inputs in (FP16, BF16, TF32) and core.block >= 4]
+U = 2.0**-23  # FP32's ulp of 1
+
+
+@pytest.mark.parametrize("core", WIDE, ids=name)
+def test_terms_are_truncated_below_f_bits_and_the_sum_towards_zero(core):
+    half = 2.0 ** -(core.F // 2)
+    last = (half, 2.0**-core.F / half)  # of the bits that are kept; a product, since FP16 has no such number
+    lost = (half, 2.0 ** -(core.F + 1) / half)
+    three = core.F - 23  # so many doublings make FP32's last bit of the last one that is kept
+    cases = {
+        "an exact sum": ([(1.5, 2.0), (-0.5, 3.0)], 4.0, 5.5),
+        "nothing": ([], 0.0, 0.0), "c alone": ([], -1 - U, -1 - U), "zeros and c": ([(0.0, 5.0)] * 3, 3.0, 3.0),
+        "what is below the last bit is dropped": ([lost] * 3, 1.0, 1.0),
+        "of either sign": ([(-lost[0], lost[1])] * 3, -1.0, -1.0),
+        "and of the other sign as well: toward zero, not down": ([(-lost[0], lost[1])] * 3, 1.0, 1.0),
+        "a zero aligns nothing": ([(0.0, 2.0**10), last], 0.0, 2.0**-core.F),
+        "terms that cancel still align": ([(1.0, 1.0), (-1.0, 1.0), lost], 0.0, 0.0),
+        "and the last bit stays then": ([(1.0, 1.0), (-1.0, 1.0), last], 0.0, 2.0**-core.F),
+        "c aligns as well": ([lost], 1.0, 1.0), "c is truncated as well": ([(1.0, 1.0)], 2.0**-30, 1.0),
+        "the sum is rounded toward zero": ([(1.0, 1.0), (2.0**-10, 2.0**-13), (2.0**-12, 2.0**-12)][: 2 + three], 0.0,
+                                           1 + U),
+        "so is a negative one": ([(-1.0, 1.0), (-(2.0**-10), 2.0**-13), (-(2.0**-12), 2.0**-12)][: 2 + three], 0.0,
+                                 -1 - U),
+    }  # fmt: skip
+    for what, (products, c, due) in cases.items():
+        assert by(core, products, c) == due, what
+    many = [last] * 2**three  # they add up to FP32's last bit of 1
+    if len(many) < core.block:
+        assert by(core, [(1.0, 1.0), *many]) == 1 + U
+    if 2 * len(many) < core.block:  # 2.25 has the exponent of 1.5 * 1.5, which is 0: a bit more stays than of 2
+        assert by(core, [(1.5, 1.5), *many, *many]) == 2.25 + 2 * U
+        assert by(core, [(2.0, 1.0), *many, *many]) == 2.0
+    block = [(0.0, 0.0)] * (core.block - 1)
+    assert by(core, [(1.0, 1.0), *block, *many]) == 1 + U  # the next block, with the first one's sum as its c
+    assert by(core, [(1.0, 1.0), *block, *[last] * (2**three - 1)]) == 1.0  # lost in each block
+    assert by(core, [*many, *block, (1.0, 1.0)]) == 1 + U  # the small ones first
+
+
+@pytest.mark.parametrize(("x", "due"), [(math.inf, math.inf), (-math.inf, -math.inf), (math.nan, math.nan)])
+def test_infinity_and_nan_go_through(x, due):
+    core = TensorCore.of("A100", BF16)
+    for found in (by(core, [(x, 1.0), (1.0, 1.0)]), by(core, [(1.0, 1.0)], c=x)):
+        assert found == due or math.isnan(due) and math.isnan(found)
+    assert math.isnan(by(core, [(x, 0.0)])) and math.isnan(by(core, [(x, 1.0), (-x, 1.0)]))
+    largest = FP32.max
+    assert by(core, [], c=largest) == largest and by(core, [(2.0**64, 2.0**63), (2.0**64, 2.0**63)]) == math.inf
+    assert by(core, [(2.0**64, 2.0**40)], c=largest) == math.inf  # an ulp more
+    assert by(core, [(2.0**40, 2.0**40)], c=largest) == largest
+    assert by(core, [(2.0**64, 2.0**64), *[(0.0, 0.0)] * 7, (-(2.0**64), 2.0**64)]) == math.inf  # it stays
+
+
+def test_subnormals_align_as_their_exponent_field_says():
+    core, tiny = TensorCore.of("H100", FP16), 2.0**-24  # FP16's smallest number: its field says 2**-14
+    assert by(core, [(tiny, 1.0)]) == tiny and by(core, [(tiny, tiny)]) == 2.0**-48
+    assert by(core, [(tiny, 1.0)], c=2.0**-39) == tiny + 2.0**-39  # F = 25 bits below 2**-14
+    assert by(core, [(tiny, 1.0)], c=2.0**-40) == tiny
+    assert by(core, [(2.0**-14, 2.0**-10)], c=2.0**-40) == tiny + 2.0**-40  # the same product of normal numbers
+    assert by(TensorCore.of("H100", BF16), [(2.0**-75, 2.0**-75)]) == 0.0  # below FP32's smallest
+    assert by(TensorCore.of("H100", BF16), [(2.0**-75, 2.0**-74)]) == 2.0**-149
+
+
+def test_fp8_sums_have_13_bits_and_two_levels_mend_them():
+    core = TensorCore.of("H100", E4M3)
+    assert core.result == E8M13 and by(core, [(1.0, 1.0), (2.0**-6, 2.0**-7)]) == 1 + 2.0**-13
+    assert by(core, [(1.0, 1.0), (2.0**-7, 2.0**-7)]) == 1.0
+    assert by(core, [(1.0, 1.0), *[(2.0**-7, 2.0**-7)] * 30]) == 1.0
+    block = [(1.0, 1.0), *[(0.0, 0.0)] * 31]
+    sums = [*block * 4, *[(2.0**-6, 2.0**-6), *[(0.0, 0.0)] * 31] * 4]
+    assert by(core, sums) == 4.0  # 2**-12 is less than a bit of 4
+    assert by(TensorCore.of("H100", E4M3, two_level=4), sums) == 4.0 + 4 * 2.0**-12
+    assert by(TensorCore.of("H100", E4M3, two_level=4), sums, c=2.0**-20) == 4.0 + 4 * 2.0**-12 + 2.0**-20
+    assert by(TensorCore.of("B200", E4M3), [(1.0, 1.0), (2.0**-7, 2.0**-7)]) == 1 + 2.0**-14
+
+
+def test_an_fp16_result_is_rounded_to_nearest():
+    core, ulp = TensorCore.of("A100", FP16, result=FP16), 2.0**-10
+    assert by(core, [(1.0, 1.0), (0.75, ulp)]) == 1 + ulp and by(core, [(1.0, 1.0), (0.5, ulp)]) == 1.0
+    assert by(core, [(1.0, 1.0), (1.5, ulp)]) == 1 + 2 * ulp and by(core, [(256.0, 255.96875), (32.0, 1.0)]) == math.inf
+
+
+def test_sums_in_order_round_every_step():
+    x = torch.tensor([1.0, 2.0**-24, 2.0**-24, -1.0], dtype=torch.float64)
+    ones, big = torch.ones(4, dtype=torch.float64), torch.tensor(2.0**24, dtype=torch.float64)
+    assert SEQUENTIAL(FP32)(x, ones) == 0.0 and PAIRWISE(FP32)(x, ones) == 2.0**-24
+    assert PAIRWISE(FP32)(x[[0, 3, 1, 2]], ones) == 2.0**-23 and EXACT(x, ones) == 2.0**-23
+    assert SEQUENTIAL(FP32)(ones, ones, big) == 2.0**24 and PAIRWISE(FP32)(ones, ones, big) == 2.0**24 + 4
+    assert SEQUENTIAL(BF16)(ones[:1] + 2**-7, ones[:1] + 2**-7) == 1 + 2**-6  # the product is rounded
+
+
+def test_wrong_arguments_are_named():
+    x = torch.zeros(4, dtype=torch.float64)
+    for call, told in (
+        (lambda: TensorCore.of("H300", FP16), "unit: got 'H300'; accepted are V100"),
+        (lambda: TensorCore.of("V100", BF16), "inputs: got BF16 for V100; accepted are FP16"),
+        (lambda: TensorCore.of("H100", BF16, result=FP16), "result: got FP16 for BF16"),
+        (lambda: TensorCore.of("H100", E4M3, two_level=0), "two_level: got 0"),
+        (lambda: EXACT(x.float(), x), "a: got torch.float32"),
+        (lambda: EXACT(x, x[:3]), "b: got 3 factors"),
+        (lambda: replace(Precision.kernel(BF16), products="H100"), "products: got 'H100'"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            call()
+
+
+def test_fa2_on_a_hopper_is_a_straight_line_of_its_steps():
+    """FlashAttention-2's CUDA source, line by line for one head, with an H100's matrix unit."""
+    n, d, block, core = 300, 64, 128, TensorCore.of("H100", BF16)
+    q, k, v = (x.to(torch.bfloat16) for x in draw("normal", 3, (1, 1, n, d)))
+    Q, K, V = (x[0, 0].double() for x in (q, k, v))
+    c = FP32(torch.tensor(d**-0.5 / math.log(2), dtype=torch.float64))
+    m, l, O = (
+        torch.full((n, 1), -math.inf, dtype=torch.float64),
+        torch.zeros(n, 1, dtype=torch.float64),
+        torch.zeros_like(Q),
+    )
+    for j in reversed(range(0, n, block)):
+        S = torch.stack([core(Q, key) for key in K[j : j + block]], -1)
+        new = torch.maximum(m, S.amax(-1, keepdim=True))
+        P = FP32(torch.exp2(FP32(S * c - FP32(new * c))))
+        a = FP32(torch.exp2(FP32((m - new) * c)))
+        l = FP32(FP32(a * l) + FP32(P.sum(-1, keepdim=True)))
+        O = FP32(O * a)
+        O = torch.stack([core(BF16(P), column, O[:, i]) for i, column in enumerate(V[j : j + block].mT)], -1)
+        m = new
+    due = BF16(FP32(O * FP32(1 / l)))
+    found = tiled(q, k, v, **known.fa2_cuda(BF16, d, unit="H100"))[0, 0].double()
+    assert (found == due).double().mean() >= 0.99
+    other = tiled(q, k, v, **known.fa2_cuda(BF16, d))[0, 0].double()
+    assert 0.3 < (other == due).double().mean() < 1  # an exact sum is another one, and no other attention
+
+
+@pytest.mark.parametrize("products", [TensorCore.of("A100", BF16), SEQUENTIAL(FP32), PAIRWISE(FP32)], ids=name)
+def test_products_reach_every_matrix_product(products):
+    q, k, v = (x.to(torch.bfloat16) for x in draw("normal", 1, (1, 2, 80, 64)))
+    for kernel, more in ((tiled, dict(tiling=Tiling(32, 32))), (reference, {})):
+        answers = []
+        for p in (Precision.kernel(BF16), replace(Precision.kernel(BF16), products=products, output=FP64, probs=FP64)):
+            leaves = [x.double().requires_grad_() for x in (q, k, v)]
+            o = kernel(*leaves, precision=replace(p, output=FP64), **more)
+            answers.append([o, *torch.autograd.grad(o.square().sum(), leaves)])
+        for x, y in zip(*answers):
+            assert 0 < (x - y).abs().max() < 0.02 * x.abs().max()
