@@ -33,25 +33,32 @@ def told(old: Path | None = None):
 
 
 def _end(words):
-    typer.echo(f"fa-lib: {words}", err=True)
+    say(f"fa-lib: {words}", err=True)
     raise typer.Exit(2)
 
 
-def _judged(report, json_file, gate):
-    """Print a judgement, write its record, and end with the exit code it asks for."""
+def say(text: str, err: bool = False) -> None:
+    """Print a text; in each of its lines what would move the cursor or hide is an escape."""
+    from fa_lib.check.attempt import shown
+
+    typer.echo("\n".join(map(shown, text.split("\n"))), err=err)
+
+
+def _judged(files, json_file, gate):
+    """Read a judgement back from its files, print it, write its record, and end with the exit code it asks for."""
     import json
 
     from fa_lib.check.findings import Verdict
     from fa_lib.check.words import headline, sentences
     from fa_lib.execution.files import replacing
 
+    judgement, record = files.read_back()
     if json_file is not None:
         with replacing(json_file) as path:
-            path.write_text(json.dumps(report.record, indent=1) + "\n")
-    told = [headline(report.judgement), *(sentence for _, sentence in sentences(report.judgement))]
-    typer.echo("\n".join([*told, "", str(report.page)]))
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    say("\n".join([headline(judgement), *(sentence for _, sentence in sentences(judgement)), "", f"{files.page}"]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
-    raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
+    raise typer.Exit(codes[judgement.verdict] if gate else 0)
 
 
 def kernel_name(name: str) -> str:
@@ -87,12 +94,16 @@ def check_kernel(
     """
     with told(json_file):
         from fa_lib.check.apart import in_a_process
+        from fa_lib.check.page_files import PageFiles
 
-        with in_a_process(kernel_name(kernel), limit):  # it begins while the rest is imported
+        name = kernel_name(kernel)
+        files = PageFiles.of(out, name if layout == "bhsd" else f"{name}@{layout}")
+        files.clear()
+        with in_a_process(name, limit):  # it begins while the rest is imported
             from fa_lib import reports
 
-            report = reports.check_kernel(kernel_name(kernel), "quick" if quick else "report", out, device, layout)
-        _judged(report, json_file, gate)
+            reports.check_kernel(name, "quick" if quick else "report", out, device, layout)
+        _judged(files, json_file, gate)
 
 
 @app.command("tensors")
@@ -111,10 +122,11 @@ def check_tensors(
     """
     with told(json_file):
         from fa_lib import reports
+        from fa_lib.check.page_files import PageFiles
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        report = reports.check_tensors(file, fmt, out, device=device, **names)
-        _judged(report, json_file, gate)
+        reports.check_tensors(file, fmt, out, device=device, **names)
+        _judged(PageFiles.of(out, file.stem), json_file, gate)
 
 
 @app.command("model")
@@ -131,8 +143,10 @@ def check_model(
     What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
     """
     with told(json_file):
-        from fa_lib import reports
+        from functools import partial
+
+        from fa_lib.model_process import check_model as judged
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        report = reports.check_model(function, out, save, **names)
-        _judged(report, json_file, gate)
+        files = judged(function, out, partial(say, err=True), save=save, **names)
+        _judged(files, json_file, gate)

@@ -1,7 +1,6 @@
 """The three checks from start to end: examine, judge, draw, write a page: a kernel, captured tensors, a model."""
 
 import importlib
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ import pandas as pd
 
 from fa_lib import kernels
 from fa_lib.check import tables, tensors
-from fa_lib.check.apart import LIMIT_S, in_a_process
+from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.attempt import message, shown
 from fa_lib.check.capture import captured
 from fa_lib.check.findings import Judgement
@@ -21,12 +20,12 @@ from fa_lib.check.judge import judge_kernel
 from fa_lib.check.judge_captured import judge_model, judge_tensors
 from fa_lib.check.kernel import DEPTHS, Depth, examine
 from fa_lib.check.model import Probe
+from fa_lib.check.page_files import PageFiles
 from fa_lib.check.report import Section, page
 from fa_lib.check.skipped import place
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import provenance
 from fa_lib.experiments.variant import known
-from fa_lib.paths import build
 from fa_lib.plots.kernel_report import kernel_report
 from fa_lib.plots.model_report import model_report
 from fa_lib.plots.tensors_report import tensors_report
@@ -69,7 +68,8 @@ def check_kernel(
     known("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
-    begun = _Begun(out, kernel)
+    files = PageFiles.of(out, kernel)
+    files.clear()
     with in_a_process(kernel, limit) as alone:
         if alone is None:
             kernels.plain(kernel)
@@ -95,7 +95,8 @@ def check_kernel(
                 "How far two answers are apart, and how far two right ones may be (docs/checks.md)."),
     ]  # fmt: skip
     figure = kernel_report(judgement, found, caption)
-    return begun.written(judgement, sections, figure, found, dict(kernel=kernel, device=device) | asdict(depth))
+    settings = dict(kernel=kernel, device=device) | asdict(depth)
+    return _written(files, judgement, sections, figure, found, settings)
 
 
 def check_tensors(
@@ -112,20 +113,22 @@ def check_tensors(
     Raises:
         ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
     """
-    begun = _Begun(out, Path(path).stem)
+    files = PageFiles.of(out, Path(path).stem)
+    files.clear()
     held = captured(path, fmt)
     if names is None:
         names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
-    for name in names:
-        if name != tensors.RAN:
-            kernels.plain(name)
-        elif held.o is None:
-            raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
-    q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
-    options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
-    ran = None if held.o is None else held.o.to(device)
+    with in_processes(names):
+        for name in names:
+            if name != tensors.RAN:
+                kernels.plain(name)
+            elif held.o is None:
+                raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
+        q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
+        options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
+        ran = None if held.o is None else held.o.to(device)
+        far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
-    far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
     judgement = judge_tensors(list(names), risky, far, better, held.about)
     where = f"Captured at {place(held.about)}. " if "layer" in held.about else ""
@@ -140,7 +143,7 @@ def check_tensors(
     settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device) | {
         name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about
     }
-    return begun.written(judgement, sections, figure, dict(risks=risky, deviations=far), settings)
+    return _written(files, judgement, sections, figure, dict(risks=risky, deviations=far), settings)
 
 
 def check_model(
@@ -157,54 +160,52 @@ def check_model(
     Raises:
         ValueError: there is no such function, or it raises; an argument of Probe does not fit.
     """
-    begun = _Begun(out, function)
-    run, probe = _function(function), Probe(names, save=save)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
-            with probe:
-                run()
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
+    files = PageFiles.of(out, function)
+    files.clear()
+    with in_processes(names):
+        run, probe = _function(function), Probe(names, save=save)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
+                with probe:
+                    run()
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite)
     calls = f"{probe.calls} calls of attention; {probe.queries} rows of Q compared for each head of a call."
     figure = model_report(judgement, probe.table, calls)
     sections = [Section("Layer by layer", tables.by_layer(probe.table), "The largest error over Baseline's largest.")]
     settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}")
-    return begun.written(judgement, sections, figure, dict(probe=probe.table), settings)
+    return _written(files, judgement, sections, figure, dict(probe=probe.table), settings)
 
 
-class _Begun:
-    """The page of a check that has begun: an old one of its name is gone, so that none stands for a check that failed.
+def _written(
+    files: PageFiles, judgement: Judgement, sections: list[Section], figure: Any, found: Mapping[str, pd.DataFrame],
+    settings: dict,
+) -> Report:  # fmt: skip
+    """Write the tables, the record, and the page."""
+    if figure is not None:
+        _literal(figure)
+    versions = provenance(settings)
+    for name, table in found.items():
+        if table.empty:
+            continue
+        with replacing(files.folder / f"{name}.csv") as path:
+            table.to_csv(path, index=False, float_format="%.7g")
+    told = settings | {"torch": versions["versions"]["torch"], "python": versions["python"]}
+    record = judgement.record() | versions
+    files.write(record, page(judgement, sections, figure, told))
+    if figure is not None:
+        plt.close(figure)
+    return Report(judgement, files.page, record)
 
-    Args:
-        out: folder. name: of the page, whatever characters it has.
-    """
 
-    def __init__(self, out, name):
-        name = re.sub(r"[^\w.-]+", "_", name)
-        self.folder = (Path(out) if out else build() / "reports").resolve() / name
-        self.page = self.folder.with_name(f"{name}.html")
-        for old in (self.page, *self.folder.glob("*.csv")):
-            old.unlink(missing_ok=True)
-
-    def written(
-        self, judgement: Judgement, sections: list[Section], figure: Any, found: Mapping[str, pd.DataFrame],
-        settings: dict,
-    ) -> Report:  # fmt: skip
-        """Write the tables, then the page."""
-        record = provenance(settings)
-        for name, table in found.items():
-            if table.empty:
-                continue
-            with replacing(self.folder / f"{name}.csv") as path:
-                table.to_csv(path, index=False, float_format="%.7g")
-        told = settings | {"torch": record["versions"]["torch"], "python": record["python"]}
-        with replacing(self.page) as path:
-            path.write_text(page(judgement, sections, figure, told), encoding="utf-8")
-        if figure is not None:
-            plt.close(figure)
-        return Report(judgement, self.page, judgement.record() | record)
+def _literal(figure):
+    """The names of strangers in a figure's title, caption and legends are neither formulas nor control characters."""
+    legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
+    for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
+        text.set_text("\n".join(map(shown, text.get_text().split("\n"))))
+        text.set_parse_math(False)
 
 
 def _function(name: str) -> Callable:
@@ -217,7 +218,8 @@ def _function(name: str) -> Callable:
         found = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         where = "modules are looked for in the current folder and on PYTHONPATH"
-        raise ValueError(f"function: got {name!r}; it cannot be had: {error!r} ({where})") from error
+        raised = f"{shown(type(error).__name__)}: {message(error)}"
+        raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
     if not callable(found):
         raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
     return found
