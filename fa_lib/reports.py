@@ -1,6 +1,7 @@
 """The three checks from start to end: examine, judge, draw, write a page: a kernel, captured tensors, a model."""
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -139,7 +140,8 @@ def check_tensors(
         Section("How risky each head is", tables.by_head(risky)),
         Section("Which change lowers the error", tables.by_change(better), "Root mean square error, before / after."),
     ]
-    figure = tensors_report(judgement, risky, far, better, caption)
+    finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
+    figure = tensors_report(judgement, risky, far, finite, caption)
     settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device) | {
         name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about
     }

@@ -1,6 +1,6 @@
 """From findings to sentences, for terminal, page and figures' titles. Nothing reads them back."""
 
-from fa_lib.check import conduct_words
+from fa_lib.check import conduct_words, wrong_words
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.kernel_words import SAY, SUMS, allowed, sentence, times
 from fa_lib.check.skipped import first_nonfinite, place, told
@@ -121,7 +121,7 @@ def _skipped(f, at):
 
 
 _SAY = {
-    **SAY, **conduct_words.SAY, "refused": sentence(_refused), "head_error": sentence(_head_error),
+    **SAY, **conduct_words.SAY, **wrong_words.SAY, "refused": sentence(_refused), "head_error": sentence(_head_error),
     "biased_output": _heads(
         "Several keys attain the maximum and V has mostly one sign, so rounding O to 16 bits is biased"),
     "one_signed": _heads("V has mostly one sign, so the errors of a 16-bit carry add up with N"),
