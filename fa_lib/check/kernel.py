@@ -14,14 +14,14 @@ from fa_lib import kernels
 from fa_lib.check.attempt import FAULTS, KernelError, attempt, guarded
 from fa_lib.check.carry import QUERIES, carried, carry
 from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
-from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, keeping, kept, outwards, truth
+from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, fitted, keeping, kept, outwards, truth
 from fa_lib.check.relations import RELATIONS, relate
 from fa_lib.check.rounding_mode import rounding_mode
 from fa_lib.check.splits import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held
 from fa_lib.experiments.variant import known
-from fa_lib.formats import Format
+from fa_lib.formats import BF16, FP32, Format
 from fa_lib.inputs import draw
 from fa_lib.metrics import deviation, over_baseline
 
@@ -29,6 +29,7 @@ __all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "
 
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
+NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards")  # of `measure`
 TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations", "rounding")  # of `examine`
 
 
@@ -214,7 +215,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
 
     Returns:
         rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
-        Baseline's on the same outputs),
+        Baseline's on the same outputs), factor and by_factor (`golden.fitted`),
         outwards (`golden.outwards`) and baseline_outwards (Baseline's own); outcome and problem (of `attempt`). Where
         there is a problem the numbers are NaN.
     """
@@ -224,14 +225,14 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
     for kernel in names:
         fn = kernels.plain(kernel)
         answer = attempt(causally(fn) if inputs.causal else fn, q, k, v)
-        numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse", "outwards"), math.nan)
+        numbers = dict.fromkeys(NUMBERS, math.nan)
         if answer.outcome == "yes":
             o = answer.o[..., inputs.rows(), :].cpu()
             d = deviation(o, golden, fmt)
             times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
-            numbers = (
-                dict(max=d.max, rmse=d.rmse, relative=d.relative) | times | dict(outwards=outwards(o, golden, fmt))
-            )
+            factor, by_factor = fitted(o, golden)
+            numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
+            numbers |= dict(factor=factor, by_factor=by_factor, outwards=outwards(o, golden, fmt))
         told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
         rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
     return rows
@@ -243,13 +244,14 @@ def repeats(
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 
     Returns:
-        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none.
+        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
+        that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
     """
     fmt, fn = Format.of(fmt), kernels.plain(kernel)
     fn = causally(fn) if able.causal else fn
     tensors = [fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
-    answers = [attempt(fn, *tensors).o for _ in range(runs)]
-    outputs, gradients = {_digest(o) for o in answers if o is not None}, set()
+    answers = [o for _ in range(runs) if (o := attempt(fn, *tensors).o) is not None]
+    outputs, gradients = {_digest(o) for o in answers}, set()
     try:
         tensors = [x.requires_grad_() for x in tensors]
         for _ in range(runs if able.gradients else 0):
@@ -257,7 +259,16 @@ def repeats(
             gradients.add(b"".join(_digest(g) for g in grads))
     except KernelError:  # it has none: `contract` says why
         gradients.clear()
-    return dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
+    told = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
+    return told | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if fmt == FP32 else fmt))
+
+
+def _apart(answers, fmt):
+    if not answers:
+        return math.nan
+    first = answers[0]
+    ulp = fmt.ulp(first.abs().clamp(min=first.square().mean().sqrt().item()))
+    return max(((o - first).abs() / ulp).max().item() for o in answers)
 
 
 def _digest(x):
