@@ -86,6 +86,9 @@ def check_kernel(
     device: DEVICE = "cpu",
     layout: LAYOUT = "bhsd",
     limit: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="of the calls that are drawn; another each time, that the record names")
+    ] = None,
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
@@ -102,7 +105,7 @@ def check_kernel(
         with in_a_process(name, limit):  # it begins while the rest is imported
             from fa_lib import reports
 
-            reports.check_kernel(name, "quick" if quick else "report", out, device, layout)
+            reports.check_kernel(name, "quick" if quick else "report", out, device, layout, seed=seed)
         _judged(files, json_file, gate)
 
 

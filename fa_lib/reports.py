@@ -2,9 +2,10 @@
 
 import importlib
 import math
+import secrets
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Report:
 
 def check_kernel(
     kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
-    limit: float = LIMIT_S,
+    limit: float = LIMIT_S, seed: int | None = None,
 ) -> Report:  # fmt: skip
     """Judge a kernel and write its page.
 
@@ -61,6 +62,8 @@ def check_kernel(
         out: folder for the page; empty is build/reports.
         layout: of the kernel's tensors, of `kernels.LAYOUTS`.
         limit: seconds that a call may take in that process.
+        seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
+            each judgement; its settings say which, as drawn_seed.
 
     Raises:
         ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
@@ -69,6 +72,7 @@ def check_kernel(
     known("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
+    depth = replace(depth, drawn_seed=secrets.randbits(31) if seed is None else seed)
     files = PageFiles.of(out, kernel)
     files.clear()
     with in_a_process(kernel, limit) as alone:

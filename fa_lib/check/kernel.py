@@ -3,6 +3,7 @@ golden value, what it carries from tile to tile. It is called, never read; whate
 
 import hashlib
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,9 @@ class Depth:
             for with more queries.
         first_seed: of all inputs that are drawn: others are other draws.
         relations: keys of RELATIONS; related_n: keys of most of their cases.
+        drawn: ranges of N, from each of which one is drawn beside `lengths`; drawn_seed: of these, of the inputs there
+            and of the order in which lengths are asked for, so that no kernel knows the calls of a judgement before;
+            None draws nothing and keeps the order.
 
     Raises:
         ValueError: a shape or a relation is not known.
@@ -62,6 +66,8 @@ class Depth:
     first_seed: int = 0
     relations: tuple[str, ...] = ()
     related_n: int = 256
+    drawn: tuple[tuple[int, int], ...] = ()
+    drawn_seed: int | None = None
 
     def __post_init__(self):
         for shape in self.shapes:
@@ -73,12 +79,14 @@ class Depth:
 QUICK = Depth(  # seconds
     lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
     runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
+    square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
 REPORT = Depth(  # about a minute for a kernel of torch's on two cores
     lengths=(128, 512, 1500, 4096), seeds=5,
     shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
             "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1024", "1500"),
     head_dims=(64, 128), troubled_n=512, bias_seeds=12, runs=100, relations=(*RELATIONS,),
+    square=8192, drawn=((129, 4095), (4097, 8192)),
 )  # fmt: skip
 DEPTHS = {"quick": QUICK, "report": REPORT}
 
@@ -111,12 +119,12 @@ def examine(
     def over(cell, grid, **fixed):
         return sweep(cell, grid, fixed=fixed, uses=[kernels.get(kernel)], cache=cache)
 
-    def on(distributions, lengths, queries, seeds):
+    def on(distributions, lengths, queries, seeds, first=depth.first_seed):
         given: dict[str, Any] = dict(head_dim=head_dim, causal=able.causal, device=device)
         return [
             Inputs(fmt, distribution, n, seed, n_q, **given)
             for distribution in distributions for n in lengths for n_q in queries
-            for seed in range(depth.first_seed, depth.first_seed + seeds) for fmt in judged  # of one draw
+            for seed in range(first, first + seeds) for fmt in judged  # of one draw
         ]  # fmt: skip
 
     fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
@@ -125,11 +133,16 @@ def examine(
     own = dict(kernel=kernel, head_dim=head_dim, device=device)
     troubled = on(TROUBLE, [depth.troubled_n], [None], depth.bias_seeds)
     with keeping(cache):
+        chance = random.Random(depth.drawn_seed)
+        drawn = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
+        given = [(n, depth.seeds, depth.first_seed) for n in depth.lengths] + [(n, 1, depth.drawn_seed) for n in drawn]
         asked_for = [
-            each for n in depth.lengths
-            for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, depth.seeds)
+            each for n, seeds, first in given
+            for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, seeds, first)
         ]  # fmt: skip
-        lengths = over(measure, dict(inputs=asked_for), names=[kernel])
+        order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
+        lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
+        lengths = lengths.iloc[pd.Index(order).argsort()].reset_index(drop=True)
         if others := [name for name in beside if name != kernel]:  # no row of theirs knows of another: fewer will do
             emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
             more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
@@ -154,6 +167,14 @@ def examine(
             ) if depth.relations else pd.DataFrame(),
             rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
         )  # fmt: skip
+
+
+def _order(count, block, chance):
+    """Numbers up to a count, their blocks in an order of chance: the formats of one draw stay together."""
+    blocks = [range(at, at + block) for at in range(0, count, block)]
+    if chance is not None:
+        chance.shuffle(blocks)
+    return [i for each in blocks for i in each]
 
 
 def contracted(kernel, device):
