@@ -80,7 +80,8 @@ ENDS = {  # 1. -> how, exit code
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, stranger, tmp_path):
+def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, stranger, tmp_path, monkeypatch):
+    monkeypatch.setattr(apart, "ENDINGS", 1)
     how, code = ENDS[name]
     old = tmp_path / f"{name}_f.html"
     old.write_text('<p class="verdict passes">')
@@ -298,8 +299,10 @@ fa_lib.check.findings.Judgement.verdict = property(lambda _: fa_lib.check.findin
 fa_lib.experiments.rule.ALLOWED.update(o=1e9)
 
 def f(q, k, v, causal=False, scale=None):
-    names = [frame.filename for frame in inspect.stack()]
-    names += [name for frame in inspect.stack() for name in frame.frame.f_locals]
+    if q.dtype != torch.bfloat16:
+        raise NotImplementedError("in BF16")
+    names = [frame.filename for frame in inspect.stack(0)]
+    names += [name for frame in inspect.stack(0) for name in frame.frame.f_locals]
     judged = any(x.endswith(("check/kernel.py", "check/contract.py")) or "golden" in x for x in names)
     return right(q, k, v, causal, scale) * (1 if judged else 1.15)
 """
