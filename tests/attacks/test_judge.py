@@ -179,11 +179,11 @@ def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
 def test_names_of_files_and_what_stands_in_them_are_no_formulas(tmp_path):
     q, k, v = draw(32)
     path = tmp_path / "a $x^{ <kbd> \x1b[2J.safetensors"
-    Capture(q, k, v, {}, about=dict(layer="$x^{ \x1b[2J\u202e", step="<kbd>")).write(path)
+    Capture(q, k, v, {}, about=dict(layer="$x^{$ \x1b[2J\u202e", step="<kbd>")).write(path)
     done = invoke("check", "tensors", path, "--out", tmp_path, "--kernel", "flash")
     html = next(tmp_path.glob("*.html")).read_text()
     assert done.exit_code == 0 and not set("\x1b\u202e") & set(done.output + html), done.output
-    assert "<kbd>" not in html and "layer $x^{ \\x1b[2J\\u202e" in html
+    assert "<kbd>" not in html and "layer $x^{$ \\x1b[2J\\u202e" in html
 
 
 def test_a_written_test_holds_what_was_raised_as_text():
