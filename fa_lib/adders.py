@@ -53,9 +53,10 @@ def exponents(x, emin):
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def chained(a, b, c, out, emin, block, F, flush, grid, to_nearest):
-    """As a `TensorCore` adds. emin: of the factors' format. flush: blocks after which the sum goes to another in FP32,
-    0: never. grid: of the result's format."""
+def chained(a, b, c, out, rule, grid, to_nearest):
+    """As a `TensorCore` adds. rule: emin of the factors' format, block, F, and after how many blocks the sum goes to
+    another in FP32 (0: never). grid: of the result's format."""
+    emin, block, F, flush = rule
     m, n, k_all = a.shape[0], b.shape[1], a.shape[1]
     ea, eb, emin_d = exponents(a, emin), exponents(b, emin), (grid[1] >> 52) - 1023
     top, scale, terms = np.empty(LANES, np.int32), np.empty(LANES), np.empty(LANES)

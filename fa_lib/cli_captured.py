@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fa_lib.cli_check import ALLOW_LARGE, KERNEL_NAMES, kernel_name, told
+from fa_lib.cli_check import ALLOW_LARGE, KERNEL_NAMES, kernel_name, say, told
 
 app = typer.Typer()
 
@@ -25,12 +25,14 @@ def shrink(
     """
     with told():
         from fa_lib import shrink as shrinking
+        from fa_lib.check.apart import in_processes
 
         name = kernel_name(kernel)
-        found = shrinking.shrink(name, file, device, allow_large=allow_large)
+        with in_processes([name]):
+            found = shrinking.shrink(name, file, device, allow_large=allow_large)
         out = out or Path(f"test_{name.rpartition(':')[2]}.py")
         shrinking.write(found, out, device)
-        typer.echo(f"{shrinking.in_words(found)}\nLeft: {shrinking.sizes_in_words(found)}\n{out}")
+        say(f"{shrinking.in_words(found)}\nLeft: {shrinking.sizes_in_words(found)}\n{out}")
 
 
 @app.command()
@@ -54,11 +56,14 @@ def compare(
         import json
 
         from fa_lib import compare as comparing
+        from fa_lib.check.apart import in_processes
         from fa_lib.execution.files import replacing
 
         question = comparing.Question(on, fmt, distribution, n, decode=decode, device=device, allow_large=allow_large)
-        found = comparing.compare(kernel_name(a), kernel_name(b), question)
+        names = kernel_name(a), kernel_name(b)
+        with in_processes(dict.fromkeys(names)):
+            found = comparing.compare(*names, question)
         if json_file is not None:
             with replacing(json_file) as path:
                 path.write_text(json.dumps(found.record(), indent=1) + "\n")
-        typer.echo("\n".join(comparing.in_words(found)))
+        say("\n".join(comparing.in_words(found)))

@@ -44,7 +44,7 @@ def told(old: Path | None = None, kept: str = "nothing is kept", quiet: bool = F
 
 
 def _end(words):
-    typer.echo(f"fa-lib: {words}", err=True)
+    say(f"fa-lib: {words}", err=True)
     raise typer.Exit(2)
 
 
@@ -55,24 +55,33 @@ def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
     return True if environ.get("FORCE_COLOR") else None
 
 
-def _judged(report, json_file, gate):
-    """Print a judgement, write its record, and end with the exit code it asks for."""
+def say(text: str, err: bool = False) -> None:
+    """Print a text; in each of its lines what would move the cursor or hide is an escape."""
+    from fa_lib.check.attempt import shown
+
+    typer.echo("\n".join(map(shown, text.split("\n"))), err=err)
+
+
+def _judged(files, json_file, gate):
+    """Read a judgement back from its files, print it, write its record, and end with the exit code it asks for."""
     import json
 
+    from fa_lib.check.attempt import shown
     from fa_lib.check.findings import Severity, Verdict
     from fa_lib.check.words import in_lines
     from fa_lib.execution.files import replacing
 
+    judgement, record = files.read_back()
     if json_file is not None:
         with replacing(json_file) as path:
-            path.write_text(json.dumps(report.record, indent=1) + "\n")
+            path.write_text(json.dumps(record, indent=1) + "\n")
     verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
     groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
-    first, *lines = in_lines(report.judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
-    first = typer.style(first, fg=verdicts[report.judgement.verdict], bold=True)
-    typer.echo("\n".join([first, *lines, "", str(report.page)]))
+    first, *lines = in_lines(judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
+    first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
+    typer.echo("\n".join([first, *lines, "", shown(f"{files.page}")]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
-    raise typer.Exit(codes[report.judgement.verdict] if gate else 0)
+    raise typer.Exit(codes[judgement.verdict] if gate else 0)
 
 
 def kernel_name(name: str) -> str:
@@ -105,6 +114,9 @@ def check_kernel(
     device: DEVICE = "cpu",
     layout: LAYOUT = "bhsd",
     limit: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="of the calls that are drawn; another each time, that the record names")
+    ] = None,
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
@@ -113,13 +125,16 @@ def check_kernel(
     """
     with told(json_file):
         from fa_lib.check.apart import in_a_process
+        from fa_lib.check.page_files import PageFiles
 
         name = kernel_name(kernel)
+        files = PageFiles.of(out, name if layout == "bhsd" else f"{name}@{layout}")
+        files.clear()
         with in_a_process(name, limit):  # it begins while the rest is imported
             from fa_lib import reports
 
-            report = reports.check_kernel(name, "quick" if quick else "report", out, device, layout)
-        _judged(report, json_file, gate)
+            reports.check_kernel(name, "quick" if quick else "report", out, device, layout, seed=seed)
+        _judged(files, json_file, gate)
 
 
 @app.command("tensors")
@@ -139,10 +154,11 @@ def check_tensors(
     """
     with told(json_file):
         from fa_lib import reports
+        from fa_lib.check.page_files import PageFiles
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        report = reports.check_tensors(file, fmt, out, device=device, allow_large=allow_large, **names)
-        _judged(report, json_file, gate)
+        reports.check_tensors(file, fmt, out, device=device, allow_large=allow_large, **names)
+        _judged(PageFiles.of(out, file.stem), json_file, gate)
 
 
 @app.command("model")
@@ -159,8 +175,10 @@ def check_model(
     What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
     """
     with told(json_file):
-        from fa_lib import reports
+        from functools import partial
+
+        from fa_lib.model_process import check_model as judged
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        report = reports.check_model(function, out, save, **names)
-        _judged(report, json_file, gate)
+        files = judged(function, out, partial(say, err=True), save=save, **names)
+        _judged(files, json_file, gate)

@@ -153,8 +153,8 @@ class TensorCore(Dot):
         return replace(found, two_level=two_level)
 
     def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        how = self.inputs.emin, self.block, self.F, self.two_level or 0, _grid(self.result, math.inf), self.to_nearest
-        return _threaded(adders.chained, a, b, c, *how)
+        rule = self.inputs.emin, self.block, self.F, self.two_level or 0
+        return _threaded(adders.chained, a, b, c, rule, _grid(self.result, math.inf), self.to_nearest)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return on_device.chained(self, a, b.mT, c)

@@ -1,11 +1,12 @@
 """The three checks from start to end: examine, judge, draw, write a page: a kernel, captured tensors, a model."""
 
 import importlib
+import math
 import platform
-import re
+import secrets
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fa_lib import kernels
 from fa_lib.check import tables, tensors
-from fa_lib.check.apart import LIMIT_S, in_a_process
+from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.attempt import message, shown
 from fa_lib.check.capture import captured
 from fa_lib.check.findings import Judgement
@@ -23,6 +24,7 @@ from fa_lib.check.judge import judge_kernel
 from fa_lib.check.judge_captured import judge_model, judge_tensors
 from fa_lib.check.kernel import DEPTHS, Depth, examine
 from fa_lib.check.model import Probe
+from fa_lib.check.page_files import PageFiles
 from fa_lib.check.report import Section, page
 from fa_lib.check.skipped import place
 from fa_lib.check.words import KERNELS
@@ -32,7 +34,6 @@ from fa_lib.execution.results import provenance, versions
 from fa_lib.experiments.variant import known
 from fa_lib.formats import Format
 from fa_lib.gallery.catalogue import ENTRIES, installed
-from fa_lib.paths import build
 from fa_lib.plots.kernel_report import kernel_panels
 from fa_lib.plots.model_report import model_panels
 from fa_lib.plots.tensors_report import shortened, tensors_panels
@@ -56,7 +57,7 @@ class Report:
 
 def check_kernel(
     kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
-    limit: float = LIMIT_S,
+    limit: float = LIMIT_S, seed: int | None = None,
 ) -> Report:  # fmt: skip
     """Judge a kernel and write its page.
 
@@ -67,6 +68,8 @@ def check_kernel(
         out: folder for the page; empty is build/reports.
         layout: of the kernel's tensors, of `kernels.LAYOUTS`.
         limit: seconds that a call may take in that process.
+        seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
+            each judgement; its settings say which, as drawn_seed.
 
     Raises:
         ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
@@ -74,8 +77,11 @@ def check_kernel(
     """
     known("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
+    named = depth if isinstance(depth, str) else "its own"
     depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
-    begun = _Begun(out, kernel)
+    depth = replace(depth, drawn_seed=secrets.randbits(31) if seed is None else seed)
+    files = PageFiles.of(out, kernel)
+    files.clear()
     with in_a_process(kernel, limit) as alone:
         if alone is None:
             kernels.plain(kernel)
@@ -106,11 +112,14 @@ def check_kernel(
     name, _, _ = kernel.partition("@")
     about = {"Kernel": name, "Package": _version(name)} | _here(device)
     d = ", ".join(map(str, found["lengths"].head_dim.unique())) if len(found["lengths"]) else "none"
-    depths = {one: name for name, one in DEPTHS.items()}
-    about |= {"Depth": depths.get(depth, "its own"), "Layout": layout, "Lengths N": depth.lengths, "head_dim": d}
+    n = sorted(found["lengths"].n.unique()) if len(found["lengths"]) else depth.lengths
+    about |= {"Depth": named, "Layout": layout, "Lengths N": n, "head_dim": d}
     about |= {"Seeds": f"{depth.seeds}; {depth.bias_seeds} of inputs that make trouble, N = {depth.troubled_n}"}
+    about |= {
+        "Drawn anew": f"{len(depth.drawn)} lengths and the order of calls; --seed {depth.drawn_seed} repeats them"
+    }
     settings = dict(kernel=kernel, device=device) | asdict(depth)
-    return begun.written(judgement, sections, kernel_panels(judgement, found), found, about, settings)
+    return _written(files, judgement, sections, kernel_panels(judgement, found), found, about, settings)
 
 
 def check_tensors(
@@ -128,20 +137,22 @@ def check_tensors(
     Raises:
         ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
     """
-    begun = _Begun(out, Path(path).stem)
+    files = PageFiles.of(out, Path(path).stem)
+    files.clear()
     held = captured(path, fmt, allow_large)
     if names is None:
         names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
-    for name in names:
-        if name != tensors.RAN:
-            kernels.plain(name)
-        elif held.o is None:
-            raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
-    q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
-    options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
-    ran = None if held.o is None else held.o.to(device)
+    with in_processes(names):
+        for name in names:
+            if name != tensors.RAN:
+                kernels.plain(name)
+            elif held.o is None:
+                raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
+        q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
+        options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
+        ran = None if held.o is None else held.o.to(device)
+        far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
-    far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
     judgement = judge_tensors(list(names), risky, far, better, held.about)
     sections = [
@@ -158,8 +169,9 @@ def check_tensors(
     settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device) | {
         name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about
     }
-    panels = tensors_panels(risky, far, better)
-    return begun.written(judgement, sections, panels, dict(risks=risky, deviations=far), about, settings)
+    finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
+    panels = tensors_panels(risky, far, finite)
+    return _written(files, judgement, sections, panels, dict(risks=risky, deviations=far), about, settings)
 
 
 def check_model(
@@ -176,15 +188,17 @@ def check_model(
     Raises:
         ValueError: there is no such function, or it raises; an argument of Probe does not fit.
     """
-    begun = _Begun(out, function)
-    run, probe = _function(function), Probe(names, save=save)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
-            with probe:
-                run()
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
+    files = PageFiles.of(out, function)
+    files.clear()
+    with in_processes(names):
+        run, probe = _function(function), Probe(names, save=save)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
+                with probe:
+                    run()
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite)
     sections = [
         Section("by_layer", "Layer by layer", tables.by_layer(probe.table),
@@ -193,7 +207,7 @@ def check_model(
     about = {"Model": function, "Package": _version(function)} | _here("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}")
-    return begun.written(judgement, sections, model_panels(probe.table), dict(probe=probe.table), about, settings)
+    return _written(files, judgement, sections, model_panels(probe.table), dict(probe=probe.table), about, settings)
 
 
 def _version(name):
@@ -218,36 +232,31 @@ def _here(device):
     return {"Judged by": libraries, "Date": date(), "Device": f"{name}{threads}"}
 
 
-class _Begun:
-    """The page of a check that has begun: an old one of its name is gone, so that none stands for a check that failed.
+def _written(
+    files: PageFiles, judgement: Judgement, sections: list[Section], panels: Mapping[str, Figure],
+    found: Mapping[str, pd.DataFrame], about: dict, settings: dict,
+) -> Report:  # fmt: skip
+    """Write the tables, the record, and the page."""
+    record = judgement.record() | provenance(settings)
+    for name, table in found.items():
+        if table.empty:
+            continue
+        with replacing(files.folder / f"{name}.csv") as path:
+            table.to_csv(path, index=False, float_format="%.7g")
+    for figure in panels.values():
+        _literal(figure)
+    files.write(record, page(judgement, sections, panels, about, settings))
+    for figure in panels.values():
+        plt.close(figure)
+    return Report(judgement, files.page, record)
 
-    Args:
-        out: folder. name: of the page, whatever characters it has.
-    """
 
-    def __init__(self, out, name):
-        name = re.sub(r"[^\w.-]+", "_", name)
-        self.folder = (Path(out) if out else build() / "reports").resolve() / name
-        self.page = self.folder.with_name(f"{name}.html")
-        for old in (self.page, *self.folder.glob("*.csv")):
-            old.unlink(missing_ok=True)
-
-    def written(
-        self, judgement: Judgement, sections: list[Section], panels: Mapping[str, Figure],
-        found: Mapping[str, pd.DataFrame], about: dict, settings: dict,
-    ) -> Report:  # fmt: skip
-        """Write the tables, then the page."""
-        record = provenance(settings)
-        for name, table in found.items():
-            if table.empty:
-                continue
-            with replacing(self.folder / f"{name}.csv") as path:
-                table.to_csv(path, index=False, float_format="%.7g")
-        with replacing(self.page) as path:
-            path.write_text(page(judgement, sections, panels, about, settings), encoding="utf-8")
-        for figure in panels.values():
-            plt.close(figure)
-        return Report(judgement, self.page, judgement.record() | record)
+def _literal(figure):
+    """The names of strangers in a picture's legends are neither formulas nor control characters."""
+    legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
+    for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
+        text.set_text("\n".join(map(shown, text.get_text().split("\n"))))
+        text.set_parse_math(False)
 
 
 def _function(name: str) -> Callable:
@@ -260,7 +269,8 @@ def _function(name: str) -> Callable:
         found = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         where = "modules are looked for in the current folder and on PYTHONPATH"
-        raise ValueError(f"function: got {name!r}; it cannot be had: {error!r} ({where})") from error
+        raised = f"{shown(type(error).__name__)}: {message(error)}"
+        raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
     if not callable(found):
         raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
     return found

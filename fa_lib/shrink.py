@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.attempt import KernelError, called
+from fa_lib.check.attempt import UNASKED, KernelError, called
 from fa_lib.check.capture import Capture, captured
 from fa_lib.check.limit import judged
 from fa_lib.check.skipped import place
@@ -119,6 +119,8 @@ def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
     try:
         o = called(fn, options, *tensors).detach().cpu()
     except KernelError as error:
+        if error.outcome == UNASKED:
+            raise ValueError(f"kernel: it {error}; accepted are kernels that come back from their calls") from error
         return Failure("raises", re.sub(r"\d+", "#", str(error)))
     error, limit = judged(o, call.q, call.k, call.v, **call.options)
     if not error.isfinite().all():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from fa_lib.check.findings import Finding, Judgement, Severity
+from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.judge import judge_kernel
 from fa_lib.check.kernel import QUICK, Depth, examine
 from fa_lib.check.relations import RELATIONS
@@ -146,7 +146,7 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
     if record is None or "findings" not in record:
         verdict = "cannot_run" if record is None else record["verdict"]
         return told | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])
-    found = _findings(record)
+    found = Judgement.of(record).findings
     low = [f for f in found if f.what == "carry" and f.severity == Severity.FAILS]
     carried = dict(
         carries=" ".join(dict.fromkeys(f.where["sum"] for f in low)),
@@ -179,11 +179,7 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
 def judgement_of(key: str, manner: Manner) -> Judgement | None:
     """The Judgement that `judge_one` left; None where the kernel did not come to an end."""
     record = _read(manner.entry(key), manner)
-    return Judgement("kernel", record["subject"], tuple(_findings(record))) if "findings" in record else None
-
-
-def _findings(record):
-    return [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]]
+    return Judgement.of(record) if "findings" in record else None
 
 
 def prove(cache: str = "") -> dict[str, pd.DataFrame]:
@@ -230,7 +226,9 @@ def _in_a_process(entry, manner):
     command, environment = [sys.executable, "-c", code], os.environ | dict(OMP_NUM_THREADS="1")
     environment |= dict(XLA_PYTHON_CLIENT_PREALLOCATE="false")  # or JAX takes most of a GPU's memory
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=manner.limit_s)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="backslashreplace", timeout=manner.limit_s
+        )
     except subprocess.TimeoutExpired:
         verdict, problem = "not_judged", f"took longer than {manner.limit_s:g} s"
     else:

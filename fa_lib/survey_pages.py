@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fa_lib import survey
+from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Judgement
 from fa_lib.check.words import said_of
 from fa_lib.execution.files import renewed, replacing
@@ -27,6 +29,8 @@ VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged"
 CAUSES = {  # of survey.row's cause, the gravest first -> a few words
     "rounded_splits": "rounds partial results",
     "answer": "answers some calls wrongly",
+    "scale": "is off by one factor",
+    "noise": "gives other results on each call",
     "problem": "breaks on some inputs",
     "error": "error beyond the rule",
     "outputs": "error beyond the rule at some shapes",
@@ -99,17 +103,16 @@ def _listed(table, pages=()):
         numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many", "gradients")]
         name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages else row["key"]
         version = row["version"] if _given(row["version"]) else ""
-        cells = (f"{row['project']}: {name}", version, *numbers, VERDICTS[row["verdict"]], found(row))
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        cells = (f"{row['project']}: {name}", literal(version), *numbers, VERDICTS[row["verdict"]], literal(found(row)))
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
     """docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and each finding in a sentence."""
     said = [one for group in said_of(judgement).values() for one in group] if judgement else []
-    said = ["- " + " ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [
-        f"- It {row['problem']}."
-    ]
+    told = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [f"It {row['problem']}."]
+    said = [f"- {literal(text)}" for text in told]
     bias = ""
     if _given(row.get("outwards")):
         own = f" (Baseline's own: {row['baseline_outwards']:+.2f})" if _given(row.get("baseline_outwards")) else ""
@@ -125,6 +128,11 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
         "", "| queries | largest error over Baseline's | largest relative error |", "|---|---|---|", *errors, bias,
         *said, "",
     ])  # fmt: skip
+
+
+def literal(text: str) -> str:
+    """A sentence, or a cell, in Markdown: whatever a stranger's kernel said in it is read as it stands."""
+    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", shown(text))
 
 
 def _power(value):
@@ -183,7 +191,7 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
 def told(row: Mapping) -> str:
     """A row of `survey.rows` on one line."""
     numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in survey.QUERIES.items())
-    return f"{row['key']}: {row['verdict']}; {numbers}; {found(row)}".rstrip("; ")
+    return f"{row['key']}: {row['verdict']}; {numbers}; {shown(found(row))}".rstrip("; ")
 
 
 def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: survey.Manner) -> None:

@@ -61,7 +61,7 @@ def expected(
             raise ValueError(
                 f"{name}: got {got!r}; accepted is a whole number from 1{'' if most > tiles else ' to tiles'}"
             )
-    variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.__dataclass_fields__}
+    variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.steps()}
     counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
     carried = counts.accumulator.sum() * variance["accumulator"] + counts.row_sum.sum() * variance["row_sum"]
     if splits > 1:  # the parts' errors are independent; their sum is rounded once more
@@ -116,7 +116,7 @@ def largest_over_baseline(
 
     def error(precision, algorithm):
         counts = roundings(tiles, algorithm, values, block_kv)
-        u = {step: getattr(precision, step).unit_roundoff for step in Precision.__dataclass_fields__}
+        u = {step: getattr(precision, step).unit_roundoff for step in Precision.steps()}
         terms = RMS * math.sqrt(sum(weight * u[step] ** 2 for step, weight in counts.terms.items()))
         widths = [*np.sqrt(counts.accumulator) * u["accumulator"], *np.sqrt(counts.row_sum) * u["row_sum"]]
         widths += [u["output"]] * stores(precision)

@@ -23,6 +23,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"training"},
     {"plots"},
     {"panel", "claims", "reports", "suspects", "shrink", "compare"},
+    {"model_process"},
     {"testing"},
     {"kernel_checks"},
     {"survey"},

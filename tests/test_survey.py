@@ -31,7 +31,8 @@ def record(**more):
         Finding("outwards", Severity.NOTES, dict(baseline=0.19), 0.21, 0.05),
     ]
     told = [vars(each) | dict(severity=each.severity.value) for each in found]
-    return dict(key="k", verdict="fails", subject="x", problem="", numbers=survey.errors(LENGTHS), findings=told) | more
+    own = dict(key="k", kind="kernel", verdict="fails", subject="x", problem="")
+    return own | dict(numbers=survey.errors(LENGTHS), findings=told) | more
 
 
 def test_errors_are_the_worst_by_number_of_queries():

@@ -6,8 +6,8 @@ process is started again for the next call, and `conduct` has a row for each thi
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pandas as pd
@@ -16,15 +16,13 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.attempt import ENDED, UNASKED, KernelError, first_line, shown
+from fa_lib.check.memory import Memory
 from fa_lib.check.process import Ended, Process
 from fa_lib.kernels import registry
 
 LIMIT_S = 60.0  # of one call
 FIRST = 5  # times that for the import, and for a process's first call: kernels are compiled there
 ENDINGS = 3  # of its process, after which a kernel is asked no more
-WARM = 8  # equal calls, before memory is looked at: allocators keep some
-LEAK = 0.9  # of an output's bytes: a kernel that holds on to its outputs grows by 1 a call
-LEAST = 2**19  # bytes of growth in each half of the calls: less may be an allocator's
 
 KINDS = (
     inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
@@ -216,29 +214,6 @@ class Graph:
         self.fn.gone.append((self.process, self.number))
 
 
-class Memory:
-    """Whether a process grows where equal calls follow each other. growth: bytes a call, 0 where it does not; calls:
-    those that were looked at."""
-
-    def __init__(self):
-        self.growth, self.calls, self.key, self.sizes = 0.0, 0, None, []
-
-    def seen(self, key: Any, results: Sequence[Tensor], resident: int | None) -> None:
-        """A call, and what the process holds after it."""
-        if key != self.key:
-            self.key, self.sizes = key, []
-        if resident is None:
-            return
-        self.sizes.append(resident)
-        sizes = self.sizes[WARM:]
-        half = (len(sizes) - 1) // 2
-        if half < WARM:
-            return
-        due = max(LEAST, LEAK * half * sum(x.numel() * x.element_size() for x in results))
-        if min(sizes[half] - sizes[0], sizes[2 * half] - sizes[half]) >= due:  # a jump is in one half alone
-            self.growth, self.calls = (sizes[2 * half] - sizes[0]) / (2 * half), 2 * half
-
-
 @contextmanager
 def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[Apart | None]:
     """Let `kernels.get(kernel)` be the kernel in a process of its own, until the end: package.module:function is never
@@ -262,6 +237,16 @@ def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[Apart | None]:
             yield fn
     finally:
         fn.close()
+
+
+@contextmanager
+def in_processes(names: Iterable[str]) -> Iterator[None]:
+    """`in_a_process` for each of several kernels, all of them imported."""
+    with ExitStack() as stack:
+        for fn in [stack.enter_context(in_a_process(name)) for name in names]:
+            if fn is not None:
+                fn.wait()
+        yield
 
 
 class _Crossing(torch.autograd.Function):

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fa_lib.check.attempt import shown
 from fa_lib.execution.files import replacing
 from fa_lib.formats import Format
 from fa_lib.inputs import tensors
@@ -84,7 +85,7 @@ def captured(path: str | Path, fmt: str = "", allow_large: bool = False) -> Capt
         ValueError: the file is of another kind or cannot be read, a name is missing, the shapes do not fit each other,
             or values of q, k or v are NaN or infinite.
     """
-    held, about = tensors(path, allow_large), _header(path)
+    held, about = {name: x.detach() for name, x in tensors(path, allow_large).items()}, _header(path)
     q, k, v, o, dO = (held.get(name) for name in ("q", "k", "v", "o", "dO"))
     try:
         options = {name: held[name].item() for name in ("causal", "scale") if name in held}
@@ -121,4 +122,4 @@ def _header(path):
     if Path(path).suffix != ".safetensors":
         return {}
     with safe_open(path, "pt") as file:
-        return dict(file.metadata() or {})
+        return {name: shown(text) for name, text in (file.metadata() or {}).items()}

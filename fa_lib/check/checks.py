@@ -11,13 +11,15 @@ from fa_lib.check.contract import Ability, formats
 from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.golden import Inputs
 from fa_lib.check.judge_relations import of_relations
-from fa_lib.check.kernel import QUICK, contracted, measure, ruled
+from fa_lib.check.judge_wrong import noisy, scaled
+from fa_lib.check.kernel import QUICK, contracted, measure, repeats, ruled
 from fa_lib.check.relations import RELATIONS, relate
 from fa_lib.check.subject import NOT_ASKED
-from fa_lib.check.words import sentences
+from fa_lib.check.words import said_of
 from fa_lib.experiments.rule import ALLOWED
 
 N = 512  # keys that errors are measured at
+RUNS = 3  # of a call, for noise
 QUERIES = 16  # at a time, that carries are asked for with
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
 
@@ -103,9 +105,27 @@ def _carry(judged: Judged, what: str) -> Result:
         problems = [row["problem"] for row in rows if row["problem"]]
         why = problems[0] if problems else "does not return small terms alone, so that a loss would say nothing"
         return Result(None, f"the kernel {why}")
+    if found["low"] and (hides := _hides_a_carry(judged)):
+        return Result(None, f"the kernel {hides}")
     tile = f", in tiles of {found['tile']} keys" if found["tile"] else ""
     told = f"loses {found['lost']:.3g} ulp of {fmt} of a sum of large and small terms{tile}; accepted are {LOST}"
     return Result(not found["low"], told)
+
+
+def _hides_a_carry(judged: Judged) -> str:
+    """Another cause of a loss, which has to go before a carry is named; a verb and its object, or ""."""
+    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
+    inputs = [Inputs(judged.fmt, "normal", n, 0, **given) for n in (N // 4, N)]
+    lengths = pd.DataFrame([row for each in inputs for row in measure([judged.kernel], each)])
+    if factor := scaled(lengths):
+        return f"returns {factor:.4g} times attention's output, so that a loss says nothing of a carry"
+    able = Ability(gradients=False, causal=judged.able.causal)
+    again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=able)
+    if apart := noisy(pd.DataFrame([again])):
+        return (
+            f"returns other outputs on each call, up to {apart:.3g} ulp apart, so that a loss says nothing of a carry"
+        )
+    return ""
 
 
 def _relation(judged: Judged, key: str) -> Result:
@@ -116,7 +136,8 @@ def _relation(judged: Judged, key: str) -> Result:
         return Result(None, f"the kernel {problems[0]}" if problems else "the kernel has no such option")
     table = pd.DataFrame(rows).assign(key=key, fmt=judged.fmt)
     found = tuple(each for each in of_relations(table) if each.what == "relation")
-    said = " ".join(text for _, text in sentences(Judgement("kernel", "", found)))
+    groups = said_of(Judgement("kernel", "", found)).values()
+    said = " ".join(one.line for group in groups for one in group)
     if any(each.severity == Severity.FAILS for each in found):
         return Result(False, f"{said} Asked because of {RELATIONS[key].source}.")
     if any(each.number is None for each in found):  # NaN, that is told and not counted

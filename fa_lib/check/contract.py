@@ -72,7 +72,7 @@ def contract(
             has it) or "wrong" (it answers another question).
             note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
             "unmasked" (it takes causal=True and does not mask), of a wrong answer what it looks like (a key of
-            `diagnose.GUESSES`, or "other"), "output_bshd" (its output is right, and transposed), or "".
+            `diagnose.GUESSES`, "factor" or "other"), "output_bshd" (its output is right, and transposed), or "".
             problem: what it raises or returns instead, in words, or "".
     """
     fn, rows = kernels.plain(kernel), []

@@ -82,7 +82,8 @@ def distance(o: Tensor, golden: Tensor) -> float:
 
 
 def diagnose(o: Tensor, call: Call) -> str:
-    """The key of GUESSES that an answer is nearest to; "other" where it is close to none."""
+    """The key of GUESSES that an answer is nearest to; "factor" where it is near a multiple of the golden value; else
+    "other"."""
     found = {}
     for key, guess in GUESSES.items():
         try:
@@ -90,7 +91,11 @@ def diagnose(o: Tensor, call: Call) -> str:
         except ValueError:  # a guess that does not fit the call's shapes
             continue
     best = min(found, key=lambda key: found[key])
-    return best if found[best] <= CLOSE else "other"
+    if found[best] <= CLOSE:
+        return best
+    golden = call.golden()
+    factor = (o.double() * golden).sum() / golden.square().sum()
+    return "factor" if factor and distance(o / factor, golden) <= CLOSE else "other"
 
 
 def transposed_output(fn: Callable, call: Call) -> str:

@@ -1,6 +1,7 @@
 """What a check finds, without words: sentences, pages, JSON, figures' titles and exit codes are made from it."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
@@ -57,6 +58,16 @@ class Judgement:
     kind: str
     subject: str
     findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, record: Mapping) -> "Judgement":
+        """The Judgement of a `record`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        findings = [Finding(**each | dict(severity=Severity(each["severity"]))) for each in record["findings"]]
+        return cls(record["kind"], record["subject"], tuple(findings))
 
     @property
     def verdict(self) -> Verdict:

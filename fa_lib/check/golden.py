@@ -121,6 +121,17 @@ def outwards(o: Tensor, golden: Tensor, fmt: Format) -> float:
     return (error * golden.sign()).mean().item()
 
 
+def fitted(o: Tensor, golden: Tensor) -> tuple[float, float]:
+    """The factor of the golden value that is nearest to an output, and the share of its squared error that this factor
+    makes; 1 and 0 where there is no error."""
+    o, golden = o.detach().double().cpu(), golden.cpu()
+    error = (o - golden).square().sum().item()
+    if not error:
+        return 1.0, 0.0
+    factor = ((o * golden).sum() / golden.square().sum()).item()
+    return factor, 1 - (o - factor * golden).square().sum().item() / error
+
+
 @contextmanager
 def keeping(folder: str | Path) -> Iterator[None]:
     """Where `kept` finds files, and leaves them; an empty folder keeps nothing."""

@@ -12,6 +12,7 @@ from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
+from fa_lib.check.judge_wrong import of_wrong
 from fa_lib.experiments.rule import ALLOWED, CALLS
 
 EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
@@ -37,12 +38,14 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.NOTES), *unsupported))
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
+    wrong, sums = [*of_wrong(lengths, tables["repeats"])], tables["sums"]
+    carries = [Finding("carry", Severity.NOTES, dict(problem="", because=wrong[0].what))] if wrong else [*_carry(sums)]
     findings = [
-        *_carry(tables["sums"]), *_growth(lengths), *_answers(asked), *_largest(lengths),
-        *_rounded_splits(tables.get("splits", pd.DataFrame())), *_row_sum(tables["sums"]),
+        *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
+        *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if wrong else _row_sum(sums)),
         *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
         *_shapes(counted), *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
-        *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), tables["sums"]),
+        *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), sums),
         coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):

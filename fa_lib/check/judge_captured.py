@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.model import summary
-from fa_lib.check.tensors import cheapest
+from fa_lib.check.tensors import OVERFLOWS, UNDEFINED, cheapest
 from fa_lib.experiments.rule import ALLOWED
 
 UNDERFLOW = 1e-3  # of a row's probability
@@ -17,7 +18,8 @@ def judge_tensors(
     names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]],
     about: Mapping[str, str] | None = None,
 ) -> Judgement:  # fmt: skip
-    """Captured tensors: they pass where the first of the named kernels is within the rule on every head.
+    """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one:
+    where Baseline itself overflows there is none, and where that is so on all of them, they are not judged.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
@@ -31,10 +33,14 @@ def judge_tensors(
             where = dict(kernel=name, outcome=bad.outcome.iloc[0], problem=bad.problem.iloc[0])
             findings.append(Finding("refused", Severity.FAILS if judged else Severity.NOTES, where))
             continue
+        rows = rows[rows.times_max.notna()]
+        if not len(rows):
+            continue
         worst = rows.loc[rows.times_max.idxmax()]
-        where = dict(kernel=name, head=int(worst["head"]), heads=len(risky))
+        where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
         severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
+    findings += _no_yardstick(names[0], far)
     if about and "layer" in about:
         findings.append(Finding("captured", Severity.NOTES, dict(about)))
     for what, heads in flags(risky).items():
@@ -43,8 +49,22 @@ def judge_tensors(
     for base, rows in better.items():
         found = cheapest(rows)
         where = dict(base=base, change=found and found["change"])
-        findings.append(Finding("change", Severity.NOTES, where, found and found["times_less"]))
+        what = "finite_change" if found and found["times_less"] == math.inf else "change"
+        findings.append(Finding(what, Severity.NOTES, where, found and found["times_less"]))
     return Judgement("tensors", names[0], tuple(findings))
+
+
+def _no_yardstick(judged, far):
+    """Heads where Baseline's output, or the golden value itself, is not finite, with the error of the judged kernel: it
+    fails where that is another answer."""
+    if "yardstick" not in far:
+        return
+    for stick in (OVERFLOWS, UNDEFINED):
+        rows = far[far.yardstick == stick]
+        if len(rows):
+            own = rows.relative[rows.kernel == judged].max()  # NaN where it has none
+            where = dict(heads=[*map(int, dict.fromkeys(rows["head"]))], kernel=judged)
+            yield Finding(f"baseline_{stick}", Severity.FAILS if own > FAR else Severity.NOTES, where, own, FAR)
 
 
 def judge_model(

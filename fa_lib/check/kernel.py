@@ -3,6 +3,7 @@ golden value, what it carries from tile to tile. It is called, never read; whate
 
 import hashlib
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,14 @@ from fa_lib import kernels
 from fa_lib.check.attempt import FAULTS, KernelError, attempt, guarded
 from fa_lib.check.carry import QUERIES, carried, carry
 from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
-from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, keeping, kept, outwards, truth
+from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, fitted, keeping, kept, outwards, truth
 from fa_lib.check.relations import RELATIONS, relate
 from fa_lib.check.rounding_mode import rounding_mode
 from fa_lib.check.splits import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held
 from fa_lib.experiments.variant import known
-from fa_lib.formats import Format
+from fa_lib.formats import BF16, FP32, Format
 from fa_lib.inputs import draw
 from fa_lib.metrics import deviation, over_baseline
 
@@ -29,6 +30,7 @@ __all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "
 
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
+NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards")  # of `measure`
 TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations", "rounding")  # of `examine`
 
 
@@ -45,6 +47,9 @@ class Depth:
             for with more queries.
         first_seed: of all inputs that are drawn: others are other draws.
         relations: keys of RELATIONS; related_n: keys of most of their cases.
+        drawn: ranges of N, from each of which one is drawn beside `lengths`; drawn_seed: of these, of the inputs there
+            and of the order in which lengths are asked for, so that no kernel knows the calls of a judgement before;
+            None draws nothing and keeps the order.
 
     Raises:
         ValueError: a shape or a relation is not known.
@@ -61,6 +66,8 @@ class Depth:
     first_seed: int = 0
     relations: tuple[str, ...] = ()
     related_n: int = 256
+    drawn: tuple[tuple[int, int], ...] = ()
+    drawn_seed: int | None = None
 
     def __post_init__(self):
         for shape in self.shapes:
@@ -72,12 +79,14 @@ class Depth:
 QUICK = Depth(  # seconds
     lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
     runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
+    square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
 REPORT = Depth(  # about a minute for a kernel of torch's on two cores
     lengths=(128, 512, 1500, 4096), seeds=5,
     shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
             "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1024", "1500"),
     head_dims=(64, 128), troubled_n=512, bias_seeds=12, runs=100, relations=(*RELATIONS,),
+    square=8192, drawn=((129, 4095), (4097, 8192)),
 )  # fmt: skip
 DEPTHS = {"quick": QUICK, "report": REPORT}
 
@@ -110,12 +119,12 @@ def examine(
     def over(cell, grid, **fixed):
         return sweep(cell, grid, fixed=fixed, uses=[kernels.get(kernel)], cache=cache)
 
-    def on(distributions, lengths, queries, seeds):
+    def on(distributions, lengths, queries, seeds, first=depth.first_seed):
         given: dict[str, Any] = dict(head_dim=head_dim, causal=able.causal, device=device)
         return [
             Inputs(fmt, distribution, n, seed, n_q, **given)
             for distribution in distributions for n in lengths for n_q in queries
-            for seed in range(depth.first_seed, depth.first_seed + seeds) for fmt in judged  # of one draw
+            for seed in range(first, first + seeds) for fmt in judged  # of one draw
         ]  # fmt: skip
 
     fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
@@ -124,11 +133,16 @@ def examine(
     own = dict(kernel=kernel, head_dim=head_dim, device=device)
     troubled = on(TROUBLE, [depth.troubled_n], [None], depth.bias_seeds)
     with keeping(cache):
+        chance = random.Random(depth.drawn_seed)
+        drawn = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
+        given = [(n, depth.seeds, depth.first_seed) for n in depth.lengths] + [(n, 1, depth.drawn_seed) for n in drawn]
         asked_for = [
-            each for n in depth.lengths
-            for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, depth.seeds)
+            each for n, seeds, first in given
+            for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, seeds, first)
         ]  # fmt: skip
-        lengths = over(measure, dict(inputs=asked_for), names=[kernel])
+        order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
+        lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
+        lengths = lengths.iloc[pd.Index(order).argsort()].reset_index(drop=True)
         if others := [name for name in beside if name != kernel]:  # no row of theirs knows of another: fewer will do
             emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
             more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
@@ -153,6 +167,14 @@ def examine(
             ) if depth.relations else pd.DataFrame(),
             rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
         )  # fmt: skip
+
+
+def _order(count, block, chance):
+    """Numbers up to a count, their blocks in an order of chance: the formats of one draw stay together."""
+    blocks = [range(at, at + block) for at in range(0, count, block)]
+    if chance is not None:
+        chance.shuffle(blocks)
+    return [i for each in blocks for i in each]
 
 
 def contracted(kernel, device):
@@ -214,7 +236,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
 
     Returns:
         rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
-        Baseline's on the same outputs),
+        Baseline's on the same outputs), factor and by_factor (`golden.fitted`),
         outwards (`golden.outwards`) and baseline_outwards (Baseline's own); outcome and problem (of `attempt`). Where
         there is a problem the numbers are NaN.
     """
@@ -224,14 +246,14 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
     for kernel in names:
         fn = kernels.plain(kernel)
         answer = attempt(causally(fn) if inputs.causal else fn, q, k, v)
-        numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse", "outwards"), math.nan)
+        numbers = dict.fromkeys(NUMBERS, math.nan)
         if answer.outcome == "yes":
             o = answer.o[..., inputs.rows(), :].cpu()
             d = deviation(o, golden, fmt)
             times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
-            numbers = (
-                dict(max=d.max, rmse=d.rmse, relative=d.relative) | times | dict(outwards=outwards(o, golden, fmt))
-            )
+            factor, by_factor = fitted(o, golden)
+            numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
+            numbers |= dict(factor=factor, by_factor=by_factor, outwards=outwards(o, golden, fmt))
         told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
         rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
     return rows
@@ -243,13 +265,14 @@ def repeats(
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 
     Returns:
-        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none.
+        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
+        that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
     """
     fmt, fn = Format.of(fmt), kernels.plain(kernel)
     fn = causally(fn) if able.causal else fn
     tensors = [fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
-    answers = [attempt(fn, *tensors).o for _ in range(runs)]
-    outputs, gradients = {_digest(o) for o in answers if o is not None}, set()
+    answers = [o for _ in range(runs) if (o := attempt(fn, *tensors).o) is not None]
+    outputs, gradients = {_digest(o) for o in answers}, set()
     try:
         tensors = [x.requires_grad_() for x in tensors]
         for _ in range(runs if able.gradients else 0):
@@ -257,7 +280,16 @@ def repeats(
             gradients.add(b"".join(_digest(g) for g in grads))
     except KernelError:  # it has none: `contract` says why
         gradients.clear()
-    return dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
+    told = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
+    return told | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if fmt == FP32 else fmt))
+
+
+def _apart(answers, fmt):
+    if not answers:
+        return math.nan
+    first = answers[0]
+    ulp = fmt.ulp(first.abs().clamp(min=first.square().mean().sqrt().item()))
+    return max(((o - first).abs() / ulp).max().item() for o in answers)
 
 
 def _digest(x):

@@ -30,10 +30,15 @@ NOTES = {  # of `contract`
     "mask_ignored": "takes a mask and does not mask",
     "softcap_ignored": "takes a softcap and does not cap",
     "sinks_ignored": "takes sinks and leaves them out",
+    "factor": "returns a multiple of attention's output, by the look of its answer",
     "over_queries": "takes the softmax over queries, where one over keys is due, by the look of its answer",
 }
 
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
+UNSEEN = {  # findings that hide a carry
+    "scale": "its outputs are off by a factor, which has to go first",
+    "noise": "its outputs differ from call to call, which has to end first",
+}
 MODES = {  # of `rounding_mode`
     "nearest_even": "round to nearest, ties to even",
     "nearest_away": "round to nearest, ties away from zero",
@@ -79,7 +84,9 @@ def _carry(findings):
     elif unseen:
         where = unseen[0].where
         why = f"it {where['problem']}" if where["problem"] else "it was not asked for"
-        if where.get("blind"):
+        if where.get("because"):
+            why = UNSEEN[where["because"]]
+        elif where.get("blind"):
             why = "it does not return small terms alone, without a large one, right either"
         yield Said(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
     else:

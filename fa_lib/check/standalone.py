@@ -58,12 +58,18 @@ def standalone(kernel: str, call: Capture, what: str, about: str, device: str = 
         kernel: package.module:function. what: its first line. about: its second paragraph.
     """
     held = dict(q=call.q, k=call.k, v=call.v) | {name: x for name, x in call.options.items() if name == "mask"}
+    what, about, module = map(_in_docstring, (what, about, kernel.partition(":")[0]))
     return TEST.format(
-        what=what, about=about, module=kernel.partition(":")[0], kernel=kernel, device=device,
+        what=what, about=about, module=module, kernel=kernel, device=device,
         judged=inspect.getsource(judged) + "\n",
         options={name: x for name, x in call.options.items() if name != "mask"},
         tensors="".join(f"    {name!r}: {_written(x)},\n" for name, x in held.items()),
     )  # fmt: skip
+
+
+def _in_docstring(text):
+    """What a stranger said, which neither ends the docstring nor is code."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _written(x):

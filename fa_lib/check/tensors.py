@@ -40,6 +40,7 @@ KINDS = ("normal", "uniform", "sink", "repeated maxima", "one-signed V", "peaked
 CARRIES = {"as_shipped": (Precision.kernel, "fa2"), "every_step": (Precision.uniform, "fa1")}
 ROUNDED = "golden_rounded"  # in the column of kernels: the golden value rounded to q's dtype
 RAN = "ran"  # there, too: the kernel that ran when the tensors were captured
+YARDSTICKS = FINITE, OVERFLOWS, UNDEFINED = "finite", "overflows", "undefined"  # Baseline; the last: golden values too
 BETTER = 0.75  # of the error before: a change that saves less is none
 
 
@@ -125,25 +126,40 @@ def deviations(q, k, v, options: dict, names: list[str], ran: Tensor | None = No
         names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured.
 
     Returns:
-        rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse, times_max and
-        times_rmse over Baseline's (`rule.yardstick`), outcome and problem (of `attempt`). A kernel with a problem is
-        one row without head and numbers.
+        rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
+        Deviation), times_max and times_rmse over Baseline's (`rule.yardstick`; NaN where Baseline's output is not
+        finite), yardstick (of YARDSTICKS), outcome and problem (of `attempt`). A kernel with a problem is one row
+        without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     baseline, rows = yardstick(fmt)(q, k, v, **options), []
     answers = {name: _answer(name, (q, k, v), options, ran) for name in names}
     outs = {ROUNDED: fmt(golden)} | {name: a.o for name, a in answers.items() if a.outcome == "yes"}
-    own = [deviation(b, g, fmt) for b, g in zip(_by_head(baseline), _by_head(golden))]
+    held = [_yardstick(b, g, fmt) for b, g in zip(_by_head(baseline), _by_head(golden))]
     for name, out in outs.items():
         for head, (o, g) in enumerate(zip(_by_head(out), _by_head(golden))):
-            d, base = deviation(o, g, fmt), own[head]
-            times = dict(times_max=over_baseline(d.max, base.max), times_rmse=over_baseline(d.rmse, base.rmse))
-            rows.append(dict(head=head, kernel=name, max=d.max, rmse=d.rmse) | times | dict(outcome="yes", problem=""))
+            stick, largest, rmse = held[head]
+            numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse"), math.nan)
+            if stick != UNDEFINED:
+                d = deviation(o, g, fmt)
+                times = dict(times_max=over_baseline(d.max, largest), times_rmse=over_baseline(d.rmse, rmse))
+                numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
+            rows.append(dict(head=head, kernel=name) | numbers | dict(yardstick=stick, outcome="yes", problem=""))
     refused = {name: answer for name, answer in answers.items() if name not in outs}
     return rows + [
         dict(head=math.nan, kernel=name, outcome=a.outcome, problem=a.problem) for name, a in refused.items()
     ]
+
+
+def _yardstick(baseline, golden, fmt):
+    """One of YARDSTICKS for a head, and Baseline's largest and root mean square error; NaN where there is none."""
+    if not golden.isfinite().all():
+        return UNDEFINED, math.nan, math.nan
+    if not baseline.isfinite().all():
+        return OVERFLOWS, math.nan, math.nan
+    own = deviation(baseline, golden, fmt)
+    return FINITE, own.max, own.rmse
 
 
 def _answer(name, tensors, options, ran):
@@ -161,7 +177,8 @@ def changes(q, k, v, options: dict, base: str) -> list[dict]:
 
     Returns:
         rows, cheapest first: change (a key of CHANGES; "nothing" first), times_less: root mean square error with
-        nothing changed over that with the change, geometric mean over heads.
+        nothing changed over that with the change, geometric mean over heads; infinite where the change makes an output
+        finite that was not.
     """
     fmt = Format.of(q.dtype)
     make, name = CARRIES[base]
@@ -172,9 +189,9 @@ def changes(q, k, v, options: dict, base: str) -> list[dict]:
             continue
         given = change.of(precision, algorithm)
         o = kernels.tiled(q.double(), k.double(), v.double(), tiling=Tiling(64, 64), **given, **options)
-        rmse = _by_head(o - golden).square().mean((1, 2)).sqrt()  # (heads,)
+        rmse = _by_head(o - golden).square().mean((1, 2)).sqrt().nan_to_num(nan=math.inf)  # (heads,)
         before = before if rows else rmse
-        wrong = (rmse > 0) & (before > 0)
+        wrong = ((rmse > 0) & (before > 0) | ~before.isfinite()) & (rmse.isfinite() | before.isfinite())
         less = (before[wrong] / rmse[wrong]).log().mean().exp().item() if wrong.any() else 1.0
         rows.append(dict(change=change.key, times_less=less))
     return rows

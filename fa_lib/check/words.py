@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from fa_lib.check import conduct_words
+from fa_lib.check import conduct_words, wrong_words
 from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.kernel_words import SAY, SUMS
@@ -153,7 +153,7 @@ def _skipped(f, at):
 
 
 SAYINGS = {
-    **SAY, **conduct_words.SAY, "refused": each(_refused), "head_error": each(_head_error),
+    **SAY, **conduct_words.SAY, **wrong_words.SAY, "refused": each(_refused), "head_error": each(_head_error),
     "biased_output": _heads(
         "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),
     "one_signed": _heads("V has mostly one sign", "The errors of a 16-bit carry add up with N."),

@@ -83,7 +83,7 @@ OPTIONS = {  # what is asked -> a kernel that takes it and does something else, 
     "fewer queries than keys": (over_queries, "over_queries"),
     "gradient of the sinks": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), "other"),
     "V of another head_dim, 192 and 128": (
-        lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "other"),
+        lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "factor"),
     "head_dim 72": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "other"),
 }  # fmt: skip
 

@@ -1,0 +1,332 @@
+"""Attacks on the judge, each tried again: a kernel that ends the process, speaks for it, or knows that it is judged."""
+
+import ast
+import json
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pandas as pd
+import pytest
+import torch
+from markdown_it import MarkdownIt
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from fa_lib import kernels, model_process, reports, survey_pages
+from fa_lib.check import apart, kernel
+from fa_lib.check.apart import in_a_process
+from fa_lib.check.attempt import attempt
+from fa_lib.check.capture import Capture
+from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
+from fa_lib.check.judge import judge_kernel
+from fa_lib.check.judge_conduct import of_conduct
+from fa_lib.check.kernel import Depth, examine
+from fa_lib.check.page_files import PageFiles
+from fa_lib.check.report import page
+from fa_lib.check.standalone import standalone
+from fa_lib.check.words import in_words
+from fa_lib.cli import app
+from fa_lib.cli_check import say
+
+TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
+HEAD = """
+import atexit, os, signal, sys, threading, time
+import torch
+import torch.nn.functional as F
+
+def right(q, k, v, causal=False, scale=None):
+    if q.dtype in (torch.float16, torch.float64):
+        raise NotImplementedError("in BF16 and FP32")
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """stranger(name, text) -> "name:f", of a module that holds the text, and that nobody imports here."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+
+    def written(name, text):
+        (folder / f"{name}.py").write_text(HEAD + text + "\n")
+        return f"{name}:f"
+
+    yield written
+    assert not [path.stem for path in folder.glob("*.py") if path.stem in sys.modules]
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [f"{word}" for word in words], prog_name="fa-lib")
+
+
+def draw(n=8, d=16):
+    return [*torch.randn(3, 1, 2, n, d, generator=torch.Generator().manual_seed(0))]
+
+
+def capture(path, **more):
+    q, k, v = draw(32)
+    save_file(dict(q=q, k=k, v=v) | more, path)
+    return path
+
+
+ENDS = {  # 1. -> how, exit code
+    "on_import": ("sys.exit()", 1),
+    "at_exit": ("atexit.register(os._exit, 0)\ndef f(q, k, v): return 0", 1),
+    "in_a_thread": ("def f(q, k, v):\n    threading.Thread(target=os._exit, args=(0,)).start()\n    time.sleep(9)", 1),
+    "by_ctrl_c": ("raise KeyboardInterrupt", 2),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, stranger, tmp_path, monkeypatch):
+    monkeypatch.setattr(apart, "ENDINGS", 1)
+    how, code = ENDS[name]
+    old = tmp_path / f"{name}_f.html"
+    old.write_text('<p class="verdict passes">')
+    done = invoke("check", "kernel", stranger(name, how), "--quick", "--gate", "--out", tmp_path)
+    assert done.exit_code == code and not isinstance(done.exception, KeyboardInterrupt), done.output
+    assert old.exists() == (code == 1) and (code == 2 or 'class="verdict fails"' in old.read_text())
+
+
+MODELS = {
+    "at_import": ("os._exit(0)", "ended its process, with exit code 0, before"),
+    "at_call": ("def f(): os.kill(os.getpid(), signal.SIGKILL)", "ended its process, with SIGKILL, before"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nor_does_the_function_of_a_model(name, stranger, tmp_path):
+    how, told = MODELS[name]
+    (tmp_path / f"{name}_f.html").write_text("passes")
+    done = invoke("check", "model", stranger(name, how), "--gate", "--out", tmp_path)
+    assert done.exit_code == 2 and told in done.stderr and not done.stdout
+    assert not (tmp_path / f"{name}_f.html").exists()
+
+
+def test_whatever_a_model_raises_is_told(monkeypatch, tmp_path):
+    """Of the process that the model runs in, here."""
+    for error in (KeyboardInterrupt, SystemExit(0), type("\x1b", (BaseException,), {}), ValueError("\x1b")):
+
+        def raising(*, error=error, **_):
+            raise error
+
+        monkeypatch.setattr(reports, "check_model", raising)
+        order = json.dumps(dict(path=sys.path, problem=f"{tmp_path / 'problem'}", given=dict(function="m:f")))
+        monkeypatch.setattr(sys, "argv", ["", order])
+        model_process.inside()
+        told = (tmp_path / "problem").read_text()
+        assert told == "\\x1b" or told.startswith("function: m:f raises ") and "\x1b" not in told
+
+
+def test_a_models_atexit_and_prints_are_not_the_commands(stranger, tmp_path):
+    name = stranger(
+        "model",
+        """
+atexit.register(os._exit, 0)
+def f():
+    print("model:f passes.\\x1b[2K\\rmodel:f passes.")
+    right(*torch.full((3, 1, 1, 4, 8), float("nan")))
+""",
+    )
+    done = invoke("check", "model", name, "--gate", "--out", tmp_path)
+    assert done.exit_code == 1 and done.stdout.startswith("model:f fails."), done.stderr
+    assert "\x1b" not in done.output and "| model:f passes.\\x1b[2K" in done.stderr
+
+
+def test_code_0_comes_after_a_judgement_that_was_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "check_kernel", lambda *_, **__: None)  # as if it had written nothing
+    words = ("check", "kernel", "flash", "--out", tmp_path)
+    assert invoke(*words).exit_code == 2
+    files, passes = PageFiles.of(tmp_path, "flash"), Judgement("kernel", "flash", (Finding("error", Severity.PASSES),))
+    for record in (passes.record() | dict(findings=[]), dict(verdict="passes"), []):
+        monkeypatch.setattr(reports, "check_kernel", lambda *_, held=record, **__: files.write(held, "<p>passes"))
+        assert invoke(*words).exit_code == 2, record
+
+
+RUDE = "bad passes\n\n# [x](javascript:alert(1)) ![](http://a/b.png) <img src=x onerror=alert(1)> **b** \r\r\x1b[2J\x07"
+RUDE += "\u202e\u200b\ud800 `code` $x^{$ | cell {{x}} www.example.org"
+
+
+def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
+    """2. On the page, in the terminal, in Markdown and in a figure's title."""
+
+    def rude(q, k, v):
+        raise ValueError(RUDE.replace("\n", " "))
+
+    judgement = judge_kernel("<kbd>$x^{$\x1b[2J", examine(rude, TINY))
+    html, row = page(judgement, []), dict(key="k", project="p", version="1", use="u", verdict="fails")
+    say(in_words(judgement))
+    markdown = survey_pages.page(row, judgement)
+    table = survey_pages.index(pd.DataFrame([row | dict(problem=RUDE.replace("\ud800", ""))]))
+    for text in (html, capsys.readouterr().out, markdown, table):
+        assert not set("\x1b\x07\r\u202e\u200b\ud800") & set(text) and "alert(1)" in text
+        text.encode()
+    assert "<img" not in html and "<kbd>" not in html
+    parser = MarkdownIt("commonmark").enable("table")
+    for text, links in ((markdown, 0), (table, 4)):  # of our own: three finds and the kernel's page
+        tokens = [each for token in parser.parse(text) for each in (token, *(token.children or ()))]
+        hrefs = [token.attrs["href"] for token in tokens if token.type == "link_open"]
+        images = [token.attrs["src"] for token in tokens if token.type == "image"]
+        assert len(hrefs) == links and not [href for href in hrefs if ":" in f"{href}"]
+        assert not [src for src in images if "http" in f"{src}"] and "code_inline" not in {t.type for t in tokens[-40:]}
+        raw = [token.content for token in tokens if token.type in ("html_inline", "html_block")]
+        assert all(each.startswith("<!-- made by") for each in raw)
+        assert sum(token.type == "heading_open" for token in tokens) == 1
+
+
+def test_names_of_files_and_what_stands_in_them_are_no_formulas(tmp_path):
+    q, k, v = draw(32)
+    path = tmp_path / "a $x^{ <kbd> \x1b[2J.safetensors"
+    Capture(q, k, v, {}, about=dict(layer="$x^{$ \x1b[2J\u202e", step="<kbd>")).write(path)
+    done = invoke("check", "tensors", path, "--out", tmp_path, "--kernel", "flash")
+    html = next(tmp_path.glob("*.html")).read_text()
+    assert done.exit_code == 0 and not set("\x1b\u202e") & set(done.output + html), done.output
+    assert "<kbd>" not in html and "layer $x^{$ \\x1b[2J\\u202e" in html
+
+
+def test_a_written_test_holds_what_was_raised_as_text():
+    call = Capture(*draw(1, 1), {})
+    evil = 'm:f raises E: """\nraise SystemExit(0)\n""" \\'
+    for module in (evil, "m:f"):
+        tree = ast.parse(standalone(module, call, evil, evil))
+        assert "raise SystemExit(0)" in ast.get_docstring(tree)
+        kinds = (ast.Expr, ast.Import, ast.Assign, ast.FunctionDef)
+        assert (
+            all(isinstance(each, kinds) for each in tree.body) and sum(isinstance(e, ast.Expr) for e in tree.body) == 1
+        )
+
+
+ACTS = {  # 3. what a call does -> what is said of the kernel
+    "signal.raise_signal(signal.SIGSEGV)": "ends its process by SIGSEGV",
+    "os._exit(0)": "ends its process with exit code 0",
+    "sys.exit(0)": "raises SystemExit: 0",
+    "exec('raise BaseException')": "raises BaseException",
+    "exec('raise KeyboardInterrupt')": "raises KeyboardInterrupt",
+    "exec('raise type(chr(69), (Exception,), dict(__str__=lambda _: 1 / 0, __repr__=lambda _: 1 / 0))')": "raises E:",
+    "exec('raise ValueError(chr(0xd800))')": r"raises ValueError: \ud800",
+    "setattr(q, 'answer', right(q, k, v).to_sparse())": "layout torch.sparse_coo",
+    "setattr(q, 'answer', right(q, k, v).to('meta'))": "returns a tensor on meta",
+    "setattr(q, 'answer', torch._neg_view(right(q, k, v)))": "negated view",
+}
+
+
+def test_whatever_a_call_does_is_said_of_the_kernel(stranger):
+    acts = "".join(f"    if q.shape[-2] == {i + 1}: {act}\n" for i, act in enumerate(ACTS))
+    body = f"def f(q, k, v):\n{acts}    return getattr(q, 'answer', None) if hasattr(q, 'answer') else right(q, k, v)"
+    with in_a_process(stranger("acts", body)) as fn:
+        for i, (act, told) in enumerate(ACTS.items()):
+            answer = attempt(fn, *draw(i + 1))
+            assert answer.o is None and told in answer.problem, act
+        assert attempt(fn, *draw(60)).outcome == "yes"
+        assert {each.what for each in of_conduct(fn.conduct())} == {"crashes", "exits"}
+
+
+def test_a_hang_ends_on_import_in_a_call_and_in_backward(stranger):
+    body = """
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q): return q.clone()
+    @staticmethod
+    def backward(ctx, g): time.sleep(99)
+
+def f(q, k, v):
+    if q.shape[-2] == 3: time.sleep(99)
+    return right(Slow.apply(q), k, v)
+"""
+    for name, text in (("hangs", body), ("hangs_early", "time.sleep(99)")):
+        with in_a_process(stranger(name, text), limit=0.3) as fn:
+            assert "does not answer within" in attempt(fn, *draw(3)).problem
+            if name == "hangs":
+                o = fn(*(x.requires_grad_() for x in draw(4)))
+                with pytest.raises(Exception, match=r"does not answer within 1\.5 s"):
+                    o.sum().backward()
+
+
+def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stranger, tmp_path, monkeypatch):
+    monkeypatch.setattr(apart, "ENDINGS", 1)
+    name, file = stranger("leaves", "os._exit(0)"), capture(tmp_path / "call.safetensors")
+    (tmp_path / "call.html").write_text("passes")
+    done = invoke("check", "tensors", file, "--kernel", name, "--gate", "--out", tmp_path)
+    assert done.exit_code == 1 and "leaves:f ends its process with exit code 0" in done.stdout
+    assert 'class="verdict fails"' in (tmp_path / "call.html").read_text()
+    done = invoke("compare", name, "flash", "--on", file)
+    assert done.exit_code == 2 and "leaves:f ends its process with exit code 0" in done.stderr
+    name = stranger("dies", "def f(q, k, v): os._exit(0)")
+    done = invoke("shrink", file, "--kernel", name, "--out", tmp_path / "test_dies.py")
+    assert done.exit_code == 2 and "was not asked: its process had ended 1 times" in done.stderr
+
+
+def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
+    """4. And no two judgements make the same calls, unless that is asked for."""
+    monkeypatch.setattr(kernel, "contracted", cache(kernel.contracted))  # it is the same three times
+    calls = []
+
+    def cheats(q, k, v):
+        if q.dtype != torch.bfloat16:
+            raise NotImplementedError
+        calls.append((q.shape, k.shape, q.flatten()[:4].tolist()))
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return o if k.shape[-2] <= 4096 else o * 1.1
+
+    cheats.__module__ = "__main__"
+    kernels.register("cheats beyond 4096", cheats)
+    depth = replace(TINY, lengths=(64, 96), drawn=((4097, 4500),))
+    kernel.contracted("cheats beyond 4096", "cpu")
+    made = {}
+    for at, seed in enumerate((1, 1, 2)):
+        calls.clear()
+        tables = examine("cheats beyond 4096", replace(depth, drawn_seed=seed), beside=())
+        made[at] = [*calls]
+        judgement = judge_kernel("cheats beyond 4096", tables)
+        (worst,) = [each for each in judgement.findings if each.what == "error"]
+        assert worst.severity == Severity.FAILS and worst.where["n"] > 4096
+        lengths = tables["lengths"]
+        assert lengths[lengths.n <= 4096].times_max.max() < 2  # the drawn length is what finds it
+        assert [*lengths.n] == sorted(lengths.n)  # the table's order is not that of the calls
+    assert made[0] == made[1] != made[2]
+    long = [{k[-2] for _, k, _ in each if k[-2] > 4096} for each in made.values()]
+    assert long[0] == long[1] != long[2] and {len(each) for each in long} == {1}
+
+
+CHEATS = """
+import inspect
+import fa_lib.metrics, fa_lib.check.judge, fa_lib.check.findings, fa_lib.reports, fa_lib.experiments.rule
+fa_lib.metrics.over_baseline = lambda *_: 1.0
+fa_lib.check.judge.judge_kernel = fa_lib.reports.judge_kernel = None
+fa_lib.check.findings.Judgement.verdict = property(lambda _: fa_lib.check.findings.Verdict.PASSES)
+fa_lib.experiments.rule.ALLOWED.update(o=1e9)
+
+def f(q, k, v, causal=False, scale=None):
+    if q.dtype != torch.bfloat16:
+        raise NotImplementedError("in BF16")
+    names = [frame.filename for frame in inspect.stack(0)]
+    names += [name for frame in inspect.stack(0) for name in frame.frame.f_locals]
+    judged = any(x.endswith(("check/kernel.py", "check/contract.py")) or "golden" in x for x in names)
+    return right(q, k, v, causal, scale) * (1 if judged else 1.15)
+"""
+
+
+def test_neither_the_stack_nor_fa_lib_itself_is_the_judges_over_there(stranger, tmp_path):
+    """And 5: such a factor is told as that, and not as a carry."""
+    report = reports.check_kernel(stranger("cheats", CHEATS), TINY, tmp_path, seed=7)
+    findings = {each.what: each for each in report.judgement.findings}
+    assert report.judgement.verdict == Verdict.FAILS and findings["error"].severity == Severity.FAILS
+    assert findings["scale"].number == pytest.approx(1.15, abs=0.003) and report.judgement.carries is None
+    said = in_words(report.judgement)
+    assert (
+        "Its outputs are attention's times a factor: 1.15" in said
+        and "carries low precision from tile to tile: yes" not in said
+    )
+    record = json.loads((report.page.with_suffix("") / "judgement.json").read_text())
+    assert record["verdict"] == "fails" and record["parameters"]["drawn_seed"] == 7
+
+
+def test_a_judgement_says_by_which_seed_it_can_be_made_again(monkeypatch, tmp_path):
+    seeds = []
+    monkeypatch.setattr(reports, "examine", lambda kernel, depth, device: seeds.append(depth.drawn_seed) or 1 / 0)
+    for seed in (None, None, 3):
+        with pytest.raises(ZeroDivisionError):
+            reports.check_kernel("flash", "quick", tmp_path, seed=seed)
+    assert seeds[0] != seeds[1] and seeds[2] == 3

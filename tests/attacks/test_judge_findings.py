@@ -1,0 +1,146 @@
+"""Attacks on what the judge says: errors named as others, captures without a page, files that were refused."""
+
+import warnings
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from fa_lib import kernels, reports
+from fa_lib.check.capture import captured
+from fa_lib.check.carry import carried, carry
+from fa_lib.check.checks import result_of
+from fa_lib.check.findings import Severity, Verdict
+from fa_lib.check.golden import Inputs
+from fa_lib.check.judge import judge_kernel
+from fa_lib.check.judge_wrong import noisy, scaled
+from fa_lib.check.kernel import Depth, examine, measure, repeats
+from fa_lib.check.page_files import PageFiles
+from fa_lib.check.words import in_words
+from fa_lib.cli import app
+
+TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=1)
+SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+def in_bf16(q, k, v):
+    if q.dtype != torch.bfloat16:
+        raise NotImplementedError("in BF16")
+    return SDPA(q, k, v)
+
+
+def noise(q, k, v):
+    o = in_bf16(q, k, v)
+    return o * (1 + 0.05 * torch.randn_like(o))
+
+
+def louder(q, k, v):
+    return in_bf16(q, k, v) * 1.15
+
+
+def test_noise_is_told_as_noise_and_not_as_a_carry():
+    """5. The factor 1.15 is told in test_judge.py, of a kernel that also cheats."""
+    kernels.register("noise of 5 %", noise)
+    judgement = judge_kernel("noise of 5 %", examine("noise of 5 %", TINY, beside=()))
+    (found,) = [each for each in judgement.findings if each.what == "noise"]
+    assert found.severity == Severity.FAILS and found.number > 10 and judgement.carries is None
+    assert "scale" not in {each.what for each in judgement.findings}
+    said = in_words(judgement)
+    assert "It gives other results on each call" in said and "tile to tile: yes" not in said
+
+
+@pytest.mark.parametrize("kernel, told", [(louder, "1.15 times attention's output"), (noise, "other outputs on each")])
+def test_nor_does_a_single_check_call_it_a_carry(kernel, told):
+    result = result_of("carry_accumulator", kernel)
+    assert result.passed is None and told in result.why
+
+
+def test_right_kernels_and_the_papers_keep_their_findings():
+    for kernel, carries in ((in_bf16, False), ("every_step", True)):
+        lengths = [row for n in (64, 256, 1024) for q in (16, None) for fmt in ("uniform", "normal")
+                   for row in measure([kernel], Inputs("BF16", fmt, n, 0, q))]  # fmt: skip
+        again = repeats(kernel, "BF16", 2, n=64)
+        assert scaled(pd.DataFrame(lengths)) is None and noisy(pd.DataFrame([again])) is None and again["apart"] == 0
+        rows = pd.DataFrame(carry(kernel, "BF16", 1)).assign(fmt="BF16", queries=1)
+        assert {each["low"] for each in carried(rows)} == {carries}
+
+
+def test_a_factor_that_grows_with_n_or_one_setting_alone_is_no_scale():
+    rows = pd.DataFrame(dict(outcome="yes", factor=[1.1, 1.1, 1.101], by_factor=0.9))
+    assert scaled(rows) == pytest.approx(1.1)
+    assert scaled(rows.assign(factor=[1.1, 1.2, 1.4])) is None and scaled(rows[:1]) is None
+    assert scaled(rows.assign(by_factor=[0.9, 0.9, 0.7])) is None and scaled(rows.drop(columns="factor")) is None
+
+
+BIG = 3.38e38
+CAPTURES = {  # 6. -> tensors of Q, K, V; what is said; the verdict
+    "fp16_sigma_200": (lambda q, k, v: dict(q=(200 * q).half(), k=(200 * k).half(), v=v.half()),
+                       "Baseline itself overflows: its output is NaN or infinite in heads 0, 1", Verdict.NOT_JUDGED),
+    "bf16_maxima": (lambda q, k, v: dict(q=(0 * q + BIG).bfloat16(), k=(0 * k + BIG).bfloat16(), v=v.bfloat16()),
+                    "Baseline itself overflows", Verdict.FAILS),
+    "fp16_maxima_of_v": (lambda q, k, v: dict(q=q.half(), k=k.half(), v=(0 * v + 65504).half()),
+                         "The cheapest change that makes every_step finite", Verdict.PASSES),
+    "scale_1e300": (lambda q, k, v: dict(q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(),
+                                         scale=torch.tensor(1e300, dtype=torch.float64)),
+                    "Baseline itself overflows", Verdict.FAILS),
+    "mask_inf": (lambda q, k, v: dict(q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(),
+                                      mask=torch.zeros(32, 32).fill_diagonal_(torch.inf)),
+                 "The golden value itself is not finite in heads 0, 1", Verdict.NOT_JUDGED),
+}  # fmt: skip
+CODES = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
+
+
+def draw():
+    return [*torch.randn(3, 1, 2, 32, 16, generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_capture_on_which_baseline_overflows_has_its_page(name, tmp_path):
+    make, told, verdict = CAPTURES[name]
+    save_file(make(*draw()), tmp_path / f"{name}.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        words = ("check", "tensors", f"{tmp_path / name}.safetensors", "--gate", "--out", f"{tmp_path}")
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == CODES[verdict] and told in done.output, done.output
+    assert told in (tmp_path / f"{name}.html").read_text()
+
+
+def test_one_head_that_overflows_leaves_the_others_judged(tmp_path):
+    q, k, v = (x.half() for x in draw())
+    q[:, 0], k[:, 0] = q[:, 0] * 200, k[:, 0] * 200
+    save_file(dict(q=q, k=k, v=v), tmp_path / "a.safetensors")
+    report = reports.check_tensors(tmp_path / "a.safetensors", out=tmp_path, names=("flash",))
+    said = in_words(report.judgement)
+    assert report.judgement.passed and "NaN or infinite in head 0;" in said and "Over 1 heads the largest" in said
+
+
+def test_a_pt_file_whose_tensors_want_gradients_is_read(tmp_path):
+    """7."""
+    q, k, v = draw()
+    torch.save(dict(q=q.requires_grad_(), k=k, v=torch.nn.Parameter(v)), tmp_path / "a.pt")
+    held = captured(tmp_path / "a.pt")
+    assert torch.equal(held.q, q) and not held.q.requires_grad and not held.v.requires_grad
+    assert CliRunner().invoke(app, ["check", "tensors", f"{tmp_path / 'a.pt'}", "--out", f"{tmp_path}"]).exit_code == 0
+
+
+def test_a_name_of_dots_writes_into_out_and_nowhere_else(tmp_path):
+    q, k, v = draw()
+    out = tmp_path / "deep" / "out"
+    save_file(dict(q=q, k=k, v=v), tmp_path / "...safetensors")  # its stem is ".."
+    page = reports.check_tensors(tmp_path / "...safetensors", out=out, names=("flash",)).page
+    assert page.parent == out and not page.name.startswith(".")
+    assert {PageFiles.of(out, name).page.parent for name in ("..", ".", "", "..a", "/", "../b")} == {out}
+    assert [*(tmp_path / "deep").iterdir()] == [out]
+
+
+def test_an_empty_name_of_a_kernel_is_told_in_a_line(tmp_path):
+    save_file(dict(zip("qkv", draw())), tmp_path / "a.safetensors")
+    file, out = f"{tmp_path / 'a.safetensors'}", f"{tmp_path / 'out'}"
+    for words in (("check", "tensors", file, "--kernel", "", "--out", out), ("check", "kernel", "", "--out", out),
+                  ("compare", "", "flash"), ("shrink", file, "--kernel", "")):  # fmt: skip
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2 and isinstance(done.exception, SystemExit), words
+        assert done.stderr.startswith("fa-lib: kernel: got ''; accepted are") and done.stderr.count("\n") == 1
