@@ -60,8 +60,9 @@ class Entry:
         return getattr(importlib.import_module(f"fa_lib.gallery.{self.module}"), self.key)
 
 
+@cache
 def installed(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """The installed version of a distribution, or None; as this process saw it first, since every look reads files."""
     try:
         return version(distribution)
     except PackageNotFoundError:
