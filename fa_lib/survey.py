@@ -202,7 +202,7 @@ def prove(cache: str = "") -> dict[str, pd.DataFrame]:
 def _depth(entry, manner):
     depth = DEPTHS[manner.depth]
     if manner.depth == "full" and entry.module in SLOW:
-        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512, related_n=64)
+        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512, related_n=64, related_formats=1)
     if entry.key not in ONE_BY_ONE:  # else a call for each query
         return depth
     return replace(depth, square=min(depth.square, 128), troubled_n=128, related_n=64)

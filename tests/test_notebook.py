@@ -208,14 +208,15 @@ def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(tmp_path, jobs):
     write(tmp_path, "01_small")
     write(tmp_path, "02_slow", middle="import sys, time\nprint('begun', file=sys.stderr)\ntime.sleep(100)")
     command = [sys.executable, "-m", "fa_lib", "figures", "01_small"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    own = os.environ | {"PYTHONPATH": str(tmp_path)}
+    assert subprocess.run(command, cwd=tmp_path, env=own, capture_output=True).returncode == 0
     code, shown = pressed(["make", f"PYTHON={sys.executable}", "figures", f"JOBS={jobs}"], tmp_path, "begun")
     assert code != 0
     after = [line for line in shown[shown.index("^C") :].splitlines()[1:] if line]
     assert after[0].startswith("fa-lib: interrupted; finished notebooks and cells are kept in build/: the same command")
     assert len(after) == 2 and after[1].startswith("make: ***")
     assert "Traceback" not in shown and "IPKernelApp" not in shown
-    again = subprocess.run([*command, "--scale", "paper"], cwd=tmp_path, capture_output=True, text=True)
+    again = subprocess.run([*command, "--scale", "paper"], cwd=tmp_path, env=own, capture_output=True, text=True)
     assert "01_small.ipynb is up to date" in again.stdout
 
 

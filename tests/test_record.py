@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fa_lib import survey
+from fa_lib.check.findings import Judgement
 from fa_lib.execution import results
 from fa_lib.gallery import catalogue
 from fa_lib.gallery.catalogue import CATALOGUES, ON_CUDA
@@ -106,10 +107,8 @@ def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, mon
     def judged(entry, manner):
         if path.exists():
             seen.append(pd.read_csv(path).set_index("key").verdict)
-        told = dict(
-            key=survey._key(entry, manner), verdict="passes", problem="", numbers=dict(times_1=1.5), findings=[]
-        )
-        survey._write(entry, manner, told)
+        told = Judgement("kernel", entry.key, ()).record() | dict(verdict="passes", problem="")
+        survey._write(entry, manner, told | dict(key=survey._key(entry, manner), numbers=dict(times_1=1.5)))
         return ""
 
     monkeypatch.setattr(survey, "_in_a_process", judged)

@@ -46,7 +46,8 @@ class Depth:
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
             for with more queries.
         first_seed: of all inputs that are drawn: others are other draws.
-        relations: keys of RELATIONS; related_n: keys of most of their cases.
+        relations: keys of RELATIONS; related_n: keys of most of their cases; related_formats: so many formats they are
+            asked for, BF16 before FP16.
         drawn: ranges of N, from each of which one is drawn beside `lengths`; drawn_seed: of these, of the inputs there
             and of the order in which lengths are asked for, so that no kernel knows the calls of a judgement before;
             None draws nothing and keeps the order.
@@ -66,6 +67,7 @@ class Depth:
     first_seed: int = 0
     relations: tuple[str, ...] = ()
     related_n: int = 256
+    related_formats: int = 2
     drawn: tuple[tuple[int, int], ...] = ()
     drawn_seed: int | None = None
 
@@ -162,8 +164,8 @@ def examine(
             splits=_splits(kernel, lengths, sums, over),
             repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
             relations=over(
-                relate, own | dict(key=[*depth.relations], fmt=judged, seed=depth.first_seed, n=depth.related_n),
-                able=able,
+                relate, own | dict(key=[*depth.relations], fmt=judged[: depth.related_formats], seed=depth.first_seed,
+                                   n=depth.related_n), able=able,
             ) if depth.relations else pd.DataFrame(),
             rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
         )  # fmt: skip
