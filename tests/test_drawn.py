@@ -273,3 +273,14 @@ def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
             assert title(axes[0]) == machine
             assert not missing(of(numbers), *axes).size
         plt.close(figure)
+
+
+def test_a_length_that_was_drawn_stands_among_the_others():
+    lengths, *others = (read(f"11_your_kernel{suffix}") for suffix in REPORTED.values())
+    longest = lengths[(lengths.kernel == "every_step") & (lengths.n == lengths.n.max()) & (lengths.seed == 0)]
+    drawn = longest.assign(n=5000, seed=937515267, queries=longest.queries.where(longest.queries < longest.n, 5000))
+    ax = draw_report(pd.concat([lengths, drawn], ignore_index=True), *others).axes[1]
+    own = [line for line in ax.get_lines() if line.get_marker() in "os"]
+    assert len(own) == 2
+    for line in own:
+        assert line.get_xdata()[-1] == 5000 and np.isfinite(line.get_ydata().astype(float)).all()

@@ -4,6 +4,7 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 from fa_lib.check import words
 from fa_lib.check.carry import LOST
@@ -101,7 +102,7 @@ def _growth(ax, lengths, kernel):
         rows = own[own.distribution == distribution]
         few = rows.groupby("few").times_max.mean().fillna(0).idxmax()
         asked = queries_in_words(int(few)) if few else "N queries"
-        band(ax, by_seed(rows[rows.few == few], "n", "times_max"), color, marker, f"{INPUTS[distribution]}, {asked}")
+        band(ax, _by_draw(rows[rows.few == few]), color, marker, f"{INPUTS[distribution]}, {asked}")
     ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
     ax.set(xscale="log", yscale="log", xticks=sorted(own.n.unique()), xlabel="sequence length N (keys)")
     no_minor_ticks(ax.xaxis)
@@ -111,6 +112,12 @@ def _growth(ax, lengths, kernel):
     ax.set_ylabel(f"largest error / Baseline's, {worst.fmt}")
     ax.set_ylim(top=5 * ax.get_ylim()[1])  # room for the legend
     ax.legend(loc="upper left")
+
+
+def _by_draw(rows):
+    """A frame, N x draws: a length that was drawn has one draw, which stands for all."""
+    draws = rows.groupby("n").size().max()
+    return pd.DataFrame({n: np.resize(each.times_max, draws) for n, each in rows.groupby("n")}).T
 
 
 def _rule(ax, shapes):
