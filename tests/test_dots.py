@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa_lib import kernels
 from fa_lib.dots import E8M13, EXACT, PAIRWISE, SEQUENTIAL, UNITS, TensorCore
 from fa_lib.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to
 from fa_lib.inputs import draw
@@ -261,3 +262,22 @@ def test_products_reach_every_matrix_product(products):
             answers.append([o, *torch.autograd.grad(o.square().sum(), leaves)])
         for x, y in zip(*answers):
             assert 0 < (x - y).abs().max() < 0.02 * x.abs().max()
+
+
+def test_truncated_sums_lean_towards_zero_and_the_more_the_longer():
+    """docs/emulator.md has the numbers."""
+    lean, larger = {}, []
+    for n in (1024, 8192):
+        for seed in range(3):
+            q, k, v = (x.half() for x in draw("uniform", seed, (1, 1, 64, 64), (1, 1, n, 64)))
+            golden, outs = kernels.golden(q, k, v, inputs=FP16), []
+            for unit in ("", "H100"):
+                given = known.fa2_cuda(FP16, 64, unit=unit)
+                wide = given | dict(precision=replace(given["precision"], output=FP32))
+                outs.append((tiled(q, k, v, **given), tiled(*(x.double() for x in (q, k, v)), **wide)))
+            (stored, exact), (on_h100, truncated) = outs
+            lean.setdefault(n, []).append(((truncated - exact) * exact.sign() / FP32.ulp(exact.abs())).mean().item())
+            if n == 8192:
+                larger.append(((on_h100 - golden).abs().max() / (stored - golden).abs().max()).item())
+    assert all(-90 < each < -60 for each in lean[1024]) and all(-700 < each < -550 for each in lean[8192])
+    assert all(1.05 < each < 1.15 for each in larger)
