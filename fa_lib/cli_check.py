@@ -31,7 +31,10 @@ def told(old: Path | None = None, kept: str = "nothing is kept", quiet: bool = F
     except typer.Exit:  # a RuntimeError too
         raise
     except ModuleNotFoundError as error:
-        extras = {"papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train", "submitit": "cluster"}
+        extras = {
+            "nbformat": "notebooks", "papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train",
+            "submitit": "cluster",
+        }  # fmt: skip
         if error.name not in extras:
             raise
         _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")

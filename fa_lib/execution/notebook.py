@@ -144,7 +144,7 @@ def run_all(
         RuntimeError: a notebook failed; in words, with the path of the notebook as far as it came.
         Refused: as `run`.
     """
-    notebooks = [*map(Path, notebooks)]
+    notebooks, build = [*map(Path, notebooks)], Path(build)
     progress = progress_of(notebooks, scale, build, into=into)
     for notebook in notebooks:
         name, started = notebook.name, time.monotonic()
