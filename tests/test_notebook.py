@@ -3,6 +3,7 @@
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -187,6 +188,7 @@ def pressed(words, cwd, when):
     if pid == 0:
         os.chdir(cwd)
         os.environ.pop("MAKEFLAGS", None)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that was started in the background ignores it
         os.execvp(words[0], words)
     shown = b""
     with open(terminal, "r+b", buffering=0) as keys, suppress(OSError):  # the terminal ends with an error

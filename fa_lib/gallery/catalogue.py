@@ -60,11 +60,13 @@ class Entry:
         return getattr(importlib.import_module(f"fa_lib.gallery.{self.module}"), self.key)
 
 
-@cache
+_version = cache(version)  # every look reads files; what is not there may come, and is not kept
+
+
 def installed(distribution: str) -> str | None:
-    """The installed version of a distribution, or None; as this process saw it first, since every look reads files."""
+    """The installed version of a distribution, or None."""
     try:
-        return version(distribution)
+        return _version(distribution)
     except PackageNotFoundError:
         return None
 
