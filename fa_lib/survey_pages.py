@@ -33,6 +33,7 @@ CAUSES = {  # of survey.row's cause, the gravest first -> a few words
     "noise": "gives other results on each call",
     "problem": "breaks on some inputs",
     "error": "error beyond the rule",
+    "relation": "breaks a relation: see its page",
     "outputs": "error beyond the rule at some shapes",
 }
 ON_DEVICE = (
