@@ -7,9 +7,10 @@ on all of them. `on_device` has the same sums in torch's operations.
 import numba
 import numpy as np
 
+from fa_lib.formats import EXPONENT_FIELD
+from fa_lib.on_device import NOTHING
+
 LANES = 128  # columns at a time
-FIELD = 0x7FF << 52  # the exponent of a float64
-NOTHING = -(1 << 20)  # the exponent of a zero: it aligns nothing
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
@@ -19,12 +20,12 @@ def _power(e):
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
 def _field(x):
-    return np.float64(x).view(np.int64) & FIELD
+    return np.float64(x).view(np.int64) & EXPONENT_FIELD
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
 def _nearest(x, grid):
-    """x to nearest, ties to even, as `formats.round_to` does it. grid: of `_Grid`."""
+    """x to nearest, ties to even, as `formats.round_to` does it. grid: of `dots._grid`."""
     precision, low, high, largest, beyond = grid
     c = np.int64(min(max(_field(x), low), high) + ((53 - precision) << 52) + (1 << 51)).view(np.float64)
     r = abs((x + c) - c)

@@ -22,6 +22,7 @@ from fa_lib.execution.results import provenance
 from fa_lib.experiments.rule import yardstick
 from fa_lib.formats import BF16, Format, FormatLike
 from fa_lib.inputs import draw
+from fa_lib.kernels.options import within
 from fa_lib.metrics import deviation, over_baseline
 
 ROWS = 256  # of Q for each head that are compared, spread evenly
@@ -212,7 +213,7 @@ def _most_apart(part, outs, golden):
     if mask is not None:
         mask = cut(mask.expand(*part.q.shape[:3], n_kv))
     if part.options["causal"]:  # rows that are left out move the others
-        below = torch.ones(rows, n_kv, dtype=torch.bool, device=size.device).tril(n_kv - rows)
+        below = within(rows, n_kv, None, 0, size.device)
         mask = both(below[kept][None, None], mask)
     k, v = (x[entry : entry + 1, groups] for x in (part.k, part.v))
     small = replace(part, q=cut(part.q), k=k, v=v, options=part.options | dict(causal=False, mask=mask))

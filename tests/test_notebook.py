@@ -187,7 +187,8 @@ def pressed(words, cwd, when):
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
-        os.environ.pop("MAKEFLAGS", None)
+        for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # the tests may run by make themselves
+            os.environ.pop(name, None)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that was started in the background ignores it
         os.execvp(words[0], words)
     shown = b""

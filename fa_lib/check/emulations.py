@@ -13,6 +13,7 @@ from fa_lib.check.splits import in_splits
 from fa_lib.formats import BF16, FP16, FP32, TF32, Format
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, polynomial_exp
+from fa_lib.kernels.options import within
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
@@ -92,7 +93,7 @@ def _rounded_parts(q, k, v, splits, fmt, options):
     k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     mask, n_q, n_kv = options.get("mask"), q.shape[-2], k.shape[-2]
     if options.get("causal"):
-        below = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).tril(n_kv - n_q)
+        below = within(n_q, n_kv, None, 0, q.device)
         mask = below if mask is None else below & mask
     scale = options.get("scale")
     q = q if scale is None else q * (scale * q.shape[-1] ** 0.5)

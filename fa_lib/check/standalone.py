@@ -23,7 +23,7 @@ import os
 
 import torch
 
-KERNEL = os.environ.get("KERNEL", {kernel!r})
+KERNEL = os.environ.get("KERNEL") or {kernel!r}
 OPTIONS = {options!r}
 DEVICE = {device!r}
 TENSORS = {{  # name: dtype, shape, bytes in base64
