@@ -133,8 +133,8 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python install_locked.py '$(EXTRAS)'
 	@touch $@
 
-.venv/.gallery: fa_lib/gallery/requirements.txt .venv/.figures # beside requirements.lock, in the same environment
-	.venv/bin/python install_locked.py notebooks,train $<
+.venv/.gallery: fa_lib/gallery/requirements.txt fa_lib/gallery/requirements.hashes .venv/.figures # one environment
+	.venv/bin/python install_locked.py notebooks,train fa_lib/gallery
 	@touch $@
 
 /usr/bin/chromium:

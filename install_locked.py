@@ -1,7 +1,7 @@
 """Install this checkout and what it needs, each archive with the SHA-256 of requirements.hashes: `make` runs it.
 
     python install_locked.py figures,test         # extras of pyproject.toml; none is the library alone
-    python install_locked.py "" FILE              # and the exact requirements of a file, which have no hashes
+    python install_locked.py "" FOLDER            # and the requirements.txt of a folder, by the hashes beside it
 
 One archive may have another hash: torch's, where an index or a folder of the reader's has another build of the same
 version, one without CUDA for instance. It is then installed by its version, and this is said.
@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parent
 OTHER_BUILDS = ("torch",)
 
 
-def hashed() -> dict[str, str]:
-    """name -> its lines of requirements.hashes: version, platform, hashes."""
-    lines = [line for line in (ROOT / "requirements.hashes").read_text().splitlines() if not line.startswith("#")]
+def hashed(folder: Path = ROOT) -> dict[str, str]:
+    """name -> its lines of the folder's requirements.hashes: version, platform, hashes."""
+    lines = [line for line in (folder / "requirements.hashes").read_text().splitlines() if not line.startswith("#")]
     entries = re.split(r"\n(?=\S)", "\n".join(lines).strip())
     return {re.match(r"[\w.-]+", entry)[0]: entry for entry in entries}
 
@@ -67,14 +67,15 @@ def pip(*words, **options) -> subprocess.CompletedProcess:
 
 
 def main(extras: str = "", more: str = "") -> None:
-    known = hashed()
+    known, wanted = hashed(), asked(extras)
+    if more:
+        known |= hashed(Path(more))
+        wanted += ["--requirement", str(Path(more) / "requirements.txt")]
     with tempfile.TemporaryDirectory() as folder:
         versions, locked = Path(folder) / "versions.txt", Path(folder) / "locked.txt"
         versions.write_text("\n".join(entry.split(" \\")[0] for entry in known.values()) + "\n")
         install = ["install", "--quiet"]
-        told = pip(
-            *install, "--dry-run", "--report", "-", "--constraint", versions, *asked(extras), stdout=subprocess.PIPE
-        )
+        told = pip(*install, "--dry-run", "--report", "-", "--constraint", versions, *wanted, stdout=subprocess.PIPE)
         lines, others = split(json.loads(told.stdout)["install"], known)
         locked.write_text("\n".join(lines) + "\n")
         if lines:
@@ -83,8 +84,6 @@ def main(extras: str = "", more: str = "") -> None:
             print(f"{other}: another build than PyPI's, installed without a hash", file=sys.stderr)
             pip(*install, "--no-deps", other)
         pip(*install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
-        if more:
-            pip(*install, "--constraint", versions, "--requirement", more)
 
 
 if __name__ == "__main__":

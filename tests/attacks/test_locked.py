@@ -32,6 +32,27 @@ def test_every_version_of_the_lock_has_hashes_and_the_build_backend_is_pinned(lo
     assert all(f"{each} " in " ".join(known.values()) for each in locked.asked("")[:2])  # the build backend
 
 
+def test_the_gallerys_packages_have_hashes_too(locked, monkeypatch):
+    """Each that requirements.txt pins has its entry, and pip is asked for hashes of them."""
+    folder, calls = ROOT / "fa_lib/gallery", []
+    known = locked.hashed(folder)
+    for line in (folder / "requirements.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, version = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?==(\S+)", line).groups()
+            assert known[locked.normal(name)].startswith(f"{locked.normal(name)}=={version} ")
+    assert all(re.search("--hash=sha256:[0-9a-f]{64}", entry) for entry in known.values())
+    sha = re.search("sha256:([0-9a-f]{64})", known["einops"])[1]
+    found = [chosen("einops", known["einops"].split()[0].partition("==")[2], sha)]
+
+    def pip(*words, **options):
+        calls.append(words)
+        return type("Done", (), dict(stdout=locked.json.dumps(dict(install=found))))
+
+    monkeypatch.setattr(locked, "pip", pip)
+    locked.main("", folder)
+    assert str(folder / "requirements.txt") in calls[0] and "--require-hashes" in calls[1] and len(calls) == 3
+
+
 def test_an_archive_of_another_hash_is_refused(locked):
     known = locked.hashed()
     sha = re.search("sha256:([0-9a-f]{64})", known["numpy"])[1]
