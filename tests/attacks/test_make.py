@@ -56,7 +56,8 @@ def test_a_folder_with_a_colon_is_refused(tmp_path):
 CELLS = (
     "seconds = 60\nout = ''",
     "import os, time\nfrom pathlib import Path\n"
-    "Path('../started').write_text(str(os.getpid()))\ntime.sleep(seconds)\n"
+    "Path('../started').write_text(str(os.getpid()))\nwith open('../ran', 'a') as ran:\n    ran.write('x')\n"
+    "time.sleep(seconds)\n"
     "figure = Path(out) / 'figures/a.png'\nfigure.parent.mkdir(parents=True)\nfigure.write_text('drawn')",
 )
 
@@ -75,14 +76,18 @@ def checkout(tmp_path_factory):
     return folder
 
 
+def make_figures(checkout, *before, jobs=1):
+    words = [*before, "make", "figures", f"PYTHON={sys.executable}", f"JOBS={jobs}"]
+    return subprocess.Popen(words, cwd=checkout, start_new_session=True, env=environment(),
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
 def begun(checkout, seconds, *words, jobs=1):
     """`make figures`, and the process id of the notebook's kernel once its cell sleeps."""
     (checkout / "notebooks/scales/paper.yaml").write_text(f"01_small: {{seconds: {seconds}}}\n")
     started = checkout / "started"
     started.unlink(missing_ok=True)
-    words = [*words, "make", "figures", f"PYTHON={sys.executable}", f"JOBS={jobs}"]
-    make = subprocess.Popen(words, cwd=checkout, start_new_session=True, env=environment(),
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    make = make_figures(checkout, *words, jobs=jobs)
     wait(lambda: started.exists() and started.read_text() or make.poll() is not None)
     assert make.poll() is None, make.stdout.read()
     return make, int(started.read_text())
@@ -143,3 +148,27 @@ def test_make_figures_under_nohup_outlives_its_terminal_and_clears_what_a_killed
     assert make.returncode == 0, said
     assert (checkout / "build/figures/a.png").read_text() == "drawn"
     assert not [path for path in checkout.glob("build/01_small.*") if path.is_dir()]
+
+
+def test_two_at_once_on_another_file_system_and_a_figure_that_was_deleted(checkout):
+    """The notebook runs once for both; its figure is drawn anew once it is gone, and only then."""
+    build, there = checkout / "build", Path(f"/dev/shm/fa_lib-attack-{os.getpid()}")
+    shutil.rmtree(build, ignore_errors=True)
+    there.mkdir()
+    try:
+        build.symlink_to(there)
+        assert there.stat().st_dev != checkout.stat().st_dev, "this test needs /dev/shm on a file system of its own"
+        ran = checkout / "ran"
+        ran.unlink(missing_ok=True)
+        first, _ = begun(checkout, 2)
+        second = make_figures(checkout)
+        said = [each.communicate()[0] for each in (first, second)]
+        assert first.returncode == second.returncode == 0 and ran.read_text() == "x", said
+        figure = there / "figures/a.png"
+        figure.unlink()
+        for _ in range(2):
+            make_figures(checkout).communicate()
+            assert figure.read_text() == "drawn" and ran.read_text() == "xx"
+    finally:
+        build.unlink(missing_ok=True)
+        shutil.rmtree(there)
