@@ -218,6 +218,9 @@ def test_golden_inputs_before_or_after_rounding():
     after = golden(*(round_to(x, BF16) for x in (q, k, v)), inputs=FP64)
     assert torch.equal(golden(q, k, v, inputs=BF16), after)
     assert not torch.equal(golden(q, k, v, inputs=FP64), after)
+    held = [round_to(x, BF16).bfloat16() for x in (q, k, v)]
+    assert torch.equal(golden(*held, inputs=BF16), after)  # what is on the grid is not rounded again
+    assert not torch.equal(golden(held[0], k, held[2], inputs=BF16), golden(held[0], k, held[2], inputs=FP64))
 
 
 def test_rescales_counts_what_raises_the_maximum():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fa_lib.check.worker import unusable
+from fa_lib.metrics import finite
 
 ENDED, UNASKED = "ended", "unasked"
 FAULTS = ("wrong", "broken", ENDED)  # outcomes of a kernel that has what it was asked for, and is at fault
@@ -110,9 +111,8 @@ def attempt(fn: Callable, q, k, v, **options) -> Answer:
     changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
     if changed:
         return Answer(None, "broken", f"changes its inputs: {', '.join(changed)}")
-    count = int((~o.isfinite()).sum())
-    if count:
-        return Answer(o, "broken", f"returns {count} NaN or infinite values of {o.numel()}")
+    if not finite(o):
+        return Answer(o, "broken", f"returns {int((~o.isfinite()).sum())} NaN or infinite values of {o.numel()}")
     return Answer(o)
 
 

@@ -12,8 +12,9 @@ from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.golden import Inputs
 from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.judge_wrong import noisy, scaled
-from fa_lib.check.kernel import QUICK, contracted, measure, repeats, ruled
+from fa_lib.check.kernel import QUICK, contracted, measure, ruled
 from fa_lib.check.relations import RELATIONS, relate
+from fa_lib.check.repeats import repeats
 from fa_lib.check.subject import NOT_ASKED
 from fa_lib.check.words import said_of
 from fa_lib.experiments.rule import ALLOWED

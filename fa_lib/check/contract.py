@@ -14,6 +14,7 @@ from fa_lib.check.attempt import KernelError, attempt, blamed, guarded
 from fa_lib.experiments.variant import Call, by_key
 from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.inputs import draw
+from fa_lib.metrics import finite
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,6 @@ def _gradients(fn, fmt, head_dim, device):
         grads = torch.autograd.grad(guarded(fn)(q, k, v).float().sum(), (q, k, v))
     except KernelError as error:
         return asked | dict(outcome=error.outcome, problem=str(error))
-    if all(g.isfinite().all() for g in grads):
+    if all(map(finite, grads)):
         return asked
     return asked | dict(outcome="broken", problem="returns NaN or infinite values in dQ, dK or dV")

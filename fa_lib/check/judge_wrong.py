@@ -23,7 +23,7 @@ def scaled(lengths: pd.DataFrame) -> float | None:
 
 
 def noisy(repeats: pd.DataFrame) -> float | None:
-    """How far outputs of one call are apart, in ulp, in a table of `kernel.repeats`; None where they are the same but
+    """How far outputs of one call are apart, in ulp, in a table of `repeats`; None where they are the same but
     for the order of FP32 sums, which turns the last bit."""
     apart = repeats["apart"].max() if "apart" in repeats else 0.0
     return float(apart) if apart > LOST else None

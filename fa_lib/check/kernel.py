@@ -1,7 +1,6 @@
 """Somebody's kernel f(q, k, v, causal=..., scale=...) examined from outside: what it can do, how far it is from the
 golden value, what it carries from tile to tile. It is called, never read; whatever it does becomes a row of a table."""
 
-import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import torch
 
 from fa_lib import kernels
 from fa_lib.check.attempt import FAULTS, KernelError, attempt, guarded
@@ -17,16 +15,16 @@ from fa_lib.check.carry import QUERIES, carried, carry
 from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
 from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, fitted, keeping, kept, outwards, truth
 from fa_lib.check.relations import RELATIONS, relate
+from fa_lib.check.repeats import repeats
 from fa_lib.check.rounding_mode import rounding_mode
 from fa_lib.check.splits import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held
 from fa_lib.experiments.variant import known
-from fa_lib.formats import BF16, FP32, Format
-from fa_lib.inputs import draw
+from fa_lib.formats import Format
 from fa_lib.metrics import deviation, over_baseline
 
-__all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "examine", "measure", "repeats", "ruled"]
+__all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "examine", "measure", "ruled"]
 
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
@@ -39,8 +37,9 @@ class Depth:
     """How thoroughly a kernel is examined.
 
     Attributes:
-        lengths: N, for the growth of the error; seeds: of each.
-        shapes: of the rule over shapes and masks, keys of `rule.CALLS`; head_dims: of each, beside the kernel's own.
+        lengths: N, for the growth of the error; seeds: of each, and two where one query has many heads (`Inputs`).
+        shapes: of the rule over shapes and masks, keys of `rule.CALLS`; head_dims: of each, beside the kernel's own, in
+            one format and the next by turns.
         troubled_n: N of the inputs that make trouble; bias_seeds: of each.
         runs: of one call, for determinism.
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
@@ -126,7 +125,7 @@ def examine(
         return [
             Inputs(fmt, distribution, n, seed, n_q, **given)
             for distribution in distributions for n in lengths for n_q in queries
-            for seed in range(first, first + seeds) for fmt in judged  # of one draw
+            for seed in range(first, first + (min(seeds, 2) if n_q == 1 else seeds)) for fmt in judged  # of one draw
         ]  # fmt: skip
 
     fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
@@ -154,10 +153,10 @@ def examine(
         sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
         return dict(
             asked=asked,
-            shapes=over(
-                ruled, dict(head_dim=sorted({head_dim, *depth.head_dims}), distribution="normal", fmt=judged,
-                            seed=depth.first_seed, shape=shapes, kernel=kernel, device=device), able=able,
-            ) if shapes else pd.DataFrame(),
+            shapes=_by_turns(shapes, sorted({head_dim, *depth.head_dims}), judged, lambda case: over(
+                ruled, dict(distribution="normal", seed=depth.first_seed, kernel=kernel, device=device) | case,
+                able=able,
+            )),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
             sums=sums,
@@ -169,6 +168,17 @@ def examine(
             ) if depth.relations else pd.DataFrame(),
             rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
         )  # fmt: skip
+
+
+def _by_turns(shapes, head_dims, formats, over):
+    """A table of `ruled`, of over(case) for cases in which each shape has each head_dim, in one format after the other:
+    every two of a shape, a head_dim and a format meet."""
+    cases = [
+        dict(shape=own, head_dim=[head_dim], fmt=[fmt])
+        for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
+        if (own := [shape for at, shape in enumerate(shapes) if (at + j) % len(formats) == i])
+    ]  # fmt: skip
+    return pd.concat([over(case) for case in cases], ignore_index=True) if cases else pd.DataFrame()
 
 
 def _order(count, block, chance):
@@ -259,40 +269,3 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
         told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
         rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
     return rows
-
-
-def repeats(
-    kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu", able: Ability = ABLE
-) -> dict:
-    """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
-
-    Returns:
-        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
-        that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
-    """
-    fmt, fn = Format.of(fmt), kernels.plain(kernel)
-    fn = causally(fn) if able.causal else fn
-    tensors = [fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
-    answers = [o for _ in range(runs) if (o := attempt(fn, *tensors).o) is not None]
-    outputs, gradients = {_digest(o) for o in answers}, set()
-    try:
-        tensors = [x.requires_grad_() for x in tensors]
-        for _ in range(runs if able.gradients else 0):
-            grads = torch.autograd.grad(guarded(fn)(*tensors).float().sum(), tensors)
-            gradients.add(b"".join(_digest(g) for g in grads))
-    except KernelError:  # it has none: `contract` says why
-        gradients.clear()
-    told = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
-    return told | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if fmt == FP32 else fmt))
-
-
-def _apart(answers, fmt):
-    if not answers:
-        return math.nan
-    first = answers[0]
-    ulp = fmt.ulp(first.abs().clamp(min=first.square().mean().sqrt().item()))
-    return max(((o - first).abs() / ulp).max().item() for o in answers)
-
-
-def _digest(x):
-    return hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest()

@@ -16,6 +16,7 @@ from fa_lib.experiments.rule import ALLOWED, yardstick
 from fa_lib.formats import BF16, FP32, FP64, Format
 from fa_lib.inputs import draw
 from fa_lib.kernels.options import within
+from fa_lib.metrics import finite
 from fa_lib.precision import Precision
 
 BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
@@ -62,7 +63,7 @@ class Subject:
                 due, or NaN or infinite values.
         """
         o = self.anything(q, k, v, **options)
-        if not o.isfinite().all():
+        if not finite(o):
             raise KernelError("broken", f"returns {int((~o.isfinite()).sum())} NaN or infinite values of {o.numel()}")
         return o
 
@@ -80,7 +81,7 @@ class Subject:
             raise KernelError("no", "has no gradients")
         given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
         grads = torch.autograd.grad(guarded(self.fn)(*given, **self._all(options)), given, dO)
-        if not all(g.isfinite().all() for g in grads):
+        if not all(map(finite, grads)):
             raise KernelError("broken", "returns NaN or infinite values in dQ, dK or dV")
         return grads
 

@@ -10,6 +10,7 @@ from fa_lib.formats import FP64, Format
 from fa_lib.kernels.backward import Backward, differentiable
 from fa_lib.kernels.options import Options
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
+from fa_lib.metrics import finite
 from fa_lib.precision import Precision
 
 
@@ -94,12 +95,14 @@ def golden(
     """
     inputs = Format.of(inputs)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not allow_nonfinite and isinstance(x, torch.Tensor) and not x.isfinite().all():
+        if not allow_nonfinite and isinstance(x, torch.Tensor) and not finite(x):
             count = int((~x.isfinite()).sum())
             raise ValueError(
                 f"{name}: {count} values are NaN or infinite, so no golden value exists; accepted are finite inputs, "
                 "or allow_nonfinite=True, and then they are counted in the deviation"
             )
     exact = Precision.uniform(FP64)
+    if all(isinstance(x, torch.Tensor) and x.dtype == inputs.dtype for x in (q, k, v)):
+        inputs = FP64  # they are on the grid of `inputs` already
     q, k, v = (x.double() if isinstance(x, torch.Tensor) else x for x in (q, k, v))
     return reference(q, k, v, precision=replace(exact, inputs=inputs), **options)

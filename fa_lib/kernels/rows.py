@@ -19,7 +19,8 @@ CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a c
 
 def flat(x: Float[Tensor, "*lead n d"], precision: Precision) -> Float64[Tensor, "heads n d"]:
     """(heads, sequence, features) in float64, rounded to `precision.inputs`."""
-    return precision.inputs(x.detach().double().reshape(-1, *x.shape[-2:]).contiguous())
+    whole = x.detach().double().reshape(-1, *x.shape[-2:]).contiguous()
+    return whole if x.dtype == precision.inputs.dtype else precision.inputs(whole)  # then it is on the grid already
 
 
 def by_rows(

@@ -16,8 +16,9 @@ from fa_lib.check.findings import Severity, Verdict
 from fa_lib.check.golden import Inputs
 from fa_lib.check.judge import judge_kernel
 from fa_lib.check.judge_wrong import noisy, scaled
-from fa_lib.check.kernel import Depth, examine, measure, repeats
+from fa_lib.check.kernel import Depth, examine, measure
 from fa_lib.check.page_files import PageFiles
+from fa_lib.check.repeats import repeats
 from fa_lib.check.words import in_words
 from fa_lib.cli import app
 

@@ -1,5 +1,6 @@
 """A judgement on kernels whose faults are known, and on files: what the reports say, and what they refuse."""
 
+import itertools
 import json
 import math
 import re
@@ -17,7 +18,8 @@ from fa_lib.check.contract import contract
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.golden import Inputs
 from fa_lib.check.judge import interval, judge_kernel
-from fa_lib.check.kernel import BIASED, QUICK, WORST, Depth, examine, measure, repeats, ruled
+from fa_lib.check.kernel import BIASED, QUICK, WORST, Depth, examine, measure, ruled
+from fa_lib.check.repeats import repeats
 from fa_lib.check.report import Section, page
 from fa_lib.check.words import in_words, said_of, title
 from fa_lib.paths import ROOT
@@ -317,6 +319,22 @@ def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
     monkeypatch.setattr(f"fa_lib.{at}", bug)
     with pytest.raises(RuntimeError, match="a bug of ours"):
         examine("flash", replace(SMALL, lengths=(128,), shapes=("97",)))
+
+
+@pytest.mark.parametrize("head_dims", [(32, 64), (64, 96, 128)])
+def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
+    shapes, formats = ("97", "1024", "causal 203", "GQA 384", "1500"), ("BF16", "FP16")
+
+    def over(case):
+        return pd.DataFrame([*itertools.product(*case.values())], columns=[*case])
+
+    asked = of_kernel._by_turns(shapes, head_dims, formats, over)
+    assert len(asked) == len(shapes) * len(head_dims)
+    for one, other in itertools.combinations((("shape", shapes), ("head_dim", head_dims), ("fmt", formats)), 2):
+        met = set(asked[[one[0], other[0]]].itertuples(index=False, name=None))
+        assert met == set(itertools.product(one[1], other[1]))
+    assert len(of_kernel._by_turns(shapes, head_dims, ["FP32"], over)) == len(shapes) * len(head_dims)
+    assert of_kernel._by_turns((), head_dims, formats, over).empty
 
 
 def test_the_presets_are_known_and_a_wrong_shape_is_refused():
