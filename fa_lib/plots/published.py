@@ -43,6 +43,8 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
         above.plot([], [], ":", color=INK, lw=1, label="predicted")
         above.set(title=_HEADS[kind], ylabel="P that are 0 in E4M3" if above is axes[0, 0] else "")
         above.yaxis.set_major_formatter(PercentFormatter(1))
+        if kind == "logit":
+            above.annotate("in either order", (0.5, 0.83), xycoords="axes fraction", fontsize=7, color=BASELINE)
         below.set(xlabel="by how much the sink's score exceeds the others' mean", yscale="log")
         below.axhline(1, color=GREY, lw=0.9)
         log_ticks(below.yaxis)
@@ -50,7 +52,7 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
     axes[1, 0].annotate("published", (0.02, 10), xycoords=("axes fraction", "data"), va="bottom", fontsize=7)
     axes[1, 0].set(ylabel="mean square error of O:\nfirst tile first / with the change")
     axes[0, 0].legend(loc="upper left", fontsize=6.5)
-    title = "Beside a sink P underflows in E4M3; raising it by 256 helps always, reversing only if the sink is keys"
+    title = "Beside a sink P underflows in E4M3. Raise it by 256: the last tile first helps only if the sink is keys"
     return captioned(figure, title, caption + BANDS)
 
 
@@ -61,21 +63,22 @@ def overflow(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.overflow.overflow`.
     """
-    largest, lost = (
-        table.pivot_table(index="amplitude", columns="mean", values=value, sort=True).iloc[::-1]
-        for value in ("largest", "unscaled")
-    )
+    cells = table.groupby(["amplitude", "mean"])
+    largest = cells.largest.mean().unstack().iloc[::-1]
+    least, most = cells.unscaled.min(), cells.unscaled.max()
     figure, ax = plt.subplots(figsize=(5.6, 3.7))
-    image = ax.imshow(largest, cmap="RdBu_r", vmin=0, vmax=2, aspect="auto")
+    image = ax.imshow(largest, cmap="RdBu_r", vmin=0, vmax=2, aspect="auto", alpha=0.55)
     for i, amplitude in enumerate(largest.index):
         for j, mean in enumerate(largest.columns):
-            share = lost.loc[amplitude, mean]
-            words = f"{largest.loc[amplitude, mean]:.2g}" + (f"\nNaN: {share:.0%} of rows" if share else "")
-            ax.text(j, i, words, ha="center", va="center", fontsize=7, fontweight="bold" if share else None)
+            words, ends = f"{largest.loc[amplitude, mean]:.2f}", (least[amplitude, mean], most[amplitude, mean])
+            if ends[1]:
+                shares = f"{ends[1]:.0%}" if ends[0] == ends[1] else f"{ends[0]:.0%} to {ends[1]:.0%}"
+                words += f"\n{shares}\nof rows NaN"
+            ax.text(j, i, words, ha="center", va="center", fontsize=7, fontweight="bold" if ends[1] else None)
     ax.set(xticks=range(largest.shape[1]), xticklabels=[f"{x:g}" for x in largest.columns])
     ax.set(yticks=range(largest.shape[0]), yticklabels=[f"{x:g}" for x in largest.index])
     ax.set(xlabel="mean of Q, K and V", ylabel="amplitude about the mean")
     ax.grid(False)
     figure.colorbar(image, label="largest |Q Kᵀ| / 65,504")
-    title = "FP16 overflows by the mean of its inputs, if S is scaled late"
-    return captioned(figure, title, caption)
+    title = "Scores in FP16 overflow by their inputs' mean, unless scaled first"
+    return captioned(figure, title, caption + " Numbers: the largest, mean over seeds; shares: least and largest seed.")
