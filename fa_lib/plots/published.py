@@ -44,7 +44,7 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
         above.set(title=_HEADS[kind], ylabel="P that are 0 in E4M3" if above is axes[0, 0] else "")
         above.yaxis.set_major_formatter(PercentFormatter(1))
         if kind == "logit":
-            above.annotate("in either order", (0.5, 0.83), xycoords="axes fraction", fontsize=7, color=BASELINE)
+            above.annotate("in either order", (0.56, 0.72), xycoords="axes fraction", fontsize=7, color=BASELINE)
         below.set(xlabel="by how much the sink's score exceeds the others' mean", yscale="log")
         below.axhline(1, color=GREY, lw=0.9)
         log_ticks(below.yaxis)
