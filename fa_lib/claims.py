@@ -25,6 +25,11 @@ PAPERS = {  # of data/published.csv: key -> heading
     "2407.08608": "FlashAttention-3 (arXiv 2407.08608)",
     "2510.04212": "Why Low-Precision Transformer Training Fails (arXiv 2510.04212)",
     "flash-attention": "Of the flash-attention package's own reports",
+    "2603.05451": "FlashAttention-4 (arXiv 2603.05451)",
+    "2606.06521": "P-Cast Precision in FP8 Attention (arXiv 2606.06521)",
+    "FlyDSL": "Of FlyDSL's own reports",
+    "jax": "Of jax's own reports",
+    "2503.01873": "Pseudo-average shifting attention (arXiv 2503.01873)",
     "": "The law, which no paper has",
 }
 PAGE = """# The ledger

@@ -20,6 +20,7 @@ from fa_lib.plots import (
     kernel_report,
     law,
     newer_kernels,
+    published,
     rescaling,
     rule,
     training,
@@ -161,6 +162,21 @@ def of_key_bias(table):
     return [*far, *spread(biased.key_bias * 100, [biased.pair, biased.step])]
 
 
+# Figure 17
+
+
+def of_sinks(table):
+    parts = table.pivot(index=["kind", "strength", "seed"], columns="cast", values="mse")
+    gains = [parts.forward / parts[name] for name in ("reversed", "forward_256")]
+    shown = table[table.cast != "reversed_256"]
+    lost = spread(shown.lost, [shown.kind, shown.strength, shown.cast])
+    return [*lost, *(x for gain in gains for x in spread(gain, ["kind", "strength"]))]
+
+
+def of_overflow(table):
+    return table.groupby(["mean", "amplitude"]).largest.mean()
+
+
 # A kernel's report
 
 REPORTED = dict(lengths="", asked=".asked", shapes=".shapes", inputs=".inputs", sums=".sums", repeats=".repeats")
@@ -228,6 +244,8 @@ DRAWN = [
         lambda t: biased_rounding.directions(t, {key: pair.label for key, pair in PAIRS.items()}, WORDS),
         of_directions,
     ),
+    Drawn("figure17_sinks", ("17_other_numbers",), lambda t: published.sinks(t, WORDS), of_sinks),
+    Drawn("figure17b_overflow", ("17_other_numbers.overflow",), lambda t: published.overflow(t, WORDS), of_overflow),
     Drawn("figure11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
 ]
 

@@ -1,0 +1,34 @@
+"""Where scores pass the largest number of FP16, 65,504, before they are scaled."""
+
+from dataclasses import replace
+
+from fa_lib import kernels
+from fa_lib.formats import FP16
+from fa_lib.inputs import draw
+from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
+
+
+def overflow(mean: float, amplitude: float, seed: int, *, n: int = 1407, rows: int = 512, head_dim: int = 128) -> dict:
+    """A cell: Flash with S in FP16, its statistics in FP32, on inputs whose values are uniform within `amplitude` of
+    `mean`: the benchmark of PASA (arXiv 2503.01873), with the lengths, tiles and head_dim of its code.
+
+    Args:
+        mean, amplitude: of Q, K and V. rows: queries of one head.
+
+    Returns:
+        dict: unscaled, the share of rows that are not finite where S = Q Kᵀ is rounded and then scaled (with the
+        exponential); scaled, where it is scaled and then rounded; largest, the largest |Q Kᵀ| over 65,504.
+    """
+    q, k, v = (
+        mean + amplitude * (2 * x - 1) for x in draw("uniform", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    )
+    given = dict(tiling=Tiling(128, 128), precision=replace(Precision.kernel(FP16), scores=FP16))
+    outs = {name: kernels.tiled(q, k, v, algorithm=Algorithm(folded=fold), **given) for name, fold in _FOLDED.items()}
+    largest = (FP16(q) @ FP16(k).mT).abs().max().item() / FP16.max
+    lost = {name: (~o.isfinite()).any(-1).double().mean().item() for name, o in outs.items()}
+    return lost | dict(largest=largest)
+
+
+_FOLDED = {"unscaled": True, "scaled": False}

@@ -1,0 +1,84 @@
+"""Figures 17 and 17b: P in E4M3 beside a sink, and where scores overflow FP16."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from fa_lib.experiments.fp8_probs import lost_share
+from fa_lib.plots.captions import BANDS, captioned
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, band, by_seed, log_ticks, styled
+
+_CASTS = {  # cast -> label, colour, marker, the scale of the paper's prediction
+    "forward": ("first tile first", FLASH, "o", 1),
+    "reversed": ("last tile first", BASELINE, "s", None),
+    "forward_256": ("first tile first, P raised by 256", SOFTMAX, "^", 256),
+}
+_HEADS = {"keys": "a sink of four keys", "logit": "a learned sink"}
+_DELTA = {"keys": 1.0, "logit": 0.0}
+
+
+@styled
+def sinks(table: pd.DataFrame, caption: str) -> Figure:
+    """How many of P are 0 in E4M3 beside a sink, and what either cure gains.
+
+    Args:
+        table: of `experiments.fp8_probs.sink_cast`.
+    """
+    kinds = [kind for kind in _HEADS if kind in set(table.kind)]
+    figure, axes = plt.subplots(
+        2, len(kinds), figsize=(4.6 * len(kinds), 5.6), squeeze=False, sharex=True, sharey="row"
+    )
+    for (above, below), kind in zip(axes.T, kinds):
+        rows = table[table.kind == kind]
+        fine = np.linspace(rows.strength.min(), rows.strength.max(), 101)
+        of = {cast: by_seed(rows[rows.cast == cast], "strength", "mse") for cast in _CASTS}
+        for cast, (label, color, marker, scale) in _CASTS.items():
+            band(above, by_seed(rows[rows.cast == cast], "strength", "lost"), color, marker, label)
+            if scale is not None:
+                above.plot(fine, [lost_share(x, scale, _DELTA[kind]) for x in fine], ":", color=INK, lw=1)
+            if cast != "forward":
+                band(below, of["forward"] / of[cast], color, marker, None)
+        above.plot([], [], ":", color=INK, lw=1, label="predicted")
+        above.set(title=_HEADS[kind], ylabel="P that are 0 in E4M3" if above is axes[0, 0] else "")
+        above.yaxis.set_major_formatter(PercentFormatter(1))
+        if kind == "logit":
+            above.annotate("in either order", (0.56, 0.72), xycoords="axes fraction", fontsize=7, color=BASELINE)
+        below.set(xlabel="by how much the sink's score exceeds the others' mean", yscale="log")
+        below.axhline(1, color=GREY, lw=0.9)
+        log_ticks(below.yaxis)
+    axes[1, 0].axhspan(3, 10, color=SOFTMAX, alpha=0.15, lw=0)
+    axes[1, 0].annotate("published", (0.02, 10), xycoords=("axes fraction", "data"), va="bottom", fontsize=7)
+    axes[1, 0].set(ylabel="mean square error of O:\nfirst tile first / with the change")
+    axes[0, 0].legend(loc="upper left", fontsize=6.5)
+    title = "Beside a sink P underflows in E4M3. Raise it by 256: the last tile first helps only if the sink is keys"
+    return captioned(figure, title, caption + BANDS)
+
+
+@styled
+def overflow(table: pd.DataFrame, caption: str) -> Figure:
+    """Where Q Kᵀ, unscaled, passes FP16's largest number, and how many rows are lost.
+
+    Args:
+        table: of `experiments.overflow.overflow`.
+    """
+    cells = table.groupby(["amplitude", "mean"])
+    largest = cells.largest.mean().unstack().iloc[::-1]
+    least, most = cells.unscaled.min(), cells.unscaled.max()
+    figure, ax = plt.subplots(figsize=(5.6, 3.7))
+    image = ax.imshow(largest, cmap="RdBu_r", vmin=0, vmax=2, aspect="auto", alpha=0.55)
+    for i, amplitude in enumerate(largest.index):
+        for j, mean in enumerate(largest.columns):
+            words, ends = f"{largest.loc[amplitude, mean]:.2f}", (least[amplitude, mean], most[amplitude, mean])
+            if ends[1]:
+                shares = f"{ends[1]:.0%}" if ends[0] == ends[1] else f"{ends[0]:.0%} to {ends[1]:.0%}"
+                words += f"\n{shares}\nof rows NaN"
+            ax.text(j, i, words, ha="center", va="center", fontsize=7, fontweight="bold" if ends[1] else None)
+    ax.set(xticks=range(largest.shape[1]), xticklabels=[f"{x:g}" for x in largest.columns])
+    ax.set(yticks=range(largest.shape[0]), yticklabels=[f"{x:g}" for x in largest.index])
+    ax.set(xlabel="mean of Q, K and V", ylabel="amplitude about the mean")
+    ax.grid(False)
+    figure.colorbar(image, label="largest |Q Kᵀ| / 65,504")
+    title = "Scores in FP16 overflow by their inputs' mean, unless scaled first"
+    return captioned(figure, title, caption + " Numbers: the largest, mean over seeds; shares: least and largest seed.")
