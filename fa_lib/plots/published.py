@@ -52,7 +52,7 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
     axes[1, 0].annotate("published", (0.02, 10), xycoords=("axes fraction", "data"), va="bottom", fontsize=7)
     axes[1, 0].set(ylabel="mean square error of O:\nfirst tile first / with the change")
     axes[0, 0].legend(loc="upper left", fontsize=6.5)
-    title = "Beside a sink P underflows in E4M3. Raise it by 256: the last tile first helps only if the sink is keys"
+    title = "Beside a sink, P underflows in E4M3. Raise it by 256; the last tile first does not help a learned sink"
     return captioned(figure, title, caption + BANDS)
 
 
