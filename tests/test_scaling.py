@@ -91,6 +91,9 @@ def test_fp4_by_hand():
     [
         # floor(log2 1.9) = 0: 1.9 * 2^8 = 486 is beyond 448, so it is 448 / 2^8; 1e-6 is below 2^-8 times 2^-10
         ("MXFP8", [1.9, 1.0, -0.3, 1e-6], [1.75, 1.0, -0.3125, 0.0]),
+        ("MXFP8_UP", [1.9, 1.0, -0.3, 1e-6], [1.875, 1.0, -0.3125, 0.0]),  # 1.9 * 2^7 = 243 is 240
+        ("MXFP8_UP", [1.75, 1.0, -0.3, 1e-6], [1.75, 1.0, -0.3125, 0.0]),  # 448 itself needs no larger scale
+        ("MXFP4_UP", [7.9, 2.4, 0.25, -0.3], [8.0, 2.0, 0.0, -0.0]),  # scale 2: a fourth of 1 is half of the least
         ("MXFP8_E5M2", [1.9, 1.0, -0.3, 1e-6], [1.75, 1.0, -0.3125, 1.0 * 2.0**-20]),
         ("MXFP4", [7.9, 2.4, 0.25, -0.3], [6.0, 2.0, 0.0, -0.5]),  # scale 1: 7.9 is beyond 6
         ("MXFP4", [4.0, 2.4, 0.25, -0.3], [4.0, 2.0, 0.0, -0.5]),
@@ -171,6 +174,7 @@ def test_errors_name_what_came():
         (lambda: Scheme(E4M3, "group", 0), "size: got 0"),
         (lambda: Scheme(E4M3, "tensor", outer="tensor"), "outer: got 'tensor' with 'tensor'"),
         (lambda: Scheme(E2M1, "group", 32, E8M0, "tensor"), "outer: got 'tensor'"),
+        (lambda: Scheme(E4M3, up=True), "up: got True with a scale in FP32"),
         (lambda: SCHEMES["MXFP8"].apply(x), "x: got 40 values along the axis of its groups; accepted is a multiple of"),
         (lambda: SCHEMES["MXFP8"].apply(x.float()), "x: got torch.float32"),
         (lambda: SCHEMES["MXFP8"].apply(x, 0), "axis: got 0"),

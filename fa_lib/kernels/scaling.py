@@ -21,8 +21,9 @@ class Scheme:
 
     A scale is amax / element.max, amax the part's largest absolute value, rounded to the scales' format; but one in
     E8M0 is 2**(floor(log2(amax)) - element.emax), as the OCP MX specification v1.0 has it (section 6.3), by which the
-    largest values of a part may lie beyond element.max. What lies beyond it is set to it. With an outer scale s of
-    amax / (element.max * scale.max) in FP32, the others are amax / (element.max * s), as NVFP4 has them.
+    largest values of a part may lie beyond element.max, or with `up` the least power of two by which none does (arXiv
+    2506.08027). What lies beyond element.max is set to it. With an outer scale s of amax / (element.max * scale.max)
+    in FP32, the others are amax / (element.max * s), as NVFP4 has them.
 
     Attributes:
         element: Format of the elements.
@@ -32,6 +33,7 @@ class Scheme:
         scale: Format of a scale.
         outer: what has an FP32 scale beside: None, "tensor", or "token" (SageAttention3's two-level P, arXiv 2505.11594
             version 3, section 3).
+        up: whether a scale in E8M0 is rounded up.
 
     Raises:
         ValueError: an attribute is none of those.
@@ -42,6 +44,7 @@ class Scheme:
     size: int = 64
     scale: Format = FP32
     outer: str | None = None
+    up: bool = False
 
     def __post_init__(self):
         if self.per not in PER:
@@ -51,6 +54,8 @@ class Scheme:
         if self.outer not in (None, "tensor", "token") or (self.outer and (self.per != "group" or self.scale == E8M0)):
             accepted = "None, and with groups whose scales are no powers of two 'tensor' and 'token'"
             raise ValueError(f"outer: got {self.outer!r} with {self.per!r}; accepted are {accepted}")
+        if self.up and self.scale != E8M0:
+            raise ValueError(f"up: got True with a scale in {self.scale}; accepted is it with E8M0")
 
     @classmethod
     def of(cls, spec: "Scheme | str") -> "Scheme":
@@ -110,6 +115,7 @@ class Scheme:
         """x by one scale for each amax, which broadcasts to it, times the outer scale."""
         if self.scale == E8M0:
             e = torch.frexp(amax)[1].long() - 1 - self.element.emax  # frexp's mantissa is in [1/2, 1)
+            e += amax > self.element.max * power(e) if self.up else 0
             scale = power(e.clamp(E8M0.emin, E8M0.emax))
         else:
             scale = outer * round_to(nonzero(amax) / (self.element.max * outer), self.scale)
@@ -128,6 +134,7 @@ def nonzero(amax: Tensor) -> Tensor:
     return torch.where(amax == 0, 1.0, amax)
 
 
+_MXFP8, _MXFP4 = Scheme(E4M3, "group", 32, E8M0), Scheme(E2M1, "group", 32, E8M0)
 _NVFP4 = Scheme(E2M1, "group", 16, E4M3, "tensor")
 SCHEMES = {
     "FP8": Scheme(E4M3, "none"),  # FlashAttention-3's P, which is at most 1
@@ -135,9 +142,11 @@ SCHEMES = {
     "FP8_HEAD": Scheme(E4M3, "head"),
     "FP8_BLOCK": Scheme(E4M3, "block"),
     "FP8_TOKEN": Scheme(E4M3, "token"),
-    "MXFP8": Scheme(E4M3, "group", 32, E8M0),
+    "MXFP8": _MXFP8,
+    "MXFP8_UP": replace(_MXFP8, up=True),
     "MXFP8_E5M2": Scheme(E5M2, "group", 32, E8M0),
-    "MXFP4": Scheme(E2M1, "group", 32, E8M0),
+    "MXFP4": _MXFP4,
+    "MXFP4_UP": replace(_MXFP4, up=True),
     "NVFP4": _NVFP4,
     "NVFP4_ONE_LEVEL": replace(_NVFP4, outer=None),  # its scales in E4M3 alone
     "NVFP4_TWO_LEVEL": replace(_NVFP4, outer="token"),  # SageAttention3's P
