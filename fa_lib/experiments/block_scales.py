@@ -63,12 +63,16 @@ def problem(kind: str, seed: int, n: int, *, rows: int, head_dim: int, heads: in
     Args:
         kind: a name of `inputs.DISTRIBUTIONS`; or "shifted K": normal, and every sixteenth channel of K has the mean 8.
             (That some channels of K lie far from zero in every token is what smoothing is for: arXiv 2410.02367.)
+            The key of "sink", 3 in every channel, is added to a drawn one: alone it lies on the grid of any scale that
+            is a power of two, and no key of a model does.
     """
-    shifted = kind == "shifted K"
-    q, k, v = draw("normal" if shifted else kind, seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
-    if shifted:
-        k = k.clone()
+    drawn = "normal" if kind == "shifted K" else kind
+    q, k, v = draw(drawn, seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
+    k = k.clone()
+    if kind == "shifted K":
         k[..., ::EVERY] += SHIFT
+    elif kind == "sink":
+        k[..., 0, :] += draw("normal", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))[1][..., 0, :]
     return BF16(q), BF16(k), BF16(v)
 
 

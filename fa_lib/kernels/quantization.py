@@ -125,10 +125,8 @@ def attention(
 ) -> Float[Tensor, "*lead n_q d_v"]:
     """`tiled` with operands quantised as declared. Forward alone: the result has no gradient.
 
-    Products are summed as `precision.products` says, from the values of the quantised elements times their scales. How
-    a matrix unit of Blackwell aligns terms that have block scales is not known well enough to be a
-    `dots.TensorCore`: of MXFP8, MXFP4 and NVFP4 the widths are (arXiv 2511.10909), but no vectors were measured, and
-    the sources leave open how an E4M3 scale enters the alignment.
+    Products are summed as `precision.products` says, from the values of the elements times their scales. No
+    `dots.TensorCore` has block scales, and `dots` says why.
 
     Args:
         quantization: a Quantization.
