@@ -30,7 +30,7 @@ class Scaled(Format):
 
 @dataclass(frozen=True)
 class Quantization:
-    """Which operands of attention are quantised, and how. None leaves one in BF16.
+    """Which operands of attention are quantised, and how. None leaves one in the kernel's format, BF16.
 
     Groups of Q and K run along head_dim, those of P along the keys, and V's along the keys too: each along the axis
     that its product sums. In a cache V's run along head_dim, because a token is quantised when it is written, and the
@@ -89,11 +89,10 @@ class Quantization:
         given: dict[str, Any] = {name: None for name in OPERANDS if name != operand}
         return replace(self, **given)
 
-    @property
-    def probs(self) -> Format:
-        """The format of P, for a Precision."""
+    def probs(self, otherwise: Format) -> Format:
+        """The format of P for a Precision: where P is not quantised, the one given."""
         if self.p is None:
-            return BF16
+            return otherwise
         given: dict[str, Any] = asdict(self.p.element)
         return Scaled(**given, scheme=self.p)
 
@@ -102,13 +101,14 @@ class Quantization:
         q: Float64[Tensor, "*lead n_q d"],
         k: Float64[Tensor, "*kv_lead n_kv d"],
         v: Float64[Tensor, "*kv_lead n_kv d_v"],
+        otherwise: Format = BF16,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V as the products take them: on the quantised grid, or in BF16."""
+        """Q, K and V as the products take them: on the quantised grid, or in the format given."""
         k = smoothed(k) if self.smooth else k
         q, k = rotated(q, k, seed=0) if self.rotate else (q, k)
         axes = (-1, -1, -1 if self.cached else -2)
         schemes = (self.q, self.k, self.v)
-        q, k, v = (s.apply(x, axis) if s else BF16(x) for s, x, axis in zip(schemes, (q, k, v), axes))
+        q, k, v = (s.apply(x, axis) if s else otherwise(x) for s, x, axis in zip(schemes, (q, k, v), axes))
         return q, k, v
 
 
@@ -130,7 +130,8 @@ def attention(
 
     Args:
         quantization: a Quantization.
-        precision: of the other steps; None is `Precision.kernel(BF16)`. Its inputs and probs are not used.
+        precision: of the other steps, and by its inputs and probs of what is not quantised; None is
+            `Precision.kernel(BF16)`.
         q, k, v, tiling, algorithm, options: as `tiled`.
 
     Returns:
@@ -148,6 +149,8 @@ def attention(
         if p and p.per == "group" and length % p.size:
             what = "keys a tile" if name == "tiling" else "keys"
             raise ValueError(f"{name}: got {length} {what}; accepted is a multiple of P's groups, {p.size}")
-    loaded = quantization.loaded(*(x.detach().double() for x in (q, k, v)))
-    steps = replace(precision or Precision.kernel(BF16), inputs=FP64, probs=quantization.probs)
+    steps = precision or Precision.kernel(BF16)
+    q_, k_, v_ = (x.detach().double() for x in (q, k, v))
+    loaded = quantization.loaded(q_, k_, v_, steps.inputs)
+    steps = replace(steps, inputs=FP64, probs=quantization.probs(steps.probs))
     return stored(tiled(*loaded, tiling=tiling, precision=steps, algorithm=algorithm, **options), q.dtype)
