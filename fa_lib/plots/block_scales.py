@@ -53,8 +53,8 @@ def block_scales(table: pd.DataFrame, caption: str) -> Figure:
     axes[1][0].set_title(" ")  # room for the legend, which is wider than its panel
     above = axes[1][0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), borderaxespad=0.2)
     above.set_in_layout(False)
-    said = [spans(table, count) for count in sorted({bits(key) for key in recipes}, reverse=True)]
-    title = f"Attention errs {', '.join(said)}: the format decides, and its scales where values stand out"
+    said = ", ".join(spans(table, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
+    title = f"Times BF16's error: {said}. The format decides more than its scales do"
     return captioned(figure, title, caption + POINTS + " Shaded: 4 bits.")
 
 
@@ -65,8 +65,8 @@ def bits(recipe: str) -> int:
 
 
 def spans(table: pd.DataFrame, count: int) -> str:
-    """The least and the largest mean over seeds of all recipes with that many bits, all of attention quantised."""
+    """In words, the least and the largest mean over seeds of recipes of that many bits, all of attention quantised."""
     chosen = [key for key in RECIPES if bits(key) == count]
     rows = table[table.recipe.isin(chosen) & (table.part == "all")]
     means = rows.groupby(["kind", "recipe"]).times_rmse.mean()
-    return f"{means.min():.0f} to {means.max():.0f} × as far as BF16 in {count} bits"
+    return f"{means.min():.0f} to {means.max():.0f} in {count} bits"
