@@ -17,6 +17,7 @@ from fa_lib.paths import RESULTS, ROOT
 from fa_lib.plots import (
     ablation,
     biased_rounding,
+    block_scales,
     kernel_report,
     law,
     newer_kernels,
@@ -186,6 +187,12 @@ def of_report(lengths, asked, shapes, inputs, sums, repeats):
     return [*grown, *shapes.ratio, *lost, *means, *beside[beside.index.get_level_values(1) != WORST]]
 
 
+def of_block_scales(table):
+    """All recipes whole and of a cache; each operand alone, of the recipes that have it."""
+    rows = table[table.recipe != "bf16"]
+    return [*rows.times_rmse, *rows.groupby(["kind", "recipe", "part"]).times_rmse.mean()]
+
+
 REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"
 DRAWN = [
     Drawn("figure2_validation", ("01_kernels",), lambda t: validation.validation(EXPONENTIAL, t, WORDS), of_validation),
@@ -227,6 +234,12 @@ DRAWN = [
         (PARTING,),
         lambda t: biased_rounding.directions(t, {key: pair.label for key, pair in PAIRS.items()}, WORDS),
         of_directions,
+    ),
+    Drawn(
+        "figure16_block_scales",
+        ("16_block_scales",),
+        lambda t: block_scales.block_scales(t, WORDS),
+        of_block_scales,
     ),
     Drawn("figure11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
 ]
