@@ -33,7 +33,6 @@ def caches(q: Tensor, k: Tensor, v: Tensor, options: dict) -> list[dict]:
         outs = by_head(attention(q, k, v, Quantization.cache(scheme), **call))
         for head, (o, base, g) in enumerate(zip(outs, plain, golden)):
             d, own = deviation(o, g, fmt), deviation(base, g, fmt)
-            rows.append(
-                dict(head=head, cache=key, relative=d.relative, times_rmse=over_baseline(d.rmse, own.rmse))
-            )  # fmt: skip
+            times = over_baseline(d.rmse, own.rmse)
+            rows.append(dict(head=head, cache=key, relative=d.relative, times_rmse=times))
     return rows

@@ -42,19 +42,19 @@ def block_scales(table: pd.DataFrame, caption: str) -> Figure:
         own = rows[rows.recipe == "bf16"].relative.mean()
         column[0].set(title=f"{_LABELS.get(kind, kind)}\nBF16: {own:.2%} of O", xlabel="")
         column[1].set(xlabel="rms error / BF16's")
-        for ax in column:
-            ax.set(xscale="log")
-            log_ticks(ax.xaxis)
-            ax.axvline(1, color=INK, lw=0.9)
         four = [at for at, key in enumerate(recipes) if bits(key) == 4]
         if four:
             column[0].axhspan(min(four) - 0.5, max(four) + 0.5, color="#f4f4f4", zorder=0, lw=0)
+    for ax in axes.flat:  # all are drawn: a mean drawn on a logarithmic axis would be geometric
+        ax.set(xscale="log")
+        log_ticks(ax.xaxis)
+        ax.axvline(1, color=INK, lw=0.9)
     axes[0][0].legend(loc="center left", title="quantised")
     axes[1][0].set_title(" ")  # room for the legend, which is wider than its panel
     above = axes[1][0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), borderaxespad=0.2)
     above.set_in_layout(False)
     said = ", ".join(spans(table, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
-    title = f"Times BF16's error: {said}. The format decides more than its scales do"
+    title = f"The rms error is {said}: the format decides more than its scales"
     return captioned(figure, title, caption + POINTS + " Shaded: 4 bits.")
 
 
@@ -69,4 +69,4 @@ def spans(table: pd.DataFrame, count: int) -> str:
     chosen = [key for key in RECIPES if bits(key) == count]
     rows = table[table.recipe.isin(chosen) & (table.part == "all")]
     means = rows.groupby(["kind", "recipe"]).times_rmse.mean()
-    return f"{means.min():.0f} to {means.max():.0f} in {count} bits"
+    return f"{means.min():.0f} to {means.max():.0f} × BF16's in {count} bits"
