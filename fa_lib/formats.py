@@ -145,6 +145,7 @@ FP32 = _from_gfloat("FP32", gfloat.formats.format_info_binary32)
 FP64 = _from_gfloat("FP64", gfloat.formats.format_info_binary64)
 E4M3 = _from_gfloat("E4M3", gfloat.formats.format_info_ocp_e4m3)
 E5M2 = _from_gfloat("E5M2", gfloat.formats.format_info_ocp_e5m2)
+E2M1 = _from_gfloat("E2M1", gfloat.formats.format_info_ocp_e2m1)
 
 _DTYPES = {
     "BF16": torch.bfloat16,
@@ -154,7 +155,7 @@ _DTYPES = {
     "E4M3": torch.float8_e4m3fn,
     "E5M2": torch.float8_e5m2,
 }
-_BY_NAME = {f.name.lower(): f for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2)}
+_BY_NAME = {f.name.lower(): f for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2, E2M1)}
 _BY_NAME |= {str(dtype).removeprefix("torch."): _BY_NAME[name.lower()] for name, dtype in _DTYPES.items()}
 
 

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from fa_lib import kernels
-from fa_lib.check import tables, tensors
+from fa_lib.check import kv_cache, tables, tensors
 from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.attempt import message, shown
 from fa_lib.check.capture import captured
@@ -154,13 +154,16 @@ def check_tensors(
         far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
-    judgement = judge_tensors(list(names), risky, far, better, held.about)
+    cached = pd.DataFrame(kv_cache.caches(q, k, v, options))
+    judgement = judge_tensors(list(names), risky, far, better, held.about, cached)
     sections = [
         Section("heads", "How far each kernel is from the golden value", tables.by_kernel(far, KERNELS),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
         Section("risky", "How risky each head is", tables.by_head(risky)),
         Section("better", "Which change lowers the error", tables.by_change(better),
                 "Root mean square error, before / after."),
+        Section("caches", "Which KV cache each head would bear", tables.by_cache(cached, kv_cache.CACHES),
+                f"Root mean square error over that of O, K and V quantised; {kv_cache.BEARS:.0%} is asked."),
     ]  # fmt: skip
     where = place(held.about) if "layer" in held.about else "not told by the file"
     about = {"File": Path(path).name, "Kernel": KERNELS.get(names[0], names[0]), "Captured at": where} | _here(device)
@@ -171,7 +174,9 @@ def check_tensors(
     }
     finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
     panels = tensors_panels(risky, far, finite)
-    return _written(files, judgement, sections, panels, dict(risks=risky, deviations=far), about, settings)
+    return _written(
+        files, judgement, sections, panels, dict(risks=risky, deviations=far, caches=cached), about, settings
+    )
 
 
 def check_model(

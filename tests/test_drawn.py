@@ -17,6 +17,7 @@ from fa_lib.paths import RESULTS, ROOT
 from fa_lib.plots import (
     ablation,
     biased_rounding,
+    block_scales,
     kernel_report,
     law,
     newer_kernels,
@@ -202,6 +203,12 @@ def of_report(lengths, asked, shapes, inputs, sums, repeats):
     return [*grown, *shapes.ratio, *lost, *means, *beside[beside.index.get_level_values(1) != WORST]]
 
 
+def of_block_scales(table):
+    """All recipes whole and of a cache; each operand alone, of the recipes that have it."""
+    rows = table[table.recipe != "bf16"]
+    return [*rows.times_rmse, *rows.groupby(["kind", "recipe", "part"]).times_rmse.mean()]
+
+
 REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"
 DRAWN = [
     Drawn("figure2_validation", ("01_kernels",), lambda t: validation.validation(EXPONENTIAL, t, WORDS), of_validation),
@@ -246,6 +253,12 @@ DRAWN = [
     ),
     Drawn("figure17_sinks", ("17_other_numbers",), lambda t: published.sinks(t, WORDS), of_sinks),
     Drawn("figure17b_overflow", ("17_other_numbers.overflow",), lambda t: published.overflow(t, WORDS), of_overflow),
+    Drawn(
+        "figure16_block_scales",
+        ("16_block_scales",),
+        lambda t: block_scales.block_scales(t, WORDS),
+        of_block_scales,
+    ),
     Drawn("figure11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
 ]
 

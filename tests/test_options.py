@@ -17,7 +17,7 @@ from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
 from fa_lib.kernels.known import fa2_cuda
-from fa_lib.kernels.scaling import quantized, rotated
+from fa_lib.kernels.scaling import Scheme, rotated
 
 EXACT = Precision.uniform(FP64)
 TILING = Tiling(16, 16)
@@ -177,7 +177,7 @@ def test_the_polynomial_has_the_published_error_and_is_exact_at_the_maximum(degr
 @pytest.mark.parametrize("per", ["tensor", "head", "block"])
 def test_fp8_inputs_are_gfloats(per):
     q, _, _ = draw("outliers", 0, (2, 3, 128, 16))
-    ours = quantized(q, E4M3, per, block=32)
+    ours = Scheme(E4M3, per, 32).apply(q)
     fi = gfloat.formats.format_info_ocp_e4m3
     parts = [(..., slice(i, i + 32), slice(None)) for i in range(0, 128, 32)] if per == "block" else [...]
     for part in parts:
@@ -186,9 +186,9 @@ def test_fp8_inputs_are_gfloats(per):
         scale = (np.abs(x).max(axis=axes, keepdims=per != "tensor") / fi.max).astype(np.float32).astype(np.float64)
         theirs = gfloat.round_ndarray(fi, x / scale, sat=True) * scale
         assert np.array_equal(ours[part].numpy(), theirs)
-    with pytest.raises(ValueError, match="per: got 'row'; accepted are tensor, head, block"):
-        quantized(q, E4M3, "row")
-    assert (quantized(torch.zeros(2, 4).double(), E4M3) == 0).all()
+    with pytest.raises(ValueError, match="per: got 'row'; accepted are none, tensor, head, block, token, group"):
+        Scheme(E4M3, "row")
+    assert (Scheme(E4M3).apply(torch.zeros(2, 4).double()) == 0).all()
 
 
 def test_rotation_is_scipys_hadamard_and_leaves_the_scores():

@@ -10,7 +10,7 @@ from fa_lib.experiments.fp8_probs import CASTS, KINDS, LOST, SINK_KEYS, lost_sha
 from fa_lib.experiments.overflow import overflow
 from fa_lib.experiments.polynomials import polynomial_error
 from fa_lib.experiments.sink_gradients import sink_gradient
-from fa_lib.kernels.scaling import quantized
+from fa_lib.kernels.scaling import Scheme
 
 
 def cast(x):
@@ -68,7 +68,7 @@ def test_to_go_backwards_helps_beside_keys_alone():
 def test_where_v_is_1_the_output_is_what_the_cast_leaves_of_the_weights():
     n, rows, d = 512, 32, 64
     q, k, _ = draw("normal", 5, (1, 1, rows, d), (1, 1, n, d))
-    q, k = quantized(BF16(2 * q), E4M3)[0, 0], quantized(BF16(k), E4M3)[0, 0]
+    q, k = (Scheme(E4M3).apply(BF16(x))[0, 0] for x in (2 * q, k))
     O, _ = tile_by_tile(q @ k.T / d**0.5, torch.ones(n, 1).double(), torch.full((rows, 1), -torch.inf).double())
     found = {row["kernel"]: row for row in row_mass(2, n, 5, rows=rows, head_dim=d)}
     assert abs(found["fp8_eager"]["smallest"] - O.min().item()) <= 2**-8  # stored in BF16

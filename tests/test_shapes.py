@@ -14,7 +14,7 @@ rooms = ("precision", "tiling", "inputs", "metrics", "kernels")
 with install_import_hook([f"fa_lib.{room}" for room in rooms], "beartype.beartype"):
     import fa_lib
     from fa_lib import kernels
-    from fa_lib.kernels import backward, exponentials, known, scaling
+    from fa_lib.kernels import backward, exponentials, known, quantization, scaling
 import torch
 from fa_lib import BF16, FP16, Precision, Tiling, deviation, draw, formats, wasserstein
 
@@ -37,7 +37,10 @@ leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 grads = torch.autograd.grad(kernels.tiled(*leaves, **call).sum(), leaves)
 assert [g.shape for g in grads] == [x.shape for x in (q, k, v)]
 deviation(golden, golden), wasserstein(q, k), round_to(q, (5, 11), "toward_zero"), FP16.ulp(q)
-scaling.quantized(*scaling.rotated(q, k, 0)[:1], "E4M3", "block"), known.torch_cpu("BF16", 40)
+scaling.Scheme.of("FP8_BLOCK").apply(scaling.rotated(q, k, 0)[0]), scaling.smoothed(k), known.torch_cpu("BF16", 40)
+nvfp4 = quantization.Quantization.of("NVFP4", smooth=True)
+x = [torch.cat([each] * 2, -2)[..., :64, :] for each in (q, k, v)]
+assert quantization.attention(*x, nvfp4, tiling=Tiling(16, 16)).shape == (2, 4, 64, 32)
 try:
     scaling.rotated(q.float(), k, 0)
 except TypeCheckError:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
+from fa_lib.check.kv_cache import BEARS
 from fa_lib.check.model import summary
 from fa_lib.check.tensors import OVERFLOWS, UNDEFINED, cheapest
 from fa_lib.experiments.rule import ALLOWED
@@ -16,14 +17,14 @@ UNDERFLOW = 1e-3  # of a row's probability
 
 def judge_tensors(
     names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]],
-    about: Mapping[str, str] | None = None,
+    about: Mapping[str, str] | None = None, cached: pd.DataFrame | None = None,
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one:
     where Baseline itself overflows there is none, and where that is so on all of them, they are not judged.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
-        about: of the Capture.
+        about: of the Capture. cached: table of `kv_cache.caches`.
     """
     findings = []
     for name in names:
@@ -51,6 +52,11 @@ def judge_tensors(
         where = dict(base=base, change=found and found["change"])
         what = "finite_change" if found and found["times_less"] == math.inf else "change"
         findings.append(Finding(what, Severity.NOTES, where, found and found["times_less"]))
+    if cached is not None and len(cached):
+        for cache, rows in cached.groupby("cache", sort=False):
+            far_off = rows["head"][rows.relative > BEARS].tolist()
+            where = dict(cache=cache, heads=far_off, of=len(rows))
+            findings.append(Finding("cache", Severity.NOTES, where, rows.relative.max(), BEARS))
     return Judgement("tensors", names[0], tuple(findings))
 
 

@@ -174,6 +174,17 @@ def by_kernel(far: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
     return _sorted(found.reset_index(drop=True), wide[names[0]].to_numpy())
 
 
+def by_cache(cached: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+    """A table of `kv_cache.caches`: for each head how far a cache moves O, the head that suffers most in front.
+    labels: of caches."""
+    if not len(cached):
+        return cached
+    wide = cached.pivot(index="head", columns="cache", values="relative").rename_axis(columns=None)
+    wide = wide[[key for key in labels if key in wide]]
+    found = wide.map("{:.1%}".format).rename(columns=labels).assign(head=[f"{head}" for head in wide.index])
+    return _sorted(found.reset_index(drop=True), wide.iloc[:, 0].to_numpy())
+
+
 def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
     """A table of a Probe: for each layer the largest error of every kernel over Baseline's, that which ran in front."""
     worst = summary(table, baseline)

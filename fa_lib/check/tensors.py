@@ -97,11 +97,11 @@ def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict
         ], -1).double()  # fmt: skip
 
     found = by_rows(rows, (q, k, v), exact, of, features=5, width=k.shape[-2])  # (batch, heads, n_q, 5)
-    found = _by_head(found)
+    found = by_head(found)
     precision = Precision.kernel(fmt)
     tiling = Tiling(64, block_kv)
-    rescales = _by_head(kernels.rescales(q, k, tiling=tiling, precision=precision, **options)[..., None].double())
-    sided = _by_head((v.double().sum(-2).abs() / v.double().abs().sum(-2).clamp(min=1e-300))[..., None, :])
+    rescales = by_head(kernels.rescales(q, k, tiling=tiling, precision=precision, **options)[..., None].double())
+    sided = by_head((v.double().sum(-2).abs() / v.double().abs().sum(-2).clamp(min=1e-300))[..., None, :])
     group = len(found) // len(sided)
     return [
         dict(
@@ -113,7 +113,7 @@ def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict
     ]  # fmt: skip
 
 
-def _by_head(x):
+def by_head(x):
     """(heads, batch * rows, features) of (batch, heads, rows, features), whatever dimensions lead."""
     x = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
     return x.transpose(0, 1).flatten(1, 2)
@@ -136,9 +136,9 @@ def deviations(q, k, v, options: dict, names: list[str], ran: Tensor | None = No
     baseline, rows = yardstick(fmt)(q, k, v, **options), []
     answers = {name: _answer(name, (q, k, v), options, ran) for name in names}
     outs = {ROUNDED: fmt(golden)} | {name: a.o for name, a in answers.items() if a.outcome == "yes"}
-    held = [_yardstick(b, g, fmt) for b, g in zip(_by_head(baseline), _by_head(golden))]
+    held = [_yardstick(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
     for name, out in outs.items():
-        for head, (o, g) in enumerate(zip(_by_head(out), _by_head(golden))):
+        for head, (o, g) in enumerate(zip(by_head(out), by_head(golden))):
             stick, largest, rmse = held[head]
             numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse"), math.nan)
             if stick != UNDEFINED:
@@ -189,7 +189,7 @@ def changes(q, k, v, options: dict, base: str) -> list[dict]:
             continue
         given = change.of(precision, algorithm)
         o = kernels.tiled(q.double(), k.double(), v.double(), tiling=Tiling(64, 64), **given, **options)
-        rmse = _by_head(o - golden).square().mean((1, 2)).sqrt().nan_to_num(nan=math.inf)  # (heads,)
+        rmse = by_head(o - golden).square().mean((1, 2)).sqrt().nan_to_num(nan=math.inf)  # (heads,)
         before = before if rows else rmse
         wrong = ((rmse > 0) & (before > 0) | ~before.isfinite()) & (rmse.isfinite() | before.isfinite())
         less = (before[wrong] / rmse[wrong]).log().mean().exp().item() if wrong.any() else 1.0

@@ -7,6 +7,7 @@ from fa_lib.check import conduct_words, wrong_words
 from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.kernel_words import SAY, SUMS
+from fa_lib.check.kv_cache import CACHES
 from fa_lib.check.said import Said, each, folded, times
 from fa_lib.check.skipped import first_nonfinite, place, told
 from fa_lib.check.tensors import CHANGES, RAN, ROUNDED
@@ -119,6 +120,14 @@ def _change(f, at):
     )  # fmt: skip
 
 
+def _cache(f, at):
+    heads, count = ", ".join(map(str, at["heads"])), len(at["heads"])
+    words = f"A KV cache in {CACHES[at['cache']]} moves O by more than {f.limit:.0%}"
+    where = f"on {count} of {at['of']} heads (head {heads})" if heads else "on no head"
+    most = "" if f.number is None else f"at most {f.number:.1%} of O"
+    return Said(f"{words} {where}", most, more="Root mean square, Q and P not quantised.")
+
+
 def _layers(findings):
     """One sentence for what ran, one for each other kernel."""
     kernels = dict.fromkeys(f.where["kernel"] for f in findings)
@@ -158,6 +167,6 @@ SAYINGS = {
         "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),
     "one_signed": _heads("V has mostly one sign", "The errors of a 16-bit carry add up with N."),
     "underflow": _heads("Small P are lost", "More than a thousandth of a row's probability underflows."),
-    "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
+    "cache": each(_cache), "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
     "skipped": each(_skipped), "captured": each(_captured), "nonfinite": each(_nonfinite),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from fa_lib.experiments.variant import known
 from fa_lib.formats import BF16, E4M3, FP32, FP64
 from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.scaling import quantized
+from fa_lib.kernels.scaling import Scheme
 from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
@@ -96,7 +96,7 @@ def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: in
     """
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     q, k, ones = BF16(q * spread), BF16(k), torch.ones_like(v[..., :1])
-    scaled = (quantized(q, E4M3), quantized(k, E4M3))
+    scaled = tuple(Scheme(E4M3).apply(x) for x in (q, k))
     fp8 = replace(Precision.kernel(BF16), inputs=FP64, probs=E4M3)
     threshold = 6 if n <= 4096 else 4
     raised = Algorithm("fa4", threshold=threshold, offset=math.floor(math.log2(E4M3.max)) - threshold)

@@ -12,7 +12,7 @@ from fa_lib.formats import BF16, E4M3, FP16, FP64, Format
 from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import polynomial_exp
-from fa_lib.kernels.scaling import quantized, rotated
+from fa_lib.kernels.scaling import Scheme, rotated
 from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
@@ -24,7 +24,7 @@ class Quantized(Variant):
 
     Attributes:
         fmt: of Q, K, V.
-        per: what has a scale of its own: as of `scaling.quantized`.
+        per: what has a scale of its own: as of `scaling.Scheme`.
         rotate: whether Q and K are rotated first (`scaling.rotated`).
     """
 
@@ -35,7 +35,8 @@ class Quantized(Variant):
     def loaded(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> list[Tensor]:
         """Q, K and V as the kernel loads them, with a block of that many keys."""
         q, k = rotated(q, k, seed=0) if self.rotate else (q, k)
-        return [quantized(x, self.fmt, self.per, block) for x in (q, k, v)]
+        scheme = Scheme(self.fmt, self.per, block)
+        return [scheme.apply(x) for x in (q, k, v)]
 
 
 _E4M3 = dict(inputs=FP64, probs=E4M3)  # the inputs are rounded when they are loaded

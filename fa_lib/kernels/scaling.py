@@ -1,37 +1,162 @@
-"""Q, K and V as an FP8 kernel loads them: scaled, rounded, and rotated so that outliers spread."""
+"""Q, K, V and P as kernels of few bits hold them: elements in FP8 or FP4, scales, and what spreads outliers first."""
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.formats import FP32, Format, FormatLike, round_to
+from fa_lib.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
+from fa_lib.on_device import power
+
+E8M0 = Format("E8M0", exponent_bits=8, precision=1, emin=-127, emax=127, max=2.0**127, has_inf=False)  # powers of two
+PER = ("none", "tensor", "head", "block", "token", "group")
 
 
-def quantized(
-    x: Float64[Tensor, "*lead n d"], fmt: FormatLike, per: str = "tensor", block: int = 64
-) -> Float64[Tensor, "*lead n d"]:
-    """x as an FP8 kernel loads it: each part divided by a scale that takes its largest value to the format's largest,
-    rounded, and multiplied by the scale again. (A kernel keeps the scales, FP32, and multiplies S and O by them.)
+@dataclass(frozen=True)
+class Scheme:
+    """How a tensor is quantised. Each part is divided by a scale, rounded to a format of few bits, and multiplied by
+    the scale again. (A kernel keeps the scales apart and multiplies products by them: the same values.)
 
-    Args:
-        x: float64 (..., sequence, head_dim). fmt: a Format.
-        per: "tensor", one scale for all; "head", for each sequence; "block", for every `block` rows of a sequence
-            (arXiv 2407.08608, section 3.3).
+    A scale is amax / element.max, amax the part's largest absolute value, rounded to the scales' format; but one in
+    E8M0 is 2**(floor(log2(amax)) - element.emax), as the OCP MX specification v1.0 has it (section 6.3), by which the
+    largest values of a part may lie beyond element.max, or with `up` the least power of two by which none does (arXiv
+    2506.08027). What lies beyond element.max is set to it. With an outer scale s of amax / (element.max * scale.max)
+    in FP32, the others are amax / (element.max * s), as NVFP4 has them.
+
+    Attributes:
+        element: Format of the elements.
+        per: what has a scale of its own: "none" (there is no scale), "tensor", "head" (a sequence), "block" (`size`
+            rows of a sequence; arXiv 2407.08608, section 3.3), "token" (a row), "group" (`size` neighbours in a row).
+        size: of a block or a group.
+        scale: Format of a scale.
+        outer: what has an FP32 scale beside: None, "tensor", or "token" (SageAttention3's two-level P, arXiv 2505.11594
+            version 3, section 3).
+        up: whether a scale in E8M0 is rounded up.
 
     Raises:
-        ValueError: another `per`.
+        ValueError: an attribute is none of those.
     """
-    if per not in ("tensor", "head", "block"):
-        raise ValueError(f"per: got {per!r}; accepted are tensor, head, block")
-    fmt = Format.of(fmt)
-    parts = x.split(block, -2) if per == "block" else [x]
-    out = []
-    for part in parts:
-        largest = part.abs().amax() if per == "tensor" else part.abs().amax((-2, -1), keepdim=True)
-        scale = round_to(torch.where(largest > 0, largest, 1.0) / fmt.max, FP32)
-        out.append(round_to((part / scale).clamp(-fmt.max, fmt.max), fmt) * scale)
-    return torch.cat(out, -2)
+
+    element: Format
+    per: str = "tensor"
+    size: int = 64
+    scale: Format = FP32
+    outer: str | None = None
+    up: bool = False
+
+    def __post_init__(self):
+        if self.per not in PER:
+            raise ValueError(f"per: got {self.per!r}; accepted are {', '.join(PER)}")
+        if type(self.size) is not int or self.size < 1:
+            raise ValueError(f"size: got {self.size!r}; accepted is a whole number from 1")
+        if self.outer not in (None, "tensor", "token") or (self.outer and (self.per != "group" or self.scale == E8M0)):
+            accepted = "None, and with groups whose scales are no powers of two 'tensor' and 'token'"
+            raise ValueError(f"outer: got {self.outer!r} with {self.per!r}; accepted are {accepted}")
+        if self.up and self.scale != E8M0:
+            raise ValueError(f"up: got True with a scale in {self.scale}; accepted is it with E8M0")
+
+    @classmethod
+    def of(cls, spec: "Scheme | str") -> "Scheme":
+        """The Scheme named by `spec`, a key of SCHEMES, or `spec` itself.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if isinstance(spec, Scheme):
+            return spec
+        if spec not in SCHEMES:
+            raise ValueError(f"scheme: got {spec!r}; accepted are a Scheme, {', '.join(SCHEMES)}")
+        return SCHEMES[spec]
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a row's values depend on no other row."""
+        return self.per in ("none", "token", "group") and self.outer != "tensor"
+
+    def apply(self, x: Float64[Tensor, "... n d"], axis: int = -1) -> Float64[Tensor, "... n d"]:
+        """The values of x once quantised.
+
+        A part that is zero stays zero, and so does one whose scale rounds to zero. A part with a value that is not
+        finite is NaN.
+
+        Args:
+            x: float64 (..., sequence, features).
+            axis: along which tokens and groups run: that over which the product sums. -1 for Q, K and P; -2 for V, of
+                which a "token" is then a channel.
+
+        Raises:
+            ValueError: x is no float64, or its axis is no multiple of a group's size; an axis other than -1 and -2.
+        """
+        if x.dtype != torch.float64 or x.ndim < 2:
+            raise ValueError(f"x: got {x.dtype} of shape {tuple(x.shape)}; accepted is float64 (..., n, d)")
+        if axis not in (-1, -2):
+            raise ValueError(f"axis: got {axis!r}; accepted are -1 and -2")
+        if self.per == "none":
+            return self.element(x.clamp(-self.element.max, self.element.max))
+        if self.per == "block":
+            return torch.cat([self._rounded(part, largest(part, (-2, -1))) for part in x.split(self.size, -2)], -2)
+        if axis == -2:
+            return self.apply(x.mT).mT
+        if self.per == "group":
+            if x.shape[-1] % self.size:
+                accepted = f"a multiple of a group, {self.size}"
+                raise ValueError(f"x: got {x.shape[-1]} values along the axis of its groups; accepted is {accepted}")
+            groups, outer = x.unflatten(-1, (-1, self.size)), 1.0  # (..., n, groups, size)
+            if self.outer:
+                found = largest(x, -1)[..., None] if self.outer == "token" else x.abs().amax()
+                outer = FP32(nonzero(found) / (self.element.max * self.scale.max))
+            return self._rounded(groups, largest(groups, -1), outer).flatten(-2)
+        dims = {"head": (-2, -1), "token": -1, "tensor": tuple(range(x.ndim))}[self.per]
+        return self._rounded(x, largest(x, dims))
+
+    def _rounded(self, x: Tensor, amax: Tensor, outer: Tensor | float = 1.0) -> Tensor:
+        """x by one scale for each amax, which broadcasts to it, times the outer scale."""
+        if self.scale == E8M0:
+            e = torch.frexp(amax)[1].long() - 1 - self.element.emax  # frexp's mantissa is in [1/2, 1)
+            e += amax > self.element.max * power(e) if self.up else 0
+            scale = power(e.clamp(E8M0.emin, E8M0.emax))
+        else:
+            scale = outer * round_to(nonzero(amax) / (self.element.max * outer), self.scale)
+        scale = torch.where(amax.isfinite(), scale, torch.nan)
+        rounded = self.element((x / scale).clamp(-self.element.max, self.element.max)) * scale
+        return rounded.where(scale != 0, 0.0)
+
+
+def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    """The largest absolute value over some dimensions, which are kept."""
+    return x.abs().amax(dims, keepdim=True)
+
+
+def nonzero(amax: Tensor) -> Tensor:
+    """The largest value to derive a scale from: 1 where all are zero."""
+    return torch.where(amax == 0, 1.0, amax)
+
+
+_MXFP8, _MXFP4 = Scheme(E4M3, "group", 32, E8M0), Scheme(E2M1, "group", 32, E8M0)
+_NVFP4 = Scheme(E2M1, "group", 16, E4M3, "tensor")
+SCHEMES = {
+    "FP8": Scheme(E4M3, "none"),  # FlashAttention-3's P, which is at most 1
+    "FP8_TENSOR": Scheme(E4M3, "tensor"),
+    "FP8_HEAD": Scheme(E4M3, "head"),
+    "FP8_BLOCK": Scheme(E4M3, "block"),
+    "FP8_TOKEN": Scheme(E4M3, "token"),
+    "MXFP8": _MXFP8,
+    "MXFP8_UP": replace(_MXFP8, up=True),
+    "MXFP8_E5M2": Scheme(E5M2, "group", 32, E8M0),
+    "MXFP4": _MXFP4,
+    "MXFP4_UP": replace(_MXFP4, up=True),
+    "NVFP4": _NVFP4,
+    "NVFP4_ONE_LEVEL": replace(_NVFP4, outer=None),  # its scales in E4M3 alone
+    "NVFP4_TWO_LEVEL": replace(_NVFP4, outer="token"),  # SageAttention3's P
+}
+
+
+def smoothed(k: Float64[Tensor, "*kv_lead n_kv d"]) -> Float64[Tensor, "*kv_lead n_kv d"]:
+    """K less its mean over the keys, both in FP32: every score of a row less by one number, so the same softmax
+    (SageAttention, arXiv 2410.02367)."""
+    return FP32(k - FP32(k.mean(-2, keepdim=True)))
 
 
 def rotated(

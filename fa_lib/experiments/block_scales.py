@@ -1,0 +1,109 @@
+"""Block scales: what attention loses when Q, K, V and P, or a cache of K and V, are held in FP8 or FP4, and where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.experiments.variant import known
+from fa_lib.formats import BF16, FP64
+from fa_lib.inputs import draw
+from fa_lib.kernels.quantization import OPERANDS, Quantization, attention
+from fa_lib.metrics import deviation, over_baseline
+from fa_lib.tiling import Tiling
+
+TILING = Tiling(64, 64)
+SHIFT, EVERY = 8.0, 16  # of "shifted K"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to quantise all of attention, of which parts may be left in BF16.
+
+    Attributes:
+        label: as figures show it. whole: the Quantization.
+    """
+
+    label: str
+    whole: Quantization
+
+    @property
+    def parts(self) -> dict[str, Quantization]:
+        """all of it; a cache of K and V, by the scheme of K; and each operand alone."""
+        k = self.whole.k
+        cache = (
+            {} if k is None else {"cache": Quantization.cache(k, smooth=self.whole.smooth, rotate=self.whole.rotate)}
+        )
+        return {"all": self.whole} | cache | {name: self.whole.only(name) for name in OPERANDS}
+
+
+_of = Quantization.of
+RECIPES = {
+    "fp8_tensor": Recipe("FP8, one scale", _of("FP8_TENSOR")),
+    "fp8_tensor_smoothed": Recipe("FP8, one scale, K smoothed", _of("FP8_TENSOR", smooth=True)),
+    "fp8_tensor_rotated": Recipe("FP8, one scale, rotated", _of("FP8_TENSOR", rotate=True)),
+    "fp8_head": Recipe("FP8, a scale a head", _of("FP8_HEAD")),
+    "fp8_block": Recipe("FP8, a scale a block of keys", _of("FP8_BLOCK")),
+    "fp8_token": Recipe("FP8, a scale a token", _of("FP8_TOKEN")),
+    "mxfp8": Recipe("MXFP8, scale rounded down (OCP)", _of("MXFP8")),
+    "mxfp8_up": Recipe("MXFP8, scale rounded up", _of("MXFP8_UP")),
+    "mxfp8_e5m2": Recipe("MXFP8 of E5M2", _of("MXFP8_E5M2")),
+    "mxfp4": Recipe("MXFP4", _of("MXFP4")),
+    "nvfp4": Recipe("NVFP4", _of("NVFP4")),
+    "nvfp4_two_level": Recipe("NVFP4, two-level P", _of("NVFP4", "NVFP4_TWO_LEVEL")),
+    "nvfp4_smoothed": Recipe("NVFP4, two-level P, K smoothed", _of("NVFP4", "NVFP4_TWO_LEVEL", smooth=True)),
+}
+KINDS = ("normal", "outliers", "sink", "shifted K")  # of `problem`
+
+
+def problem(kind: str, seed: int, n: int, *, rows: int, head_dim: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Q (1, heads, rows, head_dim), K and V (1, heads, n, head_dim), in BF16, as a model hands them over.
+
+    Args:
+        kind: a name of `inputs.DISTRIBUTIONS`; or "shifted K": normal, and every sixteenth channel of K has the mean 8.
+            (That some channels of K lie far from zero in every token is what smoothing is for: arXiv 2410.02367.)
+            The key of "sink", 3 in every channel, is added to a drawn one: alone it lies on the grid of any scale that
+            is a power of two, and no key of a model does.
+    """
+    drawn = "normal" if kind == "shifted K" else kind
+    q, k, v = draw(drawn, seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
+    k = k.clone()
+    if kind == "shifted K":
+        k[..., ::EVERY] += SHIFT
+    elif kind == "sink":
+        k[..., 0, :] += draw("normal", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))[1][..., 0, :]
+    return BF16(q), BF16(k), BF16(v)
+
+
+def losses(q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Sequence[str]], **options) -> list[dict]:
+    """What recipes lose on tensors, beside the same kernel in BF16 (`Precision.kernel`), in tiles of 64 keys.
+
+    Args:
+        q, k, v: as `kernels.tiled`, in BF16 or with its values; keys a multiple of 64.
+        parts: key of RECIPES -> which of its parts are quantised.
+        options: of a kernel: causal, scale, mask.
+
+    Returns:
+        rows: recipe; part; max and relative, of the Deviation from the golden value of these tensors; times_max and
+        times_rmse, over BF16's. The first is BF16's own, recipe "bf16", part "all".
+    """
+    q, k, v = (x.double() for x in (q, k, v))
+    golden = kernels.golden(q, k, v, inputs=FP64, **options)
+    chosen = [(key, part) for key, some in parts.items() for part in some]
+    quantizations = [known("part", part, known("recipe", key, RECIPES).parts) for key, part in chosen]
+    base, rows = None, []
+    for (key, part), quantization in zip([("bf16", "all"), *chosen], [Quantization(), *quantizations]):
+        d = deviation(attention(q, k, v, quantization, tiling=TILING, **options), golden, BF16)
+        base = base or d
+        times = dict(times_max=over_baseline(d.max, base.max), times_rmse=over_baseline(d.rmse, base.rmse))
+        rows.append(dict(recipe=key, part=part, max=d.max, relative=d.relative) | times)
+    return rows
+
+
+def block_scales(
+    kind: str, seed: int, n: int, parts: dict[str, Sequence[str]], *, rows: int = 128, head_dim: int = 64,
+    heads: int = 2,
+) -> list[dict]:  # fmt: skip
+    """A cell: `losses` of one draw. kind, seed, n, rows, head_dim, heads: of `problem`."""
+    return losses(*problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads), parts)

@@ -1,0 +1,72 @@
+"""Figure 16: what block scales save and lose."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fa_lib.experiments.block_scales import RECIPES
+from fa_lib.plots.captions import POINTS, captioned
+from fa_lib.plots.points import Mark, points
+from fa_lib.plots.style import BASELINE, FLASH, FORMATS, INK, INPUTS, log_ticks, styled
+
+_LABELS = INPUTS | {"shifted K": "channels of K far from zero"}
+_PARTS = {
+    "all": Mark("Q, K, V, P", FLASH, "o"),
+    "cache": Mark("a KV cache", BASELINE, "s"),
+}
+_OPERANDS = {"q": "Q alone", "k": "K alone", "v": "V alone", "p": "P alone"}
+_MARKS = ((BASELINE, "s"), (FORMATS["FP16"][0], "^"), (FLASH, "o"), (INK, "D"))
+
+
+@styled
+def block_scales(table: pd.DataFrame, caption: str) -> Figure:
+    """Errors over BF16's by recipe; and, of recipes of which each operand was quantised alone, by operand.
+
+    Args:
+        table: of `experiments.block_scales.block_scales`.
+    """
+    kinds = list(dict.fromkeys(table.kind))
+    recipes = {key: recipe.label for key, recipe in RECIPES.items() if key in set(table.recipe)}
+    apart = [key for key in recipes if key in set(table.recipe[table.part.isin(_OPERANDS)])]
+    marks = {key: Mark(recipes[key], *mark) for key, mark in zip(apart, _MARKS)}
+    size = (3.5 * len(kinds) + 1.6, 7.4)
+    figure, axes = plt.subplots(
+        2, len(kinds), figsize=size, sharex=True, sharey="row", height_ratios=(len(recipes), 6.5), squeeze=False
+    )
+    for column, kind in zip(axes.T, kinds):
+        rows, first = table[table.kind == kind], kind == kinds[0]
+        whole, alone = (rows[rows.part.isin(names)] for names in (_PARTS, _OPERANDS))
+        whole = whole[whole.recipe.isin(recipes)]
+        points(column[0], whole, "times_rmse", ("recipe", recipes), ("part", _PARTS), "best" if first else "")
+        points(column[1], alone, "times_rmse", ("part", _OPERANDS), ("recipe", marks), "best" if first else "")
+        own = rows[rows.recipe == "bf16"].relative.mean()
+        column[0].set(title=f"{_LABELS.get(kind, kind)}\nBF16: {own:.2%} of O", xlabel="")
+        column[1].set(xlabel="rms error / BF16's")
+        four = [at for at, key in enumerate(recipes) if bits(key) == 4]
+        if four:
+            column[0].axhspan(min(four) - 0.5, max(four) + 0.5, color="#f4f4f4", zorder=0, lw=0)
+    for ax in axes.flat:  # all are drawn: a mean drawn on a logarithmic axis would be geometric
+        ax.set(xscale="log")
+        log_ticks(ax.xaxis)
+        ax.axvline(1, color=INK, lw=0.9)
+    axes[0][0].legend(loc="center left", title="quantised")
+    axes[1][0].set_title(" ")  # room for the legend, which is wider than its panel
+    above = axes[1][0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), borderaxespad=0.2)
+    above.set_in_layout(False)
+    said = ", ".join(spans(table, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
+    title = f"The rms error is {said}: the format decides more than its scales"
+    return captioned(figure, title, caption + POINTS + " Shaded: 4 bits.")
+
+
+def bits(recipe: str) -> int:
+    """Of an element of Q, K and V."""
+    element = RECIPES[recipe].whole.k.element
+    return element.exponent_bits + element.precision
+
+
+def spans(table: pd.DataFrame, count: int) -> str:
+    """In words, the least and the largest mean over seeds of recipes of that many bits, all of attention quantised."""
+    chosen = [key for key in RECIPES if bits(key) == count]
+    rows = table[table.recipe.isin(chosen) & (table.part == "all")]
+    means = rows.groupby(["kind", "recipe"]).times_rmse.mean()
+    return f"{means.min():.0f} to {means.max():.0f} × BF16's in {count} bits"

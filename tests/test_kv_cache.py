@@ -1,0 +1,68 @@
+"""Which caches of few bits captured heads would bear: numbers, findings, words, and the page."""
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels, reports
+from fa_lib.check import kv_cache
+from fa_lib.check.judge_captured import judge_tensors
+from fa_lib.check.words import in_lines
+from fa_lib.kernels.quantization import Quantization, attention
+
+
+def captured(head_dim=64):
+    """GQA, four heads on two; the second head of K and V has channels of very different sizes."""
+    q, k, v = (x.bfloat16() for x in draw("normal", 0, (2, 4, 48, head_dim), (2, 2, 80, head_dim)))
+    k[:, 1, :, 0] *= 40
+    q[:, 2:, :, 0] /= 40
+    return q, k, v
+
+
+@pytest.mark.parametrize("options", [{}, dict(causal=True)], ids=str)
+def test_numbers_are_those_of_each_head_alone(options):
+    q, k, v = captured()
+    table = pd.DataFrame(kv_cache.caches(q, k, v, options)).set_index(["cache", "head"])
+    call = dict(tiling=Tiling(64, 64), precision=Precision.kernel(BF16), **options)
+    assert list(table.index) == [(cache, head) for cache in kv_cache.CACHES for head in range(4)]
+    golden = kernels.golden(q, k, v, inputs=BF16, **options)
+    for cache in kv_cache.CACHES:
+        o = attention(q, k, v, Quantization.cache(cache), **call)
+        base = attention(q, k, v, Quantization(), **call)
+        for head in range(4):
+            d, own = (deviation(x[:, head], golden[:, head]) for x in (o, base))
+            found = table.loc[cache, head]
+            assert found.relative == pytest.approx(d.relative) and found.times_rmse == pytest.approx(d.rmse / own.rmse)
+
+
+def test_a_cache_whose_groups_do_not_fit_is_left_out():
+    rows = kv_cache.caches(*captured(head_dim=48), {})
+    assert {row["cache"] for row in rows} == {"FP8_HEAD", "NVFP4"}
+
+
+def test_what_a_head_does_not_bear_is_told_and_not_counted():
+    q, k, v = captured()
+    cached = pd.DataFrame(kv_cache.caches(q, k, v, {}))
+    far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="yes", problem="")])
+    risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
+    judgement = judge_tensors(["flash"], risky, far, {}, cached=cached)
+    assert judgement.passed
+    found = {f.where["cache"]: f for f in judgement.findings if f.what == "cache"}
+    worst = cached.groupby("cache").relative.max()
+    assert {key: f.number for key, f in found.items()} == worst[[*kv_cache.CACHES]].to_dict()
+    assert found["NVFP4"].where["heads"] == [0, 1, 2, 3] and found["FP8_HEAD"].where["heads"] == []
+    lines = "\n".join(in_lines(judgement))
+    assert "A KV cache in NVFP4 moves O by more than 5% on 4 of 4 heads (head 0, 1, 2, 3): at most" in lines
+    assert "A KV cache in FP8 with a scale a head moves O by more than 5% on no head: at most" in lines
+
+
+def test_the_page_has_the_caches(tmp_path):
+    q, k, v = captured()
+    path = tmp_path / "a.safetensors"
+    save_file(dict(q=q, k=k.contiguous(), v=v), path)
+    report = reports.check_tensors(path, out=tmp_path, names=("flash",))
+    page = report.page.read_text()
+    assert "Which KV cache each head would bear" in page and "A KV cache in NVFP4 moves O" in page
+    table = pd.read_csv(report.page.with_suffix("") / "caches.csv")
+    assert len(table) == 12 and torch.tensor(table.relative).isfinite().all()

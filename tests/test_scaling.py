@@ -1,0 +1,271 @@
+"""Quantised tensors held to straight-line numpy, ml_dtypes and gfloat; attention with quantised operands."""
+
+import math
+from dataclasses import replace
+
+import gfloat
+import gfloat.formats
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa_lib import BF16, FP64, Precision, Tiling, deviation, draw, kernels
+from fa_lib.formats import E2M1, E4M3
+from fa_lib.kernels.quantization import Quantization, attention
+from fa_lib.kernels.scaling import E8M0, SCHEMES, Scheme, smoothed
+
+E2M1_INFO, E4M3_INFO = gfloat.formats.format_info_ocp_e2m1, gfloat.formats.format_info_ocp_e4m3
+MX = {
+    "MXFP8": (ml_dtypes.float8_e4m3fn, 448.0, 8),
+    "MXFP8_E5M2": (ml_dtypes.float8_e5m2, 57344.0, 15),
+    "MXFP4": (ml_dtypes.float4_e2m1fn, 6.0, 2),
+}
+TILING = Tiling(64, 64)
+
+
+def one(values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def mx(x, dtype, most, emax):
+    """A row at a time, a block of 32 at a time."""
+    out = np.zeros_like(x)
+    for i, row in enumerate(x):
+        for j in range(0, len(row), 32):
+            block = row[j : j + 32]
+            scale = 2.0 ** (math.floor(math.log2(np.abs(block).max())) - emax)
+            out[i, j : j + 32] = np.clip(block / scale, -most, most).astype(dtype).astype(np.float64) * scale
+    return out
+
+
+def nvfp4(x, outer):
+    """The same of NVFP4; outer: of each row."""
+    out = np.zeros_like(x)
+    for i, row in enumerate(x):
+        for j in range(0, len(row), 16):
+            block = row[j : j + 16]
+            scale = outer[i] * gfloat.round_float(E4M3_INFO, np.abs(block).max() / (6 * outer[i]), sat=True)
+            out[i, j : j + 16] = gfloat.round_ndarray(E2M1_INFO, block / scale, sat=True) * scale if scale else 0
+    return out
+
+
+@pytest.mark.parametrize("distribution", ["normal", "outliers"])
+@pytest.mark.parametrize("name", MX)
+def test_mx_is_straight_line_numpy_and_ml_dtypes(name, distribution):
+    x = draw(distribution, 1, (96, 128))[0]
+    x *= 2.0 ** torch.randint(-20, 20, (96, 1), generator=torch.Generator().manual_seed(0)).double()
+    assert np.array_equal(SCHEMES[name].apply(x).numpy(), mx(x.numpy(), *MX[name]))
+    assert torch.equal(SCHEMES[name].apply(x, -2), SCHEMES[name].apply(x.mT).mT)
+
+
+@pytest.mark.parametrize("distribution", ["normal", "outliers"])
+def test_nvfp4_is_straight_line_numpy_and_gfloat(distribution):
+    x = draw(distribution, 1, (40, 64))[0]
+    rows = x.numpy()
+    whole = np.full(40, np.float32(np.abs(rows).max() / (6 * 448)), dtype=np.float64)
+    assert np.array_equal(SCHEMES["NVFP4"].apply(x).numpy(), nvfp4(rows, whole))
+    assert np.array_equal(SCHEMES["NVFP4_ONE_LEVEL"].apply(x).numpy(), nvfp4(rows, np.ones(40)))
+    each = np.float32(np.abs(rows).max(-1) / (6 * 448)).astype(np.float64)
+    assert np.array_equal(SCHEMES["NVFP4_TWO_LEVEL"].apply(x).numpy(), nvfp4(rows, each))
+
+
+def test_a_token_is_a_row_and_of_v_a_channel():
+    x = draw("outliers", 2, (40, 64))[0]
+    scale = np.float32(np.abs(x.numpy()).max(-1, keepdims=True) / 448).astype(np.float64)
+    theirs = gfloat.round_ndarray(E4M3_INFO, x.numpy() / scale, sat=True) * scale
+    assert np.array_equal(SCHEMES["FP8_TOKEN"].apply(x).numpy(), theirs)
+    assert torch.equal(SCHEMES["FP8_TOKEN"].apply(x.mT, -2).mT, SCHEMES["FP8_TOKEN"].apply(x))
+    assert torch.equal(SCHEMES["FP8"].apply(x), E4M3(x.clamp(-448, 448)))
+
+
+def test_fp4_by_hand():
+    halves = one([0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.1, 7.0])
+    assert E2M1(halves).tolist() == [[0, 0.5, 1, 1, 2, 2, 4, 4, 6, 6]]  # ties to even; saturates
+    assert torch.equal(E2M1(-halves), -E2M1(halves))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        # floor(log2 1.9) = 0: 1.9 * 2^8 = 486 is beyond 448, so it is 448 / 2^8; 1e-6 is below 2^-8 times 2^-10
+        ("MXFP8", [1.9, 1.0, -0.3, 1e-6], [1.75, 1.0, -0.3125, 0.0]),
+        ("MXFP8_UP", [1.9, 1.0, -0.3, 1e-6], [1.875, 1.0, -0.3125, 0.0]),  # 1.9 * 2^7 = 243 is 240
+        ("MXFP8_UP", [1.75, 1.0, -0.3, 1e-6], [1.75, 1.0, -0.3125, 0.0]),  # 448 itself needs no larger scale
+        ("MXFP4_UP", [7.9, 2.4, 0.25, -0.3], [8.0, 2.0, 0.0, -0.0]),  # scale 2: a fourth of 1 is half of the least
+        ("MXFP8_E5M2", [1.9, 1.0, -0.3, 1e-6], [1.75, 1.0, -0.3125, 1.0 * 2.0**-20]),
+        ("MXFP4", [7.9, 2.4, 0.25, -0.3], [6.0, 2.0, 0.0, -0.5]),  # scale 1: 7.9 is beyond 6
+        ("MXFP4", [4.0, 2.4, 0.25, -0.3], [4.0, 2.0, 0.0, -0.5]),
+        ("NVFP4_ONE_LEVEL", [6.0, 2.4, 0.25, -0.3], [6.0, 2.0, 0.0, -0.5]),  # scale 1
+        ("NVFP4_ONE_LEVEL", [6.36, 2.4, 0, 0], [6.0, 2.0, 0, 0]),  # scale 1.06 is 1 in E4M3
+        ("NVFP4_ONE_LEVEL", [6.4, 2.4, 0, 0], [6.75, 2.25, 0, 0]),  # 1.0667 is nearer to 1.125: 6 and 2 of it
+        ("NVFP4_ONE_LEVEL", [0.005, 0, 0, 0], [0, 0, 0, 0]),  # 0.005 / 6 is below half of E4M3's least number, 2^-9
+        ("NVFP4_TWO_LEVEL", [0.005, 0, 0, 0], [float(np.float32(0.005 / 2688)) * 2688, 0, 0, 0]),
+        ("FP8_TENSOR", [448.0, 17.0, 0.3, 2.0**-10], [448.0, 16.0, 0.3125, 0.0]),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_groups_by_hand(name, values, expected):
+    size = SCHEMES[name].size if SCHEMES[name].per == "group" else 4
+    found = SCHEMES[name].apply(one([*values, *[0.0] * (size - 4)]))
+    assert found[0, :4].tolist() == expected and (found[0, 4:] == 0).all()
+
+
+GROUPED = [name for name, scheme in SCHEMES.items() if scheme.per == "group"]
+ROWS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=64, max_size=64)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ROWS, st.sampled_from([name for name in SCHEMES if name not in ("FP8", "NVFP4_ONE_LEVEL")]), st.integers(-30, 30)
+)
+def test_powers_of_two_scale_and_signs_turn_exactly(values, name, k):
+    """E4M3 alone has a fixed range: it is not among them. So do values be so small that FP32's end is near."""
+    x, scheme = one(values), SCHEMES[name]
+    x = x.where(x.abs() > 1e-4, 0.0)
+    assert torch.equal(scheme.apply(x * 2.0**k), scheme.apply(x) * 2.0**k)
+    assert torch.equal(scheme.apply(-x), -scheme.apply(x))
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROWS, st.sampled_from(["MXFP8", "MXFP8_E5M2", "MXFP4", "FP8_TENSOR", "FP8_HEAD", "FP8_BLOCK", "FP8_TOKEN"]))
+def test_what_is_on_the_grid_stays(values, name):
+    """Of MX and of FP32 scales; an E4M3 scale, of the largest value as rounded, may be another one."""
+    x = one(values)
+    x = x.where(x.abs() > 1e-4, 0.0)
+    once = SCHEMES[name].apply(x)
+    assert torch.equal(SCHEMES[name].apply(once), once)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROWS)
+def test_the_largest_value_of_a_group_is_cut_by_less_than_this(values):
+    """By the floor of log2 up to 2 / 1.75 and 2 / 1.5 of the largest number; by an E4M3 scale, half a step of it."""
+    x = one(values)
+    x = x.where(x.abs() > 1.0, 0.0)
+    for name, most in (("MXFP8", 1 / 8), ("MXFP8_E5M2", 1 / 8), ("MXFP4", 1 / 4), ("NVFP4", 1 / 16)):
+        groups = x.unflatten(-1, (-1, SCHEMES[name].size))
+        found = SCHEMES[name].apply(x).unflatten(-1, (-1, SCHEMES[name].size))
+        amax = groups.abs().amax(-1)
+        wide = amax > x.abs().max() / 64 if name == "NVFP4" else amax > 0  # whose scale is a normal number of E4M3
+        assert ((found.abs().amax(-1) - amax).abs() <= most * amax)[wide].all()
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_zeros_stay_and_what_is_not_finite_makes_its_own_part_nan(name):
+    scheme = SCHEMES[name]
+    assert (scheme.apply(torch.zeros(2, 64, 64).double()) == 0).all()
+    if scheme.per == "none":
+        return
+    for bad in (math.nan, math.inf, -math.inf):
+        x = torch.ones(2, 128, 64).double()
+        x[0, 0, 0] = bad
+        share = {"tensor": 1.0, "head": 1 / 2, "block": 1 / 4, "token": 1 / 256, "group": scheme.size / (256 * 64)}
+        rows = 1.0 if scheme.outer == "tensor" else 1 / 256 if scheme.outer == "token" else share[scheme.per]
+        assert scheme.apply(x).isnan().double().mean() == rows
+
+
+def test_errors_name_what_came():
+    x = torch.ones(4, 40).double()
+    for call, words in (
+        (lambda: Scheme.of("MXFP6"), "scheme: got 'MXFP6'; accepted are a Scheme, FP8, FP8_TENSOR"),
+        (lambda: Scheme(E4M3, "row"), "per: got 'row'"),
+        (lambda: Scheme(E4M3, "group", 0), "size: got 0"),
+        (lambda: Scheme(E4M3, "tensor", outer="tensor"), "outer: got 'tensor' with 'tensor'"),
+        (lambda: Scheme(E2M1, "group", 32, E8M0, "tensor"), "outer: got 'tensor'"),
+        (lambda: Scheme(E4M3, up=True), "up: got True with a scale in FP32"),
+        (lambda: SCHEMES["MXFP8"].apply(x), "x: got 40 values along the axis of its groups; accepted is a multiple of"),
+        (lambda: SCHEMES["MXFP8"].apply(x.float()), "x: got torch.float32"),
+        (lambda: SCHEMES["MXFP8"].apply(x, 0), "axis: got 0"),
+        (lambda: Quantization(p="NVFP4"), "p: got scales per 'group' with outer 'tensor'"),
+        (lambda: Quantization(p="FP8_TENSOR"), "p: got scales per 'tensor'"),
+        (lambda: Quantization().only("o"), "operand: got 'o'; accepted are q, k, v, p"),
+    ):
+        with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+            call()
+    q, k, v = draw("normal", 0, (1, 2, 64, 64))
+    p = Quantization(p="MXFP8")
+    for call, words in (
+        (lambda: attention(q, k, v, p, tiling=Tiling(64, 48)), "tiling: got 48 keys a tile; accepted is a multiple"),
+        (lambda: attention(q, k[..., :63, :], v[..., :63, :], p, tiling=TILING), "k: got 63 keys; accepted is"),
+        (lambda: attention(q, k, v, Quantization(smooth=True), tiling=TILING, softcap=5.0), "smooth: got True with"),
+        (lambda: attention(q, k, v[..., :63, :], p, tiling=TILING), "v: got shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(window=(30, 4))], ids=str)
+def test_with_nothing_quantised_it_is_the_kernel_in_bf16(options):
+    q, k, v = draw("outliers", 3, (1, 2, 100, 64))
+    shipped = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.kernel(BF16), **options)
+    assert torch.equal(attention(q, k, v, Quantization(), tiling=TILING, **options), shipped)
+
+
+def test_smoothing_and_rotating_leave_the_result_before_rounding():
+    q, k, v = draw("outliers", 3, (1, 2, 96, 64))
+    k = k + 3
+    golden = kernels.golden(q, k, v, inputs=FP64)
+    smooth = kernels.golden(q, smoothed(k), v, inputs=FP64)
+    assert deviation(smooth, golden).max < 1e-6  # FP32's
+    exact = Precision.uniform(FP64)
+    how = Quantization(smooth=True, rotate=True)
+    there = [x.abs().amax().item() for x in how.loaded(q, k, v)]
+    assert there[1] < 0.5 * k.abs().amax()
+    near = attention(q, k, v, how, tiling=TILING, precision=exact)
+    assert deviation(near, golden).max < 1e-6
+
+
+@pytest.mark.parametrize("name", ["MXFP8", "NVFP4_TWO_LEVEL"])
+def test_attention_is_straight_line_numpy(name):
+    """One tile of keys, one head: Q and K in groups along head_dim, V and P along the keys."""
+    q, k, v = draw("normal", 5, (64, 64))
+
+    def few(x):
+        if name == "MXFP8":
+            return mx(x, *MX["MXFP8"])
+        return nvfp4(x, np.float32(np.abs(x).max(-1) / (6 * 448)).astype(np.float64))
+
+    def fp32(x):
+        return x.astype(np.float32).astype(np.float64)
+
+    S = fp32(few(q.numpy()) @ few(k.numpy()).T / 8)
+    P = fp32(np.exp(fp32(S - S.max(-1, keepdims=True))))
+    O = fp32(fp32(few(P) @ few(v.numpy().T).T) / fp32(P.sum(-1, keepdims=True)))
+    theirs = O.astype(ml_dtypes.bfloat16).astype(np.float64)
+    ours = attention(q, k, v, Quantization.of(name), tiling=TILING)
+    assert np.array_equal(ours.numpy(), theirs)
+
+
+def test_operands_and_a_cache():
+    q, k, v = draw("normal", 5, (1, 2, 64, 64))
+    mxfp8 = Scheme.of("MXFP8")
+    whole, cache = Quantization.of("MXFP8"), Quantization.cache("MXFP8")
+    for loaded, theirs in (
+        (whole.loaded(q, k, v), (mxfp8.apply(q), mxfp8.apply(k), mxfp8.apply(v, -2))),
+        (cache.loaded(q, k, v), (BF16(q), mxfp8.apply(k), mxfp8.apply(v))),
+        (whole.only("v").loaded(q, k, v), (BF16(q), BF16(k), mxfp8.apply(v, -2))),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(loaded, theirs))
+    assert whole.p == mxfp8 and cache.p is None and whole.only("p") == Quantization(p=mxfp8)
+    assert Quantization.of("NVFP4").p == Scheme.of("NVFP4_ONE_LEVEL")
+    assert Quantization.of("FP8_TENSOR").p == Scheme.of("FP8")
+    assert Quantization.of("NVFP4", "NVFP4_TWO_LEVEL").p == Scheme.of("NVFP4_TWO_LEVEL")
+
+
+def test_rows_do_not_meet_and_the_dtype_is_that_of_q():
+    q, k, v = (x.bfloat16() for x in draw("normal", 5, (1, 2, 64, 64)))
+    how = Quantization(k="NVFP4", v="NVFP4", p="NVFP4_TWO_LEVEL")
+    o = attention(q, k, v, how, tiling=TILING)
+    assert o.dtype == torch.bfloat16
+    assert torch.equal(attention(q[..., 5:9, :], k, v, how, tiling=TILING), o[..., 5:9, :])
+    fp32_scores = attention(q, k, v, how, tiling=TILING, precision=Precision.kernel(BF16))
+    assert torch.equal(fp32_scores, o)
+    in_fp16 = attention(q, k, v, Quantization(k="NVFP4"), tiling=TILING, precision=Precision.kernel("FP16"))
+    k_alone = Scheme.of("NVFP4").apply(k.double())
+    inputs = dict(precision=replace(Precision.kernel("FP16"), inputs=FP64), tiling=TILING)
+    assert torch.equal(in_fp16, kernels.tiled(q.double(), k_alone, v.double(), **inputs).bfloat16())
+    in_bf16 = attention(q, k, v, how, tiling=TILING, precision=Precision.materialized(BF16))
+    assert not torch.equal(in_bf16, o)
