@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pandas as pd
 import torch
 
 from fa_lib import kernels
@@ -18,6 +19,7 @@ from fa_lib.metrics import deviation, over_baseline
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
+MATTERS = 0.01  # a change of the error that is told
 EXACT_SUMS = "exact"  # in the place of a unit: every product is the exact sum, rounded once
 
 
@@ -151,3 +153,26 @@ def choices(
             )
         )
     return found
+
+
+def effects(table: pd.DataFrame) -> pd.DataFrame:
+    """What each choice changes, by format.
+
+    Args:
+        table: of `choices`, with fmt, distribution and seed.
+
+    Returns:
+        rows: fmt, choice; the least and the largest share of changed bits (bits_min, bits_max) and rms error over that
+        without it (times_min, times_max); effect: "error" where on one kind of inputs all seeds' errors move to one
+        side, by MATTERS or more on average; else "bits" where a stored output changes; else "neither".
+    """
+    found = []
+    for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):
+        moved = own.assign(by=own.times_rmse - 1).groupby("distribution").by
+        one_side = (moved.min() > 0) | (moved.max() < 0)
+        matters = (one_side & (moved.mean().abs() >= MATTERS)).any()
+        effect = "error" if matters else "bits" if own.bits.max() else "neither"
+        bits, times = own.bits, own.times_rmse
+        spread = dict(bits_min=bits.min(), bits_max=bits.max(), times_min=times.min(), times_max=times.max())
+        found.append(dict(fmt=fmt, choice=choice) | spread | dict(effect=effect))
+    return pd.DataFrame(found)
