@@ -69,7 +69,7 @@ def contexts(table: pd.DataFrame, caption: str) -> Figure:
         above.minorticks_off()
     for stored_in in ("FP16", "BF16"):
         _stored(axes[0, 0], stored_in)
-    axes[0, 0].legend(loc="upper left", bbox_to_anchor=(0, 0.62), fontsize=7)
+    axes[0, 0].legend(loc="center right", bbox_to_anchor=(1, 0.3), fontsize=7)
     axes[0, 2].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=7)
     axes[0, 0].set_ylabel("rms error of O / rms of O")
     axes[1, 0].set_ylabel("bias of O (% of |O|; below 0: towards zero)")
