@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from scipy.stats import t as student
 
 from fa_lib import kernels
 from fa_lib.dots import EXACT, UNITS, Dot, TensorCore
@@ -163,14 +164,15 @@ def effects(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         rows: fmt, choice; the least and the largest share of changed bits (bits_min, bits_max) and rms error over that
-        without it (times_min, times_max); effect: "error" where on one kind of inputs all seeds' errors move to one
-        side, by MATTERS or more on average; else "bits" where a stored output changes; else "neither".
+        without it (times_min, times_max); effect: "error" where on one kind of inputs the mean change of the error is
+        at least MATTERS, and its 95 % interval over seeds (Student's) leaves out 0, which one of twenty choices that
+        change nothing passes by chance; else "bits" where a stored output changes; else "neither".
     """
     found = []
     for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):
         moved = own.assign(by=own.times_rmse - 1).groupby("distribution").by
-        one_side = (moved.min() > 0) | (moved.max() < 0)
-        matters = (one_side & (moved.mean().abs() >= MATTERS)).any()
+        size, half = moved.mean().abs(), moved.sem() * student.ppf(0.975, moved.count() - 1)
+        matters = ((size > half) & (size >= MATTERS)).any()
         effect = "error" if matters else "bits" if own.bits.max() else "neither"
         bits, times = own.bits, own.times_rmse
         spread = dict(bits_min=bits.min(), bits_max=bits.max(), times_min=times.min(), times_max=times.max())
