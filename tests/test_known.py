@@ -22,7 +22,7 @@ DIMS = (64, 96, 128, 192, 256)
         (lambda d: known.fa2_cuda(BF16, d, "L40S"), (128, 64, 32, 64, 64)),
         (lambda d: known.fa2_cuda(BF16, d, "L40S", causal=True), (128, 64, 64, 64, 64)),
         (lambda d: known.fa2_splitkv(BF16, d, 4), (256, 128, 128, 64, 64)),
-        (lambda d: known.fa2_splitkv(BF16, d, 1), (128, 64, 64, 64, 64)),
+        (lambda d: known.fa2_splitkv(BF16, d, 1, "L40S"), (128, 64, 64, 64, 64)),
         (lambda d: known.torch_cuda(BF16, d), (128, 64, 64, 64, 64)),
         (lambda d: known.torch_cuda(BF16, d - 32), (128, 128, 64, 32, 64)),
         (lambda d: known.fa3_cuda(FP16, d), (192, 144, 176, 112, 80)),

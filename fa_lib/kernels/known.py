@@ -49,7 +49,7 @@ def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
 
     Tiles of 128 keys at head_dim up to 64, of 64 above; an L40S (sm89) takes 32 at head_dim from 97 to 128 without
     causal (flash_fwd_launch_template.h, softmax.h of csrc/flash_attn/src). The number of queries in a tile, which no
-    result depends on, is that of an A100. Left out: the module's list.
+    result depends on, is that of an A100. Left out: what the module leaves out.
 
     Args:
         unit: of AMPERE_ON: products are summed as its matrix unit does, and O is what P V begins with; "": sums are
@@ -70,26 +70,26 @@ def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> 
     """FlashAttention-2's split-KV kernel on CUDA, of decoding: as `fa2_cuda`, with tiles of 256 keys at head_dim up to
     64, of 128 up to 128 and of 64 above, in `splits` parts of whole tiles, the O of each part in FP32.
 
-    One part has the tiles of `fa2_cuda`, as the newest source has it (run_mha_fwd_splitkv_dispatch). What is left out,
-    beside the module's list: parts are merged by their log-sum-exp in FP32, here sum of exp(L_i - max) O_i over its sum
-    with one rounding, there sum of exp(L_i - L) O_i with one at every part (combine_attn_seqk_parallel). How many parts
-    the kernel takes follows from its grid and the GPU's processors: the caller says it.
+    One part has tiles of 128 keys up to 64 and of 64 above, as the newest source has it (run_mha_fwd_splitkv_dispatch).
+    Left out beside what the module leaves out: parts are merged by their log-sum-exp in FP32, here sum of
+    exp(L_i - max) O_i over its sum with one rounding, there sum of exp(L_i - L) O_i with one at every part
+    (combine_attn_seqk_parallel). How many parts the kernel takes follows from its grid and the GPU's processors: the
+    caller says it.
 
     Args:
         splits: parts of the keys, from 1. unit: as of `fa2_cuda`.
 
     Returns, Raises: as `fa2_cuda`; and ValueError where splits is no whole number from 1.
     """
-    keys = _fa2_keys(head_dim, unit, causal=False)
-    if splits != 1:
-        keys = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
-    return _fa2(fmt, keys, unit, chained=bool(unit), splits=splits)
+    _refuse(head_dim, unit, AMPERE_ON)
+    widths = (128, 64, 64) if splits == 1 else (256, 128, 64)
+    return _fa2(fmt, _by(head_dim, (64, 128, 256), widths), unit, chained=bool(unit), splits=splits)
 
 
 def torch_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
     """torch's own flash kernel on CUDA, a copy of FlashAttention-2 (ATen, native/transformers/cuda/flash_attn).
 
-    The stored copy that was read still has a kernel for head_dim 129 to 160, of tiles of 32 keys (64 on an L40S); for
+    The copy that was read still has a kernel for head_dim 129 to 160, of tiles of 32 keys (64 on an L40S); for
     the rest `fa2_cuda` is it, and few queries go to `fa2_splitkv`.
 
     Args, Returns, Raises: as `fa2_cuda`.
@@ -107,8 +107,8 @@ def fa3_cuda(
     (causal 128), 112 up to 192, 80 above; E4M3 160, 128, 224, 160, 128.
 
     In E4M3 P is 2**8 exp(S - m) in E4M3 (hopper/softmax.h, Max_offset), and the output BF16. Q, K and V are taken as
-    they are stored: give `tiled` the scale times the scales of Q and K, and multiply O by V's. Left out beside the
-    module's list: which 32 keys an FP8 instruction takes together, since the kernel permutes them.
+    they are stored: give `tiled` the scale times the scales of Q and K, and multiply O by V's. Left out beside
+    what the module leaves out: which 32 keys an FP8 instruction takes together, since the kernel permutes them.
 
     Args:
         fmt: FP16, BF16 or E4M3. unit: of HOPPER, or "". causal: as of `fa2_cuda`.
@@ -119,13 +119,15 @@ def fa3_cuda(
     Returns, Raises: as `fa2_cuda`; and ValueError for another format.
     """
     fmt = _one_of(fmt, FP16, BF16, E4M3)
-    widths = (160, 128, 224, 160, 128) if fmt == E4M3 else (192, 144, 176, 112, 80)
-    ends = (64, 96, 128, 192, 256)
     _refuse(head_dim, unit, HOPPER)
-    keys = next(keys for end, keys in zip(ends, widths) if head_dim <= end)
-    if causal and fmt != E4M3 and (head_dim <= 64 or 96 < head_dim <= 128):
-        keys = 128
-    return _fa2(fmt, keys, unit, chained=not two_level, offset=8 if fmt == E4M3 else None)
+    widths = (160, 128, 224, 160, 128) if fmt == E4M3 else (192, 144, 176, 112, 80)
+    if causal and fmt != E4M3:
+        widths = (128, 144, 128, 112, 80)
+    keys = _by(head_dim, (64, 96, 128, 192, 256), widths)
+    given = _fa2(fmt, keys, unit, chained=not two_level, offset=8 if fmt == E4M3 else None)
+    if fmt != E4M3:
+        return given
+    return given | dict(precision=replace(given["precision"], output=BF16, grads=BF16))
 
 
 def fa4_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def fa4_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
     - a part of the exponentials is a polynomial of degree 3 (`exponentials.mixed_exp2`): of 128 keys 24 at head_dim
       from 97 to 128 without causal, where two processors work together, else 16 (_TUNING_CONFIG of flash_fwd_sm100.py).
 
-    Left out beside the module's list: tiles at the edge of a mask, the last tile of keys among them, take no
+    Left out beside what the module leaves out: tiles at the edge of a mask, the last tile of keys among them, take no
     polynomial; the period that is tuned for other calls (lengths that differ, few queries, a B300, which takes none);
     FP8, whose threshold and offset have changed from request to request (2578, 2694, 2717, 2731).
 
@@ -172,11 +174,8 @@ def cudnn(fmt: FormatLike, tiling: Tiling, unit: str = "") -> dict[str, Any]:
 def _fa2(fmt: FormatLike, keys: int, unit: str, **more: Any) -> dict[str, Any]:
     """FlashAttention-2 with tiles of so many keys. more: of an Algorithm."""
     fmt = Format.of(fmt)
-    precision = Precision.kernel(fmt)
-    if fmt == E4M3:
-        precision = replace(Precision.kernel(BF16), inputs=E4M3, probs=E4M3)
     algorithm = Algorithm("fa2", reverse=True, folded=True, **more)
-    return dict(tiling=Tiling(128, keys), precision=_summed(precision, fmt, unit), algorithm=algorithm)
+    return dict(tiling=Tiling(128, keys), precision=_summed(Precision.kernel(fmt), fmt, unit), algorithm=algorithm)
 
 
 def _fa2_keys(head_dim: int, unit: str, causal: bool) -> int:
@@ -184,6 +183,11 @@ def _fa2_keys(head_dim: int, unit: str, causal: bool) -> int:
     if unit == "L40S" and 96 < head_dim <= 128 and not causal:
         return 32
     return 128 if head_dim <= 64 else 64
+
+
+def _by(head_dim: int, ends: tuple[int, ...], widths: tuple[int, ...]) -> int:
+    """The width of the first end that is not below head_dim."""
+    return next(width for end, width in zip(ends, widths) if head_dim <= end)
 
 
 def _summed(precision: Precision, fmt: Format, unit: str) -> Precision:
