@@ -24,6 +24,7 @@ from fa_lib.plots import (
     published,
     rescaling,
     rule,
+    tensor_cores,
     training,
     validation,
 )
@@ -110,6 +111,13 @@ def of_law(table):
     most = table[table.bits == table.bits.max()]
     return [*most.measured, *most.groupby(["distribution", "algorithm", "tiles"]).predicted.mean(),
             *(first.measured / first.predicted)]  # fmt: skip
+
+
+def of_contexts(table):
+    rows = table[(table.fmt == "E4M3") | ((table.fmt == "FP16") & (table.distribution == "uniform"))]
+    rows = rows[(rows.fmt == "FP16") | (rows.level == "one_level") | (rows.unit == "H100")]
+    keys = [rows[name] for name in ("fmt", "distribution", "unit", "level", "n")]
+    return [*spread(rows.relative, keys), *spread(100 * rows.bias, keys)]
 
 
 def of_mechanism(by_repeats, by_gap, steps):
@@ -239,6 +247,7 @@ DRAWN = [
         of_fp8,
     ),
     Drawn("figure13_law", ("13_theory",), lambda t: law.law(t, WORDS), of_law),
+    Drawn("figure15_tensor_cores", ("15_tensor_cores",), lambda t: tensor_cores.contexts(t, WORDS), of_contexts),
     Drawn(
         "figure10_mechanism",
         (REPEATED, f"{REPEATED}.gaps", f"{REPEATED}.steps"),

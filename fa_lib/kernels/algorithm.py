@@ -29,10 +29,13 @@ class Algorithm:
             score. `exponentials.dynamic_maximum` is that of arXiv 2510.04212.
         splits: parts of the keys, whole tiles each, that are worked on apart and merged by their log-sum-exp at the
             end, as in flash decoding. Each part's O is in `precision.accumulator`.
-        reverse: the last tile first, as FlashAttention-2 has it on CUDA.
+        reverse: the last tile first, as FlashAttention-2 has it on CUDA; with splits, the last of each part.
         folded: the scale is left out of S and multiplied in with the exponential, P = 2**(S c - m c) of one fused
             multiply-add, c = scale * log2(e) in `precision.exponent`; and O is multiplied by 1 / l instead of divided
-            by l. As FlashAttention-2's CUDA source has it; of "fa2", without softcap and added masks.
+            by l. As FlashAttention-2's CUDA source has it; of "fa2" and "fa4", without softcap and added masks.
+        reciprocal: O is multiplied by 1 / l without `folded` too; of "fa2" and "fa4".
+        exp2: of `folded`, 2 to the power of S c - m c, a function of a float64 tensor (rows, B_c);
+            `exponentials.mixed_exp2` is FlashAttention-4's.
         chained: O is what the product P V begins with (the c of `Precision.products`), and not added to it afterwards,
             as FlashAttention-2 and 3 have it on CUDA; of "fa2" and "fa4".
 
@@ -48,6 +51,8 @@ class Algorithm:
     splits: int = 1
     reverse: bool = False
     folded: bool = False
+    reciprocal: bool = False
+    exp2: Callable = torch.exp2
     chained: bool = False
 
     def __post_init__(self):
@@ -58,10 +63,13 @@ class Algorithm:
             if value is not None and (self.name not in of or not value >= least or value != int(value)):
                 accepted = f"a whole number, for {' and '.join(of)}"
                 raise ValueError(f"{field}: got {value!r} with {self.name!r}; accepted is {accepted}")
-        if self.folded and (self.name != "fa2" or self.exp is not torch.exp or self.offset is not None):
-            raise ValueError(f"folded: got True with {self}; accepted is it with 'fa2', its own exp and no offset")
-        if self.chained and self.name == "fa1":
-            raise ValueError("chained: got True with 'fa1'; accepted is it with 'fa2' and 'fa4'")
+        if self.folded and (self.name == "fa1" or self.exp is not torch.exp):
+            raise ValueError(f"folded: got True with {self}; accepted is it with 'fa2' and 'fa4', and exp2 for exp")
+        if self.exp2 is not torch.exp2 and not self.folded:
+            raise ValueError(f"exp2: got {self.exp2} with {self.name!r}; accepted is it with folded=True")
+        for field in ("chained", "reciprocal"):
+            if getattr(self, field) and self.name == "fa1":
+                raise ValueError(f"{field}: got True with 'fa1'; accepted is it with 'fa2' and 'fa4'")
         if type(self.splits) is not int or self.splits < 1:
             raise ValueError(f"splits: got {self.splits!r}; accepted is a whole number from 1")
 
@@ -71,9 +79,14 @@ class Algorithm:
         return spec if isinstance(spec, Algorithm) else cls(spec)
 
     @property
+    def lag(self) -> int:
+        """By how many powers of two a row's maximum may rise before it is replaced."""
+        return (8 if self.threshold is None else self.threshold) if self.name == "fa4" else 0
+
+    @property
     def slack(self) -> float:
-        """By how much a row's maximum may rise before it is replaced."""
-        return (8 if self.threshold is None else self.threshold) * LN2 if self.name == "fa4" else 0.0
+        """The same in units of S."""
+        return self.lag * LN2
 
     @property
     def raised(self) -> float:

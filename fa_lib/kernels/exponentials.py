@@ -69,19 +69,58 @@ def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
     Raises:
         ValueError: there is no polynomial of that degree.
     """
+    power = polynomial_exp2(degree)
+    return lambda x: power(FP32(x * _LOG2_E))
+
+
+def polynomial_exp2(degree: int) -> Callable[[Tensor], Tensor]:
+    """2**y by the polynomial of `polynomial_exp`, with the same argument, result and error."""
     if degree not in _EXP2:
         raise ValueError(f"degree: got {degree!r}; accepted are {', '.join(map(str, _EXP2))}")
     highest, *others = _EXP2[degree][::-1]
 
-    def exp(x):
-        y = FP32(x * _LOG2_E).clamp(min=-200)  # -inf gives 0
+    def exp2(y):
+        y = y.clamp(min=-200)  # -inf gives 0
         whole = torch.floor(y)
         f, result = y - whole, torch.full_like(y, highest)  # f exact
         for c in others:
             result = FP32(result * f + c)
         return FP32(result * torch.exp2(whole))
 
-    return exp
+    return exp2
+
+
+RUN = 32  # keys of a tile that FlashAttention-4 converts together
+
+
+def mixed_exp2(period: int, share: int = 4, first: int = 1, degree: int = 3) -> Callable[[Tensor], Tensor]:
+    """2**y of a tile as FlashAttention-4 has it on Blackwell: a polynomial for some keys, `ex2.approx` for the others.
+
+    A tile's keys are taken RUN at a time. In each run but the last one and the first `first` ones, key k has the
+    polynomial where k mod period >= period - share; k counts pairs of keys by their even member
+    (`apply_exp2_convert` of flash_attn/cute/softmax.py). The rest is 2**y exactly, in place of `ex2.approx`, whose
+    table is not published.
+
+    Args:
+        period: even, above share; 10 and 16 in the source. share: even. degree: of the polynomial.
+
+    Returns:
+        a function of a float64 tensor (rows, B_c) with FP32 values, for `tiled`.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
+    if period % 2 or share % 2 or not 0 < share < period:
+        raise ValueError(f"period, share: got {period}, {share}; accepted are even numbers, 0 < share < period")
+    polynomial = polynomial_exp2(degree)
+
+    def exp2(y):
+        key = torch.arange(y.shape[-1], device=y.device)
+        run, pair = key // RUN, key % RUN // 2 * 2
+        by_polynomial = (pair % period >= period - share) & (run >= first) & (run < y.shape[-1] // RUN - 1)
+        return torch.where(by_polynomial, polynomial(y), torch.exp2(y))
+
+    return exp2
 
 
 def dynamic_maximum(beta: float) -> Callable[[Tensor], Tensor]:

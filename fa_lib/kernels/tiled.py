@@ -61,16 +61,17 @@ def tiled(
     p = rounding(precision)
     unit, forward_asked = (asked.scale, unscaled(asked)) if how.folded else (1.0, asked)  # of a score and of m
     if how.folded:
-        step, last = partial(folded_tile, p.exponent(torch.tensor(unit / LN2, dtype=torch.float64))), folded_last
+        step = partial(folded_tile, p.exponent(torch.tensor(unit / LN2, dtype=torch.float64)))
     else:
-        step, last = (fa1_tile, fa1_last) if how.name == "fa1" else (fa2_tile, fa2_last)
+        step = fa1_tile if how.name == "fa1" else fa2_tile
+    last = fa1_last if how.name == "fa1" else times_last if how.folded or how.reciprocal else fa2_last
 
     def few_rows(q_i, k, v, scores):
-        seen = list(tiles(k, v, tiling.block_kv, scores))[:: -1 if how.reverse else 1]
+        seen = list(tiles(k, v, tiling.block_kv, scores))
         size = max(1, -(-len(seen) // how.splits))  # tiles of a part
         sinks = [scores.sink] + [None] * len(seen)
         parts = [
-            part(q_i, seen[i : i + size], v.shape[1], scores, sink)
+            part(q_i, seen[i : i + size][:: -1 if how.reverse else 1], v.shape[1], scores, sink)
             for i, sink in zip(range(0, max(1, len(seen)), size), sinks)
         ]
         return parts[0] if len(parts) == 1 else merged(p, parts)
@@ -189,12 +190,14 @@ def folded_tile(
     """As `fa2_tile` for scores without their scale; c: scale * log2(e), rounded."""
     m, l, O = carried
     m_new = torch.maximum(m, m_tile)
-    P = p.exponent(torch.exp2(p.exponent(S * c - p.exponent(m_new * c))))  # (rows, B_c); a fused multiply-add
+    if how.lag:
+        m_new = m.where(p.factors((m - m_new) * c) >= -how.lag, m_new)  # not worth a rescale
+    P = p.exponent(how.exp2(p.exponent(S * c - p.exponent(m_new * c - (how.offset or 0)))))  # (rows, B_c); an FMA
     a = p.factors(torch.exp2(p.factors((m - m_new) * c)))  # (rows, 1)
     return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
 
 
-def folded_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
+def times_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return p.accumulator(O * p.row_sum(1 / nonzero(l)))
 
 

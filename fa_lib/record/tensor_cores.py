@@ -3,10 +3,8 @@
 An `mma` here is a function (a, b, c) -> d with d_i = c_i + sum_k a_ik b_ik: a, b float64 of shape (n, k) on the grid
 of the input format, c float64 of shape (n,) on the result's grid, d float32 of shape (n,).
 
-The rule: products are exact; every term, c included, is aligned to the largest exponent among them (of a product: the
-sum of its operands' exponents) and truncated at F fraction bits of it; the truncated terms are added exactly; the sum
-is rounded to the result's format. A longer dot product goes on block after block, d as the next c. Sources: arXiv
-2511.10909 and 2512.07004, which measured it on V100 to B200.
+The model is `dots.TensorCore`, and its docstring the rule, but for subnormal operands, which count as normalised here:
+a Rule knows no format of inputs. Sources: arXiv 2511.10909 and 2512.07004, which measured it on V100 to B200.
 """
 
 import math
@@ -14,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from fa_lib.formats import Format
+from fa_lib.dots import E8M13, TensorCore
+from fa_lib.formats import FP16, FP32, FP64, Format
 
 Mma = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-DROPPED = {"truncated": np.trunc, "floored": np.floor, "rounded": np.rint}  # what becomes of bits below F
-RESULT_BITS = {"FP32": 24, "E8M13": 14, "FP16": 11}
+RESULTS = {fmt.name: fmt for fmt in (FP32, E8M13, FP16)}
+RESULT_BITS = {name: fmt.precision for name, fmt in RESULTS.items()}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Rule:
     Attributes:
         block: products added in one step.
         fraction_bits: F, bits kept below the largest exponent.
-        result: "FP32", "E8M13" (FP32's exponents, 13 fraction bits) or "FP16", the last rounded to nearest.
+        result: a key of RESULTS: "FP32", "E8M13" (FP32's exponents, 13 fraction bits) or "FP16", the last rounded to
+            nearest.
         order: the products' positions in the order they are added; None: as they stand.
         c_last: the products start from zero, and c is added to their sum in FP32, to nearest.
     """
@@ -43,50 +44,10 @@ class Rule:
     def __call__(self, a, b, c):
         order = slice(None) if self.order is None else list(self.order)
         start = np.zeros_like(c) if self.c_last else c
-        d = modelled(a[:, order], b[:, order], start, self.block, self.fraction_bits, self.result)
+        core = TensorCore("", FP64, self.block, self.fraction_bits, RESULTS[self.result], self.result == FP16.name)
+        parts = (torch.from_numpy(np.array(x, np.float64)) for x in (a[:, order], b[:, order], start))
+        d = core(*parts).numpy().astype(np.float32)
         return d + np.float32(c) if self.c_last else d
-
-
-def modelled(a, b, c, block, fraction_bits, result="FP32", dropped="truncated", to_nearest=False):
-    """d by the rule above, exactly, for n dot products at once; a zero term aligns nothing.
-
-    Args:
-        a, b: float64 (n, k), of at most 11 significant bits, k a multiple of block. c: float64 (n,).
-        block, fraction_bits: products added in one step, and F (at most 40).
-        result: a key of RESULT_BITS; toward zero, but FP16 to nearest.
-        dropped: a key of DROPPED: what becomes of the bits of a term below F.
-        to_nearest: round the result to nearest, ties to even, whatever its format.
-
-    Returns:
-        float32 (n,). Beyond the largest FP32 it is the largest FP32, toward zero.
-    """
-    d = np.asarray(c, np.float64)
-    for first in range(0, a.shape[1], block):
-        at = slice(first, first + block)
-        terms = np.column_stack([a[:, at] * b[:, at], d])  # (n, block + 1)
-        exponents = np.column_stack([_exponent(a[:, at]) + _exponent(b[:, at]), _exponent(d)])
-        largest = np.where(terms == 0, -2000, exponents).max(axis=1).clip(-1000)  # (n,)
-        scale = fraction_bits - largest
-        kept = DROPPED[dropped](np.ldexp(terms, scale[:, None]))
-        d = _to_result(np.ldexp(kept.sum(axis=1), -scale), result, to_nearest or result == "FP16")
-    return d.astype(np.float32)
-
-
-def _exponent(x):
-    return np.frexp(x)[1] - 1
-
-
-def _to_result(x, result, to_nearest):
-    """x, float64, rounded to the format of results, as float64."""
-    if result == "FP16" and to_nearest:
-        return x.astype(np.float16).astype(np.float64)
-    if result == "FP32":
-        near = x.astype(np.float32)
-        inward = np.where(abs(near.astype(np.float64)) > abs(x), np.nextafter(near, np.float32(0)), near)
-        return (near if to_nearest else inward).astype(np.float64)
-    mantissa, exponent = np.frexp(x)
-    bits = RESULT_BITS[result]
-    return np.ldexp((np.rint if to_nearest else np.trunc)(np.ldexp(mantissa, bits)), exponent - bits)
 
 
 def correctly_rounded(a, b, c, result="FP32"):

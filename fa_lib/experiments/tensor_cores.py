@@ -1,0 +1,180 @@
+"""What a tensor core's sums do to attention, over architectures, formats and lengths; and which choices of real kernels
+change a bit, or the error."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import torch
+from scipy.stats import t as student
+
+from fa_lib import kernels
+from fa_lib.dots import EXACT, UNITS, Dot, TensorCore
+from fa_lib.experiments.variant import Variant, by_key, known
+from fa_lib.formats import E4M3, FP32, Format, round_to
+from fa_lib.inputs import draw
+from fa_lib.kernels.exponentials import polynomial_exp
+from fa_lib.kernels.known import fa2_cuda, fa3_cuda
+from fa_lib.metrics import deviation, over_baseline
+from fa_lib.precision import Precision
+from fa_lib.tiling import Tiling
+
+MATTERS = 0.01  # a change of the error that is told
+EXACT_SUMS = "exact"  # in the place of a unit: every product is the exact sum, rounded once
+
+
+LEVELS = by_key((  # how often O goes to a register of FP32
+    Variant("one_level", "one-level: O stays in the adder", algorithm=dict(chained=True)),
+    Variant("tile", "two-level: added to FP32 after each tile", algorithm=dict(chained=False)),
+))  # fmt: skip
+
+
+def adders(fmt: Format | str) -> dict[str, list[str]]:
+    """The units that add products of a format: the first of those that add alike -> all of them."""
+    fmt, found = Format.of(fmt), {}
+    for core in UNITS:
+        if core.inputs == fmt:
+            rule = core.block, core.F, core.result, core.to_nearest
+            found.setdefault(rule, []).append(core.unit)
+    return {units[0]: units for units in found.values()}
+
+
+def sums(
+    fmt: Format | str,
+    distribution: str,
+    n: int,
+    seed: int,
+    *,
+    levels: Iterable[str] = tuple(LEVELS),
+    rows: int = 4,
+    head_dim: int = 64,
+) -> list[dict]:
+    """A cell: one kernel with the adder of each architecture, on one problem of n keys.
+
+    The kernel is FlashAttention-2's, in E4M3 FlashAttention-3's, whatever the architecture; O is read in FP32 before
+    it is stored. Errors are those to the exact result from inputs in fmt.
+
+    Args:
+        fmt: FP16, BF16 or E4M3. levels: keys of LEVELS, of E4M3; 16 bits have "one_level" alone. rows: queries.
+
+    Returns:
+        rows: unit (a key of `adders`, or EXACT_SUMS), level (of LEVELS), relative (root mean square of the error over
+        that of the result), bias (mean error away from zero, over the mean |result|); lean: the same of the difference
+        to EXACT_SUMS; bits: share of stored outputs that differ from those of EXACT_SUMS; times: their root mean square
+        error over that of EXACT_SUMS.
+    """
+    fmt = Format.of(fmt)
+    q, k, v = draw(distribution, seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    golden, wanted = kernels.golden(q, k, v, inputs=fmt), [known("level", level, LEVELS) for level in levels]
+    given = fa3_cuda(fmt, head_dim) if fmt == E4M3 else fa2_cuda(fmt, head_dim)
+    size, stored_in = golden.abs().mean().item(), given["precision"].output
+
+    def answer(products: Dot, level: Variant) -> torch.Tensor:
+        precision = replace(given["precision"], products=products, output=FP32)
+        return kernels.tiled(q, k, v, tiling=given["tiling"], **level.of(precision, given["algorithm"]))
+
+    exact = answer(EXACT, LEVELS["one_level"])
+    kept = round_to(exact, stored_in)
+    base, found = deviation(kept, golden, stored_in).rmse, []
+    for unit in (EXACT_SUMS, *adders(fmt)):
+        for level in wanted if unit != EXACT_SUMS and fmt == E4M3 else [LEVELS["one_level"]]:
+            o = exact if unit == EXACT_SUMS else answer(TensorCore.of(unit, fmt), level)
+            stored = round_to(o, stored_in)
+            found.append(
+                dict(
+                    unit=unit,
+                    level=level.key,
+                    relative=deviation(o, golden, FP32).relative,
+                    bias=((o - golden) * golden.sign()).mean().item() / size,
+                    lean=((o - exact) * exact.sign()).mean().item() / size,
+                    bits=(stored != kept).double().mean().item(),
+                    times=over_baseline(deviation(stored, golden, stored_in).rmse, base),
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Choice(Variant):
+    """A choice that real kernels make, alone.
+
+    Attributes:
+        unit: of `dots.UNITS`, whose sums it takes.
+    """
+
+    unit: str = ""
+
+
+CHOICES = by_key((
+    Choice("reversed", "last tile of keys first", algorithm=dict(reverse=True)),
+    Choice("reciprocal", "O times 1 / l", algorithm=dict(reciprocal=True)),
+    Choice("folded", "scale in exp2's multiply-add, O times 1 / l", algorithm=dict(folded=True)),
+    Choice("chained", "O chained through P V, exact sums", algorithm=dict(chained=True)),
+    Choice("truncated", "sums of an H100", unit="H100"),
+    Choice("both", "sums of an H100, O chained", algorithm=dict(chained=True), unit="H100"),
+    Choice("splits_8", "8 splits, merged", algorithm=dict(splits=8)),
+    Choice("exp_degree_3", "2^x of degree 3 for all keys", algorithm=dict(exp=polynomial_exp(3))),
+    Choice("lazy", "rescale above 2^8 only", algorithm=dict(name="fa4")),
+))  # fmt: skip
+
+
+def choices(
+    fmt: Format | str, distribution: str, seed: int, *, n: int = 2048, rows: int = 128, head_dim: int = 64
+) -> list[dict]:
+    """A cell: each of CHOICES against the same kernel without it: FA2, tiles of 128 keys, exact sums, O + P V, O / l.
+
+    Args:
+        fmt: FP16 or BF16. rows: queries.
+
+    Returns:
+        rows: choice; bits (share of stored outputs that change), times_rmse, times_max (errors over those without it),
+        bias (of the stored output: mean error away from zero, over the mean |result|).
+    """
+    fmt = Format.of(fmt)
+    q, k, v = draw(distribution, seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
+    golden, plain = kernels.golden(q, k, v, inputs=fmt), Precision.kernel(fmt)
+
+    def answer(**given: Any) -> torch.Tensor:
+        return kernels.tiled(q, k, v, tiling=Tiling(128, 128), **given)
+
+    without = answer(precision=plain)
+    base, found = deviation(without, golden, fmt), []
+    for key, choice in CHOICES.items():
+        summed = replace(plain, products=TensorCore.of(choice.unit, fmt)) if choice.unit else plain
+        o = answer(**choice.of(summed))
+        error = deviation(o, golden, fmt)
+        found.append(
+            dict(
+                choice=key,
+                bits=(o != without).double().mean().item(),
+                times_rmse=over_baseline(error.rmse, base.rmse),
+                times_max=over_baseline(error.max, base.max),
+                bias=((o - golden) * golden.sign()).mean().item() / golden.abs().mean().item(),
+            )
+        )
+    return found
+
+
+def effects(table: pd.DataFrame) -> pd.DataFrame:
+    """What each choice changes, by format.
+
+    Args:
+        table: of `choices`, with fmt, distribution and seed.
+
+    Returns:
+        rows: fmt, choice; the least and the largest share of changed bits (bits_min, bits_max) and rms error over that
+        without it (times_min, times_max); effect: "error" where on one kind of inputs the mean change of the error is
+        at least MATTERS, and its 95 % interval over seeds (Student's) leaves out 0, which one of twenty choices that
+        change nothing passes by chance; else "bits" where a stored output changes; else "neither".
+    """
+    found = []
+    for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):
+        moved = own.assign(by=own.times_rmse - 1).groupby("distribution").by
+        size, half = moved.mean().abs(), moved.sem() * student.ppf(0.975, moved.count() - 1)
+        matters = ((size > half) & (size >= MATTERS)).any()
+        effect = "error" if matters else "bits" if own.bits.max() else "neither"
+        bits, times = own.bits, own.times_rmse
+        spread = dict(bits_min=bits.min(), bits_max=bits.max(), times_min=times.min(), times_max=times.max())
+        found.append(dict(fmt=fmt, choice=choice) | spread | dict(effect=effect))
+    return pd.DataFrame(found)
