@@ -53,4 +53,5 @@ def golden_pair(
 
     run([(head, first) for head in range(len(Q)) for first in range(0, asked.n_q, step)], work, torch.device("cpu"))
     shape = (*asked.lead, asked.n_q, V.shape[-1] - 1)
-    return tuple(torch.from_numpy(x).reshape(shape).to(device) for x in (high, low))
+    high, low = (torch.from_numpy(x).reshape(shape).to(device) for x in (high, low))
+    return high, low
