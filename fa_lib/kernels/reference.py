@@ -78,7 +78,8 @@ def golden(
     allow_nonfinite: bool = False,
     **options,
 ) -> Float64[Tensor, "*lead n_q d_v"]:
-    """The golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too.
+    """The golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too. (Of a kernel that
+    runs in FP64 itself: `golden_pair`.)
 
     Args:
         inputs: the Format Q, K and V are rounded to first. FP64 takes them as they are. A kernel in BF16 never saw

@@ -42,6 +42,7 @@ def algorithm_changes(table: pd.DataFrame, caption: str, recorded: Mapping[str, 
         axes[-1, column].set_xlabel("block area $B_r · B_c$")
     for ax, words in zip(axes[:, 0], ("(a) swapped", "(b) square", "(c) as given")):
         ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")
+    axes[0, 0].set_ylim(axes[0, 0].get_ylim()[0] / 4)  # room for the legend
     handles = axes[0, 0].get_legend_handles_labels()
     axes[0, -1].legend(*handles, loc="lower left", fontsize=7)
     if recorded:
