@@ -40,7 +40,7 @@ Each row is a statement of a paper, or a question it leaves open; numbers in bra
 in. One rule makes every verdict: the words are read as an interval (`data/published.csv`), and the 95 % confidence
 interval of our mean over seeds is held against it (Student's t). *Reproduced*: ours lies inside. *Not reproduced*: it
 lies outside. *Consistent*: it does both, so that more seeds would be needed. *Not stated*: the paper gives no value.
-FP64 has no row: the sums inside its dot products round too, in an order that belongs to the machine."""
+Figure 2 has no row in FP64: there the order of the real kernel's sums, which is the machine's, decides."""
 
 
 def published() -> pd.DataFrame:

@@ -1,10 +1,11 @@
 """Dot: how the products of a dot product are summed. Float64 in and out, values on the grids of their formats.
 
 A matrix product of the emulator is, by default, the exact sum, rounded once (`EXACT`). Processors do otherwise: they
-round each addition in some order (`SEQUENTIAL`, `PAIRWISE`), or, as tensor cores do, truncate (`TensorCore`).
+round each addition in some order (`SEQUENTIAL`, `PAIRWISE`), or, as tensor cores do, truncate (`TensorCore`). Float64's
+own last bits of an exact sum belong to the machine; `DOUBLE_DOUBLE` defines them.
 
 No TensorCore has block scales (MXFP8, MXFP4 and NVFP4 on a B200). Widths are known (arXiv 2511.10909: 32 products at 25
-bits; 64 in exact groups of 16 at 35 bits). But there are no measured vectors to hold a model against, and it is open$
+bits; 64 in exact groups of 16 at 35 bits). But there are no measured vectors to hold a model against, and it is open
 how the exponents of scales and of subnormal elements, and an E4M3 scale's own bits, enter the alignment.
 `kernels.quantization` sums such products exactly.
 """
@@ -15,11 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib import adders, on_device
+from fa_lib import adders, double_double, on_device
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format, FormatLike
 
 E8M13 = replace(Format.of((8, 14)), name="E8M13")  # of FP8 products: FP32's exponents and 13 fraction bits
@@ -74,6 +76,14 @@ class Dot:
         """The same in torch's operations, on any device."""
         raise NotImplementedError
 
+    def totals(self, P: Tensor) -> Tensor:
+        """The sum of each row, (..., keys) -> (..., 1): exact, but for float64's own last bits."""
+        return P.sum(-1, keepdim=True)
+
+    def exp_(self, x: Tensor) -> Tensor:
+        """exp(x), x overwritten: torch's, whose last bit of float64 changes with the processor's instructions."""
+        return torch.exp_(x)
+
 
 @dataclass(frozen=True)
 class Exact(Dot):
@@ -84,6 +94,26 @@ class Exact(Dot):
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return c + a @ b
+
+
+@dataclass(frozen=True)
+class DoubleDouble(Dot):
+    """The exact sum rounded to float64, once: added up in order with twice float64's bits. Row sums too, and exp is
+    rounded correctly; so that attention has the same bits on any machine, in FP64 and in FP32."""
+
+    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return _threaded(double_double.rounded, a, b, c)
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return self.compiled(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
+
+    def totals(self, P: Tensor) -> Tensor:
+        return self.matmul(P.new_ones(1, P.shape[-1]), P.mT).mT
+
+    def exp_(self, x: Tensor) -> Tensor:
+        values = x.cpu().contiguous().numpy()  # of any device: there is no other exp of so many bits
+        high, _ = double_double.exp(values, np.zeros_like(values))
+        return torch.from_numpy(high).to(x.device)
 
 
 @dataclass(frozen=True)
@@ -165,7 +195,7 @@ class TensorCore(Dot):
         return on_device.chained(self, a, b.mT, c)
 
 
-EXACT = Exact()
+EXACT, DOUBLE_DOUBLE = Exact(), DoubleDouble()
 
 
 def SEQUENTIAL(fmt: FormatLike) -> Ordered:

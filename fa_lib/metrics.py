@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fa_lib.formats import Format, FormatLike
@@ -43,12 +43,16 @@ class Deviation:
 
 
 def deviation(
-    out: Float[Tensor, "*shape"], golden: Float[Tensor, "*shape"], fmt: FormatLike | None = None
+    out: Float[Tensor, "*shape"],
+    golden: Float[Tensor, "*shape"],
+    fmt: FormatLike | None = None,
+    beyond: Float64[Tensor, "*shape"] | None = None,
 ) -> Deviation:
     """The Deviation of `out` from `golden`, tensors of one shape (..., head_dim), computed in float64.
 
     Args:
         fmt: the Format that ulp are counted in; None is that of out's dtype.
+        beyond: what the golden value has beyond float64, as `kernels.golden_pair` gives it; None is 0.
 
     Raises:
         ValueError: the shapes differ or are empty.
@@ -58,16 +62,18 @@ def deviation(
     fmt = Format.of(fmt or out.dtype)
     golden = golden.detach().double().cpu()
     signed = out.detach().double().cpu() - golden
+    if beyond is not None:
+        signed = signed - beyond.cpu()
     size = signed.abs()
     ulps = size / fmt.ulp(golden)
     rows = signed.reshape(-1, signed.shape[-1] if signed.ndim else 1).mean(-1)
-    rmse = size.square().mean().sqrt().item()
+    rmse = math.sqrt(size.square().mean().item())  # torch's sqrt is MKL's, and not always correctly rounded
     return Deviation(
         max=size.max().item(),
         mean=size.mean().item(),
         std=size.std(correction=0).item(),
         rmse=rmse,
-        relative=over_baseline(rmse, golden.square().mean().sqrt().item()),
+        relative=over_baseline(rmse, math.sqrt(golden.square().mean().item())),
         p99=float(np.quantile(size.numpy(), 0.99)),
         bias=signed.mean().item(),
         bias_se=(rows.std() / len(rows) ** 0.5).item() if len(rows) > 1 else float("nan"),

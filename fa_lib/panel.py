@@ -8,7 +8,7 @@ import ipywidgets as widgets
 from IPython import get_ipython
 from IPython.display import Javascript, display
 
-from fa_lib.experiments.comparison import PRESETS, STEPS, Found, Setting, compare, formats_of_steps
+from fa_lib.experiments.comparison import PRESETS, STEPS, Found, Setting, compare, formats_of_steps, products_for
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format
 from fa_lib.inputs import DISTRIBUTIONS
@@ -25,6 +25,8 @@ CONTROLS = {  # of the steps
 }  # fmt: skip
 SUMS = ("row_sum", "accumulator")  # that are carried from tile to tile; the menu "sums in" sets both
 APART = "apart"  # its value where they differ
+LONGEST = 1024  # N where products are not summed exactly: it takes as long as four times that N where they are
+PRODUCTS = {"exact": "exact", "wide": "in order, wide", "narrow": "in order, narrow"}  # and GPUs by name
 VERDICTS = {"passes": ("Passes", "#1b7837"), "fails": ("Fails", "#b2182b"), "silent": ("Outside", "#555555")}
 BIASED = 3  # standard errors
 IN_VIEW = """const since = Date.now(), show = () => {  // JupyterLab scrolls to a cell before its panel is there
@@ -149,6 +151,7 @@ def explore() -> widgets.VBox:
 
     A preset sets every step, and "sums in" those of SUMS; a step set by hand makes the preset "custom" where it agrees
     with none. Another format takes a preset's steps along, and of a custom kernel those that were in the old format.
+    Products can be summed in as many ways as fit Q, K, V and P, for N up to LONGEST.
 
     Returns:
         an ipywidgets box. Its `controls` are the widgets by name, its `picture` an Image. It has the class fa-working
@@ -178,6 +181,8 @@ def explore() -> widgets.VBox:
             name = next(name for name, control in controls.items() if control is change.owner)
             for other, value in follow(name, change.old, values()).items():
                 controls[other].value = value
+            chosen, controls["products"].options = controls["products"].value, offered(values())
+            controls["products"].value = chosen
             following.clear()
             show()
 
@@ -223,16 +228,27 @@ def follow(name: str, old, values: dict) -> dict:
     elif name == "sums" and values["sums"] != APART:
         moved = dict.fromkeys(SUMS, values["sums"])
     if name in ("fmt", "sums", *STEPS):
-        moved["preset"] = read(values | moved).preset
+        moved["preset"] = read(values | moved | {"products": "exact"}).preset
     now |= moved
+    if values["products"] not in products_for(now["inputs"], now["probs"]) or name == "n" and values["n"] > LONGEST:
+        moved["products"] = "exact"
+    elif name == "products" and values["products"] != "exact" and values["n"] > LONGEST:
+        moved["n"] = LONGEST
     sums = {now[step] for step in SUMS}
     brought = moved | {"sums": sums.pop() if len(sums) == 1 else APART}
     return {other: value for other, value in brought.items() if value != values[other]}
 
 
+def offered(values: dict) -> list[tuple[str, str]]:
+    """The menu of how products are summed: (label, key)."""
+    return [(PRODUCTS.get(key, key), key) for key in products_for(values["inputs"], values["probs"])]
+
+
 def read(values: dict) -> Setting:
     """The Setting of the controls' values."""
-    precision = replace(Precision.uniform(values["fmt"]), **{step: values[step] for step in STEPS})
+    products = products_for(values["inputs"], values["probs"])[values["products"]]
+    steps = {step: values[step] for step in STEPS}
+    precision = replace(Precision.uniform(values["fmt"]), **steps, products=products)
     tiling = Tiling(values["block_q"], values["block_kv"])
     rest = {name: values[name] for name in ("algorithm", "n", "head_dim", "distribution", "seed", "causal")}
     return Setting(Format.of(values["fmt"]), precision, tiling=tiling, **rest)
@@ -245,19 +261,21 @@ def _controls(setting):
     def common(label, width):
         return dict(description=label, layout=dict(width=width), style=dict(description_width="initial"))
 
-    def menu(label, options, value, width="auto"):
-        return widgets.Dropdown(options=[*options], value=value, **common(label, width))
+    def menu(label, options, value, width="auto", tooltip=""):
+        return widgets.Dropdown(options=[*options], value=value, tooltip=tooltip, **common(label, width))
 
     def powers(label, low, high, value, tooltip="", width="auto"):
         options = [2**i for i in range(low, high + 1)]
         return widgets.SelectionSlider(options=options, value=value, tooltip=tooltip, **common(label, width))
 
+    summed = "How Q Kᵀ and P V are summed, in Flash and in Baseline: exactly, in order, or as a GPU's tensor core does."
     inert = "Rows are independent: B_r cannot change the result, though the emulator does work on B_r rows at once."
     groups = {
         "The kernel": dict(
             preset=menu("precision", [(label, key) for key, label in PRECISIONS.items()], s.preset),
             fmt=menu("format", FORMATS, s.fmt.name),
             sums=menu("sums in", [*zip(FORMATS, FORMATS), ("one each", APART)], s.precision.accumulator.name),
+            products=menu("products", offered(own), "exact", tooltip=summed),
             algorithm=menu("algorithm", ALGORITHMS, s.algorithm),
             block_kv=powers("keys B_c", 4, 10, s.tiling.block_kv),
             block_q=powers("rows B_r", 7, 10, s.tiling.block_q, inert),

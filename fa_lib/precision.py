@@ -26,7 +26,8 @@ class Precision:
         delta: rowsum(dO ∘ O).
         grad_sums: dQ, dK and dV while tiles are added to them. (torch's CPU kernel holds them in the inputs' format.)
         products: the Dot by which Q Kᵀ, P V and the five products of the backward pass are summed. What it gives is
-            then rounded, as the step it is.
+            then rounded, as the step it is. With DOUBLE_DOUBLE row sums and exponentials of the forward pass, too, are
+            the same on any machine.
 
     Every Format's field takes what `Format.of` takes. `dataclasses.replace(p, accumulator=BF16)` changes one step.
 

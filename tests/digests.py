@@ -22,6 +22,10 @@ for fmt in ("BF16", "FP16"):
     rows = [compare(512, [16, 64, 256], each, fmt, 0, Setup()) for each in ("uniform", "normal")]
     printed = [[f"{x:.5g}" if isinstance(x, float) else x for x in row.values()] for cell in rows for row in cell]
     print(fmt, "rows", hashlib.sha256(repr(printed).encode()).hexdigest())
-for each in ("uniform", "normal"):  # as printed: sums of FP32 keep their order, the golden value's do not
+# in FP64 to the last digit: sums, exponentials and the golden value are defined
+rows = [compare(256, [16, 64, 256], each, "FP64", 0, Setup(algorithm=a)) for each in ("uniform", "normal")
+        for a in ("fa1", "fa2")]  # fmt: skip
+print("FP64 rows", hashlib.sha256(repr(rows).encode()).hexdigest())
+for each in ("uniform", "normal"):  # as printed: a sum in FP32 may fall on the other side of a tie, in another order
     rows = compare(512, [64], each, "FP32", 0, Setup())
     print("FP32", " ".join(f"{row['max']:.2e}" for row in rows))

@@ -10,7 +10,7 @@ from fa_lib.paths import PACKAGE
 
 LAYERS = [  # from the top: what stands lower may import what stands higher
     {"paths", "waiting"},
-    {"adders", "formats", "on_device", "dots", "precision", "tiling", "inputs", "metrics"},
+    {"adders", "double_double", "formats", "on_device", "dots", "precision", "tiling", "inputs", "metrics"},
     {"kernels"},
     {"gallery"},
     {"extremes", "roundings"},

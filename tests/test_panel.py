@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, panel
+from fa_lib.dots import SEQUENTIAL, TensorCore
 from fa_lib.experiments import microbenchmark
-from fa_lib.experiments.comparison import STEPS, Setting, compare
+from fa_lib.experiments.comparison import STEPS, Setting, compare, products_for
 from fa_lib.panel import APART, explore, follow, in_numbers, in_words, message, read, reasons
 from fa_lib.plots.panel import PRECISIONS, described, png
 
@@ -94,6 +95,42 @@ def test_one_menu_sets_both_sums_and_says_where_they_differ():
     assert follow("sums", "BF16", values | {"sums": APART}) == {"sums": "BF16"}  # they do not: it says so again
 
 
+def test_the_menu_of_products_has_what_fits_the_formats_of_q_k_v_and_p():
+    box = explore()
+    products = box.controls["products"]
+    assert options(products) == ["exact", "wide", "narrow", "A100", "L40S", "H100", "H200", "B200"]
+    products.value = "H100"
+    box.controls["fmt"].value = "FP16"
+    assert options(products)[3:] == ["V100", "A100", "L40S", "H100", "H200", "B200"] and products.value == "H100"
+    box.controls["probs"].value = "E4M3"  # no tensor core multiplies FP16 and E4M3
+    assert options(products) == ["exact", "wide"] and products.value == "exact"
+    box.controls["inputs"].value = "E4M3"
+    assert options(products)[3:] == ["L40S", "H100", "H200", "B200"]
+    box.controls["fmt"].value = "FP32"
+    assert set(products_for("FP32", "FP32")) == {"exact", "wide"}
+
+
+def test_products_are_those_of_the_menu_in_flash_and_in_baseline():
+    values = {name: control.value for name, control in explore().controls.items()} | dict(n=256)
+    found = {key: compare(read(values | dict(products=key))) for key in ("exact", "narrow", "H100")}
+    drawn = draw("uniform", 0, (1, 1, 256, 64))
+    for key, dot in (("narrow", SEQUENTIAL(BF16)), ("H100", TensorCore.of("H100", BF16))):
+        setting = read(values | dict(products=key))
+        assert setting.precision == replace(Precision.uniform(BF16), products=dot)
+        baseline = kernels.reference(*drawn, precision=replace(Precision.materialized(BF16), products=dot))
+        golden = kernels.golden(*drawn, inputs=BF16)
+        assert torch.equal(found[key].errors["baseline"], (baseline - golden)[0, 0])
+    assert found["exact"].times > 3 > 1 > found["narrow"].times  # Baseline's sums are as long as the sequence
+
+
+def test_products_that_take_long_are_for_short_sequences():
+    values = {name: control.value for name, control in explore().controls.items()}
+    long = dict(n=2 * panel.LONGEST)
+    assert follow("products", "exact", values | long | dict(products="H100")) == {"n": panel.LONGEST}
+    assert follow("n", 1024, values | long | dict(products="H100")) == {"products": "exact"}
+    assert follow("n", 1024, values | long) == {}
+
+
 def test_each_step_of_the_forward_pass_has_a_menu():
     controls = explore().controls
     backward = {"grads", "delta", "grad_sums"}
@@ -106,7 +143,9 @@ def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
     box = explore()
     assert shown(box) == described(Setting())
     others = dict(fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", n=128, head_dim=16)
-    others |= dict(seed=5, causal=True, preset="as_shipped", sums="TF32") | dict.fromkeys(reversed(STEPS), "E4M3")
+    others |= dict(seed=5, causal=True, preset="as_shipped", sums="TF32", products="H100") | dict.fromkeys(
+        reversed(STEPS), "E4M3"
+    )
     assert others.keys() == box.controls.keys()
     for count, (name, value) in enumerate(others.items(), start=2):
         before = shown(box)
@@ -144,6 +183,7 @@ def test_whatever_the_controls_say_is_drawn_without_a_warning():
         values = {name: rng.choice(options(control)).item() for name, control in controls.items()}
         values |= dict(n=128, causal=bool(values["causal"]))
         values |= dict.fromkeys(STEPS, values["fmt"]) if i % 2 else {}
+        values["products"] = rng.choice([*products_for(values["inputs"], values["probs"])]).item()
         setting = read(values)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

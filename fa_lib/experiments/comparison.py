@@ -1,14 +1,15 @@
 """One setting of everything that notebook 00 has a control for: Flash and Baseline held against the golden value."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from fa_lib import kernels
+from fa_lib.dots import EXACT, SEQUENTIAL, UNITS, Dot, TensorCore
 from fa_lib.experiments.rule import ALLOWED
-from fa_lib.formats import BF16, Format
+from fa_lib.formats import BF16, FP32, Format, FormatLike
 from fa_lib.inputs import draw
 from fa_lib.metrics import Deviation, deviation, over_baseline
 from fa_lib.precision import Precision
@@ -20,13 +21,26 @@ STEPS = (  # of a forward pass
 PRESETS = {"every_step": Precision.uniform, "as_shipped": Precision.kernel}
 
 
+def products_for(inputs: FormatLike, probs: FormatLike) -> dict[str, Dot]:
+    """The ways to sum Q Kᵀ and P V that notebook 00 offers for Q, K, V and P in these formats: "exact"; "wide" and
+    "narrow", in order, every product and addition in FP32 (or a wider format of theirs) and in their own format where
+    it is narrower; and the tensor core of each GPU that takes them, by the GPU's name."""
+    fmt, other = Format.of(inputs), Format.of(probs)
+    widest = max(fmt, other, FP32, key=lambda each: each.precision)
+    found: dict[str, Dot] = dict(exact=EXACT, wide=SEQUENTIAL(widest))
+    if fmt == other:
+        found |= dict(narrow=SEQUENTIAL(fmt)) if fmt.precision < FP32.precision else {}
+        found |= {unit.unit: TensorCore.of(unit.unit, fmt) for unit in UNITS if unit.inputs == fmt}
+    return found
+
+
 @dataclass(frozen=True)
 class Setting:
     """One position of all controls. The defaults are figure 4's, at half its N.
 
     Attributes:
-        fmt: Format of Baseline, and of the units of an error. precision: Flash's. (The golden value takes the inputs
-            as the kernel does.)
+        fmt: Format of Baseline, and of the units of an error. precision: Flash's; its products are Baseline's too.
+            (The golden value takes the inputs as the kernel does.)
         tiling: B_r rows are worked on at once, against B_c keys at a time. n, head_dim: of Q, K, V; one head.
         algorithm, causal: as `tiled`. distribution, seed: as `draw`.
     """
@@ -104,7 +118,10 @@ def compare(setting: Setting) -> Found:
     q, k, v = _drawn(*drawn)
     options = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
     flash = kernels.tiled(q, k, v, algorithm=s.algorithm, rows=s.tiling.block_q, **options)
-    outs = {"flash": (flash, s.precision.inputs), "baseline": (_baseline(*drawn, s.causal, s.fmt), s.fmt)}
+    outs = {
+        "flash": (flash, s.precision.inputs),
+        "baseline": (_baseline(*drawn, s.causal, s.fmt, s.precision.products), s.fmt),
+    }
     golden = {key: _golden(*drawn, s.causal, inputs) for key, (_, inputs) in outs.items()}
     return Found(
         {key: (out - golden[key])[0, 0] for key, (out, _) in outs.items()},
@@ -128,6 +145,6 @@ def _golden(distribution, seed, n, head_dim, causal, inputs):
 
 
 @lru_cache(4)
-def _baseline(distribution, seed, n, head_dim, causal, fmt):
+def _baseline(distribution, seed, n, head_dim, causal, fmt, products):
     drawn = _drawn(distribution, seed, n, head_dim)
-    return kernels.reference(*drawn, precision=Precision.materialized(fmt), causal=causal)
+    return kernels.reference(*drawn, precision=replace(Precision.materialized(fmt), products=products), causal=causal)

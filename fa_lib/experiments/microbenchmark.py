@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from fa_lib import kernels
+from fa_lib.dots import DOUBLE_DOUBLE, EXACT
 from fa_lib.formats import FP64, Format
 from fa_lib.inputs import draw
 from fa_lib.metrics import deviation
@@ -33,7 +34,7 @@ class Setup:
         flash: a registered kernel, or package.module:function. One that takes a Precision is called with every step in
             the cell's format; another one is called on inputs of that dtype, and then tiles and algorithm are its own.
         golden_inputs: "rounded": the golden value takes the inputs after their rounding to the format; "exact": before.
-        device: of torch, where all of it is computed.
+        device: of torch, where all of it is computed; but in FP64 only a kernel that is not emulated.
 
     Raises:
         ValueError: golden_inputs is another text.
@@ -69,7 +70,8 @@ def grid(n, block_kv, distributions, formats, seeds: int, setup: Setup) -> dict:
 def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, setup: Setup) -> list[dict]:
     """Deviations of Flash and of the two Baselines in one format from the golden value, and from each other.
 
-    Tiles of several sizes are worked on in one cell, which share its draw, Baselines and golden value.
+    Tiles of several sizes are worked on in one cell, which share its draw, Baselines and golden value. In FP64 dot
+    products are summed in double-double and the golden value is `golden_pair`: the same bits on any machine.
 
     Args:
         n: sequence length.
@@ -85,12 +87,20 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
         ValueError: an unknown name, or a format that torch has no dtype for with a kernel that needs one.
     """
     fmt, flash = Format.of(fmt), kernels.get(setup.flash)
-    uniform, materialized = Precision.uniform(fmt), Precision.materialized(fmt)
+    beyond = fmt.precision >= FP64.precision
+    products = DOUBLE_DOUBLE if beyond else EXACT
+    uniform, materialized = (
+        replace(preset(fmt), products=products) for preset in (Precision.uniform, Precision.materialized)
+    )
     drawn = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
-    q, k, v = (x.to(setup.device) for x in drawn)  # (1, heads, n, head_dim)
+    q, k, v = (x.to("cpu" if beyond else setup.device) for x in drawn)  # (1, heads, n, head_dim)
     baseline = kernels.reference(q, k, v, precision=materialized)
     in_format = baseline if materialized == uniform else kernels.reference(q, k, v, precision=uniform)
-    golden = kernels.golden(q, k, v, inputs=fmt if setup.golden_inputs == "rounded" else FP64)
+    inputs = fmt if setup.golden_inputs == "rounded" else FP64
+    if beyond:
+        golden, low = kernels.golden_pair(q, k, v, inputs=inputs)
+    else:
+        golden, low = kernels.golden(q, k, v, inputs=inputs), None
     outputs = {"baseline": baseline, "baseline_in_format": in_format, "golden": golden}
     rows = []
     for keys in block_kv:
@@ -104,20 +114,14 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
                 f"fmt: got {fmt}, which torch has no dtype for; {setup.flash!r} runs in torch's dtypes only"
             )
         else:
-            o = flash(*(fmt(x).to(fmt.dtype) for x in (q, k, v)))
-        outputs["flash"] = o.double()
+            o = flash(*(fmt(x).to(setup.device, fmt.dtype) for x in (q, k, v)))
+        outputs["flash"] = o.double().to(q.device)
         rescales = kernels.rescales(q, k, tiling=tiling, precision=uniform).double().mean().item()
         counts = dict(tiles=-(-n // keys), rescales=rescales)
         for a, b in PAIRS:
-            found = asdict(deviation(outputs[a], outputs[b], fmt))
+            found = asdict(deviation(outputs[a], outputs[b], fmt, low if b == "golden" else None))
             rows.append(dict(block_kv=keys, kernel=a, against=b) | found | counts)
     return rows
-
-
-def portable(formats: Iterable[str]) -> list[str]:
-    """The formats whose results are the same on every machine: in FP64 the emulator's sums round too, in the order of
-    the machine's BLAS; below it they are exact beside the format."""
-    return [fmt for fmt in formats if Format.of(fmt).precision < FP64.precision]
 
 
 def wide(table: pd.DataFrame, value: str, columns: str, **where) -> pd.DataFrame:

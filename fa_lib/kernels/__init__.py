@@ -5,6 +5,7 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 """
 
 from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.beyond import golden_pair
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash, refusal
 from fa_lib.kernels.layouts import LAYOUTS
@@ -15,5 +16,5 @@ from fa_lib.kernels.tiled import rescales, tiled
 
 __all__ = [
     "LAYOUTS", "Algorithm", "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden",
-    "plain", "reference", "refusal", "register", "rescales", "stepwise", "tiled", "unfused",
+    "golden_pair", "plain", "reference", "refusal", "register", "rescales", "stepwise", "tiled", "unfused",
 ]  # fmt: skip

@@ -52,9 +52,9 @@ def reference(
         m = p.maximum(m if sink is None else torch.maximum(m, sink))
         if seen is not True and sink is None:
             m = m.where(seen, 0.0)  # exp(-inf - 0) = 0, and not NaN
-        P = p.exponent(torch.exp_(p.exponent(S - m)))  # (rows, n_kv)
-        l = P.sum(-1, keepdim=True)  # (rows, 1)
-        l = p.row_sum(l if sink is None else l + p.exponent(torch.exp_(p.exponent(sink - m))))
+        P = p.exponent(p.products.exp_(p.exponent(S - m)))  # (rows, n_kv)
+        l = p.products.totals(P)  # (rows, 1)
+        l = p.row_sum(l if sink is None else l + p.exponent(p.products.exp_(p.exponent(sink - m))))
         P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
         O = p.accumulator(p.products.matmul(p.probs(scores.drop(P, 0)), v))  # (rows, head_dim)
         return torch.cat([p.output(O), m, l], -1)
@@ -65,7 +65,7 @@ def reference(
 
     def probabilities(S, m_l):
         m, l = m_l[:, :1], m_l[:, 1:]
-        return p.probs(p.exponent(p.exponent(torch.exp_(p.exponent(S - m))) / nonzero(l)))
+        return p.probs(p.exponent(p.exponent(p.products.exp_(p.exponent(S - m))) / nonzero(l)))
 
     return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling=None), options.get("sinks"))
 
@@ -79,7 +79,8 @@ def golden(
     allow_nonfinite: bool = False,
     **options,
 ) -> Float64[Tensor, "*lead n_q d_v"]:
-    """The golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too.
+    """The golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too. (Of a kernel that
+    runs in FP64 itself: `golden_pair`.)
 
     Args:
         inputs: the Format Q, K and V are rounded to first. FP64 takes them as they are. A kernel in BF16 never saw

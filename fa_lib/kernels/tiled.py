@@ -103,7 +103,7 @@ def tiled(
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
-        return p.exponent(torch.exp_(p.exponent(S - L)))  # P, divided by the row sum already
+        return p.exponent(p.products.exp_(p.exponent(S - L)))  # P, divided by the row sum already
 
     return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling), options.get("sinks"))
 
@@ -129,11 +129,11 @@ def fa1_tile(
         S: (rows, B_c). v: (B_c, head_dim). m_tile: (rows, 1). carried: m, l and O so far.
     """
     m, l, O = carried
-    P = p.exponent(how.exp(p.exponent(S - m_tile)))  # (rows, B_c)
-    l_tile = p.row_sum(P.sum(-1, keepdim=True))  # (rows, 1)
+    P = p.exponent(exp_of(p, how)(p.exponent(S - m_tile)))  # (rows, B_c)
+    l_tile = p.row_sum(p.products.totals(P))  # (rows, 1)
     m_new = torch.maximum(m, m_tile)
-    l_old = p.row_sum(p.factors(torch.exp_(p.factors(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
-    a_tile = p.factors(torch.exp_(p.factors(m_tile - m_new)))  # the tile's factor (rows, 1)
+    l_old = p.row_sum(p.factors(p.products.exp_(p.factors(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
+    a_tile = p.factors(p.products.exp_(p.factors(m_tile - m_new)))  # the tile's factor (rows, 1)
     l_new = p.row_sum(l_old + p.row_sum(a_tile * l_tile))
     PV = p.accumulator(p.products.matmul(dropped(P), v))  # (rows, head_dim)
     O = p.accumulator(p.accumulator(l_old * O) + p.accumulator(a_tile * PV))
@@ -144,6 +144,11 @@ def fa1_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
     return O
 
 
+def exp_of(p: Steps, how: Algorithm) -> Callable:
+    """The exponential of S - m."""
+    return p.products.exp_ if how.exp is torch.exp else how.exp
+
+
 def fa2_tile(
     p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
 ) -> Carried:
@@ -152,8 +157,8 @@ def fa2_tile(
     m_new = torch.maximum(m, m_tile)
     if how.slack:
         m_new = m.where(m_new - m <= how.slack, m_new)  # not worth a rescale
-    P = p.exponent(how.exp(p.exponent(S - m_new)) * how.raised)  # (rows, B_c)
-    a = p.factors(torch.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
+    P = p.exponent(exp_of(p, how)(p.exponent(S - m_new)) * how.raised)  # (rows, B_c)
+    a = p.factors(p.products.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
     return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
 
 
@@ -161,7 +166,7 @@ def fa2_sums(
     p: Steps, how: Algorithm, dropped: Tensor, P: Tensor, a: Tensor, v: Tensor, l: Tensor, O: Tensor
 ) -> tuple[Tensor, Tensor]:
     """l and O, rescaled by a, and with a tile of P added."""
-    l = p.row_sum(p.row_sum(a * l) + p.row_sum(P.sum(-1, keepdim=True)))
+    l = p.row_sum(p.row_sum(a * l) + p.row_sum(p.products.totals(P)))
     O = p.accumulator(a * O)  # (rows, head_dim)
     if how.chained:
         return l, p.accumulator(p.products.matmul(dropped, v, O))

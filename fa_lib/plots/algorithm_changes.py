@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from itertools import cycle
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.microbenchmark import portable
 from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.microbenchmark import say_not_portable
 from fa_lib.plots.recorded import NONE, by_device, caption_of, hollow, name_devices
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, band, in_roundoff, plain_ticks, power, styled
+from fa_lib.plots.style import BASELINE, FLASH, INK, band, in_roundoff, plain_ticks, power, styled
 
 
 @styled
@@ -28,39 +25,28 @@ def algorithm_changes(table: pd.DataFrame, caption: str, recorded: Mapping[str, 
     figure, axes = plt.subplots(3, len(formats), figsize=size, sharex=True, sharey=True, squeeze=False)
     for column, fmt in enumerate(formats):
         for ax, variant in zip(axes[:, column], ("swapped", "square", None)):
-            for distribution, color in zip(distributions, cycle(_colors(fmt))):
+            for distribution, color in zip(distributions, cycle((FLASH, BASELINE, INK))):
                 rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
                 given = in_roundoff(rows[rows.variant == "as_given"], "area", "max")
                 band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
                 if variant:
                     changed = in_roundoff(rows[rows.variant == variant], "area", "max")
                     band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
-                least, top = given.index.min(), given.sort_index().iloc[0].max()
                 for shape, other in by_device(recorded):
                     own = other[(other.fmt == fmt) & (other.distribution == distribution)]
                     own = in_roundoff(own[own.variant == (variant or "as_given")], "area", "max")
                     hollow(ax, own.index, own, color, shape, ls=":")
-                    top = np.nanmax([top, *own.reindex([least]).loc[least]])
-                if not portable([fmt]):
-                    up = (0, 7 if recorded else 3)
-                    ax.annotate(distribution, (least, top), up, textcoords="offset points", color=color, fontsize=7)
-            if not portable([fmt]):
-                say_not_portable(ax, (0.97, 0.42), (0, 0), width=40, xycoords="axes fraction", ha="right")
             ax.set(xscale="log", yscale="log")
             plain_ticks(ax.yaxis)
         axes[0, column].set_title(f"{fmt}, u = {power(fmt)}")
         axes[-1, column].set_xlabel("block area $B_r · B_c$")
     for ax, words in zip(axes[:, 0], ("(a) swapped", "(b) square", "(c) as given")):
         ax.set_ylabel(f"{words}\nmax |Flash − Baseline|\n(units of roundoff u)")
+    axes[0, 0].set_ylim(axes[0, 0].get_ylim()[0] / 4)  # room for the legend
     handles = axes[0, 0].get_legend_handles_labels()
     axes[0, -1].legend(*handles, loc="lower left", fontsize=7)
     if recorded:
         axes[1, -1].legend(handles=name_devices(axes[1, -1], recorded), loc="lower left", fontsize=7)
-    title = "Figure 6. Up to FP32 what counts is $B_c$: fewer K, V tiles, less difference"
+    title = "Figure 6. What counts is $B_c$: the fewer K, V tiles, the less difference"
     own = " In (a) and (b) they are of swapped and of square tiles." if recorded else ""
     return captioned(figure, title, caption + BANDS + caption_of(recorded) + own)
-
-
-def _colors(fmt):
-    """Of the distributions of figure 6."""
-    return (FLASH, BASELINE, INK) if portable([fmt]) else (GREY, "#aaaaaa", "#cccccc")

@@ -31,10 +31,7 @@ def settings(table: pd.DataFrame) -> str:
     if table.nonfinite.any():
         words.append(f"{(table.nonfinite > 0).sum()} results with NaN or infinite values")
     if "FP64" in set(table.fmt):
-        words.append(
-            "FP64 in grey: there the sums inside dot products round as well, in an order that the BLAS library chooses "
-            "for the processor, so that its numbers change with the machine"
-        )
+        words.append("in FP64 a dot product is rounded once too, from a sum in double-double")
     return "; ".join(words) + "."
 
 

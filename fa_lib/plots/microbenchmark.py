@@ -1,9 +1,8 @@
-"""Figures 3 to 5, from tables of `experiments.microbenchmark.compare`. FP64 is grey: it changes with the machine.
+"""Figures 3 to 5, from tables of `experiments.microbenchmark.compare`.
 
 `recorded` is device -> such a table, of `execution.results.recorded`: drawn beside the one made here.
 """
 
-import textwrap
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -12,7 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fa_lib.experiments.law import VALUES
-from fa_lib.experiments.microbenchmark import portable
 from fa_lib.formats import FP16, Format
 from fa_lib.metrics import over_baseline
 from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned
@@ -22,7 +20,6 @@ from fa_lib.plots.style import (
     BASELINE,
     FLASH,
     FORMATS,
-    GREY,
     INK,
     INPUTS,
     SOFTMAX,
@@ -40,7 +37,6 @@ from fa_lib.plots.style import (
 from fa_lib.precision import Precision
 from fa_lib.theory import expected
 
-NOT_PORTABLE = "FP64: changes with the machine"
 _INPUTS = ((FLASH, "o"), (BASELINE, "s"), (INK, "D"))  # of distributions, in their order
 FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
 
@@ -54,19 +50,16 @@ def precision(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataF
         formats = list(dict.fromkeys(rows.fmt))
         at = np.arange(len(formats))
         values = by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]
-        _dots(ax, at, values, FLASH, "o", f"against {KERNELS['baseline']}", lw=1.2, ls="-")
-        for x, (fmt, mean) in enumerate(values.mean(axis=1, skipna=False).items()):
-            color = FLASH if portable([fmt]) else GREY
-            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=color, fontsize=8)
-            if not portable([fmt]):
-                say_not_portable(ax, (x, mean), (0, 20), width=18, ha="center")
+        dots(ax, at, values, FLASH, "o", f"against {KERNELS['baseline']}", lw=1.2, ls="-")
+        for x, mean in enumerate(values.mean(axis=1, skipna=False)):
+            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
         values = by_seed(rows[rows.against == "baseline_in_format"], "fmt", "max").loc[formats]
-        _dots(ax, at, values, BASELINE, "s", f"against {KERNELS['baseline_in_format']}", mfc="none", ms=10)
+        dots(ax, at, values, BASELINE, "s", f"against {KERNELS['baseline_in_format']}", mfc="none", ms=10)
         for shape, other in by_device(recorded):
             own = other[other.distribution == distribution]
             for against, color, shift in (("baseline", FLASH, -0.17), ("baseline_in_format", BASELINE, -0.29)):
                 values = by_seed(own[own.against == against], "fmt", "max").reindex(formats)
-                _dots(ax, at + shift, values, color, shape, None, draw=hollow)
+                hollow(ax, at + shift, values, color, shape, None)
         format_axis(ax, formats, distribution)
     axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
     name_devices(axes[0], recorded)
@@ -104,7 +97,7 @@ def golden_value(
         formats = list(dict.fromkeys(rows.fmt))
         values = {kernel: in_roundoff(rows[rows.kernel == kernel], "fmt", "max").loc[formats] for kernel in series}
         for kernel, (label, color, marker, shift) in series.items():
-            _dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=FLOOR), color, marker, label)
+            dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=FLOOR), color, marker, label)
         times = over_baseline(values["flash"], values["baseline"])
         means = {kernel: each.mean(axis=1, skipna=False) for kernel, each in values.items()}
         top = means["flash"]
@@ -112,11 +105,11 @@ def golden_value(
             own = other[(other.distribution == distribution) & (other.against == "golden")]
             for kernel, (_, color, _, shift) in series.items():
                 found = in_roundoff(own[own.kernel == kernel], "fmt", "max").reindex(formats).clip(lower=FLOOR)
-                _dots(ax, np.arange(len(formats)) + shift - 0.07, found, color, shape, None, draw=hollow)
+                hollow(ax, np.arange(len(formats)) + shift - 0.07, found, color, shape, None)
                 top = np.fmax(top, found.max(axis=1))
         for x, fmt in enumerate(formats):
             flash, baseline = (means[kernel][fmt] for kernel in ("flash", "baseline"))
-            _say_times(ax, x + series["flash"][-1], fmt, flash, baseline, times.loc[fmt], top[fmt])
+            _say_times(ax, x + series["flash"][-1], (flash, baseline), times.loc[fmt], top[fmt])
         said += [(fmt, times.loc[fmt].mean(), distribution) for fmt in formats if means["baseline"][fmt] > 0]
         ax.axhline(0.5, color=INK, lw=0.8, ls=":")
         format_axis(ax, formats, distribution)
@@ -161,20 +154,15 @@ def _times(table, distribution):
     return over_baseline(*(by_seed(rows[rows.kernel == name], "tiles", "max") for name in ("flash", "baseline")))
 
 
-def _say_times(ax, x, fmt, flash, baseline, times, top):
+def _say_times(ax, x, errors, times, top):
     """A bar from Baseline to Flash, and how many times Baseline's error Flash's is, said above `top`."""
-    color = FLASH if portable([fmt]) else GREY
+    (flash, baseline), color = errors, FLASH
     bar = dict(lw=6, alpha=0.25, zorder=1, solid_capstyle="butt")
     ax.plot([x, x], [max(baseline, FLOOR), flash], color=color, **bar)
-    if baseline == 0:
-        at = (x + 0.08, FLOOR)
-        ax.annotate("0: the golden\nvalue itself", at, (0, 8), textcoords="offset points", color=color, fontsize=7)
-    else:
+    if baseline > 0:
         words = f"{times.mean():.1f} ×\n({times.min():.1f} to {times.max():.1f})"
         bold = dict(textcoords="offset points", color=color, fontsize=8, fontweight="bold")
         ax.annotate(words, (x, top), (-14, 7), **bold)
-    if not portable([fmt]):
-        say_not_portable(ax, (x, flash), (6, -32), width=13)
 
 
 @styled
@@ -195,9 +183,6 @@ def sequence_length(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd
                 for column, style in zip(columns, ({}, dict(ls=":", lw=1.2))):
                     values = in_roundoff(group, "n", column)
                     band(ax, values, *FORMATS.get(fmt, (INK, "v")), fmt if column == columns[0] else None, **style)
-                if not portable([fmt]):
-                    first = in_roundoff(group, "n", columns[0]).sort_index().iloc[0].max()
-                    say_not_portable(ax, (lengths[0], first), (-4, 11), width=18)
             ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
             no_minor_ticks(ax.xaxis)
             plain_ticks(ax.yaxis)
@@ -239,16 +224,3 @@ def _relative(ax, table, tiles, recorded):
         fmt = Format.of(formats[0])
         law = [expected(Precision.uniform(fmt), tiles=count, **given) / fmt.unit_roundoff for count in tiles.values()]
         ax.plot(list(tiles), law, color=INK, lw=1, ls="--", label="predicted by the law")
-
-
-def _dots(ax, at, values, color, marker, label, draw=dots, **style):
-    """`dots` of formats, or `hollow`, grey where they are not portable."""
-    own = values.index.isin(portable(values.index))
-    draw(ax, at[own], values[own], color, marker, label, **style)
-    draw(ax, at[~own], values[~own], GREY, marker, None, **style)
-
-
-def say_not_portable(ax, at, offset, width, **style):
-    """A note beside numbers in FP64."""
-    words = textwrap.fill(NOT_PORTABLE, width)
-    ax.annotate(words, at, offset, textcoords="offset points", color=GREY, fontsize=7, **style)

@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fa_lib.dots import EXACT, Dot, Ordered, TensorCore
 from fa_lib.experiments.comparison import Found, Setting
 from fa_lib.plots.style import BASELINE, FLASH, no_minor_ticks, plain_ticks, styled
 
@@ -17,10 +18,18 @@ PRECISIONS = {"every_step": "every step", "as_shipped": "as shipped", "custom": 
 GROUPS = 32  # of neighbouring rows, whose means make a line
 
 
+def summed(products: Dot) -> str:
+    """How products are summed, in some words."""
+    if isinstance(products, TensorCore):
+        return f"by {products.unit}'s tensor core"
+    return f"in order, in {products.fmt}" if isinstance(products, Ordered) else "exactly"
+
+
 def described(setting: Setting) -> str:
     """A setting in one line."""
     s, (nearest, changed) = setting, setting.nearest_preset
     flash = ", ".join([PRECISIONS[nearest], *(f"{step} {fmt}" for step, fmt in changed.items())])
+    flash += "" if s.precision.products == EXACT else f"; products summed {summed(s.precision.products)}"
     inputs = f"{s.distribution} inputs, seed {s.seed}{', causal' if s.causal else ''}"
     tiles = f"B_r = {s.tiling.block_q}, B_c = {s.tiling.block_kv}"
     return f"{s.fmt}; Flash: {flash}; {s.algorithm}, {tiles}; N = {s.n}, d = {s.head_dim}, {inputs}"

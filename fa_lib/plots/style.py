@@ -18,8 +18,8 @@ from fa_lib.paths import STYLE
 
 _COLORS = seaborn.color_palette("colorblind").as_hex()
 FLASH, BASELINE, SOFTMAX = _COLORS[3], _COLORS[0], _COLORS[9]  # told apart by marker where colour is not seen
-GREY, INK = "#777777", "#333333"  # FP64 is grey: its last bits belong to the machine's BLAS
-FORMATS = {"BF16": (FLASH, "o"), "FP16": (_COLORS[1], "s"), "FP32": (BASELINE, "^"), "FP64": (GREY, "D")}
+GREY, INK = "#777777", "#333333"
+FORMATS = {"BF16": (FLASH, "o"), "FP16": (_COLORS[1], "s"), "FP32": (BASELINE, "^"), "FP64": (_COLORS[2], "D")}
 READABLE = {  # a report's: on white 4.5 : 1 and more, so that thin lines and small words are read
     "BF16": ("#b84a00", "o"), "FP16": ("#6b4fa0", "s"), "FP32": ("#0168a8", "^"), "FP64": ("#686868", "D"),
     "other": ("#8a5b00", "v"),
