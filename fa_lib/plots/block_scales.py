@@ -53,8 +53,10 @@ def block_scales(table: pd.DataFrame, caption: str) -> Figure:
     axes[1][0].set_title(" ")  # room for the legend, which is wider than its panel
     above = axes[1][0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), borderaxespad=0.2)
     above.set_in_layout(False)
-    said = ", ".join(spans(table, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
-    title = f"The rms error is {said}: the format decides more than its scales"
+    first = table[table.kind == kinds[0]]
+    said = ", ".join(spans(first, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
+    where = _LABELS.get(kinds[0], kinds[0])
+    title = f"On {where}, the rms error is {said}: the format decides; outliers make scales matter"
     return captioned(figure, title, caption + POINTS + " Shaded: 4 bits.")
 
 

@@ -80,5 +80,5 @@ def overflow(table: pd.DataFrame, caption: str) -> Figure:
     ax.set(xlabel="mean of Q, K and V", ylabel="amplitude about the mean")
     ax.grid(False)
     figure.colorbar(image, label="largest |Q Kᵀ| / 65,504")
-    title = "Scores in FP16 overflow by their inputs' mean, unless scaled first"
+    title = "A large mean of Q and K makes scores in FP16 overflow, unless scaled first"
     return captioned(figure, title, caption + " Numbers: the largest, mean over seeds; shares: least and largest seed.")

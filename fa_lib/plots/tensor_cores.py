@@ -73,7 +73,7 @@ def contexts(table: pd.DataFrame, caption: str) -> Figure:
     axes[0, 2].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=7)
     axes[0, 0].set_ylabel("rms error of O / rms of O")
     axes[1, 0].set_ylabel("bias of O (% of |O|; below 0: towards zero)")
-    title = "Where V has one sign, FP8 sums on a Hopper lose O as the context grows; two-level sums keep it"
+    title = "Where V has one sign, FP8 sums of an H100 or L40S make O too small in long contexts; two-level sums do not"
     return captioned(figure, title, caption + BANDS)
 
 
