@@ -98,8 +98,12 @@ class Exact(Dot):
 
 @dataclass(frozen=True)
 class DoubleDouble(Dot):
-    """The exact sum rounded to float64, once: added up in order with twice float64's bits. Row sums too, and exp is
-    rounded correctly; so that attention has the same bits on any machine, in FP64 and in FP32."""
+    """The sum with twice float64's bits, added up in order and rounded to float64 once. Row sums too, and exp is good
+    to 2**-98 before it is rounded; so that attention has the same bits on any machine, in FP64 and in FP32. What a
+    softcap, merged splits, a folded scale and the backward pass take from torch (tanh, exp, exp2) stays the machine's.
+
+    Factors of 2**996 and more overflow where they are split, and give NaN.
+    """
 
     def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return _threaded(double_double.rounded, a, b, c)

@@ -143,3 +143,10 @@ def test_in_fp64_baseline_is_off_by_a_rounding_or_two():
         o = kernels.tiled(q, k, v, precision=precision, tiling=Tiling(64, 64), algorithm=algorithm)
         errors[algorithm] = deviation(o, high, FP64, low).max
     assert 0.25 * u < errors["baseline"] < 2 * u < errors["fa1"] < 8 * u and errors["fa2"] < 8 * u
+
+
+def test_the_golden_pair_refuses_what_is_not_finite():
+    q, k, v = draw("normal", 0, (1, 1, 4, 8))
+    k[0, 0, 1, 2] = math.inf
+    with pytest.raises(ValueError, match="k: 1 values are NaN or infinite, so no golden value exists"):
+        kernels.golden_pair(q, k, v, inputs=FP64)

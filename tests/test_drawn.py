@@ -188,7 +188,9 @@ def of_overflow(table):
 
 # A kernel's report
 
-REPORTED = dict(lengths="", asked=".asked", shapes=".shapes", inputs=".inputs", sums=".sums", repeats=".repeats")
+REPORTED = dict(lengths="") | {
+    name: f".{name}" for name in ("asked", "shapes", "inputs", "sums", "repeats", "relations", "rounding")
+}
 
 
 def draw_report(*tables):
@@ -196,7 +198,7 @@ def draw_report(*tables):
     return kernel_report.kernel_report(judge_kernel("every_step", tables), tables, WORDS)
 
 
-def of_report(lengths, asked, shapes, inputs, sums, repeats):
+def of_report(lengths, asked, shapes, inputs, sums, *_):
     own = lengths[lengths.kernel == "every_step"]
     own = own[
         own.fmt == own.fmt[own.times_max.idxmax()]

@@ -1,6 +1,7 @@
 """Real kernels in the emulator's words: tiles by head_dim, straight-line emulations, what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from fa_lib.dots import TensorCore
 from fa_lib.formats import BF16, E4M3, FP16, FP32
 from fa_lib.inputs import draw
 from fa_lib.kernels import known, tiled
+from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import mixed_exp2, polynomial_exp2
+from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 DIMS = (64, 96, 128, 192, 256)
@@ -139,3 +142,19 @@ def test_cudnn_is_flash_attention_2_in_the_tiles_that_are_given():
     assert given["tiling"] == Tiling(64, 32) and not given["algorithm"].folded
     summed = tiled(q, k, v, **known.cudnn(FP16, Tiling(64, 32), "H100"))
     assert 0.9 < (summed == tiled(q, k, v, **given)).double().mean() < 1
+
+
+def test_to_multiply_by_1_over_l_is_another_rounding():
+    """Of a row with one tile: O is P V, rounded to FP32, times FP32(1 / l), and not over l."""
+    q, k, v = (x[0, 0] for x in draw("normal", 0, (1, 1, 64, 64)))
+    how = dict(tiling=Tiling(64, 64), precision=replace(Precision.kernel(FP16), output=FP32))
+    o, divided = (
+        tiled(q[None], k[None], v[None], algorithm=Algorithm("fa2", reciprocal=reciprocal), **how)[0]
+        for reciprocal in (True, False)
+    )
+    Q, K, V = (FP16(x) for x in (q, k, v))
+    S = FP32(Q @ K.mT / 8)
+    P = FP32(torch.exp(FP32(S - S.amax(-1, keepdim=True))))
+    O, l = FP32(FP16(P) @ V), FP32(P.sum(-1, keepdim=True))
+    assert torch.equal(o, FP32(O * FP32(1 / l))) and torch.equal(divided, FP32(O / l))
+    assert 0.1 < (o != divided).double().mean() < 0.5

@@ -21,7 +21,7 @@ def captured(head_dim=64):
 
 
 @pytest.mark.parametrize("options", [{}, dict(causal=True)], ids=str)
-def test_numbers_are_those_of_each_head_alone(options):
+def test_numbers_are_those_of_each_head(options):
     q, k, v = captured()
     table = pd.DataFrame(kv_cache.caches(q, k, v, options)).set_index(["cache", "head"])
     call = dict(tiling=Tiling(64, 64), precision=Precision.kernel(BF16), **options)
@@ -34,6 +34,28 @@ def test_numbers_are_those_of_each_head_alone(options):
             d, own = (deviation(x[:, head], golden[:, head]) for x in (o, base))
             found = table.loc[cache, head]
             assert found.relative == pytest.approx(d.relative) and found.times_rmse == pytest.approx(d.rmse / own.rmse)
+
+
+@pytest.mark.parametrize("cache", ["FP8_HEAD", "MXFP8_UP"])
+def test_what_a_head_bears_does_not_depend_on_the_others(cache):
+    q, k, v = captured()
+    table = pd.DataFrame(kv_cache.caches(q, k, v, {}))
+    last = slice(3, 4), slice(1, 2)
+    alone = pd.DataFrame(kv_cache.caches(q[:, last[0]], k[:, last[1]], v[:, last[1]], {}))
+    of = [rows[rows.cache == cache].relative.iloc[-1] for rows in (table, alone)]
+    assert of[0] == of[1]
+
+
+def test_a_head_that_overflows_does_not_bear_the_cache():
+    q, k, v = captured()
+    q[:, 0], k[:, 0] = 3e19, 3e19  # S = infinity
+    cached = pd.DataFrame(kv_cache.caches(q[:, :1], k[:, :1], v[:, :1], {}))
+    assert not cached.relative.le(kv_cache.BEARS).any()
+    far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="yes", problem="")])
+    risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
+    judgement = judge_tensors(["flash"], risky, far, {}, cached=cached)
+    assert [f.where["heads"] for f in judgement.findings if f.what == "cache"] == [[0]] * len(kv_cache.CACHES)
+    assert "on 1 of 1 heads (head 0): O is not finite" in "\n".join(in_lines(judgement))
 
 
 def test_a_cache_whose_groups_do_not_fit_is_left_out():

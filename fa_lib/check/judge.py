@@ -179,8 +179,7 @@ def _shapes(shapes):
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
         severity = Severity.FAILS if what == "outputs" else Severity.NOTES
         yield Finding(what, severity, where, worst.ratio, worst.allowed)
-        measured = what == "gradients" and "relative" in failed  # which older tables lack
-        wrong = failed[failed.relative > FAR] if measured else failed[:0]
+        wrong = failed[failed.relative > FAR] if what == "gradients" else failed[:0]
         if len(wrong):
             worst = wrong.loc[wrong.relative.idxmax()]
             where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))

@@ -54,9 +54,9 @@ def judge_tensors(
         findings.append(Finding(what, Severity.NOTES, where, found and found["times_less"]))
     if cached is not None and len(cached):
         for cache, rows in cached.groupby("cache", sort=False):
-            far_off = rows["head"][rows.relative > BEARS].tolist()
+            far_off = rows["head"][~(rows.relative <= BEARS)].tolist()  # NaN too
             where = dict(cache=cache, heads=far_off, of=len(rows))
-            findings.append(Finding("cache", Severity.NOTES, where, rows.relative.max(), BEARS))
+            findings.append(Finding("cache", Severity.NOTES, where, rows.relative.max(skipna=False), BEARS))
     return Judgement("tensors", names[0], tuple(findings))
 
 

@@ -172,7 +172,7 @@ def examine(
 
 def _by_turns(shapes, head_dims, formats, over):
     """A table of `ruled`, of over(case) for cases in which each shape has each head_dim, in one format after the other:
-    every two of a shape, a head_dim and a format meet."""
+    every two of a shape, a head_dim and a format meet, where there are as many head_dims as formats."""
     cases = [
         dict(shape=own, head_dim=[head_dim], fmt=[fmt])
         for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)

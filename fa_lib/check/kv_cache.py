@@ -12,15 +12,16 @@ from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 CACHES = {"FP8_HEAD": "FP8 with a scale a head", "MXFP8_UP": "MXFP8", "NVFP4": "NVFP4"}  # key of SCHEMES -> label
-BEARS = 0.05  # of O, root mean square: FP8 alone loses 4 % on normal inputs, NVFP4 14 % (docs/findings.md)
+BEARS = 0.05  # of O, root mean square: on normal inputs FP8 loses 4 %, NVFP4 13.5 % (notebook 16)
 
 
 def caches(q: Tensor, k: Tensor, v: Tensor, options: dict) -> list[dict]:
     """What a cache in each of CACHES makes of the output, by head; one whose groups do not divide head_dim is left out.
 
     Returns:
-        rows: head; cache, a key of CACHES; relative: root mean square error over that of O, NaN where O is not finite;
-        times_rmse: over that of the same kernel without a quantised cache.
+        rows: head; cache, a key of CACHES; relative: root mean square error over that of O, NaN or infinite where the
+        output is not finite; times_rmse: over that of the same kernel without a quantised cache. NVFP4 has one scale
+        for all heads of a tensor, so that a head's numbers depend on the others.
     """
     fmt, rows = Format.of(q.dtype), []
     golden = by_head(kernels.golden(q, k, v, inputs=fmt, **options))

@@ -1,5 +1,6 @@
 """From findings to sentences, for terminal, page and figures' titles. Nothing reads them back."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -124,7 +125,8 @@ def _cache(f, at):
     heads, count = ", ".join(map(str, at["heads"])), len(at["heads"])
     words = f"A KV cache in {CACHES[at['cache']]} moves O by more than {f.limit:.0%}"
     where = f"on {count} of {at['of']} heads (head {heads})" if heads else "on no head"
-    most = "" if f.number is None else f"at most {f.number:.1%} of O"
+    finite = f.number is not None and math.isfinite(f.number)
+    most = f"at most {f.number:.1%} of O" if finite else "O is not finite"
     return Said(f"{words} {where}", most, more="Root mean square, Q and P not quantised.")
 
 

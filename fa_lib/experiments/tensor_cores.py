@@ -165,8 +165,8 @@ def effects(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         rows: fmt, choice; the least and the largest share of changed bits (bits_min, bits_max) and rms error over that
         without it (times_min, times_max); effect: "error" where on one kind of inputs the mean change of the error is
-        at least MATTERS, and its 95 % interval over seeds (Student's) leaves out 0, which one of twenty choices that
-        change nothing passes by chance; else "bits" where a stored output changes; else "neither".
+        at least MATTERS, and its 95 % interval over seeds (Student's) leaves out 0; else "bits" where a stored output
+        changes; else "neither".
     """
     found = []
     for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):

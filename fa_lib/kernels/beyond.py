@@ -8,6 +8,7 @@ from torch import Tensor
 from fa_lib import double_double
 from fa_lib.formats import Format, FormatLike
 from fa_lib.kernels.options import Options
+from fa_lib.kernels.reference import refuse_nonfinite
 from fa_lib.kernels.rows import rows_at_once, run
 
 
@@ -32,8 +33,9 @@ def golden_pair(
         n_kv of some hundred and scores of some ten it is near 1e-30.
 
     Raises:
-        ValueError: an argument does not fit.
+        ValueError: an argument does not fit, or an input is not finite.
     """
+    refuse_nonfinite(q, k, v)
     asked, fmt, device = Options.of(q, k, v, scale=scale), Format.of(inputs), q.device
     Q, K, V = (fmt(x.detach().double().cpu().reshape(-1, *x.shape[-2:])).numpy() for x in (q, k, v))
     V = np.concatenate([V, np.ones_like(V[..., :1])], -1)  # its last column sums P

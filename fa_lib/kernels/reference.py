@@ -95,15 +95,19 @@ def golden(
         ValueError: an argument does not fit, or an input is not finite.
     """
     inputs = Format.of(inputs)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not allow_nonfinite and isinstance(x, torch.Tensor) and not finite(x):
-            count = int((~x.isfinite()).sum())
-            raise ValueError(
-                f"{name}: {count} values are NaN or infinite, so no golden value exists; accepted are finite inputs, "
-                "or allow_nonfinite=True, and then they are counted in the deviation"
-            )
+    if not allow_nonfinite:
+        refuse_nonfinite(q, k, v, ", or allow_nonfinite=True, and then they are counted in the deviation")
     exact = Precision.uniform(FP64)
     if all(isinstance(x, torch.Tensor) and x.dtype == inputs.dtype for x in (q, k, v)):
         inputs = FP64  # they are on the grid of `inputs` already
     q, k, v = (x.double() if isinstance(x, torch.Tensor) else x for x in (q, k, v))
     return reference(q, k, v, precision=replace(exact, inputs=inputs), **options)
+
+
+def refuse_nonfinite(q: Tensor, k: Tensor, v: Tensor, otherwise: str = "") -> None:
+    """Raise a ValueError where an input of a golden value is not finite. otherwise: what else is accepted."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if isinstance(x, torch.Tensor) and not finite(x):
+            count = int((~x.isfinite()).sum())
+            told = "values are NaN or infinite, so no golden value exists; accepted are finite inputs"
+            raise ValueError(f"{name}: {count} {told}{otherwise}")

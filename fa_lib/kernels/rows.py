@@ -103,9 +103,9 @@ def rounding(precision: Precision) -> Precision:
     return precision
 
 
-def nonzero(l: Tensor) -> Tensor:
-    """The row sum to divide by: 1 where no key is visible, so that the row is 0 / 1 = 0."""
-    return torch.where(l == 0, 1.0, l)
+def nonzero(x: Tensor) -> Tensor:
+    """What to divide by: 1 where x is 0. So a row that sees no key, and its sum l, is 0 / 1 = 0."""
+    return torch.where(x == 0, 1.0, x)
 
 
 def stored(o: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:

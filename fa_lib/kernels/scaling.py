@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
+from fa_lib.kernels.rows import nonzero
 from fa_lib.on_device import power
 
 E8M0 = Format("E8M0", exponent_bits=8, precision=1, emin=-127, emax=127, max=2.0**127, has_inf=False)  # powers of two
@@ -129,15 +130,10 @@ def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
     return x.abs().amax(dims, keepdim=True)
 
 
-def nonzero(amax: Tensor) -> Tensor:
-    """The largest value to derive a scale from: 1 where all are zero."""
-    return torch.where(amax == 0, 1.0, amax)
-
-
 _MXFP8, _MXFP4 = Scheme(E4M3, "group", 32, E8M0), Scheme(E2M1, "group", 32, E8M0)
 _NVFP4 = Scheme(E2M1, "group", 16, E4M3, "tensor")
 SCHEMES = {
-    "FP8": Scheme(E4M3, "none"),  # FlashAttention-3's P, which is at most 1
+    "FP8": Scheme(E4M3, "none"),  # P, which is at most 1; FlashAttention-3 raises it: Algorithm(offset=8)
     "FP8_TENSOR": Scheme(E4M3, "tensor"),
     "FP8_HEAD": Scheme(E4M3, "head"),
     "FP8_BLOCK": Scheme(E4M3, "block"),
