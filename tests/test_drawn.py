@@ -189,7 +189,7 @@ def of_overflow(table):
 # A kernel's report
 
 REPORTED = dict(lengths="") | {
-    name: f".{name}" for name in ("asked", "shapes", "inputs", "sums", "repeats", "relations", "rounding")
+    name: f".{name}" for name in ("asked", "shapes", "inputs", "sums", "repeats", "rounding")
 }
 
 
