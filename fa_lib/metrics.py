@@ -84,14 +84,6 @@ def deviation(
     )
 
 
-def finite(x: Tensor) -> bool:
-    """Whether no value of a tensor is NaN or infinite, in one pass over it."""
-    if not x.numel():
-        return True
-    low, high = x.aminmax()  # NaN, if there is one
-    return bool(low.isfinite() & high.isfinite())
-
-
 def over_baseline(error: Any, baseline: Any) -> Any:
     """How many times Baseline's error an error is: the one place where two errors are divided.
 

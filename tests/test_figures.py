@@ -109,9 +109,12 @@ def test_figure_4_ten_times():
     d = wide(table, "max", "kernel", fmt="BF16").loc["uniform"]
     assert over_baseline(d["flash"], d["baseline"]).between(9, 14).all()
     assert 6 < over_baseline(d["flash"], d["baseline_in_format"]).mean() < 8  # a prototype: 6.6
-    for fmt in ("FP16", "FP32", "FP64"):  # and so in every format: the golden value of FP64 has twice its bits
+    d = wide(table, "max", "kernel", fmt="FP16").loc["uniform"]
+    assert over_baseline(d["flash"], d["baseline"]).between(9, 20).all()
+    for fmt in ("FP32", "FP64"):  # Baseline's softmax is no wider than they are: as BF16 with all of it in the format
         d = wide(table, "max", "kernel", fmt=fmt).loc["uniform"]
-        assert over_baseline(d["flash"], d["baseline"]).between(9, 20).all()
+        assert d["baseline"].equals(d["baseline_in_format"])
+        assert 6 < over_baseline(d["flash"], d["baseline"]).mean() < 8
 
 
 def test_figure_4_grows_as_the_square_root_of_the_tiles():
@@ -165,7 +168,8 @@ def test_figure_6_is_about_b_c(fmt):
     given, swapped, square = by_area(fmt)
     large = [area for area in given if area > 64 * 64]  # M > 4 d^2: swapping and squaring change the tile
     assert large == [8192, 16384, 32768, 65536, 131072]
-    assert (given.mean().diff().dropna() < 0).all()  # c
+    assert (given.mean().diff().dropna() <= 0).all()  # c; the largest is a whole number of few units, the same at times
+    assert given.mean().iloc[0] > 10 * given.mean().iloc[-1]
     assert (swapped[large] > given[large]).all(axis=None)  # a
     assert (square[large].mean() > given[large].mean()).all()  # not b: more tiles
     assert (square[large].mean() < swapped[large].mean()).all()

@@ -11,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from fa_lib import BF16, FP32, deviation, wasserstein
-from fa_lib.metrics import finite
 
 VALUES = st.floats(-1e3, 1e3, width=32)
 
@@ -34,16 +33,6 @@ def test_deviation_counts_nan_and_infinity_and_hides_none():
     d = deviation(out, golden)
     assert d.nonfinite == 2 and math.isnan(d.max) and math.isnan(d.rmse)
     assert deviation(torch.where(out.isnan(), 0.0, out), golden).max == math.inf
-
-
-def test_finite_is_no_nan_and_no_infinity_wherever_it_stands():
-    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-        assert finite(torch.zeros(0, 4, dtype=dtype)) and finite(torch.arange(-50, 50).to(dtype))
-        for bad in (math.nan, math.inf, -math.inf):
-            for at in (0, 37, 99):
-                x = torch.arange(-50, 50).to(dtype)
-                x[at] = bad
-                assert not finite(x)
 
 
 def test_bias_se_takes_a_row_as_one_observation():

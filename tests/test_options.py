@@ -17,6 +17,7 @@ from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
 from fa_lib.kernels.known import fa2_cuda
+from fa_lib.kernels.options import finite
 from fa_lib.kernels.scaling import Scheme, rotated
 
 EXACT = Precision.uniform(FP64)
@@ -282,3 +283,13 @@ def test_every_option_of_notebook_09_is_as_good_as_fa2_where_fp32_is_carried():
     for key, variant in OPTIONS.items():
         rmse = deviation(kernels.tiled(q, k, v, tiling=tiling, **variant.of(shipped)), golden, FP16).rmse
         assert rmse < 1.3 * fa2, key
+
+
+def test_finite_is_no_nan_and_no_infinity_wherever_it_stands():
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        assert finite(torch.zeros(0, 4, dtype=dtype)) and finite(torch.arange(-50, 50).to(dtype))
+        for bad in (math.nan, math.inf, -math.inf):
+            for at in (0, 37, 99):
+                x = torch.arange(-50, 50).to(dtype)
+                x[at] = bad
+                assert not finite(x)

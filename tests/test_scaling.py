@@ -1,11 +1,10 @@
-"""Quantised tensors held to straight-line numpy, ml_dtypes and gfloat; attention with quantised operands."""
+"""Quantised tensors held to straight-line numpy and gfloat; attention with quantised operands."""
 
 import math
 from dataclasses import replace
 
 import gfloat
 import gfloat.formats
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -18,10 +17,11 @@ from fa_lib.kernels.quantization import Quantization, attention
 from fa_lib.kernels.scaling import E8M0, SCHEMES, Scheme, smoothed
 
 E2M1_INFO, E4M3_INFO = gfloat.formats.format_info_ocp_e2m1, gfloat.formats.format_info_ocp_e4m3
+E5M2_INFO = gfloat.formats.format_info_ocp_e5m2
 MX = {
-    "MXFP8": (ml_dtypes.float8_e4m3fn, 448.0, 8),
-    "MXFP8_E5M2": (ml_dtypes.float8_e5m2, 57344.0, 15),
-    "MXFP4": (ml_dtypes.float4_e2m1fn, 6.0, 2),
+    "MXFP8": (E4M3_INFO, 8),
+    "MXFP8_E5M2": (E5M2_INFO, 15),
+    "MXFP4": (E2M1_INFO, 2),
 }
 TILING = Tiling(64, 64)
 
@@ -30,14 +30,14 @@ def one(values):
     return torch.tensor([values], dtype=torch.float64)
 
 
-def mx(x, dtype, most, emax):
+def mx(x, info, emax):
     """A row at a time, a block of 32 at a time."""
     out = np.zeros_like(x)
     for i, row in enumerate(x):
         for j in range(0, len(row), 32):
             block = row[j : j + 32]
             scale = 2.0 ** (math.floor(math.log2(np.abs(block).max())) - emax)
-            out[i, j : j + 32] = np.clip(block / scale, -most, most).astype(dtype).astype(np.float64) * scale
+            out[i, j : j + 32] = gfloat.round_ndarray(info, block / scale, sat=True) * scale
     return out
 
 
@@ -54,7 +54,7 @@ def nvfp4(x, outer):
 
 @pytest.mark.parametrize("distribution", ["normal", "outliers"])
 @pytest.mark.parametrize("name", MX)
-def test_mx_is_straight_line_numpy_and_ml_dtypes(name, distribution):
+def test_mx_is_straight_line_numpy_and_gfloat(name, distribution):
     x = draw(distribution, 1, (96, 128))[0]
     x *= 2.0 ** torch.randint(-20, 20, (96, 1), generator=torch.Generator().manual_seed(0)).double()
     assert np.array_equal(SCHEMES[name].apply(x).numpy(), mx(x.numpy(), *MX[name]))
@@ -234,7 +234,7 @@ def test_attention_is_straight_line_numpy(name):
     S = fp32(few(q.numpy()) @ few(k.numpy()).T / 8)
     P = fp32(np.exp(fp32(S - S.max(-1, keepdims=True))))
     O = fp32(fp32(few(P) @ few(v.numpy().T).T) / fp32(P.sum(-1, keepdims=True)))
-    theirs = O.astype(ml_dtypes.bfloat16).astype(np.float64)
+    theirs = gfloat.round_ndarray(gfloat.formats.format_info_bfloat16, O.astype(np.float64))
     ours = attention(q, k, v, Quantization.of(name), tiling=TILING)
     assert np.array_equal(ours.numpy(), theirs)
 

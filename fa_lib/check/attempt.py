@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fa_lib.check.worker import unusable
-from fa_lib.metrics import finite
+from fa_lib.kernels.options import finite
 
 ENDED, UNASKED = "ended", "unasked"
 FAULTS = ("wrong", "broken", ENDED)  # outcomes of a kernel that has what it was asked for, and is at fault

@@ -14,7 +14,7 @@ from fa_lib.check.attempt import KernelError, attempt, blamed, guarded
 from fa_lib.experiments.variant import Call, by_key
 from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.inputs import draw
-from fa_lib.metrics import finite
+from fa_lib.kernels.options import finite
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from fa_lib.check.contract import ABLE, Ability
 from fa_lib.experiments.rule import ALLOWED, yardstick
 from fa_lib.formats import BF16, FP32, FP64, Format
 from fa_lib.inputs import draw
-from fa_lib.kernels.options import within
-from fa_lib.metrics import finite
+from fa_lib.kernels.options import finite, within
 from fa_lib.precision import Precision
 
 BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"

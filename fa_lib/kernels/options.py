@@ -123,6 +123,14 @@ def _describe(x):
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
+def finite(x: Tensor) -> bool:
+    """Whether no value of a tensor is NaN or infinite, in one pass over it."""
+    if not x.numel():
+        return True
+    low, high = x.aminmax()  # NaN, if there is one
+    return bool(low.isfinite() & high.isfinite())
+
+
 @dataclass(frozen=True)
 class Options:
     """What a call asks for beside Q, K and V, for the whole problem; `rows` cuts it for some rows of one head."""

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fa_lib.formats import FP64, Format
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.options import Options
+from fa_lib.kernels.options import Options, finite
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
-from fa_lib.metrics import finite
 from fa_lib.precision import Precision
 
 
