@@ -171,12 +171,13 @@ def examine(
 
 
 def _by_turns(shapes, head_dims, formats, over):
-    """A table of `ruled`, of over(case) for cases in which each shape has each head_dim, in one format after the other:
-    every two of a shape, a head_dim and a format meet, where there are as many head_dims as formats."""
+    """A table of `ruled`, of over(case) for cases in which each shape has each head_dim, in one format after the other,
+    so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few for that."""
+    turns = len(formats) if len(head_dims) >= len(formats) else 1
     cases = [
         dict(shape=own, head_dim=[head_dim], fmt=[fmt])
         for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
-        if (own := [shape for at, shape in enumerate(shapes) if (at + j) % len(formats) == i])
+        if (own := [shape for at, shape in enumerate(shapes) if (at + j - i) % turns == 0])
     ]  # fmt: skip
     return pd.concat([over(case) for case in cases], ignore_index=True) if cases else pd.DataFrame()
 

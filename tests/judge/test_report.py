@@ -334,6 +334,7 @@ def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
         met = set(asked[[one[0], other[0]]].itertuples(index=False, name=None))
         assert met == set(itertools.product(one[1], other[1]))
     assert len(of_kernel._by_turns(shapes, head_dims, ["FP32"], over)) == len(shapes) * len(head_dims)
+    assert len(of_kernel._by_turns(shapes, head_dims[:1], formats, over)) == len(shapes) * len(formats)
     assert of_kernel._by_turns((), head_dims, formats, over).empty
 
 
