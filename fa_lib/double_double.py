@@ -10,7 +10,8 @@ from functools import lru_cache
 import numba
 import numpy as np
 
-LANES = 128  # columns at a time
+from fa_lib.adders import LANES, _power
+
 SHIFT = 10
 STEPS = 1 << SHIFT  # of exp's table, per factor of two
 SPLITTER = 2.0**27 + 1
@@ -43,11 +44,6 @@ def multiply(a, b):
 
 inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 _add, _split, _multiply = inlined(add), inlined(split), inlined(multiply)
-
-
-@inlined
-def _power(e):
-    return np.int64(np.int64(e + 1023) << 52).view(np.float64)
 
 
 @inlined
