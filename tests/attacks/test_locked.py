@@ -21,6 +21,18 @@ def chosen(name, version, sha):
     )
 
 
+def recorded(locked, found, monkeypatch):
+    """The calls of a pip that installs nothing, and would choose what was found."""
+    calls = []
+
+    def pip(*words, **options):
+        calls.append(words)
+        return type("Done", (), dict(stdout=locked.json.dumps(dict(install=found))))
+
+    monkeypatch.setattr(locked, "pip", pip)
+    return calls
+
+
 def test_every_version_of_the_lock_has_hashes_and_the_build_backend_is_pinned(locked):
     known = locked.hashed()
     for line in (ROOT / "requirements.lock").read_text().splitlines():
@@ -34,7 +46,7 @@ def test_every_version_of_the_lock_has_hashes_and_the_build_backend_is_pinned(lo
 
 def test_the_gallerys_packages_have_hashes_too(locked, monkeypatch):
     """Each that requirements.txt pins has its entry, and pip is asked for hashes of them."""
-    folder, calls = ROOT / "fa_lib/gallery", []
+    folder = ROOT / "fa_lib/gallery"
     known = locked.hashed(folder)
     for line in (folder / "requirements.txt").read_text().splitlines():
         if not line.startswith("#"):
@@ -44,11 +56,7 @@ def test_the_gallerys_packages_have_hashes_too(locked, monkeypatch):
     sha = re.search("sha256:([0-9a-f]{64})", known["einops"])[1]
     found = [chosen("einops", known["einops"].split()[0].partition("==")[2], sha)]
 
-    def pip(*words, **options):
-        calls.append(words)
-        return type("Done", (), dict(stdout=locked.json.dumps(dict(install=found))))
-
-    monkeypatch.setattr(locked, "pip", pip)
+    calls = recorded(locked, found, monkeypatch)
     locked.main("", folder)
     assert str(folder / "requirements.txt") in calls[0] and "--require-hashes" in calls[1] and len(calls) == 3
 
@@ -73,15 +81,11 @@ def test_another_build_of_torch_is_told(locked):
 
 def test_pip_is_asked_for_hashes_of_all_but_other_builds(locked, monkeypatch):
     """And nothing is installed before all of it is known."""
-    calls, known = [], locked.hashed()
+    known = locked.hashed()
     sha = re.search("sha256:([0-9a-f]{64})", known["numpy"])[1]
     found = [chosen("numpy", known["numpy"].split()[0].partition("==")[2], sha)]
 
-    def pip(*words, **options):
-        calls.append(words)
-        return type("Done", (), dict(stdout=locked.json.dumps(dict(install=found))))
-
-    monkeypatch.setattr(locked, "pip", pip)
+    calls = recorded(locked, found, monkeypatch)
     locked.main("test")
     assert "--dry-run" in calls[0] and {"--require-hashes", "--no-deps"} <= set(calls[1])
     assert {"--no-deps", "--no-build-isolation"} <= set(calls[2]) and len(calls) == 3
