@@ -36,6 +36,9 @@ figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster
 publish: figures ## make the figures and tables of build/ the committed ones, and renew the README's ledger
 	@$(FA_LIB) publish
 
+study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; goes on where it was
+	@$(FA_LIB) study
+
 record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu.md)
 	@$(FA_LIB) record
 
@@ -146,4 +149,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish record wheelhouse report gallery gallery-quick example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean
+.PHONY: help figures publish study record wheelhouse report gallery gallery-quick example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean

@@ -160,6 +160,25 @@ def train(
 
 
 @app.command()
+def study(
+    part: Annotated[list[str] | None, typer.Option(help="this one; may be given several times; else all")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 2,
+) -> None:
+    """Train and compare the models of figures 7 and 8, for hours; what is done is kept, and drawn by `fa-lib figures`.
+
+    Writes data/recorded/cpu. docs/training.md says what each part is for.
+    """
+    with told(kept=f"runs that are done, and the last checkpoint of others, are kept in build/study: {AGAIN}"):
+        from fa_lib.execution.pools import workers
+        from fa_lib.paths import build
+        from fa_lib.training import campaign
+        from fa_lib.training.config import Config
+
+        with workers(jobs) as pool:
+            campaign.carry_out(part or [*campaign.PARTS], Config.load("small"), build() / "study", pool)
+
+
+@app.command()
 def record(
     step: Annotated[list[str] | None, typer.Option(help="this one, done or not; may be given several times")] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu: a rehearsal of the same steps in small")] = "cuda",

@@ -3,8 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from fa_lib.experiments.variant import known
+from fa_lib.kernels.eager import stepwise
 from fa_lib.training.spec import Arm
+
+NUDGES = (-8, -6, -5, -4, -3)  # powers of 10, beside the 1e-7 of "perturb"
+
+
+def small_tiles(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
+    """`stepwise` in tiles of 8 keys: 32 of them where a model has 256 tokens, and so 32 times rounded, as a sequence of
+    2,048 is in tiles of 64."""
+    return stepwise(q, k, v, scale=scale, mask=mask, block_kv=8)
+
 
 _BASELINE, _FP32 = Arm(), Arm(precision="32-true")
 ARMS = {
@@ -12,6 +24,7 @@ ARMS = {
     "rerun": _BASELINE,
     "flash": replace(_BASELINE, kernel="flash"),
     "flash_emulated": replace(_BASELINE, kernel="stepwise"),  # or the exact "every_step", where its time allows
+    "flash_small_tiles": replace(_BASELINE, kernel="fa_lib.training.arm:small_tiles"),
     "perturb": replace(_BASELINE, perturb=1e-7),
     "data_order": replace(_BASELINE, order=1),
     "init": replace(_BASELINE, init=1),
@@ -19,6 +32,9 @@ ARMS = {
     "flash_fp32": replace(_FP32, kernel="flash"),
     "fp16": replace(_FP32, precision="16-mixed-unscaled"),
     "fp16_scaled": replace(_FP32, precision="16-mixed"),
+    "perturb_fp32": replace(_FP32, perturb=1e-7),
+    "perturb_fp16": Arm(precision="16-mixed", perturb=1e-7),
+    **{f"perturb_1e{power}": replace(_BASELINE, perturb=10.0**power) for power in NUDGES},
 }
 
 
@@ -40,6 +56,7 @@ PAIRS = {
     "rerun": Pair("rerun", "baseline", "the same run again"),
     "flash": Pair("flash", "baseline", "Flash vs Baseline"),
     "flash_emulated": Pair("flash_emulated", "baseline", "Flash carried in BF16 vs Baseline"),
+    "flash_small_tiles": Pair("flash_small_tiles", "baseline", "Flash carried in BF16, 32 tiles, vs Baseline"),
     "perturb": Pair("perturb", "baseline", "initial weights moved by 1e-7"),
     "data_order": Pair("data_order", "baseline", "another order of the data"),
     "init": Pair("init", "baseline", "another initialisation"),
@@ -47,7 +64,11 @@ PAIRS = {
     "fp16_scaled": Pair("fp16_scaled", "fp32", "FP16 vs FP32, scaled"),
     "bf16": Pair("baseline", "fp32", "BF16 vs FP32"),
     "flash_fp32": Pair("flash_fp32", "fp32", "Flash vs Baseline, both in FP32"),
-}
+    "perturb_fp32": Pair("perturb_fp32", "fp32", "initial weights moved by 1e-7, in FP32"),
+    "perturb_fp16": Pair("perturb_fp16", "fp16_scaled", "initial weights moved by 1e-7, in FP16, scaled"),
+    **{f"perturb_1e{power}": Pair(f"perturb_1e{power}", "baseline", f"initial weights moved by 1e{power}")
+       for power in NUDGES},
+}  # fmt: skip
 
 
 def arm_named(name: str, kernel_of: Mapping[str, str] | None = None) -> Arm:

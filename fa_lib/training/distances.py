@@ -16,7 +16,8 @@ import pandas as pd
 import torch
 
 from fa_lib.metrics import wasserstein
-from fa_lib.training.run_folder import load_weights, missing_of, read_result, weights
+from fa_lib.training.alignment import aligned
+from fa_lib.training.run_folder import load_weights, missing_of, read_result, steps_of, weights
 
 LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
 
@@ -28,12 +29,14 @@ class Job:
     Attributes:
         pair: a key of PAIRS. seed: of both.
         folder, twin: of the run, and of the one it is held against.
+        heads: of the transformer.
     """
 
     pair: str
     seed: int
     folder: str
     twin: str
+    heads: int = 1
 
 
 def compare(job: Job) -> list[dict]:
@@ -45,27 +48,31 @@ def compare(job: Job) -> list[dict]:
     for folder in (job.folder, job.twin):
         if missing := (path := Path(folder) / "run.json").exists() and missing_of(folder, read_result(path)):
             raise ValueError(missing)
-    both = set.intersection(*({_step(path) for path in _files(folder)} for folder in (job.folder, job.twin)))
+    both = set(steps_of(job.folder)) & set(steps_of(job.twin))
     return [
-        dict(step=step) | distances(*(load_weights(weights(folder, step)) for folder in (job.folder, job.twin)))
+        dict(step=step)
+        | distances(*(load_weights(weights(folder, step)) for folder in (job.folder, job.twin)), job.heads)
         for step in sorted(both)
     ]
 
 
-def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, float]:
+def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], heads: int = 1) -> dict[str, float]:
     """How far weights a are from b, dicts of name -> tensor of the same shapes.
 
     Returns:
         dict. wasserstein: of each tensor's values, mean over tensors. wasserstein_by_size: the same, weighted by size.
         wasserstein_all: of all values at once. relative_wasserstein: the first, divided by the mean absolute weight of
         a tensor of b, mean over tensors. max, mean: of the absolute differences, element by element. relative_l2: of
-        a - b, divided by that of b. key_bias: the share of the first that the biases of key projections make.
+        a - b, divided by that of b. matched_l2: the same, a's units in the order of b's (`alignment`). key_bias: the
+        share of the first that the biases of key projections make.
     """
     if {n: x.shape for n, x in a.items()} != {n: x.shape for n, x in b.items()}:
         raise ValueError("a: got other names or shapes than b; accepted are weights of one model")
     per_tensor = {n: wasserstein(a[n], b[n]) for n in a}
     sizes = np.array([x.numel() for x in a.values()])
     flat_a, flat_b = (torch.cat([w[n].reshape(-1).double() for n in a]) for w in (a, b))
+    matched = aligned(a, b, heads)
+    flat_matched = torch.cat([matched[n].reshape(-1).double() for n in a])
     moved, each = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
     return dict(
         wasserstein=each.mean(),
@@ -75,6 +82,7 @@ def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[st
         max=moved.max().item(),
         mean=moved.mean().item(),
         relative_l2=(moved.norm() / flat_b.norm()).item(),
+        matched_l2=((flat_matched - flat_b).norm() / flat_b.norm()).item(),
         key_bias=sum(w for n, w in per_tensor.items() if n.endswith("to_k.bias")) / max(each.sum(), 1e-300),
     )
 
@@ -90,8 +98,11 @@ def direction(job: Job) -> dict | list:
         dict: score A, steps T, aligned A / sqrt(T); no row for a run that left no two weights files.
     """
     differences = []
-    for path in _files(job.folder):
-        a, b = load_weights(path), load_weights(Path(job.twin) / path.name)
+    whole = read_result(Path(job.folder) / "run.json")["settings"]
+    for step in steps_of(job.folder):
+        if step % whole["every"] and step != whole["steps"]:  # an early one
+            continue
+        a, b = (load_weights(weights(folder, step)) for folder in (job.folder, job.twin))
         differences.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
     if len(differences) < 2:
         return []
@@ -123,12 +134,3 @@ def times_less(table: pd.DataFrame, start: int) -> pd.DataFrame:
     wide = {name: of.unstack("pair").reindex(columns=["flash", *LOW_PRECISION]) for name, of in columns.items()}
     rows = {pair: pd.DataFrame({name: of[pair] / of["flash"] for name, of in wide.items()}) for pair in LOW_PRECISION}
     return pd.concat(rows, names=["pair", "seed"]).dropna()  # of runs that diverged there is none
-
-
-def _files(folder):
-    """The weights files of a run."""
-    return sorted(Path(folder).glob("weights-*.safetensors"))
-
-
-def _step(path):
-    return int(path.stem.removeprefix("weights-"))

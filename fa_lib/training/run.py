@@ -26,7 +26,7 @@ from fa_lib.training import data, preflight
 from fa_lib.training.devices import begin, gathered, local, repeatable
 from fa_lib.training.fp16_cpu import HalfProducts
 from fa_lib.training.model import TextToImage, noised
-from fa_lib.training.run_folder import checksum, finished, missing_of, refuse_another, weights, write_result
+from fa_lib.training.run_folder import checkpoints, checksum, finished, missing_of, refuse_another, weights, write_result
 from fa_lib.training.spec import RunSpec
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
@@ -68,8 +68,8 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
 
     Args:
         spec: what to train, and on what.
-        folder: for weights-<step>.safetensors, every `spec.every` steps and at 0 and the end; run.json when it has
-            ended; meanwhile resume.ckpt.
+        folder: for weights-<step>.safetensors, at the steps of `run_folder.checkpoints`; run.json when it has ended;
+            meanwhile resume.ckpt.
         watch: called with each step's number before it; gives a probe for its attention calls, or None.
         progress: show a bar.
 
@@ -135,6 +135,7 @@ class Run:
         spec, kernel, self.settings = prepared.spec, prepared.kernel, prepared.settings
         self.fabric, self.folder, self.started = fabric, folder, time.monotonic()
         self.seed, self.config, self.dtype, arm = spec.seed, spec.config, spec.dtype, spec.arm
+        self.checkpoints = frozenset(checkpoints(spec.steps, spec.every))
         preflight.check_kernel(arm.kernel, kernel, self.config, self.dtype, fabric.device)
         self.model = TextToImage(self.config, kernel, data.mixed(self.seed, arm.init))
         if arm.perturb:
@@ -173,7 +174,7 @@ class Run:
         self.skipped += bool(self.scaler and self.scaler.get_scale() < scale)
         self.optimizer.zero_grad()
         self.step += 1
-        if self.step % self.settings["every"] == 0 or self.step == self.settings["steps"]:
+        if self.step in self.checkpoints:
             if not self.sum([(~local(p).isfinite()).sum() for p in self.model.parameters()]):
                 self.save()
             else:  # the loss was finite, what it moved the weights to is not

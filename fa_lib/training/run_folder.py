@@ -17,6 +17,18 @@ def weights(folder: str | Path, step: int) -> Path:
     return Path(folder) / f"weights-{step:06d}.safetensors"
 
 
+def steps_of(folder: str | Path) -> list[int]:
+    """The steps of which a run's weights are there."""
+    return sorted(int(path.stem.removeprefix("weights-")) for path in Path(folder).glob("weights-*.safetensors"))
+
+
+def checkpoints(steps: int, every: int) -> list[int]:
+    """After which steps a run leaves its weights: 0, then every so many and the last; and before the first of these
+    the powers of two, since two runs that part do so at first."""
+    early = [2**i for i in range(every.bit_length()) if 2**i < min(every, steps)]
+    return sorted({*early, *range(0, steps + 1, every), steps})
+
+
 def missing_of(folder: str | Path, result: dict) -> str:
     """Which weights of a run are gone, in words; "" where none is.
 
@@ -25,8 +37,8 @@ def missing_of(folder: str | Path, result: dict) -> str:
     """
     steps, every, count = result["settings"]["steps"], result["settings"]["every"], len(result["losses"])
     last = count - 1 if result["status"].startswith("diverged") else count  # the step that diverged left none
-    due = {*range(0, last + 1, every), *([steps] if last == steps else [])}
-    gone = [path for path in (weights(folder, step) for step in sorted(due)) if not path.exists()]
+    due = [step for step in checkpoints(steps, every) if step <= last]
+    gone = [path for path in (weights(folder, step) for step in due) if not path.exists()]
     return f"folder: {gone[0]} is gone; put it back, or remove the folder to train again" if gone else ""
 
 

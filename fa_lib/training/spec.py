@@ -42,7 +42,7 @@ class RunSpec:
         arm: what it does.
         seed: of data, noise and initial weights.
         config: sizes of the model and of its training.
-        steps: of the optimizer. every: steps between two weights files.
+        steps: of the optimizer. every: steps between two weights files (and see `run_folder.checkpoints`).
         source: "shapes", or a data set as `data.load` takes it, then with streaming. Of data a run's folder knows the
             place, not the content: after a change to a folder of images, train into another folder.
         device: "cpu" or "cuda".

@@ -56,13 +56,13 @@ class StudySpec:
 
 
 def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
-          executor: Executor | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:  # fmt: skip
+          executor: Executor | None = None, cache: str | Path = "") -> tuple[pd.DataFrame, pd.DataFrame]:  # fmt: skip
     """Train every arm that some pairs need, and compare the weights.
 
     Args:
         pairs: keys of PAIRS.
         folder: that holds the runs; what is finished there is not trained again, and what was interrupted goes on.
-        executor: as `sweep`.
+        executor: as `sweep`. cache: as `sweep`, of the comparisons.
 
     Returns:
         (differences, runs): tables. differences: pair, seed, step, the columns of `distances`. runs: seed, arm and
@@ -82,8 +82,8 @@ def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
     fixed = dict(spec=spec, folder=str(folder))
     runs = sweep(train_arm, dict(seed=range(spec.seeds), arm=names), fixed=fixed, executor=executor)
     runs = runs.drop(columns=["folder", *asdict(spec)])
-    table = sweep(compare, dict(job=jobs(wanted, runs)), executor=executor)
-    return table.drop(columns=["folder", "twin"]), runs
+    table = sweep(compare, dict(job=jobs(wanted, runs, spec.config.heads)), executor=executor, cache=cache)
+    return table.drop(columns=["folder", "twin", "heads"]), runs
 
 
 def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
@@ -106,11 +106,11 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
     )  # fmt: skip
 
 
-def jobs(pairs: Iterable[str], runs: pd.DataFrame) -> list[Job]:
+def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
     """The comparisons of some pairs, whose arms the table of runs must hold."""
     at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
     return [
-        Job(pair, int(seed), at[PAIRS[pair].arm, seed], at[PAIRS[pair].twin, seed])
+        Job(pair, int(seed), at[PAIRS[pair].arm, seed], at[PAIRS[pair].twin, seed], heads)
         for pair in pairs
         for seed in runs.seed.unique()
     ]

@@ -1,0 +1,71 @@
+"""Weights of one model with its units in the order of another's.
+
+The hidden units of a feed-forward layer, and the heads of an attention layer, can change places without any change of
+what the model computes. Two models may so be far from each other, weight by weight, and the same: before they are held
+against each other, the units of one are matched with those of the other (Ainsworth et al. 2023, arXiv 2209.04836).
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+UNITS = (  # a layer's name, and its tensors: which dimension of each its units are
+    (r".*\.ff\.net\.", {"0.proj.weight": 0, "0.proj.bias": 0, "2.weight": 1}),
+    (r".*\.DenseReluDense\.", {"wi_0.weight": 0, "wi_1.weight": 0, "wo.weight": 1}),
+)
+HEADS = (
+    (r".*\.attn[12]\.",
+     {**{f"to_{x}.{kind}": 0 for x in "qkv" for kind in ("weight", "bias")}, "to_out.0.weight": 1}),
+)  # fmt: skip
+
+
+def aligned(a: Mapping[str, Tensor], b: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Weights a, the hidden units of each feed-forward layer and the heads of each of the transformer's attention layers
+    in the order in which they are nearest to those of b. (Heads of the text encoder share a position bias, and stay.)
+
+    Args:
+        a, b: name -> tensor, of `TextToImage`, of the same shapes.
+        heads: of the transformer.
+
+    Returns:
+        name -> tensor.
+    """
+    moved = dict(a)
+    for layer, places in _layers(a, UNITS):
+        size = a[next(iter(places))].shape[0]
+        moved |= _matched(a, b, places, size)
+    for layer, places in _layers(a, HEADS):
+        moved |= _matched(a, b, places, heads)
+    return moved
+
+
+def _layers(weights, kinds):
+    """(layer, {tensor's name: dimension}) of every layer of some kinds."""
+    for pattern, places in kinds:
+        layers = dict.fromkeys(
+            found.group() for name in weights for end in places if (found := re.match(pattern + re.escape(end), name))
+        )
+        grouped = {re.match(pattern, layer).group() for layer in layers}
+        for layer in sorted(grouped):
+            yield layer, {layer + end: at for end, at in places.items() if layer + end in weights}
+
+
+def _matched(a, b, places, count):
+    """The tensors of a at `places`, their `count` units in the order in which they are nearest to b's."""
+    near = _units(b, places, count) @ _units(a, places, count).T  # (units of b, units of a)
+    _, order = linear_sum_assignment(near.numpy(), maximize=True)
+    out = {}
+    for name, at in places.items():
+        shape = a[name].shape
+        split = a[name].unflatten(at, (count, -1))
+        out[name] = split.index_select(at, torch.from_numpy(order)).reshape(shape)
+    return out
+
+
+def _units(weights, places, count):
+    """What a layer's units hold: (count, numbers), float64."""
+    each = [weights[name].double().unflatten(at, (count, -1)).movedim(at, 0) for name, at in places.items()]
+    return torch.cat([x.reshape(count, -1) for x in each], 1)

@@ -1,0 +1,144 @@
+"""The study that figures 7 and 8 are drawn from: hours on two cores, in parts, each of which can be interrupted.
+
+A part is a set of pairs with the same seeds, steps and learning rate. What a part came to is written when it is done,
+below data/recorded/; the runs' weights stay in a folder of the build.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from fa_lib.execution.results import save
+from fa_lib.execution.sweep import sweep
+from fa_lib.experiments.variant import known
+from fa_lib.paths import RECORDED
+from fa_lib.training.arm import NUDGES
+from fa_lib.training.config import Config
+from fa_lib.training.run_folder import steps_of, weights
+from fa_lib.training.spectra import entropies
+from fa_lib.training.study import StudySpec, study
+
+NAME = "study"  # of its tables
+EARLY = 25  # steps whose weights are known by their bits
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some pairs, trained and compared.
+
+    Attributes:
+        key: as tables hold it.
+        pairs: keys of `arm.PAIRS`. seeds: how many, from 0.
+        steps, every: as of a RunSpec. lr: learning rate.
+    """
+
+    key: str
+    pairs: tuple[str, ...]
+    seeds: int
+    steps: int = 300
+    every: int = 25
+    lr: float = 2e-3
+
+
+_CONTEXT = ("flash", "perturb", "fp16", "fp16_scaled", "bf16", "init")
+PARTS = {
+    part.key: part
+    for part in (
+        Part("again", ("rerun",), 2),
+        Part("main", (*_CONTEXT, "flash_small_tiles", "flash_emulated", "flash_fp32", "perturb_fp32", "perturb_fp16",
+                      "data_order"), 10),
+        Part("nudges", tuple(f"perturb_1e{power}" for power in NUDGES), 5),
+        Part("lower_rate", _CONTEXT, 5, lr=5e-4),
+        Part("long", ("flash", "flash_small_tiles", "perturb", "init"), 3, steps=3000, every=250),
+    )
+}  # fmt: skip
+
+
+def carry_out(
+    keys: Sequence[str], config: Config, folder: Path, executor: Executor | None = None, out: Path = RECORDED / "cpu"
+) -> dict[str, pd.DataFrame]:
+    """Train and compare parts of the study, and write its tables after each, beside those of the parts before.
+
+    Args:
+        keys: of PARTS. config: of the models; the learning rate is the part's.
+        folder: of the runs; what is finished there is not trained again, and what was interrupted goes on.
+        out: below it are data/results/study.csv and its like.
+
+    Returns:
+        `held`, of all parts that were ever made.
+
+    Raises:
+        ValueError: there is no such part, or an argument does not fit.
+    """
+    for part in [known("part", key, PARTS) for key in keys]:
+        made = _tables(part, config, folder, executor)
+        before = held(out)
+        whole = {}
+        for name, table in made.items():
+            table.insert(0, "part", part.key)
+            others = before[name][before[name].part != part.key] if before else pd.DataFrame()
+            both = pd.concat([others, table], ignore_index=True)
+            whole[name] = both.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
+        parts = [asdict(PARTS[key]) for key in whole["differences"].part.unique()]
+        parameters = dict(config=asdict(config), parts=parts)
+        save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
+    return held(out)
+
+
+def held(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
+    """The tables of the study that was recorded: differences (of `study.study`), runs (of `study.study`), signals (of
+    `spectra.entropies`), bits (seed, arm, step, sha256: of the weights after each of the first steps); each with its
+    part. Empty where none was recorded."""
+    at = out / "data" / "results"
+    if not (at / f"{NAME}.csv").exists():
+        return {}
+    more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits")}
+    return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
+
+
+def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
+    """Whether runs made here have the bits of recorded ones.
+
+    Args:
+        runs: of `study.study`. kept: `held()["bits"]` of one part.
+
+    Returns:
+        table: arm, seed, step, same; of the steps that both know.
+    """
+    here = pd.concat([bits(row.arm, row.seed, row.at) for row in runs.itertuples()], ignore_index=True)
+    both = here.merge(kept, on=["arm", "seed", "step"], suffixes=("", "_kept"))
+    return both.assign(same=both.sha256 == both.sha256_kept)[["arm", "seed", "step", "same"]]
+
+
+def bits(arm: str, seed: int, at: str) -> pd.DataFrame:
+    """SHA-256 of the weights files of a run's first EARLY steps: arm, seed, step, sha256 (its first 16 digits)."""
+    rows = [
+        dict(arm=arm, seed=seed, step=step, sha256=hashlib.sha256(weights(at, step).read_bytes()).hexdigest()[:16])
+        for step in steps_of(at)
+        if step <= EARLY
+    ]
+    return pd.DataFrame(rows)
+
+
+def _tables(part, config, folder, executor):
+    """The tables of one part."""
+    spec = StudySpec(part.seeds, part.steps, part.every, replace(config, lr=part.lr))
+    differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=folder / "cells")
+    signals = sweep(
+        signal, dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()]), fixed=dict(heads=config.heads),
+        cache=folder / "cells", executor=executor,
+    ).drop(columns=["run", "heads"])  # fmt: skip
+    first = [bits(row.arm, row.seed, row.at) for row in runs.itertuples()]
+    return dict(
+        differences=differences, runs=runs.drop(columns="at"), signals=signals, bits=pd.concat(first, ignore_index=True)
+    )
+
+
+def signal(run: tuple[str, int, str], heads: int) -> list[dict]:
+    """A cell: `entropies` of a run (arm, seed, folder), with its arm and seed."""
+    arm, seed, at = run
+    return [dict(arm=arm, seed=seed) | row for row in entropies(at, heads)]
