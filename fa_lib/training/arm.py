@@ -9,7 +9,7 @@ from fa_lib.experiments.variant import known
 from fa_lib.kernels.eager import stepwise
 from fa_lib.training.spec import Arm
 
-NUDGES = (-8, -6, -5, -4, -3)  # powers of 10, beside the 1e-7 of "perturb"
+NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-6, -4)  # powers of 10, beside the 1e-7 of "perturb"
 
 
 def small_tiles(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
@@ -35,6 +35,7 @@ ARMS = {
     "perturb_fp32": replace(_FP32, perturb=1e-7),
     "perturb_fp16": Arm(precision="16-mixed", perturb=1e-7),
     **{f"perturb_1e{power}": replace(_BASELINE, perturb=10.0**power) for power in NUDGES},
+    **{f"perturb_fp32_1e{power}": replace(_FP32, perturb=10.0**power) for power in NUDGES_FP32},
 }
 
 
@@ -68,6 +69,8 @@ PAIRS = {
     "perturb_fp16": Pair("perturb_fp16", "fp16_scaled", "initial weights moved by 1e-7, in FP16, scaled"),
     **{f"perturb_1e{power}": Pair(f"perturb_1e{power}", "baseline", f"initial weights moved by 1e{power}")
        for power in NUDGES},
+    **{f"perturb_fp32_1e{power}": Pair(f"perturb_fp32_1e{power}", "fp32", f"initial weights moved by 1e{power}, in FP32")
+       for power in NUDGES_FP32},
 }  # fmt: skip
 
 

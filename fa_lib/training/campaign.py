@@ -16,7 +16,7 @@ from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.variant import known
 from fa_lib.paths import RECORDED
-from fa_lib.training.arm import NUDGES
+from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
 from fa_lib.training.run_folder import steps_of, weights
 from fa_lib.training.spectra import entropies
@@ -51,7 +51,8 @@ PARTS = {
         Part("again", ("rerun",), 2),
         Part("main", (*_CONTEXT, "flash_small_tiles", "flash_emulated", "flash_fp32", "perturb_fp32", "perturb_fp16",
                       "data_order"), 10),
-        Part("nudges", tuple(f"perturb_1e{power}" for power in NUDGES), 5),
+        Part("nudges", (*(f"perturb_1e{power}" for power in NUDGES),
+                        *(f"perturb_fp32_1e{power}" for power in NUDGES_FP32)), 5),
         Part("lower_rate", _CONTEXT, 5, lr=5e-4),
         Part("long", ("flash", "flash_small_tiles", "perturb", "init"), 3, steps=3000, every=250),
     )
