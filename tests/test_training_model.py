@@ -10,14 +10,14 @@ from runs import TINY
 from fa_lib import kernels
 from fa_lib.paths import ROOT
 from fa_lib.training.config import Config
-from fa_lib.training.fp16_cpu import HalfProducts
+from fa_lib.training.half_products import HalfProducts
 from fa_lib.training.model import TextToImage, noised
 
 
 def test_half_products_are_rounded_once():
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(64, 64, generator=generator).half().requires_grad_() for _ in range(2))
-    with HalfProducts():
+    with HalfProducts(torch.float16):
         out = a @ b
         out.sum().backward()
     for got, exact in ((out, a.double() @ b.double()), (a.grad, b.double().sum(1).expand(64, 64))):

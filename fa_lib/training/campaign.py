@@ -24,6 +24,7 @@ from fa_lib.training.study import StudySpec, study
 
 NAME = "study"  # of its tables
 EARLY = 25  # steps whose weights are known by their bits
+ROUNDS = (3, 5, 10)  # seeds of every part before any part has more: what is there at any time is a whole study
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ _CONTEXT = ("flash", "perturb", "fp16", "fp16_scaled", "bf16", "init")
 PARTS = {
     part.key: part
     for part in (
-        Part("again", ("rerun",), 2),
+        Part("again", ("rerun",), 1),
         Part("main", (*_CONTEXT, "flash_small_tiles", "flash_emulated", "flash_fp32", "perturb_fp32", "perturb_fp16",
                       "data_order"), 10),
         Part("nudges", (*(f"perturb_1e{power}" for power in NUDGES),
                         *(f"perturb_fp32_1e{power}" for power in NUDGES_FP32)), 5),
         Part("lower_rate", _CONTEXT, 5, lr=5e-4),
-        Part("long", ("flash", "flash_small_tiles", "perturb", "init"), 3, steps=3000, every=250),
+        Part("long", ("flash", "perturb", "init"), 3, steps=3000, every=250),
     )
 }  # fmt: skip
 
@@ -66,7 +67,8 @@ def carry_out(
 
     Args:
         keys: of PARTS. config: of the models; the learning rate is the part's.
-        folder: of the runs; what is finished there is not trained again, and what was interrupted goes on.
+        folder: of the runs; what is finished there is not trained again, and what was interrupted goes on. All parts get
+            3 seeds first, then 5, then 10.
         out: below it are data/results/study.csv and its like.
 
     Returns:
@@ -75,7 +77,8 @@ def carry_out(
     Raises:
         ValueError: there is no such part, or an argument does not fit.
     """
-    for part in [known("part", key, PARTS) for key in keys]:
+    parts = [known("part", key, PARTS) for key in keys]
+    for part in [replace(part, seeds=min(seeds, part.seeds)) for seeds in ROUNDS for part in parts]:
         made = _tables(part, config, folder, executor)
         before = held(out)
         whole = {}
@@ -84,8 +87,8 @@ def carry_out(
             others = before[name][before[name].part != part.key] if before else pd.DataFrame()
             both = pd.concat([others, table], ignore_index=True)
             whole[name] = both.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
-        parts = [asdict(PARTS[key]) for key in whole["differences"].part.unique()]
-        parameters = dict(config=asdict(config), parts=parts)
+        made = {key: rows.seed.nunique() for key, rows in whole["differences"].groupby("part", sort=False)}
+        parameters = dict(config=asdict(config), parts=[asdict(PARTS[key]) | dict(seeds=made[key]) for key in made])
         save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
     return held(out)
 

@@ -24,9 +24,17 @@ from fa_lib.execution import files
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.training import data, preflight
 from fa_lib.training.devices import begin, gathered, local, repeatable
-from fa_lib.training.fp16_cpu import HalfProducts
+from fa_lib.training.half_products import HalfProducts, slow
 from fa_lib.training.model import TextToImage, noised
-from fa_lib.training.run_folder import checkpoints, checksum, finished, missing_of, refuse_another, weights, write_result
+from fa_lib.training.run_folder import (
+    checkpoints,
+    checksum,
+    finished,
+    missing_of,
+    refuse_another,
+    weights,
+    write_result,
+)
 from fa_lib.training.spec import RunSpec
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
@@ -108,7 +116,7 @@ def carry_out(prepared: Prepared, folder: str | Path, *, watch: Watch | None = N
             return ended
         run.resume()
         batches = images.batches(spec.config.batch, data.mixed(spec.seed, spec.arm.order), start=run.step)
-        halves = HalfProducts() if spec.device == "cpu" and spec.dtype == torch.float16 else nullcontext()
+        halves = HalfProducts(spec.dtype) if spec.device == "cpu" and slow(spec.dtype) else nullcontext()
         silent = not progress or fabric.global_rank > 0
         bar = tqdm(total=spec.steps, initial=run.step, unit="step", disable=silent)
         with halves, bar:
@@ -145,7 +153,9 @@ class Run:
                 p.data.copy_(p.detach().double() * factor)
         self.parallel = fabric.setup_module(self.model)  # first: FSDP puts other parameters in
         lr, decay = self.config.lr, self.config.weight_decay
-        self.optimizer = fabric.setup_optimizers(torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay))
+        self.optimizer = fabric.setup_optimizers(
+            torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
+        )
         self.scaler = getattr(fabric._precision, "scaler", None)
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
         torch.manual_seed(self.seed)
