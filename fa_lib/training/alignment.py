@@ -23,8 +23,8 @@ HEADS = (
 
 
 def aligned(a: Mapping[str, Tensor], b: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Weights a, the hidden units of each feed-forward layer and the heads of each of the transformer's attention layers
-    in the order in which they are nearest to those of b. (Heads of the text encoder share a position bias, and stay.)
+    """Weights a, their units in the order in which they are nearest to those of b: the hidden units of each
+    feed-forward layer, and the heads of the transformer. (Those of the text encoder share a position bias, and stay.)
 
     Args:
         a, b: name -> tensor, of `TextToImage`, of the same shapes.
@@ -34,23 +34,20 @@ def aligned(a: Mapping[str, Tensor], b: Mapping[str, Tensor], heads: int) -> dic
         name -> tensor.
     """
     moved = dict(a)
-    for layer, places in _layers(a, UNITS):
-        size = a[next(iter(places))].shape[0]
-        moved |= _matched(a, b, places, size)
-    for layer, places in _layers(a, HEADS):
+    for places in _layers(a, UNITS):
+        moved |= _matched(a, b, places, a[next(iter(places))].shape[0])
+    for places in _layers(a, HEADS):
         moved |= _matched(a, b, places, heads)
     return moved
 
 
 def _layers(weights, kinds):
-    """(layer, {tensor's name: dimension}) of every layer of some kinds."""
+    """{tensor's name: dimension} of every layer of some kinds."""
     for pattern, places in kinds:
-        layers = dict.fromkeys(
-            found.group() for name in weights for end in places if (found := re.match(pattern + re.escape(end), name))
-        )
-        grouped = {re.match(pattern, layer).group() for layer in layers}
-        for layer in sorted(grouped):
-            yield layer, {layer + end: at for end, at in places.items() if layer + end in weights}
+        layers = {found.group() for name in weights if (found := re.match(pattern, name))}
+        for layer in sorted(layers):
+            if found := {layer + end: at for end, at in places.items() if layer + end in weights}:
+                yield found
 
 
 def _matched(a, b, places, count):

@@ -67,8 +67,8 @@ def carry_out(
 
     Args:
         keys: of PARTS. config: of the models; the learning rate is the part's.
-        folder: of the runs; what is finished there is not trained again, and what was interrupted goes on. All parts get
-            3 seeds first, then 5, then 10.
+        folder: of the runs; what is finished there is not trained again, and what was interrupted goes on. All parts
+            get 3 seeds first, then 5, then 10.
         out: below it are data/results/study.csv and its like.
 
     Returns:

@@ -34,7 +34,7 @@ def entropies(folder: str | Path, heads: int) -> list[dict]:
 def entropy(
     q: Float[Tensor, "heads head_dim width"], k: Float[Tensor, "heads head_dim width"],
     dq: Float[Tensor, "heads head_dim width"], dk: Float[Tensor, "heads head_dim width"],
-) -> Float[Tensor, "heads"]:  # fmt: skip
+) -> Float[Tensor, " heads"]:  # fmt: skip
     """Spectral entropy of q^T dk + dq^T k for each head, 0 to 1; NaN where nothing moved."""
     first = q.mT @ dk + dq.mT @ k  # (heads, width, width)
     share = torch.linalg.svdvals(first).square()  # (heads, width)
