@@ -19,8 +19,11 @@ from fa_lib.training.distances import at_end
 STYLE = {  # of a pair: colour, marker, line
     "flash": (FLASH, "o", "-"),
     "flash_emulated": (FLASH, "s", "--"),
+    "flash_small_tiles": (FLASH, "X", "-."),
     "flash_fp32": (FLASH, "^", ":"),
     "perturb": (GREY, "v", "-"),
+    "perturb_fp32": (GREY, "v", ":"),
+    "perturb_fp16": (FORMATS["FP16"][0], "v", ":"),
     "data_order": (GREY, "D", "--"),
     "init": ("#222222", "P", "-"),
     "fp16": (FORMATS["FP16"][0], "o", "-"),
@@ -81,8 +84,13 @@ def _by_layer(ax, golden, kernels):
 
 
 @styled
-def divergence(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
-    """Figure 7: Wasserstein distance and max difference of the weights over training; tables: machine -> table."""
+def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, caption: str) -> Figure:
+    """Figure 7: Wasserstein distance and max difference of the weights over training.
+
+    Args:
+        tables: machine -> table of `study.study`. predicted: of `growth.predicted`, of the first table's Wasserstein
+            distance: dashed lines.
+    """
     ends = [at_end(table, "wasserstein").unstack("pair") for table in tables.values()]
     nudged = (ends[0]["flash"] / ends[0]["perturb"]).dropna()
     far = f": {nudged.min():.1f} to {nudged.max():.1f} times as far as from a nudge of 1e-7" if len(nudged) else ""
@@ -90,10 +98,16 @@ def divergence(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
     metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
     for row, (machine, table) in zip(axes, tables.items()):
         for ax, (metric, words) in zip(row, metrics.items()):
-            pairs = ("flash", "flash_emulated", "perturb", "flash_fp32")
+            pairs = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32")
             _curves(ax, table, metric, [name for name in pairs if name in set(table.pair)])
             ax.set(yscale="log", xlabel="training iteration", ylabel=words)
         row[0].set_title(machine if len(tables) > 1 else "")
+    for name, own in predicted.groupby("pair", sort=False):
+        mean = by_seed(own, "step", "predicted").mean(axis=1)
+        axes[0][0].plot(mean.index, mean, color=INK, lw=1.1, ls=(0, (2, 1.5)), zorder=5)
+    if len(predicted):
+        axes[0][0].plot([], [], color=INK, lw=1.1, ls=(0, (2, 1.5)), label="predicted from the arm's first step")
+        axes[0][0].legend(loc="lower right", fontsize=7)
     axes[0][1].legend(loc="center left", bbox_to_anchor=(0, 0.42), fontsize=7)
     return captioned(figure, f"Figure 7. Flash and Baseline runs drift apart{far}", caption + BANDS)
 

@@ -58,6 +58,7 @@ PARTS = {
         Part("long", ("flash", "perturb", "init"), 3, steps=3000, every=250),
     )
 }  # fmt: skip
+ALIKE = ("again", "main", "nudges")
 
 
 def carry_out(
@@ -78,13 +79,13 @@ def carry_out(
         ValueError: there is no such part, or an argument does not fit.
     """
     parts = [known("part", key, PARTS) for key in keys]
-    for part in [replace(part, seeds=min(seeds, part.seeds)) for seeds in ROUNDS for part in parts]:
-        made = _tables(part, config, folder, executor)
+    for one in [replace(each, seeds=min(seeds, each.seeds)) for seeds in ROUNDS for each in parts]:
+        tables = _tables(one, config, folder, executor)
         before = held(out)
         whole = {}
-        for name, table in made.items():
-            table.insert(0, "part", part.key)
-            others = before[name][before[name].part != part.key] if before else pd.DataFrame()
+        for name, table in tables.items():
+            table.insert(0, "part", one.key)
+            others = before[name][before[name].part != one.key] if before else pd.DataFrame()
             both = pd.concat([others, table], ignore_index=True)
             whole[name] = both.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
         made = {key: rows.seed.nunique() for key, rows in whole["differences"].groupby("part", sort=False)}
@@ -102,6 +103,16 @@ def held(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
         return {}
     more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits")}
     return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
+
+
+def alike(table: pd.DataFrame) -> pd.DataFrame:
+    """Of the recorded study, all that has the steps and the learning rate of the main part, without the column."""
+    return table[table.part.isin(ALIKE)].drop(columns="part").reset_index(drop=True)
+
+
+def part(table: pd.DataFrame, key: str) -> pd.DataFrame:
+    """One part of the recorded study, without the column."""
+    return table[table.part == key].drop(columns="part").reset_index(drop=True)
 
 
 def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:

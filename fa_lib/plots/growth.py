@@ -1,0 +1,116 @@
+"""Figure 7b: how the distance between two training runs grows; and figure 8d: what becomes of the loss."""
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa_lib.plots.captions import BANDS, captioned
+from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, styled
+from fa_lib.training.arm import PAIRS
+from fa_lib.training.growth import geometric
+
+LINES = {  # of a pair: colour, marker, line
+    "flash": (FLASH, "o", "-"),
+    "flash_small_tiles": (BASELINE, "s", "-"),
+    "perturb": (GREY, "v", "-"),
+    "flash_fp32": (FLASH, "^", ":"),
+    "perturb_fp32": (GREY, "v", ":"),
+    "fp16_scaled": (FORMATS["FP16"][0], "s", "-"),
+    "perturb_fp16": (FORMATS["FP16"][0], "v", ":"),
+}
+
+
+@styled
+def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, caption: str) -> Figure:
+    """Figure 7b: growth of the distance per step; what the first step predicts, over what was measured; a long run.
+
+    Args:
+        rates, predicted: of `training.growth`. long: of `study.study`; may be empty.
+    """
+    count = 3 if len(long) else 2
+    figure, axes = plt.subplots(1, count, figsize=(4.4 * count, 3.8))
+    for name, (color, marker, line) in LINES.items():
+        own = rates[rates.pair == name]
+        if len(own):
+            band(axes[0], by_seed(own, "step", "rate"), color, marker, PAIRS[name].label, ls=line)
+    axes[0].axhline(0, color=INK, lw=0.9)
+    axes[0].set(xscale="symlog", xlim=(0.8, None), xlabel="training iteration", title="how fast runs part")
+    axes[0].set_ylabel("growth of the relative L2 distance\n(its logarithm, per step)")
+    axes[0].legend(fontsize=6.5)
+    ratio = predicted.assign(ratio=predicted.predicted / predicted.measured)
+    for name, own in ratio.groupby("pair", sort=False):
+        color, marker, line = LINES.get(name, (INK, "D", "--"))
+        band(axes[1], by_seed(own, "step", "ratio"), color, marker, PAIRS[name].label, ls=line)
+    axes[1].axhline(1, color=INK, lw=0.9)
+    axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", xlabel="training iteration")
+    axes[1].set(ylabel="predicted / measured distance", title="the curve from the first step")
+    axes[1].legend(fontsize=6.5)
+    if len(long):
+        for name in ("init", "flash", "flash_small_tiles", "perturb"):
+            own = long[(long.pair == name) & (long.step > 0)]
+            if len(own):
+                color, marker, line = LINES.get(name, (INK, "P", "-"))
+                band(axes[2], by_seed(own, "step", "relative_l2"), color, marker, PAIRS[name].label, ls=line)
+        axes[2].set(xscale="log", yscale="log", xlabel="training iteration", title="until it levels off")
+        axes[2].set_ylabel("relative L2 distance")
+        axes[2].legend(fontsize=6.5)
+    return captioned(figure, _title(ratio), caption + BANDS)
+
+
+def _title(ratio):
+    """What the prediction is worth at the last step."""
+    last = ratio[ratio.step == ratio.step.max()]
+    each = [f"{low:.2g} to {high:.2g}" for low, high in [(last.ratio.min(), last.ratio.max())]] if len(last) else ["-"]
+    return f"Figure 7b. Training amplifies any difference; predicted over measured at the end: {each[0]}"
+
+
+@styled
+def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
+    """Figure 8d: the loss of each arm over its twin's, and the spectral entropy of the updates of Q and K.
+
+    Args:
+        losses: loss over the twin's, by pair and seed. signals: of `spectra.entropies`, with arm and seed.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.9), width_ratios=(1.15, 1))
+    names = [name for name in PAIRS if name in losses.index.get_level_values("pair")][::-1]
+    for y, name in enumerate(names):
+        color, marker, _ = LINES.get(name, (INK, "D", "-"))
+        each = losses[name].dropna()
+        left.plot(100 * (each - 1), [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
+        mean, low, high = (100 * (x - 1) for x in geometric(each))
+        if np.isfinite(low):
+            left.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
+    left.axvline(0, color=INK, lw=0.9)
+    left.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names], ylim=(-0.6, len(names) - 0.4))
+    left.set(xlabel="loss at the end, over the twin's (%)", title="what becomes of the loss")
+    left.grid(axis="x")
+    _entropies(right, signals)
+    figure_title = "Figure 8d. " + said(losses)
+    words = " Left: small points: seeds; large ones: their geometric mean, its 95 % interval. Right: mean over seeds; bands: min to max."
+    return captioned(figure, figure_title, caption + words)
+
+
+def said(losses: pd.Series) -> str:
+    """What becomes of Flash's loss, and of a nudge's, in a sentence."""
+    each: Mapping[str, str] = {
+        name: "{:+.1f} %".format(100 * (geometric(losses[name].dropna())[0] - 1)) for name in ("flash", "perturb")
+    }
+    return f"Flash changes the loss by {each['flash']}, a nudge of 1e-7 by {each['perturb']}"
+
+
+def _entropies(ax: Axes, signals: pd.DataFrame):
+    """Spectral entropy over training, of arms in BF16, FP16 and FP32."""
+    shown = {"baseline": ("Baseline, BF16", BASELINE, "D", "-"), "flash": ("Flash, BF16", FLASH, "o", "-"),
+             "flash_small_tiles": ("carried in BF16, 32 tiles", FLASH, "s", "--"),
+             "fp32": ("Baseline, FP32", GREY, "^", ":"), "fp16": ("FP16, no loss scaling", FORMATS["FP16"][0], "v", "-")}  # fmt: skip
+    for arm, (label, color, marker, line) in shown.items():
+        own = signals[signals.arm == arm]
+        if len(own):
+            band(ax, by_seed(own, "step", "entropy"), color, marker, label, ls=line)
+    ax.set(xscale="log", xlabel="training iteration", title="a signal that is said to warn (arXiv 2606.28116)")
+    ax.set_ylabel("spectral entropy of the updates of Q and K\n(mean over layers and heads; 1: no direction)")
+    ax.legend(fontsize=7)
