@@ -145,7 +145,8 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
 
     def read(number, row, repeats=None):
         there = row[image] or {}
-        name, held = f"{source}, number {number} ({there.get('path') or row.get('__key__')})", there.get("bytes")
+        file, held = there.get("path") or row.get("__key__"), there.get("bytes")
+        name = f"{source}, number {number} ({file})"
         if held is None and not there.get("path"):
             raise ValueError(f"data: {name} has no image")
         if held is None and not inside(there["path"], own):
@@ -160,7 +161,7 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         except ValueError as error:
             raise ValueError(f"data: {name} {error}") from None
         if repeats is not None:
-            repeats.add(number, name, held)
+            repeats.add(str(file), held)
         return tensor, text
 
     if streaming:

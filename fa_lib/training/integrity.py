@@ -132,19 +132,21 @@ class Repeats:
     """How many images have the same bytes as an earlier one."""
 
     def __init__(self):
-        self._numbers, self._count, self._first = {}, 0, ""
+        self._names, self._count, self._first = {}, 0, ""
 
-    def add(self, number: int, name: str, held: bytes) -> None:
-        """One more image: its number, what messages call it, and the content of its file."""
-        before = self._numbers.setdefault(hashlib.blake2b(held, digest_size=16).digest(), number)
-        if before != number:
+    def add(self, name: str, held: bytes) -> None:
+        """One more image: its file's name, and its content."""
+        digest = hashlib.blake2b(held, digest_size=16).digest()
+        if digest in self._names:
             self._count += 1
-            self._first = self._first or f"{name} is number {before} again"
+            self._first = self._first or f"{name}, as {self._names[digest]}"
+        else:
+            self._names[digest] = name
 
     def tell(self, source: str | Path) -> None:
         """Warns where there are any."""
         if self._count:
-            words = f"data: {source}: images with the bytes of an earlier one: {self._count}, all of them trained on"
+            words = f"data: {source}: images with the bytes of an earlier one, trained on like any other: {self._count}"
             warnings.warn(f"{words}; the first: {self._first}", stacklevel=3)
 
 
