@@ -38,20 +38,23 @@ PAGE = """# The ledger
 
 Each row is a statement of a paper, or a question it leaves open; numbers in brackets count the settings it was tried
 in. One rule makes every verdict: the words are read as an interval (`data/published.csv`), and the 95 % confidence
-interval of our mean over seeds is held against it (Student's t). *Reproduced*: ours lies inside. *Not reproduced*: it
+interval of our mean over seeds is held against it (Student's t; geometric means of distances between weights).
 lies outside. *Consistent*: it does both, so that more seeds would be needed. *Not stated*: the paper gives no value.
 Figure 2 has no row in FP64: there the order of the real kernel's sums, which is the machine's, decides."""
 
 
 def published() -> pd.DataFrame:
-    """The published statements, indexed by id."""
-    texts = ("paper", "source", "published")
+    """The published statements, indexed by id. average is "geometric" of ratios that training multiplies, else ""."""
+    texts = ("paper", "source", "published", "average")
     return pd.read_csv(PUBLISHED, index_col="id", dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
-def verdict(values: Sequence[float] | np.ndarray, low: float, high: float) -> str:
+def verdict(values: Sequence[float] | np.ndarray, low: float, high: float, average: str = "") -> str:
     """What values over seeds say of a statement that holds within [low, high], by the 95 % confidence interval of their
     mean (Student's t; of a single value, the value).
+
+    Args:
+        average: as of `bounds`.
 
     Returns:
         "reproduced": the interval lies inside, the ends included; "not reproduced": it lies outside; "consistent": it
@@ -59,16 +62,19 @@ def verdict(values: Sequence[float] | np.ndarray, low: float, high: float) -> st
     """
     if np.isnan(low):
         return "not stated"
-    first, last = bounds(values)
+    _, first, last = bounds(values, average)
     if low <= first and last <= high:
         return "reproduced"
     return "consistent" if low <= last and first <= high else "not reproduced"
 
 
-def bounds(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """The ends of the 95 % confidence interval of a mean; of a single value, the value."""
-    mean, first, last = interval(pd.Series(values, dtype=float))
-    return (first, last) if len(values) > 1 else (mean, mean)
+def bounds(values: Sequence[float] | np.ndarray, average: str = "") -> tuple[float, float, float]:
+    """A mean and the ends of its 95 % confidence interval; of a single value, the value. average: "" is arithmetic; of a
+    "geometric" mean the interval is that of the logarithms."""
+    each = pd.Series(values, dtype=float)
+    found = np.exp(interval(np.log(each))) if average else np.array(interval(each))
+    mean, first, last = (float(x) for x in found)
+    return (mean, first, last) if len(values) > 1 else (mean, mean, mean)
 
 
 def claim(id: str, setting: str, values: Sequence[float] | pd.Series) -> dict[str, str]:
@@ -103,11 +109,12 @@ def ledger(results: Path = RESULTS) -> pd.DataFrame:
     ours = pd.concat(parts) if parts else pd.DataFrame(columns=["id", "setting", "values"])
     table = published().reset_index().merge(ours, on="id", how="left").fillna({"setting": "", "values": ""})
     seeds = [np.array(values.split(), dtype=float) for values in table["values"]]
-    for name in ("mean", "min", "max"):
+    for name in ("min", "max"):
         table[name] = [getattr(s, name)() if s.size else np.nan for s in seeds]
-    table["first"], table["last"] = zip(*(bounds(s) if s.size else (np.nan, np.nan) for s in seeds))
-    stated = zip(seeds, table.low, table.high)
-    table["verdict"] = [verdict(s, low, high) if s.size else "not run" for s, low, high in stated]
+    held = [bounds(s, how) if s.size else (np.nan,) * 3 for s, how in zip(seeds, table.average)]
+    table["mean"], table["first"], table["last"] = zip(*held)
+    stated = zip(seeds, table.low, table.high, table.average)
+    table["verdict"] = [verdict(s, *how) if s.size else "not run" for s, *how in stated]
     table["seeds"] = [s.size for s in seeds]
     return table
 

@@ -150,13 +150,13 @@ def train(
             replace(arm_named(arm), **changes), seed, Config.load(config), steps, every, source=data,
             streaming=streaming, device=device, devices=started() if devices is None else devices, strategy=strategy,
         )  # fmt: skip
-        from fa_lib.training import run  # slow to load: after what can be refused without it
+        from fa_lib.training import nonfinite, run  # slow to load: after what can be refused without it
 
         result = run.train(spec, out, progress=True)
         loss, seconds = result["losses"][-1], result["seconds"]
         typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
         if result["status"] != "done":
-            raise RuntimeError(f"{result['status']}: what was before is in {out}")
+            raise RuntimeError(nonfinite.told(out))
 
 
 @app.command()

@@ -4,9 +4,9 @@ The paper's Shutterstock set is not public. Nothing here is downloaded unless a 
 """
 
 import glob
-import io
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +14,14 @@ import torch
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
-from fa_lib.training.integrity import check_folder, check_shard, inside
+from fa_lib.training.integrity import CAPTIONS, Repeats, check_folder, check_shard, inside
+from fa_lib.training.picture import decoded, pixels
 
 SIZES = {"small": 0.16, "large": 0.26}  # half width, of the image's
 COLORS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 230), "yellow": (240, 210, 40)}
 SHAPES = ("circle", "square", "triangle")
 PLACES = {f"{y} {x}": (a, b) for y, b in (("top", 0.3), ("bottom", 0.7)) for x, a in (("left", 0.3), ("right", 0.7))}
-CAPTIONS = ("text", "caption", "txt")  # columns a caption may be in
-IMAGES = ("image", "jpg", "jpeg", "png", "webp")
-FORMATS = ("PNG", "JPEG", "WEBP")  # that are decoded: others start programs (EPS), or are seldom tried
+IMAGES = ("image", "jpg", "jpeg", "png", "webp")  # columns an image may be in
 
 
 def mixed(*numbers: int) -> int:
@@ -45,8 +44,8 @@ class Captioned:
     def __init__(self, images: torch.Tensor, captions: list[str]):
         self.images, self.captions = images, captions
 
-    def check(self, batch: int) -> None:
-        """Refuses a batch larger than the data."""
+    def check(self, batch: int, steps: int = 1, seed: int = 0) -> None:
+        """Refuses a batch larger than the data, which are checked already."""
         if batch > len(self.captions):
             raise ValueError(f"batch: got {batch}; accepted is up to the {len(self.captions)} images of the data")
 
@@ -85,7 +84,7 @@ def shapes(n: int, size: int, seed: int) -> Captioned:
             pen.rectangle((x - r, y - r, x + r, y + r), fill=COLORS[color])
         else:
             pen.polygon(((x, y - r), (x - r, y + r), (x + r, y + r)), fill=COLORS[color])
-        images[i] = _pixels(picture, size)
+        images[i] = pixels(picture, size)
         captions.append(f"{width} {color} {shape} {place}")
     return Captioned(images, captions)
 
@@ -97,17 +96,21 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         source: a folder of images with metadata.jsonl (file_name, and text or caption), a folder or pattern of
             webdataset shards (.tar: png or jpg, and txt), or a name on the Hugging Face hub.
         size: pixels; images are cropped to their central square and resized.
-        streaming: images are read as they come and never held, for what fits no memory or no disk. Otherwise all
-            are read, and checked, before training starts, into 3 size² bytes each.
+        streaming: images are read as they come and never held, for what fits no memory or no disk; `Stream.check`
+            reads them before training. Otherwise all are read here, into 3 size² bytes each.
         split: of the data set.
 
     Returns:
         Captioned, or Stream.
 
     Raises:
-        ValueError: no captions or no images; a damaged shard; a line of metadata.jsonl that is no sample; an image that
-            cannot be read (PNG, JPEG and WebP are) or lies elsewhere, or an empty caption, with its number.
+        ValueError: no captions or no images; a damaged shard, or one with a name twice; a line of metadata.jsonl that
+            is no sample, or is there twice; an image that `picture.decoded` does not accept or that lies elsewhere, or
+            an empty caption, with its number.
         FileNotFoundError: there is nothing at `source`.
+
+    Warns:
+        UserWarning: images have the same bytes.
     """
     from datasets import Image as Encoded
     from datasets import load_dataset
@@ -129,8 +132,9 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
     if path.is_dir() and not shards:
         check_folder(path)
     own = [path] if path.is_dir() else [HF_DATASETS_CACHE, DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE]
-    rows = load_dataset(**options, split=split, streaming=streaming)
-    names = rows.column_names or list(next(iter(rows)))
+    with _reading(source):
+        rows = load_dataset(**options, split=split, streaming=streaming)
+        names = rows.column_names or list(next(iter(rows)))
     image, caption = (next((n for n in columns if n in names), None) for columns in (IMAGES, CAPTIONS))
     if image is None or caption is None:
         missing, accepted = ("images", IMAGES) if image is None else ("captions", CAPTIONS)
@@ -139,50 +143,74 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         )
     rows = rows.cast_column(image, Encoded(decode=False))  # decoded here, so that what fails can be named
 
-    def read(number, row):
+    def read(number, row, repeats=None):
         there = row[image] or {}
-        name, held = f"{source}, number {number} ({there.get('path') or row.get('__key__')})", there.get("bytes")
-        if not held and not there.get("path"):
+        file, held = there.get("path") or row.get("__key__"), there.get("bytes")
+        name = f"{source}, number {number} ({file})"
+        if held is None and not there.get("path"):
             raise ValueError(f"data: {name} has no image")
-        if not held and not inside(there["path"], own):
+        if held is None and not inside(there["path"], own):
             raise ValueError(f"data: {name} is not in {own[0]}; accepted are images of the data set")
         try:
-            with Image.open(io.BytesIO(held) if held else there["path"], formats=FORMATS) as picture:
-                pixels = _pixels(picture.convert("RGB"), size)
-        except Exception as error:  # decoders raise all kinds
+            held = Path(there["path"]).read_bytes() if held is None else held
+            tensor = pixels(decoded(held), size)
+        except (OSError, ValueError) as error:
             raise ValueError(f"data: {name} is no image that can be read: {error}") from error
-        text = row[caption].decode() if isinstance(row[caption], bytes) else row[caption]
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"data: {name} has an empty caption, or none that is a text: {text!r}")
-        return pixels, text.strip()
+        try:
+            text = _text(row[caption])
+        except ValueError as error:
+            raise ValueError(f"data: {name} {error}") from None
+        if repeats is not None:
+            repeats.add(str(file), held)
+        return tensor, text
 
     if streaming:
-        return Stream(rows, read)
+        return Stream(rows, read, source)
     if not len(rows):
         raise ValueError(f"data: {source} holds no images")
-    pairs = [read(i, row) for i, row in enumerate(tqdm(rows, desc="reading images", unit="image"))]
-    return Captioned(torch.stack([pixels for pixels, _ in pairs]), [text for _, text in pairs])
+    repeats = Repeats()
+    pairs = [read(i, row, repeats) for i, row in enumerate(tqdm(rows, desc="reading images", unit="image"))]
+    repeats.tell(source)
+    return Captioned(torch.stack([tensor for tensor, _ in pairs]), [text for _, text in pairs])
 
 
 class Stream:
-    """Images and captions read as they come; `read(number, row)` gives the pixels and the text of a row."""
+    """Images and captions read as they come.
 
-    def __init__(self, rows, read: Callable[[int, dict], tuple[torch.Tensor, str]], buffer: int = 1000):
-        self.rows, self.read, self.buffer = rows, read, buffer
+    Args:
+        rows: a `datasets.IterableDataset`.
+        read: read(number, row, repeats=None) gives the pixels and the text of a row.
+        source: what messages call it.
+        buffer: rows shuffled at a time.
+    """
 
-    def check(self, batch: int) -> None:
-        """Refuses a batch larger than the data, or a first one that cannot be read."""
-        next(self.batches(batch, seed=0))
+    def __init__(self, rows, read: Callable, source: str | Path, buffer: int = 1000):
+        self.rows, self.read, self.source, self.buffer = rows, read, source, buffer
+
+    def check(self, batch: int, steps: int = 1, seed: int = 0) -> None:
+        """Reads, before training, all that so many batches will hold, each image once, and holds none.
+
+        Raises:
+            ValueError: an image or a caption is not accepted; the batch is larger than the data.
+
+        Warns:
+            UserWarning: images have the same bytes.
+        """
+        repeats, count = Repeats(), 0
+        rows = itertools.islice(self._epoch(seed, 0), batch * steps)  # a second epoch has the images of the first
+        for count, row in enumerate(tqdm(rows, desc="checking images", unit="image"), 1):
+            self.read(count - 1, row, repeats)
+        repeats.tell(self.source)
+        if count < batch:
+            raise ValueError(f"batch: got {batch}; accepted is up to the {count} images of the data")
 
     def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[torch.Tensor, list[str]]]:
         """As `Captioned.batches`, shuffled within a buffer. To start later means to skip what came before, undecoded:
         exact, and the order does not depend on where it was interrupted."""
-        rows = self.rows.shuffle(seed=seed, buffer_size=self.buffer)
         number, skip = 0, start
         for epoch in itertools.count():
-            rows.set_epoch(epoch)
             held, empty = [], True
-            for row in rows:
+            for row in self._epoch(seed, epoch):
                 empty = False
                 held.append(row)
                 if len(held) < batch:
@@ -191,15 +219,37 @@ class Stream:
                     skip -= 1
                 else:
                     pairs = [self.read(number * batch + i, row) for i, row in enumerate(held)]
-                    yield torch.stack([pixels for pixels, _ in pairs]), [text for _, text in pairs]
+                    yield torch.stack([tensor for tensor, _ in pairs]), [text for _, text in pairs]
                 held, number = [], number + 1
             if empty or (epoch == 0 and number == 0):
                 raise ValueError(f"batch: got {batch}; accepted is up to the {len(held)} images of the data")
 
+    def _epoch(self, seed, epoch):
+        """The rows of an epoch, in its order."""
+        rows = self.rows.shuffle(seed=seed, buffer_size=self.buffer)
+        rows.set_epoch(epoch)
+        with _reading(self.source):
+            yield from rows
 
-def _pixels(picture, size):
-    """uint8 (3, size, size): the central square, resized."""
-    side = min(picture.size)
-    left, top = (picture.width - side) // 2, (picture.height - side) // 2
-    square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)
-    return torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)
+
+def _text(caption):
+    """A caption without a byte-order mark and white space around it."""
+    try:
+        text = caption.decode() if isinstance(caption, bytes) else caption
+    except UnicodeDecodeError:
+        raise ValueError("has a caption that is not UTF-8") from None
+    text = text.removeprefix("\ufeff").strip() if isinstance(text, str) else None
+    if not text:
+        raise ValueError(f"has an empty caption, or none that is a text: {caption!r}")
+    return text
+
+
+@contextmanager
+def _reading(source):
+    """An error of `datasets`, or of what it reads with, names the data set."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # pyarrow and tarfile have their own
+        raise ValueError(f"data: {source} cannot be read: {error.__cause__ or error}") from error

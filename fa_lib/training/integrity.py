@@ -3,19 +3,23 @@
 What reads them, `datasets` over `tarfile`, ends a shard in silence at the first header that it cannot read.
 """
 
+import codecs
+import hashlib
 import json
 import os
 import tarfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 BLOCK = 512  # bytes, of a tar file
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+CAPTIONS = ("text", "caption", "txt")  # columns a caption may be in, and endings of its file in a shard
 
 
 def check_shard(path: str | Path) -> None:
     """Refuses a tar file that is not whole: a header whose checksum does not fit, a member cut short, no end or
-    something behind it.
+    something behind it. Refuses one that holds a name twice, a link, or a caption that is not UTF-8.
 
     Raises:
         ValueError: names the shard and the place.
@@ -45,41 +49,68 @@ def check_shard(path: str | Path) -> None:
             refuse("it ends: it holds nothing")
         if any(any(rest) for rest in iter(lambda: file.read(1 << 20), b"")):
             refuse("it ends, and more follows")
+    _check_members(path)
+
+
+def _check_members(path):
+    """Of a shard that is whole. Files whose names begin with a dot or with __ are not read."""
+    names = set()
+    with tarfile.open(path) as shard:
+        for member in shard:
+            base = member.name.rpartition("/")[2]
+            if member.isdir() or base.startswith((".", "__")):
+                continue
+            if not member.isreg():
+                raise ValueError(f"data: the shard {path}: got the link {member.name!r}; accepted are files")
+            if member.name in names:
+                raise ValueError(f"data: the shard {path} holds {member.name!r} twice; accepted is once")
+            names.add(member.name)
+            if base.rpartition(".")[2].lower() in CAPTIONS:
+                try:
+                    shard.extractfile(member).read().decode("utf-8")
+                except UnicodeDecodeError:
+                    raise ValueError(f"data: the shard {path}: the caption {member.name!r} is not UTF-8") from None
 
 
 def check_folder(folder: Path) -> None:
     """Refuses a folder of images whose metadata.jsonl are not whole: each line is one image of the folder and its
-    caption, and no image is without a line. (A folder without any is refused by its reader.)
+    caption, none is there twice, and no image is without a line. An image may have several captions, each on a line of
+    its own. (A folder without any is refused by its reader.)
 
     Raises:
         ValueError: names the file and the line.
     """
     if other := [path for kind in ("csv", "parquet") for path in folder.rglob(f"metadata.{kind}")]:
         raise ValueError(f"data: got {other[0]}; accepted is metadata.jsonl")
-    lists = sorted(folder.rglob("metadata.jsonl"))
-    listed = {os.path.abspath(path) for each in lists for path in _listed(each)}
+    lists, listed = sorted(folder.rglob("metadata.jsonl")), {}
+    for path in lists:
+        for place, sample in _listed(path):
+            if (before := listed.setdefault(sample, place)) != place:
+                raise ValueError(f"data: {place}: the image {sample[0]} is on {before}, with the same caption")
+    named = {image for image, _ in listed}
     images = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGES]
-    if lists and (left := [path for path in images if os.path.abspath(path) not in listed]):
+    if lists and (left := [path for path in images if os.path.abspath(path) not in named]):
         raise ValueError(f"data: {left[0]} and {len(left) - 1} more have no line in a metadata.jsonl")
 
 
 def _listed(path):
-    """The images that a metadata.jsonl names."""
-    lines, found = path.read_bytes().splitlines(), []
+    """(place, (image, caption)) of each line of a metadata.jsonl, which may begin with a byte-order mark."""
+    lines, found = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), []
     if not any(line.strip() for line in lines):
         raise ValueError(f'data: {path} is empty; accepted are lines like {{"file_name": "0.png", "text": "a cat"}}')
     for number, line in enumerate(lines, 1):
+        place = f"{path}, line {number}"
         try:
             if line.strip():
-                found.append(_named(json.loads(line.decode("utf-8")), path.parent))
+                found.append((place, _sample(json.loads(line.decode("utf-8")), path.parent)))
         except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
             why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-            raise ValueError(f"data: {path}, line {number}: {why}") from None
+            raise ValueError(f"data: {place}: {why}") from None
     return found
 
 
-def _named(row, folder):
-    """The image of a line."""
+def _sample(row, folder):
+    """The image of a line, and its caption: None where it names none."""
     if not isinstance(row, dict):
         raise ValueError(f"got {row!r}; accepted is an object with file_name and text or caption")
     name = row.get("file_name")
@@ -91,7 +122,32 @@ def _named(row, folder):
         raise ValueError(f"file_name: got {name!r}; accepted are files in the folder {folder}")
     if not (folder / name).is_file():
         raise ValueError(f"file_name: got {name!r}, which there is not")
-    return folder / name
+    column = next((column for column in CAPTIONS if column in row), None)
+    if column and not (isinstance(row[column], str) and row[column].strip()):
+        raise ValueError(f"{name} has an empty caption, or none that is a text: {column} is {row[column]!r}")
+    return os.path.abspath(folder / name), row.get(column)
+
+
+class Repeats:
+    """How many images have the same bytes as an earlier one."""
+
+    def __init__(self):
+        self._names, self._count, self._first = {}, 0, ""
+
+    def add(self, name: str, held: bytes) -> None:
+        """One more image: its file's name, and its content."""
+        digest = hashlib.blake2b(held, digest_size=16).digest()
+        if digest in self._names:
+            self._count += 1
+            self._first = self._first or f"{name}, as {self._names[digest]}"
+        else:
+            self._names[digest] = name
+
+    def tell(self, source: str | Path) -> None:
+        """Warns where there are any."""
+        if self._count:
+            words = f"data: {source}: images with the bytes of an earlier one, trained on like any other: {self._count}"
+            warnings.warn(f"{words}; the first: {self._first}", stacklevel=3)
 
 
 def inside(path: str | Path, folders: Sequence[str | Path]) -> bool:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from fa_lib import kernels
 from fa_lib.execution import files
 from fa_lib.execution.fingerprint import code_version
-from fa_lib.training import data, preflight
+from fa_lib.training import data, nonfinite, preflight
 from fa_lib.training.devices import begin, gathered, local, repeatable
 from fa_lib.training.half_products import HalfProducts, slow
 from fa_lib.training.model import TextToImage, noised
@@ -84,7 +84,9 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
     Returns:
         dict, as in run.json: settings, status ("done" or "diverged at step n"), losses, skipped (steps that the loss
         scaler left out), zero_gradients (rows of step, share of exactly zero gradients in the transformer, the same in
-        its self-attention's Q and K projections), dtype (attention's), seconds.
+        its self-attention's Q and K projections), dtype (attention's), seconds, divergence (None, or why the loss was
+        not finite, a dict: step; weights, the name of a tensor of weights that was not finite before the step; of the
+        step made again what `nonfinite.traced` tells; last_good, the name of the last weights file that is finite).
 
     Raises:
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
@@ -132,7 +134,7 @@ def _images(spec):
         images = data.shapes(spec.config.images, spec.config.image_size, spec.seed)
     else:
         images = data.load(spec.source, spec.config.image_size, streaming=spec.streaming)
-    images.check(spec.config.batch)
+    images.check(spec.config.batch, spec.steps, data.mixed(spec.seed, spec.arm.order))
     return images
 
 
@@ -158,6 +160,7 @@ class Run:
         )
         self.scaler = getattr(fabric._precision, "scaler", None)
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
+        self.divergence = None
         torch.manual_seed(self.seed)
 
     def advance(self, images: torch.Tensor, captions: list[str], watch: Watch | None) -> None:
@@ -165,16 +168,17 @@ class Run:
         config, fabric = self.config, self.fabric
         own = slice(fabric.global_rank, None, fabric.world_size)
         tensors = *noised(images, self.seed, self.step), *self.model.tokens(captions)
-        noisy, timesteps, velocity, tokens, mask = (fabric.to_device(x[own]) for x in tensors)
+        held = [fabric.to_device(x[own]) for x in tensors]
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1, (self.step + 1) / (config.warmup + 1))
         self.model.attention.probe = watch(self.step) if watch else None
-        loss = (self.parallel(noisy, timesteps, tokens, mask) - velocity.to(noisy.dtype)).square().mean()
+        loss = self.loss(*held)
         if self.model.attention.dtypes != {self.dtype}:
             raise RuntimeError(f"attention ran in {self.model.attention.dtypes}, and not in {self.dtype}")
         self.losses.append(fabric.all_reduce(loss.detach()).item())
         if not math.isfinite(self.losses[-1]):
-            self.status = f"diverged at step {self.step}"
+            del loss  # and what its backward pass would have needed
+            self.diverge(lambda: fabric.all_reduce(self.loss(*held).detach()))
             return
         fabric.backward(loss)
         if self.step % self.settings["every"] == 0:
@@ -188,7 +192,23 @@ class Run:
             if not self.sum([(~local(p).isfinite()).sum() for p in self.model.parameters()]):
                 self.save()
             else:  # the loss was finite, what it moved the weights to is not
-                self.status = f"diverged at step {self.step}"
+                self.diverge()
+
+    def loss(self, noisy, timesteps, velocity, tokens, mask) -> torch.Tensor:
+        """The mean square of what the model misses the velocity by."""
+        return (self.parallel(noisy, timesteps, tokens, mask) - velocity.to(noisy.dtype)).square().mean()
+
+    def diverge(self, loss: Callable[[], torch.Tensor] | None = None) -> None:
+        """Ends the run at this step, and finds out why. loss: makes its forward pass again."""
+        self.status = f"diverged at step {self.step}"
+        weights = nonfinite.bad_weights(self.model, self.least)
+        trace = nonfinite.traced(self.model, loss, self.least) if loss else {}
+        self.divergence = nonfinite.divergence(self.folder, self.step, weights, trace)
+
+    def least(self, number: int) -> int:
+        """Of a whole number, over the processes."""
+        counted = torch.tensor(number, device=self.fabric.device)
+        return self.fabric.all_reduce(counted, reduce_op="min").item()
 
     def zero_gradients(self) -> list[float]:
         """Share of exactly zero gradients in the transformer, and in the Q and K projections of its self-attention."""
@@ -265,7 +285,7 @@ class Run:
         """
         result = dict(settings=self.settings, status=self.status or "done", losses=self.losses, skipped=self.skipped)
         result |= dict(zero_gradients=self.zeros, dtype=str(self.dtype).removeprefix("torch."))
-        result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2))
+        result |= dict(seconds=round(self.before + time.monotonic() - self.started, 2), divergence=self.divergence)
         missing = self.fabric.broadcast(missing_of(self.folder, result))
         if missing:
             raise ValueError(missing)

@@ -116,3 +116,14 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
         return held
     except Exception as error:
         raise ValueError(f"weights: {path} is damaged; remove its folder to train again: {error}") from error
+
+
+def last_good(folder: str | Path) -> Path | None:
+    """The last weights file of a run that is whole and finite; None where there is none."""
+    for path in sorted(Path(folder).glob("weights-*.safetensors"), reverse=True):
+        try:
+            if all(tensor.isfinite().all() for tensor in load_weights(path).values()):
+                return path
+        except ValueError:  # damaged
+            continue
+    return None

@@ -95,4 +95,6 @@ def test_a_run_that_diverges_does_not_end_well(tmp_path):
     done = subprocess.run([sys.executable, "-m", "fa_lib", "train", *words], cwd=ROOT, capture_output=True, text=True,
                           env=os.environ | dict(PYTHONPATH=path))  # fmt: skip
     assert done.returncode == 2 and "fa-lib: diverged at step 3" in done.stderr, done.stderr
+    assert "layer 0, self, o the first of an attention call" in done.stderr
+    assert f"the last good weights are {tmp_path}/out/weights-000000.safetensors" in done.stderr
     assert strict((tmp_path / "out/run.json").read_text())["losses"][3] is None

@@ -1,16 +1,23 @@
 """One run of several processes, by DDP and FSDP, begun by torchrun or by the command itself. These need no Slurm."""
 
 import json
+import math
+import os
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 from runs import TINY, begun, command, ended, kill_when, run, same_weights
 from safetensors.torch import load_file
 
+from fa_lib import kernels
+from fa_lib.paths import ROOT
 from fa_lib.training.distances import distances
-from fa_lib.training.run_folder import weights
+from fa_lib.training.run_folder import read_result, weights
 from fa_lib.training.spec import Arm
 
+CALLS = []
 OF_TWO = ("--arm", "fp32", "--steps", 24, "--every", 4, "--devices", 2, "--strategy", "fsdp", "--out")
 
 
@@ -50,3 +57,24 @@ def test_a_killed_run_of_two_processes_with_a_share_of_the_model_each_ends_with_
     early = weights(killed, 4).stat().st_mtime_ns
     ended(begun(command(*OF_TWO, killed)))
     assert weights(killed, 4).stat().st_mtime_ns == early and same_weights(sharded, killed, 24)
+
+
+def blown(q, k, v):
+    """NaN from the 9th call on, in the second process alone: 2 in the check before, then 4 a step with two layers."""
+    CALLS.append(1)
+    second = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
+    return kernels.unfused(q, k, v) * (math.nan if second and len(CALLS) > 8 else 1)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_nan_in_the_second_process_is_found(strategy, tmp_path):
+    words = ("--arm", "fp32", "--kernel", "test_several_processes:blown", "--steps", 4, "--every", 1, "--devices", 2)
+    path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent, Path(__file__).parents[1])))
+    process = begun([*command(*words), "--strategy", strategy, "--out", str(tmp_path / "run")],
+                    env=os.environ | dict(PYTHONPATH=path))  # fmt: skip
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 2 and "fa-lib: diverged at step 1: transformer.transformer_blocks.0.attn1 is" in error
+    assert read_result(tmp_path / "run/run.json")["divergence"] == dict(
+        step=1, weights=None, repeated=True, module="transformer.transformer_blocks.0.attn1",
+        attention=dict(layer=0, kind="self", tensor="o"), last_good="weights-000001.safetensors",
+    )  # fmt: skip
