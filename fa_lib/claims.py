@@ -69,8 +69,11 @@ def verdict(values: Sequence[float] | np.ndarray, low: float, high: float, avera
 
 
 def bounds(values: Sequence[float] | np.ndarray, average: str = "") -> tuple[float, float, float]:
-    """A mean and the ends of its 95 % confidence interval; of a single value, the value. average: "" is arithmetic; of a
-    "geometric" mean the interval is that of the logarithms."""
+    """A mean and the ends of its 95 % confidence interval; of a single value, the value.
+
+    Args:
+        average: "" is arithmetic; of a "geometric" mean the interval is that of the logarithms.
+    """
     each = pd.Series(values, dtype=float)
     found = np.exp(interval(np.log(each))) if average else np.array(interval(each))
     mean, first, last = (float(x) for x in found)

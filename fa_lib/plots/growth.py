@@ -5,12 +5,14 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, styled
 from fa_lib.training.arm import PAIRS
+from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
 
 LINES = {  # of a pair: colour, marker, line
@@ -90,14 +92,44 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
     left.grid(axis="x")
     _entropies(right, signals)
     figure_title = "Figure 8d. " + said(losses)
-    words = " Left: small points: seeds; large ones: their geometric mean, its 95 % interval. Right: mean over seeds; bands: min to max."
+    words = " Left: small points: seeds; large ones: their geometric mean, its 95 % interval. Right: mean over seeds; "
+    words += "bands: min to max."
     return captioned(figure, figure_title, caption + words)
+
+
+@styled
+def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
+    """Figure 8e: how many times less than low precision Flash moves the weights, over learning rate and step.
+
+    Args:
+        by_rate: learning rate -> table of `distances.less_by_step`.
+    """
+    rows = {
+        (pair, rate): table[table.pair == pair].groupby("step").ratio.apply(lambda x: geometric(x)[0])
+        for pair in LOW_PRECISION for rate, table in by_rate.items()
+    }  # fmt: skip
+    frame = pd.DataFrame(rows).T
+    figure, ax = plt.subplots(figsize=(1.9 + 0.55 * frame.shape[1], 1.6 + 0.42 * len(frame)))
+    shown = sns.heatmap(
+        np.log2(frame), ax=ax, cmap="vlag", center=0, vmin=-4, vmax=4, annot=frame.map("{:.2g}".format), fmt="",
+        annot_kws=dict(size=7), cbar_kws=dict(label="low precision / Flash", ticks=[-4, -2, 0, 2, 4]),
+    )  # fmt: skip
+    shown.collections[0].colorbar.set_ticklabels(["1/16", "1/4", "1", "4", "16"])
+    inside = (frame >= 2) & (frame <= 5)
+    for y, x in zip(*np.where(inside)):
+        ax.add_patch(plt.Rectangle((x, y), 1, 1, fill=False, ec=INK, lw=1.4))
+    labels = [f"{PAIRS[pair].label}, lr {rate:g}" for pair, rate in frame.index]
+    ax.set_yticklabels(labels, rotation=0)
+    ax.set(xlabel="training iteration", ylabel="")
+    title = f'Figure 8e. "2 to 5 × less than low precision" holds in {int(inside.sum().sum())} of {frame.size} places'
+    words = " Framed: 2 to 5. Geometric means over seeds of the ratio of relative Wasserstein distances."
+    return captioned(figure, title, caption + words)
 
 
 def said(losses: pd.Series) -> str:
     """What becomes of Flash's loss, and of a nudge's, in a sentence."""
     each: Mapping[str, str] = {
-        name: "{:+.1f} %".format(100 * (geometric(losses[name].dropna())[0] - 1)) for name in ("flash", "perturb")
+        name: f"{100 * (geometric(losses[name].dropna())[0] - 1):+.1f} %" for name in ("flash", "perturb")
     }
     return f"Flash changes the loss by {each['flash']}, a nudge of 1e-7 by {each['perturb']}"
 
@@ -106,7 +138,8 @@ def _entropies(ax: Axes, signals: pd.DataFrame):
     """Spectral entropy over training, of arms in BF16, FP16 and FP32."""
     shown = {"baseline": ("Baseline, BF16", BASELINE, "D", "-"), "flash": ("Flash, BF16", FLASH, "o", "-"),
              "flash_small_tiles": ("carried in BF16, 32 tiles", FLASH, "s", "--"),
-             "fp32": ("Baseline, FP32", GREY, "^", ":"), "fp16": ("FP16, no loss scaling", FORMATS["FP16"][0], "v", "-")}  # fmt: skip
+             "fp32": ("Baseline, FP32", GREY, "^", ":"),
+             "fp16": ("FP16, no loss scaling", FORMATS["FP16"][0], "v", "-")}  # fmt: skip
     for arm, (label, color, marker, line) in shown.items():
         own = signals[signals.arm == arm]
         if len(own):

@@ -102,7 +102,7 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
             _curves(ax, table, metric, [name for name in pairs if name in set(table.pair)])
             ax.set(yscale="log", xlabel="training iteration", ylabel=words)
         row[0].set_title(machine if len(tables) > 1 else "")
-    for name, own in predicted.groupby("pair", sort=False):
+    for _, own in predicted.groupby("pair", sort=False):
         mean = by_seed(own, "step", "predicted").mean(axis=1)
         axes[0][0].plot(mean.index, mean, color=INK, lw=1.1, ls=(0, (2, 1.5)), zorder=5)
     if len(predicted):

@@ -10,8 +10,11 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import torch
 
+from fa_lib.execution.files import replacing
 from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.variant import known
@@ -20,7 +23,7 @@ from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
 from fa_lib.training.run_folder import steps_of, weights
 from fa_lib.training.spectra import entropies
-from fa_lib.training.study import StudySpec, study
+from fa_lib.training.study import StudySpec, samples, study
 
 NAME = "study"  # of its tables
 EARLY = 25  # steps whose weights are known by their bits
@@ -59,6 +62,8 @@ PARTS = {
     )
 }  # fmt: skip
 ALIKE = ("again", "main", "nudges")
+SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
+CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
 
 def carry_out(
@@ -80,7 +85,7 @@ def carry_out(
     """
     parts = [known("part", key, PARTS) for key in keys]
     for one in [replace(each, seeds=min(seeds, each.seeds)) for seeds in ROUNDS for each in parts]:
-        tables = _tables(one, config, folder, executor)
+        tables, runs = _tables(one, config, folder, executor)
         before = held(out)
         whole = {}
         for name, table in tables.items():
@@ -91,6 +96,8 @@ def carry_out(
         made = {key: rows.seed.nunique() for key, rows in whole["differences"].groupby("part", sort=False)}
         parameters = dict(config=asdict(config), parts=[asdict(PARTS[key]) | dict(seeds=made[key]) for key in made])
         save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
+        if one.key == "main":
+            draw(runs, config, out)
     return held(out)
 
 
@@ -103,6 +110,20 @@ def held(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
         return {}
     more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits")}
     return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
+
+
+def draw(runs: pd.DataFrame, config: Config, out: Path = RECORDED / "cpu") -> None:
+    """Keep what the trained models draw of CAPTIONS."""
+    each = [samples(runs[(runs.seed == seed) & runs.arm.isin(SHOWN)], CAPTIONS, config) for seed in range(PICTURED)]
+    images = {arm: np.stack([of[arm].numpy() for of in each if arm in of]) for arm in each[0]}
+    with replacing(out / "data" / "results" / f"{NAME}.samples.npz") as path, path.open("wb") as file:
+        np.savez_compressed(file, **images)
+
+
+def drawn(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
+    """What the recorded models drew: arm -> uint8 (seeds, captions, 3, size, size)."""
+    with np.load(out / "data" / "results" / f"{NAME}.samples.npz") as held:
+        return {arm: torch.from_numpy(held[arm]) for arm in held}
 
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
@@ -140,17 +161,22 @@ def bits(arm: str, seed: int, at: str) -> pd.DataFrame:
 
 
 def _tables(part, config, folder, executor):
-    """The tables of one part."""
+    """The tables of one part; and its runs, with their folders."""
     spec = StudySpec(part.seeds, part.steps, part.every, replace(config, lr=part.lr))
     differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=folder / "cells")
-    signals = sweep(
-        signal, dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()]), fixed=dict(heads=config.heads),
-        cache=folder / "cells", executor=executor,
-    ).drop(columns=["run", "heads"])  # fmt: skip
     first = [bits(row.arm, row.seed, row.at) for row in runs.itertuples()]
-    return dict(
-        differences=differences, runs=runs.drop(columns="at"), signals=signals, bits=pd.concat(first, ignore_index=True)
-    )
+    made = dict(differences=differences, runs=runs.drop(columns="at"))
+    made |= dict(signals=signals(runs, config.heads, folder / "cells", executor))
+    return made | dict(bits=pd.concat(first, ignore_index=True)), runs
+
+
+def signals(
+    runs: pd.DataFrame, heads: int, cache: str | Path = "", executor: Executor | None = None
+) -> pd.DataFrame:  # fmt: skip
+    """`entropies` of every run, with its arm and seed. runs: of `study.study`. cache, executor: as `sweep`."""
+    each = dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()])
+    table = sweep(signal, each, fixed=dict(heads=heads), cache=cache, executor=executor)
+    return table.drop(columns=["run", "heads"])
 
 
 def signal(run: tuple[str, int, str], heads: int) -> list[dict]:

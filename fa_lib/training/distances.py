@@ -17,6 +17,7 @@ import torch
 
 from fa_lib.metrics import wasserstein
 from fa_lib.training.alignment import aligned
+from fa_lib.training.arm import PAIRS
 from fa_lib.training.run_folder import load_weights, missing_of, read_result, steps_of, weights
 
 LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
@@ -122,6 +123,21 @@ def slopes(table: pd.DataFrame, metric: str, start: int) -> pd.Series:
 def at_end(table: pd.DataFrame, metric: str) -> pd.Series:
     """A metric at the last step, by pair and seed; of runs that diverged there is none."""
     return table[table.step == table.step.max()].set_index(["pair", "seed"])[metric]
+
+
+def less_by_step(table: pd.DataFrame, metric: str = "relative_wasserstein") -> pd.DataFrame:
+    """How many times less than low precision Flash moves the weights, at each checkpoint: pair, seed, step, ratio."""
+    wide = table[table.step > 0].pivot_table(index=["seed", "step"], columns="pair", values=metric)
+    ratio = wide.reindex(columns=LOW_PRECISION).div(wide["flash"], axis=0)
+    return ratio.rename_axis(columns="pair").stack().rename("ratio").reset_index()
+
+
+def losses(runs: pd.DataFrame) -> pd.Series:
+    """The loss of each pair's arm over its twin's, by pair and seed; of runs that did not diverge."""
+    loss = runs[runs.status == "done"].set_index(["arm", "seed"]).loss.unstack("seed")
+    pairs = {key: pair for key, pair in PAIRS.items() if {pair.arm, pair.twin} <= set(loss.index)}
+    rows = {key: loss.loc[pair.arm] / loss.loc[pair.twin] for key, pair in pairs.items()}
+    return pd.concat(rows, names=["pair", "seed"]).dropna()
 
 
 def times_less(table: pd.DataFrame, start: int) -> pd.DataFrame:

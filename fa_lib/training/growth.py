@@ -21,8 +21,8 @@ def rates(table: pd.DataFrame, metric: str = "relative_l2") -> pd.DataFrame:
         table: of `study.study`.
 
     Returns:
-        table: pair, seed, since, step, rate: log(distance(step) / distance(since)) / (step - since). Where a distance is
-        0 there is no row.
+        table: pair, seed, since, step, rate: log(distance(step) / distance(since)) / (step - since). Where a distance
+        is 0 there is no row.
     """
     rows = []
     for (pair, seed), group in table[table[metric] > 0].groupby(["pair", "seed"], sort=False):
@@ -44,9 +44,9 @@ def late(table: pd.DataFrame, metric: str) -> pd.Series:
 def predicted(table: pd.DataFrame, pairs: Iterable[str], at: int = 1, metric: str = "relative_l2") -> pd.DataFrame:
     """The curves of some pairs, from nothing but their distances after `at` steps.
 
-    Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance after `at` steps has become later. It
-    is read off between them, in logarithms; below the smallest nudge it is taken to be proportional, above the largest
-    it is the largest's.
+    Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance after `at` steps has become later.
+    It is read off between them, in logarithms; below the smallest nudge it is taken to be proportional, above the
+    largest it is the largest's.
 
     Args:
         table: of `study.study`, with nudges of the twins of `pairs` (keys of PAIRS that begin with "perturb").
