@@ -227,7 +227,7 @@ DRAWN = [
     Drawn(
         "figure7_weight_divergence",
         ("07_weight_divergence",),
-        lambda t: training.divergence({"here": t}, WORDS),
+        lambda t: training.divergence({"here": t}, t.iloc[:0], WORDS),
         of_divergence,
     ),
     Drawn(
