@@ -154,7 +154,9 @@ def over_training(table, pairs, metrics):
 
 
 def of_divergence(table):
-    return over_training(table, ("flash", "flash_emulated", "perturb", "flash_fp32"), ("wasserstein", "max"))
+    return over_training(
+        table, ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32"), ("wasserstein", "max")
+    )
 
 
 def of_context(table):
@@ -308,7 +310,10 @@ def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
     other.to_csv(folder / "08_weights_in_context.csv", index=False)
     tables = {"here": table, **results.recorded("08_weights_in_context")}
     assert list(tables) == ["here", "Some GPU"]
-    shown = ((training.divergence(tables, ""), of_divergence), (training.in_context(tables, ""), of_context))
+    shown = (
+        (training.divergence(tables, table.iloc[:0], ""), of_divergence),
+        (training.in_context(tables, ""), of_context),
+    )
     for figure, of in shown:
         rows = np.reshape(figure.axes, (2, 2))
         for axes, (machine, numbers) in zip(rows, tables.items()):
