@@ -20,7 +20,7 @@ from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.experiments import biased_rounding
 from fa_lib.experiments.rule import yardstick
 from fa_lib.experiments.worst import worst_inputs
-from fa_lib.formats import Format
+from fa_lib.formats import BF16, FP16, FP32, Format
 from fa_lib.inputs import DISTRIBUTIONS, draw
 from fa_lib.metrics import deviation
 
@@ -86,6 +86,8 @@ def _drawn(inputs):
     fmt, d = Format.of(inputs.fmt), inputs.head_dim
     heads = -(-OUTPUTS // ((inputs.queries or inputs.n) * d))
     found = _before_rounding(inputs.distribution, inputs.seed, inputs.n, d, inputs.queries, heads)
+    if inputs.distribution in DISTRIBUTIONS and fmt in (BF16, FP16, FP32):  # draws are on FP32's grid: torch's rounding
+        return tuple(x.to(inputs.device, fmt.dtype) for x in found)  # is one, and that of fmt, five times faster
     return tuple(fmt(x).to(inputs.device, fmt.dtype) for x in found)
 
 

@@ -32,23 +32,26 @@ def _interpreted():
         yield
 
 
-def _segments(n, length, batch):
-    """1 for the first n rows of `length`, 0 for the padding behind them: (batch, length)."""
+def _segments(q, k):
+    """None where both lengths are whole tiles; else, for Q and for K with the padding behind them, int32 (batch, n): 1
+    for their own rows and 0 for padded ones. Given to a compiled function, so that one serves every length of as many
+    tiles."""
     import jax.numpy as jnp
 
-    return jnp.broadcast_to((jnp.arange(length) < n).astype(jnp.int32), (batch, length))
+    if k.shape[2] % TILE == 0:
+        return None
+    lengths = q.shape[2], k.shape[2]
+    own = ((jnp.arange(n + -n % TILE) < n).astype(jnp.int32) for n in lengths)
+    return tuple(jnp.broadcast_to(each, (q.shape[0], len(each))) for each in own)
 
 
 @cache
-def _tpu_flash(causal, scale, shape, n_kv):
+def _tpu_flash(causal, scale):
     import jax
     from jax.experimental.pallas.ops.tpu import flash_attention as tpu
 
-    (batch, _, n_q, _), ids = shape, None
-    if n_kv % TILE:
-        ids = tpu.SegmentIds(*(_segments(n, n + -n % TILE, batch) for n in (n_q, n_kv)))
-
-    def fn(q, k, v):
+    def fn(segments, q, k, v):
+        ids = segments and tpu.SegmentIds(*segments)
         return tpu.flash_attention(q, k, v, segment_ids=ids, causal=causal, sm_scale=scale)
 
     return jax.jit(fn)
@@ -58,26 +61,24 @@ def pallas_tpu_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
     """jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles."""
     if causal and q.shape[2] != k.shape[2]:
         raise NotImplementedError("Pallas' TPU flash attention aligns its causal mask top-left; it needs n_q = n_kv")
-    fn = _tpu_flash(causal, softmax_scale(q, scale), tuple(q.shape), k.shape[2])
+    fn = partial(_tpu_flash(causal, softmax_scale(q, scale)), _segments(q, k))
     k, v = repeated(q, k, v)
     with _interpreted():
         return through_jax(fn, *(padded(x, TILE) for x in (q, k, v)))[:, :, : q.shape[2]]
 
 
 @cache
-def _splash(causal, scale, shape, n_kv):
+def _splash(offset, scale, heads, n_q, n_kv):
+    """Of padded lengths; offset: of the causal mask, or None."""
     import jax
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    batch, heads, n_q, _ = shape
-    full, ids = tuple(n + -n % TILE for n in (n_q, n_kv)), None
-    if n_kv % TILE:
-        ids = splash.SegmentIds(*(_segments(n, length, batch) for n, length in zip((n_q, n_kv), full)))
-    mask = masks.CausalMask(full, offset=n_kv - n_q) if causal else masks.FullMask(full)
+    mask = masks.FullMask((n_q, n_kv)) if offset is None else masks.CausalMask((n_q, n_kv), offset=offset)
     kernel = splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * heads), interpret=True)
 
-    def fn(q, k, v):
+    def fn(segments, q, k, v):
+        ids = segments and splash.SegmentIds(*segments)
         return jax.vmap(kernel)((q * scale).astype(q.dtype), k, v, ids)
 
     return jax.jit(fn)
@@ -85,9 +86,11 @@ def _splash(causal, scale, shape, n_kv):
 
 def pallas_splash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """splash_attention of jax.experimental.pallas.ops.tpu; it has no scale, so its callers multiply Q, as here."""
-    fn = _splash(causal, softmax_scale(q, scale), tuple(q.shape), k.shape[2])
-    k, v = repeated(q, k, v)
-    return through_jax(fn, *(padded(x, TILE) for x in (q, k, v)))[:, :, : q.shape[2]]
+    n_q, n_kv, segments = q.shape[2], k.shape[2], _segments(q, k)
+    q, k, v = (padded(x, TILE) for x in (q, *repeated(q, k, v)))
+    offset = n_kv - n_q if causal else None
+    fn = _splash(offset, softmax_scale(q, scale), q.shape[1], q.shape[2], k.shape[2])
+    return through_jax(partial(fn, segments), q, k, v)[:, :, :n_q]
 
 
 @cache
