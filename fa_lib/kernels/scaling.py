@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from fa_lib.block_formats import E8M0
 from fa_lib.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
 from fa_lib.kernels.rows import nonzero
 from fa_lib.on_device import power
 
-E8M0 = Format("E8M0", exponent_bits=8, precision=1, emin=-127, emax=127, max=2.0**127, has_inf=False)  # powers of two
 PER = ("none", "tensor", "head", "block", "token", "group")
 
 
