@@ -115,7 +115,8 @@ def grouped(a, b, c, out, rule, grid):
     for j0 in range(0, out.shape[1], LANES):
         width = min(LANES, out.shape[1] - j0)
         for i in range(out.shape[0]):
-            d[:width] = c[i, j0 : j0 + width]
+            for j in range(width):
+                d[j] = c[i, j0 + j]
             for first in range(0, k_all, block):
                 groups = (min(first + block, k_all) - first) // group
                 for j in range(width):
@@ -123,8 +124,8 @@ def grouped(a, b, c, out, rule, grid):
                     top[j] = zero if d[j] == 0.0 else e
                 for g in range(groups):
                     start, at = first + g * group, k_all + first // group + g
-                    sums[g, :width] = 0.0
-                    sizes[:width] = 0.0
+                    for j in range(width):
+                        sums[g, j], sizes[j] = 0.0, 0.0
                     for k in range(start, start + group):
                         a_k, row = a[i, k], b[k, j0 : j0 + width]
                         for j in range(width):
@@ -140,7 +141,8 @@ def grouped(a, b, c, out, rule, grid):
                         total += np.trunc(sums[g, j] * scale[j])
                     r = _toward_zero(total * _power(top[j] - F), grid)
                     d[j] = d[j] if np.isinf(d[j]) else r
-            out[i, j0 : j0 + width] = d[:width]
+            for j in range(width):
+                out[i, j0 + j] = d[j]
 
 
 @numba.njit(nogil=True, error_model="numpy")

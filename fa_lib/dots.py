@@ -211,8 +211,7 @@ class ScaledCore(TensorCore):
     scales' exponents alone, whatever the elements and an E4M3 scale's own bits are. A group whose products cancel
     aligns the others all the same; one whose products are all zero does not.
 
-    Subnormal elements and scales have the smallest exponent of their format. A c of 0 has the exponent `zero`, which is
-    felt near FP32's smallest numbers alone.
+    Subnormal elements and scales have the smallest exponent of their format. A c of 0 has the exponent `zero`.
 
     Open: where c's exponent is above the scales' and below the largest product's, another model, held against a B200
     (github.com/sf-tensor/tcgen05), truncates groups 35 bits below the scales'. To differ, these must lie 2**27 apart.
@@ -235,7 +234,8 @@ class ScaledCore(TensorCore):
         Raises:
             ValueError: there are no scales, or a tensor is no float64 or does not fit.
         """
-        return super().__call__(*self._with_exponents(a, b, scales), c)
+        a, b = self._with_exponents(a, b, scales)
+        return super().__call__(a, b, c)
 
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None, scales: Scales = None) -> Tensor:
         """C + A B, every element as `__call__` has it. scales: (..., m, K / size) and (..., K / size, n)."""

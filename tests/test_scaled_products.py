@@ -38,7 +38,8 @@ def summed_by(core, **more):
 
 @pytest.mark.parametrize("key", UNIT_AND_SCHEMES)
 def test_attention_quantises_as_without_the_unit(key):
-    """A unit that adds without rounding gives the attention of the quantised values; a B200's gives another one."""
+    """A unit that adds without rounding gives the attention of the quantised values; a B200's is close to it. (Products
+    of four bits, a tile of them, fit FP32: their sums are often exact.)"""
     name, *schemes = UNIT_AND_SCHEMES[key]
     q, k, v = draw("outliers", 3, (1, 2, 40, 64), (1, 2, 192, 64))
     core, how = TensorCore.of("B200", name), Quantization.of(*schemes, smooth=True)
@@ -50,7 +51,8 @@ def test_attention_quantises_as_without_the_unit(key):
         )  # fmt: skip
         assert torch.equal(found, due)
         unrounded = attention(q, k, v, how, tiling=TILING, precision=summed_by(exact, output=FP64), **more)
-        assert 0 < (on_b200 - unrounded).abs().max() < 1e-3 * unrounded.abs().max()
+        away = (on_b200 - unrounded).abs().max() / unrounded.abs().max()
+        assert away < 1e-5 and (away > 0 or name != "MXFP8")
 
 
 def test_attention_is_a_straight_line_with_the_units_sums():
