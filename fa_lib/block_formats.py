@@ -24,4 +24,4 @@ def _blocks(name: str, element: Format, size: int, scale: Format) -> Blocks:
 
 MXFP8, MXFP8_E5M2 = _blocks("MXFP8", E4M3, 32, E8M0), _blocks("MXFP8_E5M2", E5M2, 32, E8M0)
 MXFP4, NVFP4 = _blocks("MXFP4", E2M1, 32, E8M0), _blocks("NVFP4", E2M1, 16, E4M3)
-BLOCKS: dict[Any, Blocks] = {each.name: each for each in (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)}
+BLOCKS = {each.name: each for each in (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)}

@@ -177,7 +177,7 @@ class TensorCore(Dot):
         Raises:
             ValueError: there is no such unit, or it has no such inputs.
         """
-        fmt, result = BLOCKS[inputs] if inputs in BLOCKS else Format.of(inputs), Format.of(result)
+        fmt, result = BLOCKS.get(str(inputs)) or Format.of(inputs), Format.of(result)
         there = [each for each in UNITS if each.unit == unit]
         if not there:
             raise ValueError(f"unit: got {unit!r}; accepted are {', '.join(dict.fromkeys(u.unit for u in UNITS))}")

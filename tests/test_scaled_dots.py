@@ -225,6 +225,7 @@ def test_rows_say_what_they_are():
         "MXFP8": (32, 1, 25), "MXFP8_E5M2": (32, 1, 25), "MXFP4": (64, 16, 35), "NVFP4": (64, 16, 35),
     }  # fmt: skip
     assert all(not core.measured and core.result == FP32 and "2511.10909" in core.source for core in CORES)
+    assert TensorCore.of("B200", BLOCKS["NVFP4"]) == NVFP4
     for key, fmt in BLOCKS.items():
         scheme = Scheme.of(key)
         assert (scheme.element, scheme.size, scheme.scale) == (fmt.element, fmt.size, fmt.scale)
