@@ -245,7 +245,7 @@ class ScaledCore(TensorCore):
     def _with_exponents(self, a: Tensor, b: Tensor, scales: Scales) -> list[Tensor]:
         fmt, k = self.inputs, a.shape[-1]
         if scales is None:
-            raise ValueError(f"scales: got None; accepted are a's and b's, one for {fmt.size} elements of {fmt}")
+            raise ValueError("scales: got None; accepted are a's and b's, as kernels.quantization has them")
         for name, x, scale in (("a", a, scales[0]), ("b", b, scales[1])):
             if not x.shape[-1] == k == scale.shape[-1] * fmt.size or scale.dtype != torch.float64:
                 got = f"{name}: got {x.shape[-1]} elements with {scale.shape[-1]} scales in {scale.dtype}"

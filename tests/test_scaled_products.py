@@ -102,5 +102,5 @@ def test_wrong_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=told):
             attention(q, q, q, how, tiling=TILING, precision=summed_by(TensorCore.of("B200", core)))
-    with pytest.raises(ValueError, match="scales: got None; accepted are a's and b's, one for 32 elements of MXFP8"):
+    with pytest.raises(ValueError, match="scales: got None; accepted are a's and b's, as kernels.quantization"):
         tiled(q, q, q, tiling=TILING, precision=summed_by(MXFP8))
