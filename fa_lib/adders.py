@@ -4,13 +4,20 @@ Each computes c + a b for a (m, k), b (k, n), c and out (m, n), a few columns at
 on all of them. `on_device` has the same sums in torch's operations.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import numba
 import numpy as np
+import torch
+from torch import Tensor
 
-from fa_lib.formats import EXPONENT_FIELD
+from fa_lib import on_device
+from fa_lib.formats import EXPONENT_FIELD, Format
 from fa_lib.on_device import NOTHING
 
 LANES = 128  # columns at a time
+SLICE = 1 << 16  # products that are worth a thread
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
@@ -25,7 +32,7 @@ def _field(x):
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
 def _nearest(x, grid):
-    """x to nearest, ties to even, as `formats.round_to` does it. grid: of `dots._grid`."""
+    """x to nearest, ties to even, as `formats.round_to` does it. grid: of `grid`."""
     precision, low, high, largest, beyond = grid
     c = np.int64(min(max(_field(x), low), high) + ((53 - precision) << 52) + (1 << 51)).view(np.float64)
     r = abs((x + c) - c)
@@ -98,6 +105,47 @@ def chained(a, b, c, out, rule, grid, to_nearest):
 
 
 @numba.njit(nogil=True, error_model="numpy")
+def grouped(a, b, c, out, rule, grid):
+    """As a `ScaledCore` adds. a, b: as of `on_device.with_exponents`, along the sum. rule: block, products of a group,
+    F, and the exponent of a c of 0. grid: of the result's format."""
+    block, group, F, zero = rule
+    k_all, emin_d = a.shape[1] * group // (group + 1), (grid[1] >> 52) - 1023
+    sums, scale, d = np.empty((block // group, LANES)), np.empty(LANES), np.empty(LANES)
+    top, sizes = np.empty(LANES, np.int32), np.empty(LANES)
+    for j0 in range(0, out.shape[1], LANES):
+        width = min(LANES, out.shape[1] - j0)
+        for i in range(out.shape[0]):
+            for j in range(width):
+                d[j] = c[i, j0 + j]
+            for first in range(0, k_all, block):
+                groups = (min(first + block, k_all) - first) // group
+                for j in range(width):
+                    e = max((_field(d[j]) >> 52) - 1023, emin_d)
+                    top[j] = zero if d[j] == 0.0 else e
+                for g in range(groups):
+                    start, at = first + g * group, k_all + first // group + g
+                    for j in range(width):
+                        sums[g, j], sizes[j] = 0.0, 0.0
+                    for k in range(start, start + group):
+                        a_k, row = a[i, k], b[k, j0 : j0 + width]
+                        for j in range(width):
+                            sums[g, j] += a_k * row[j]
+                            sizes[j] += abs(a_k * row[j])
+                    a_e, row_e = a[i, at], b[at, j0 : j0 + width]
+                    for j in range(width):
+                        top[j] = max(top[j], np.int32(a_e + row_e[j])) if sizes[j] > 0.0 else top[j]
+                for j in range(width):
+                    scale[j] = _power(F - top[j])
+                    total = np.trunc(d[j] * scale[j]) + 0.0  # a sum of nothing but negative zeros is 0
+                    for g in range(groups):
+                        total += np.trunc(sums[g, j] * scale[j])
+                    r = _toward_zero(total * _power(top[j] - F), grid)
+                    d[j] = d[j] if np.isinf(d[j]) else r
+            for j in range(width):
+                out[i, j0 + j] = d[j]
+
+
+@numba.njit(nogil=True, error_model="numpy")
 def sequential(a, b, c, out, grid):
     """Every product and every addition rounded to nearest, in order, c first; 53 bits are float64's own."""
     m, n = out.shape
@@ -142,3 +190,28 @@ def pairwise(a, b, c, out, grid):
 
 
 LOOPS = {"sequential": sequential, "pairwise": pairwise}
+
+
+def grid(fmt: Format, beyond: float) -> tuple:
+    """A format as the loops take it. beyond: what is larger than its largest number becomes this."""
+    return (fmt.precision, *fmt.quantum_limits, fmt.max, beyond)
+
+
+def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:
+    """c + a b by a loop of these, on as many threads as torch uses where there is enough to do."""
+    out = torch.empty(c.shape, dtype=torch.float64)
+    x, y, z, there = (each.contiguous().numpy() for each in (a, b, c, out))
+    size = a.shape[1] if out.numel() * a.shape[-1] < SLICE else -(-a.shape[1] // torch.get_num_threads())
+    parts = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
+
+    def work(part):
+        t, i = part
+        loop(x[t, i], y[t], z[t, i], there[t, i], *args)
+
+    if len(parts) == 1 or torch.get_num_threads() == 1:
+        for part in parts:
+            work(part)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(work, parts))
+    return on_device.with_special(out, a, b.mT, c)

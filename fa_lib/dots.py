@@ -2,19 +2,13 @@
 
 A matrix product of the emulator is, by default, the exact sum, rounded once (`EXACT`). Processors do otherwise: they
 round each addition in some order (`SEQUENTIAL`, `PAIRWISE`), or, as tensor cores do, truncate (`TensorCore`). Float64's
-own last bits of an exact sum belong to the machine; `DOUBLE_DOUBLE` defines them.
-
-No TensorCore has block scales (MXFP8, MXFP4 and NVFP4 on a B200). Widths are known (arXiv 2511.10909: 32 products at 25
-bits; 64 in exact groups of 16 at 35 bits). But there are no measured vectors to hold a model against, and it is open
-how the exponents of scales and of subnormal elements, and an E4M3 scale's own bits, enter the alignment.
-`kernels.quantization` sums such products exactly.
+own last bits of an exact sum belong to the machine; `DOUBLE_DOUBLE` defines them. Factors with block scales (MXFP8,
+MXFP4 and NVFP4 on a B200) are summed by a `ScaledCore`.
 """
 
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,12 +16,14 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from fa_lib import adders, double_double, on_device
+from fa_lib.block_formats import BLOCKS, MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Blocks
 from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format, FormatLike
 
 E8M13 = replace(Format.of((8, 14)), name="E8M13")  # of FP8 products: FP32's exponents and 13 fraction bits
-SLICE = 1 << 16  # products that are worth a thread
 MEASURED = "arXiv 2511.10909; measured, arXiv 2512.07004"
 BY_SOURCE = "arXiv 2511.10909"
+SIMULATOR = "arXiv 2511.10909 and its simulator, github.com/microsoft/MMA-Sim"
+Scales: TypeAlias = tuple[Tensor, Tensor] | None
 
 
 class Dot:
@@ -68,6 +64,10 @@ class Dot:
         product = self.compiled if A.device.type == "cpu" else self.on_device
         return product(A, B, C).reshape(*lead, m, n)
 
+    def scores(self, Q: Float64[Tensor, "... m d"], K: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... m n"]:
+        """Q Kᵀ. P V is a `matmul`: a Dot may quantise the operands of each product in its own way."""
+        return self.matmul(Q, K.mT)
+
     def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """c + a b on a CPU; a: (batch, m, k), b: (batch, k, n), c: (batch, m, n)."""
         raise NotImplementedError
@@ -106,7 +106,7 @@ class DoubleDouble(Dot):
     """
 
     def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return _threaded(double_double.rounded, a, b, c)
+        return adders.threaded(double_double.rounded, a, b, c)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return self.compiled(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
@@ -129,8 +129,8 @@ class Ordered(Dot):
     order: str = "sequential"
 
     def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        grid = _grid(self.fmt, math.inf if self.fmt.has_inf else self.fmt.max)
-        return _threaded(adders.LOOPS[self.order], a, b, c, grid)
+        grid = adders.grid(self.fmt, math.inf if self.fmt.has_inf else self.fmt.max)
+        return adders.threaded(adders.LOOPS[self.order], a, b, c, grid)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return on_device.ordered(self.fmt, self.order, a, b.mT, c)
@@ -169,14 +169,15 @@ class TensorCore(Dot):
         """The matrix unit of a GPU.
 
         Args:
-            unit: "V100", "A100", "L40S", "H100", "H200", "B200". inputs: the Format of a and b, of those in UNITS.
+            unit: "V100", "A100", "L40S", "H100", "H200", "B200". inputs: the Format of a and b, of those in UNITS; with
+                block scales "MXFP8", "MXFP8_E5M2", "MXFP4" or "NVFP4", of a B200: a `ScaledCore`.
             result: FP16 where the instruction gives FP16; otherwise what it has.
             two_level: blocks after which a sum is added to another in FP32, as DeepSeek-V3 (4) does for FP8.
 
         Raises:
             ValueError: there is no such unit, or it has no such inputs.
         """
-        fmt, result = Format.of(inputs), Format.of(result)
+        fmt, result = BLOCKS.get(str(inputs)) or Format.of(inputs), Format.of(result)
         there = [each for each in UNITS if each.unit == unit]
         if not there:
             raise ValueError(f"unit: got {unit!r}; accepted are {', '.join(dict.fromkeys(u.unit for u in UNITS))}")
@@ -185,6 +186,8 @@ class TensorCore(Dot):
             raise ValueError(f"inputs: got {fmt} for {unit}; accepted are {', '.join(str(u.inputs) for u in there)}")
         if two_level is not None and (type(two_level) is not int or two_level < 1):
             raise ValueError(f"two_level: got {two_level!r}; accepted is a whole number from 1, or None")
+        if two_level is not None and isinstance(found, ScaledCore):
+            raise ValueError(f"two_level: got {two_level!r} for {fmt}; accepted is None")
         if result == FP16:
             if fmt != FP16:
                 raise ValueError(f"result: got FP16 for {fmt}; accepted is FP32")
@@ -193,10 +196,68 @@ class TensorCore(Dot):
 
     def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         rule = self.inputs.emin, self.block, self.F, self.two_level or 0
-        return _threaded(adders.chained, a, b, c, rule, _grid(self.result, math.inf), self.to_nearest)
+        return adders.threaded(adders.chained, a, b, c, rule, adders.grid(self.result, math.inf), self.to_nearest)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return on_device.chained(self, a, b.mT, c)
+
+
+@dataclass(frozen=True)
+class ScaledCore(TensorCore):
+    """A TensorCore whose factors are elements with block scales. The rules are those of arXiv 2511.10909's simulator:
+
+    MXFP8: a term is a product with both scales; its exponent is the sum of the elements' and the scales' exponents.
+    MXFP4 and NVFP4: a term is the exact sum of `group` products with both scales; its exponent is the sum of the
+    scales' exponents alone, whatever the elements and an E4M3 scale's own bits are. A group whose products cancel
+    aligns the others all the same; one whose products are all zero does not.
+
+    Subnormal elements and scales have the smallest exponent of their format. A c of 0 has the exponent `zero`.
+
+    Open: where c's exponent is above the scales' and below the largest product's, another model, held against a B200
+    (github.com/sf-tensor/tcgen05), truncates groups 35 bits below the scales'. To differ, these must lie 2**27 apart.
+
+    Attributes:
+        inputs: one of BLOCKS. group, zero: as above.
+    """
+
+    inputs: Blocks
+    group: int = 1
+    zero: int = -133
+
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor | None = None, scales: Scales = None) -> Tensor:
+        """c + sum_k a_k b_k, float64 (...).
+
+        Args:
+            a, b: float64 (..., K), elements. c: float64 (...), in FP32. scales: of a and of b, float64 (..., K / size)
+                each, in their format and not negative.
+
+        Raises:
+            ValueError: there are no scales, or a tensor is no float64 or does not fit.
+        """
+        a, b = self._with_exponents(a, b, scales)
+        return super().__call__(a, b, c)
+
+    def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None, scales: Scales = None) -> Tensor:
+        """C + A B, every element as `__call__` has it. scales: (..., m, K / size) and (..., K / size, n)."""
+        a, b = self._with_exponents(A, B.mT, scales and (scales[0], scales[1].mT))
+        return super().matmul(a, b.mT, C)
+
+    def _with_exponents(self, a: Tensor, b: Tensor, scales: Scales) -> list[Tensor]:
+        fmt, k = self.inputs, a.shape[-1]
+        if scales is None:
+            raise ValueError("scales: got None; accepted are a's and b's, as kernels.quantization has them")
+        for name, x, scale in (("a", a, scales[0]), ("b", b, scales[1])):
+            if not x.shape[-1] == k == scale.shape[-1] * fmt.size or scale.dtype != torch.float64:
+                got = f"{name}: got {x.shape[-1]} elements with {scale.shape[-1]} scales in {scale.dtype}"
+                raise ValueError(f"{got}; accepted are a's {k}, with a scale in float64 for every {fmt.size} of them")
+        return [on_device.with_exponents(x, scale, fmt, self.group) for x, scale in zip((a, b), scales)]
+
+    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        rule = self.block, self.group, self.F, self.zero
+        return adders.threaded(adders.grouped, a, b, c, rule, adders.grid(self.result, math.inf))
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return on_device.grouped(self, a, b.mT, c)
 
 
 EXACT, DOUBLE_DOUBLE = Exact(), DoubleDouble()
@@ -234,29 +295,6 @@ UNITS = [
     *_units("B200", 8, 25, TF32, source=BY_SOURCE),
     *_units("B200", 32, 25, E4M3, to_nearest=True),  # by the source toward zero, which 1 of 3 measured vectors is not
     *_units("B200", 32, 25, E5M2, to_nearest=True, source=BY_SOURCE),
+    *(ScaledCore("B200", fmt, 32, 25, source=SIMULATOR) for fmt in (MXFP8, MXFP8_E5M2)),
+    *(ScaledCore("B200", fmt, 64, 35, source=SIMULATOR, group=16, zero=-139) for fmt in (MXFP4, NVFP4)),
 ]  # fmt: skip
-
-
-def _grid(fmt: Format, beyond: float) -> tuple:
-    """A format as the loops of `adders` take it."""
-    return (fmt.precision, *fmt.quantum_limits, fmt.max, beyond)
-
-
-def _threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:
-    """c + a b by a loop of `adders`, on as many threads as torch uses where there is enough to do."""
-    out = torch.empty(c.shape, dtype=torch.float64)
-    x, y, z, there = (each.contiguous().numpy() for each in (a, b, c, out))
-    size = a.shape[1] if out.numel() * a.shape[-1] < SLICE else -(-a.shape[1] // torch.get_num_threads())
-    parts = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
-
-    def work(part):
-        t, i = part
-        loop(x[t, i], y[t], z[t, i], there[t, i], *args)
-
-    if len(parts) == 1 or torch.get_num_threads() == 1:
-        for part in parts:
-            work(part)
-    else:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            list(pool.map(work, parts))
-    return on_device.with_special(out, a, b.mT, c)

@@ -37,6 +37,34 @@ def chained(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return in_chunks(some, a, b, c, core.block)
 
 
+def with_exponents(x: Tensor, scale: Tensor, fmt: Any, group: int) -> Tensor:
+    """The values of elements x (..., k) with their scales (..., k / size), and beside them (..., k / group) what each
+    group adds to the exponent of its term. fmt: one of `block_formats.BLOCKS`."""
+    e = exponents(scale, fmt.scale).repeat_interleave(fmt.size // group, -1)
+    e = e + exponents(x, fmt) if group == 1 else e
+    return torch.cat([x * scale.repeat_interleave(fmt.size, -1), e.double()], -1)
+
+
+def grouped(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """c + a bᵀ as a `ScaledCore` has it; shapes as of `chained`, a and b as of `with_exponents`."""
+    count = a.shape[-1] * core.group // (core.group + 1)  # of values
+
+    def some(a, b, d):
+        for first in range(0, count, core.block):
+            last = min(first + core.block, count)
+            x, y = (each[..., first:last].unflatten(-1, (-1, core.group)) for each in (a, b))
+            products = x[:, :, None] * y[:, None]  # (batch, rows, n, groups, group)
+            e_x, e_y = (each[..., count + first // core.group : count + last // core.group].long() for each in (a, b))
+            e = (e_x[:, :, None] + e_y[:, None]).where((products != 0).any(-1), NOTHING)
+            top = torch.maximum(e.amax(-1), exponents(d, core.result).where(d != 0, core.zero))
+            scale = power(core.F - top)
+            terms = torch.trunc(d * scale) + torch.trunc(products.sum(-1) * scale[..., None]).sum(-1)
+            d = d.where(d.isinf(), overflowing(terms * power(top - core.F), core.result, False))
+        return d
+
+    return in_chunks(some, a, b, c, core.block)
+
+
 def ordered(fmt: Format, order: str, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """c + a bᵀ as an `Ordered` has it; shapes as of `chained`."""
 

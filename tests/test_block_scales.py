@@ -5,7 +5,18 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP64, deviation, kernels
-from fa_lib.experiments.block_scales import EVERY, KINDS, RECIPES, SHIFT, TILING, block_scales, losses, problem
+from fa_lib.experiments.block_scales import (
+    EVERY,
+    KINDS,
+    ON_B200,
+    RECIPES,
+    SHIFT,
+    TILING,
+    block_scales,
+    losses,
+    problem,
+    sums_of_b200,
+)  # fmt: skip
 from fa_lib.kernels.quantization import OPERANDS, Quantization, attention
 from fa_lib.plots.block_scales import bits
 
@@ -67,3 +78,10 @@ def test_where_each_loss_comes_from():
     normal = {row["recipe"]: row["relative"] for row in block_scales("normal", 0, 256, parts, **SIZE)}
     assert shifted["nvfp4_two_level"] > 1.6 * normal["nvfp4_two_level"]
     assert shifted["nvfp4_smoothed"] < 1.1 * normal["nvfp4_smoothed"]
+
+
+def test_the_sums_of_a_b200_change_few_bits_and_no_error():
+    """MXFP8's; what a tile adds up in four bits fits FP32."""
+    rows = pd.DataFrame(sums_of_b200("normal", 0, 512, rows=64)).set_index("recipe")
+    assert list(rows.index) == list(ON_B200)
+    assert 0 < rows.bits["mxfp8"] < 0.01 and (rows.times_rmse - 1).abs().max() < 1e-3

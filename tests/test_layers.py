@@ -10,7 +10,8 @@ from fa_lib.paths import PACKAGE
 
 LAYERS = [  # from the top: what stands lower may import what stands higher
     {"paths", "waiting"},
-    {"adders", "double_double", "formats", "on_device", "dots", "precision", "tiling", "inputs", "metrics"},
+    {"adders", "block_formats", "double_double", "formats", "on_device", "dots", "precision", "tiling", "inputs",
+     "metrics"},
     {"kernels"},
     {"gallery"},
     {"extremes", "roundings"},
@@ -33,7 +34,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"cli_captured"},
     {"cli"},
     {"__main__"},
-]
+]  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "share" not in path.relative_to(PACKAGE).parts)
 

@@ -1,17 +1,19 @@
 """Block scales: what attention loses when Q, K, V and P, or a cache of K and V, are held in FP8 or FP4, and where."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.dots import EXACT, TensorCore
 from fa_lib.experiments.variant import known
 from fa_lib.formats import BF16, FP64
 from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.quantization import OPERANDS, Quantization, attention
 from fa_lib.metrics import deviation, over_baseline
+from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 TILING = Tiling(64, 64)
@@ -56,6 +58,7 @@ RECIPES = {
     "nvfp4_two_level": Recipe("NVFP4, two-level P", _of("NVFP4", "NVFP4_TWO_LEVEL")),
     "nvfp4_smoothed": Recipe("NVFP4, two-level P, K smoothed", _of("NVFP4", "NVFP4_TWO_LEVEL", smooth=True)),
 }
+ON_B200 = {"mxfp8": "MXFP8", "mxfp4": "MXFP4", "nvfp4_two_level": "NVFP4"}  # recipe -> inputs of its matrix unit
 KINDS = ("normal", "outliers", "sink", "shifted K")  # of `problem`
 
 
@@ -112,3 +115,27 @@ def block_scales(
 ) -> list[dict]:  # fmt: skip
     """A cell: `losses` of one draw. kind, seed, n, rows, head_dim, heads: of `problem`."""
     return losses(*problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads), parts)
+
+
+def sums_of_b200(kind: str, seed: int, n: int, *, rows: int = 128, head_dim: int = 64, heads: int = 2) -> list[dict]:
+    """A cell: what the sums of a B200's matrix unit change beside exact ones, O chained through them.
+
+    Args: of `problem`.
+
+    Returns:
+        rows: recipe, of ON_B200; bits, the share of outputs that differ in BF16; times_rmse, over the error with exact
+        sums.
+    """
+    q, k, v = problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads)
+    golden, found = kernels.golden(q, k, v, inputs=FP64), []
+    for recipe, inputs in ON_B200.items():
+        exact, summed = (
+            attention(
+                q, k, v, RECIPES[recipe].whole, tiling=TILING, algorithm=Algorithm("fa2", chained=True),
+                precision=replace(Precision.kernel(BF16), products=products),
+            )
+            for products in (EXACT, TensorCore.of("B200", inputs))
+        )  # fmt: skip
+        times = over_baseline(*(deviation(o, golden, BF16).rmse for o in (summed, exact)))
+        found.append(dict(recipe=recipe, bits=(summed != exact).double().mean().item(), times_rmse=times))
+    return found

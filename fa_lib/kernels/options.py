@@ -221,7 +221,7 @@ class Scores:
 
     def capped(self, q: Tensor, k: Tensor) -> Tensor:
         """S before masks: scale * Q Kᵀ, softcap * tanh(S / softcap) where there is one."""
-        S = self.products.matmul(q, k.mT).mul_(self.o.scale)
+        S = self.products.scores(q, k).mul_(self.o.scale)
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
     def seen(self, S: Tensor) -> Tensor | Literal[True]:

@@ -6,10 +6,12 @@ from typing import Any
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from fa_lib.dots import ScaledCore
 from fa_lib.formats import BF16, FP64, Format
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.options import check
 from fa_lib.kernels.rows import stored
+from fa_lib.kernels.scaled_products import ScaledProducts
 from fa_lib.kernels.scaling import Scheme, rotated, smoothed
 from fa_lib.kernels.tiled import tiled
 from fa_lib.precision import Precision
@@ -96,6 +98,11 @@ class Quantization:
         given: dict[str, Any] = asdict(self.p.element)
         return Scaled(**given, scheme=self.p)
 
+    def spread(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Q and K, smoothed and rotated where asked."""
+        k = smoothed(k) if self.smooth else k
+        return rotated(q, k, seed=0) if self.rotate else (q, k)
+
     def loaded(
         self,
         q: Float64[Tensor, "*lead n_q d"],
@@ -104,8 +111,7 @@ class Quantization:
         otherwise: Format = BF16,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Q, K and V as the products take them: on the quantised grid, or in the format given."""
-        k = smoothed(k) if self.smooth else k
-        q, k = rotated(q, k, seed=0) if self.rotate else (q, k)
+        q, k = self.spread(q, k)
         axes = (-1, -1, -1 if self.cached else -2)
         schemes = (self.q, self.k, self.v)
         q, k, v = (s.apply(x, axis) if s else otherwise(x) for s, x, axis in zip(schemes, (q, k, v), axes))
@@ -125,8 +131,9 @@ def attention(
 ) -> Float[Tensor, "*lead n_q d_v"]:
     """`tiled` with operands quantised as declared. Forward alone: the result has no gradient.
 
-    Products are summed as `precision.products` says, from the values of the elements times their scales. No
-    `dots.TensorCore` has block scales, and `dots` says why.
+    Products are summed as `precision.products` says, from the values of the elements times their scales; or, where it
+    is a unit with block scales (`dots.TensorCore.of("B200", "MXFP8")`), as that sums elements and scales
+    (`scaled_products`). Then Q, K, V and P must have groups like the unit's.
 
     Args:
         quantization: a Quantization.
@@ -139,7 +146,8 @@ def attention(
 
     Raises:
         ValueError: an argument does not fit; head_dim, the keys, or a tile of them is no multiple of a group; smooth
-        with sinks or softcap, which see more of a score than its distance from the others.
+        with sinks or softcap, which see more of a score than its distance from the others; an operand or a cache that
+        the unit of `precision.products` cannot multiply.
     """
     asked = check(q, k, v, **options)
     if quantization.smooth and (asked.sinks is not None or asked.softcap is not None):
@@ -151,6 +159,14 @@ def attention(
             raise ValueError(f"{name}: got {length} {what}; accepted is a multiple of P's groups, {p.size}")
     steps = precision or Precision.kernel(BF16)
     q_, k_, v_ = (x.detach().double() for x in (q, k, v))
-    loaded = quantization.loaded(q_, k_, v_, steps.inputs)
-    steps = replace(steps, inputs=FP64, probs=quantization.probs(steps.probs))
+    if isinstance(steps.products, ScaledCore):
+        if quantization.cached:
+            raise ValueError("quantization: got a cache with block-scaled products; accepted is V in groups of keys")
+        loaded = (*quantization.spread(q_, k_), v_)
+        schemes = {name: getattr(quantization, name) for name in OPERANDS}
+        products = ScaledProducts.of(steps.products, schemes, dict(zip("qkv", loaded)))
+        steps = replace(steps, inputs=FP64, probs=FP64, products=products)
+    else:
+        loaded = quantization.loaded(q_, k_, v_, steps.inputs)
+        steps = replace(steps, inputs=FP64, probs=quantization.probs(steps.probs))
     return stored(tiled(*loaded, tiling=tiling, precision=steps, algorithm=algorithm, **options), q.dtype)

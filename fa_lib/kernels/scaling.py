@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from fa_lib.block_formats import E8M0
 from fa_lib.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
 from fa_lib.kernels.rows import nonzero
 from fa_lib.on_device import power
 
-E8M0 = Format("E8M0", exponent_bits=8, precision=1, emin=-127, emax=127, max=2.0**127, has_inf=False)  # powers of two
 PER = ("none", "tensor", "head", "block", "token", "group")
 
 
@@ -101,28 +101,63 @@ class Scheme:
         if axis == -2:
             return self.apply(x.mT).mT
         if self.per == "group":
-            if x.shape[-1] % self.size:
-                accepted = f"a multiple of a group, {self.size}"
-                raise ValueError(f"x: got {x.shape[-1]} values along the axis of its groups; accepted is {accepted}")
-            groups, outer = x.unflatten(-1, (-1, self.size)), 1.0  # (..., n, groups, size)
-            if self.outer:
-                found = largest(x, -1)[..., None] if self.outer == "token" else x.abs().amax()
-                outer = FP32(nonzero(found) / (self.element.max * self.scale.max))
-            return self._rounded(groups, largest(groups, -1), outer).flatten(-2)
+            elements, scales, outer = self.groups(x)
+            return elements * (outer * scales).repeat_interleave(self.size, -1)
         dims = {"head": (-2, -1), "token": -1, "tensor": tuple(range(x.ndim))}[self.per]
         return self._rounded(x, largest(x, dims))
 
-    def _rounded(self, x: Tensor, amax: Tensor, outer: Tensor | float = 1.0) -> Tensor:
-        """x by one scale for each amax, which broadcasts to it, times the outer scale."""
+    def groups(
+        self, x: Float64[Tensor, "... n d"], axis: int = -1, outer: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What a kernel keeps of x, which is near the product of the three.
+
+        Args:
+            x, axis: as `apply`. outer: the outer scale, where it is known; None is x's own.
+
+        Returns:
+            elements, of x's shape; scales, one for `size` elements along the axis; the outer scale (..., 1), 1 where
+            the scheme has none.
+
+        Raises:
+            ValueError: x's axis is no multiple of a group's size.
+        """
+        if axis == -2:
+            elements, scales, outer = self.groups(x.mT, outer=outer)
+            return elements.mT, scales.mT, outer.mT
+        if x.shape[-1] % self.size:
+            accepted = f"a multiple of a group, {self.size}"
+            raise ValueError(f"x: got {x.shape[-1]} values along the axis of its groups; accepted is {accepted}")
+        outer = self.outer_scale(x) if outer is None else outer
+        parts = x.unflatten(-1, (-1, self.size))  # (..., n, groups, size)
+        scales = self._scale(largest(parts, -1), outer[..., None])
+        elements = self._elements(parts, outer[..., None] * scales)
+        return elements.flatten(-2), scales.squeeze(-1), outer
+
+    def outer_scale(self, x: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... 1"]:
+        """The FP32 scale of a tensor, or of each of its rows; 1 where the scheme has none."""
+        if not self.outer:
+            return x.new_ones(1, 1)
+        found = largest(x, -1) if self.outer == "token" else x.abs().amax().reshape(1, 1)
+        return FP32(nonzero(found) / (self.element.max * self.scale.max))
+
+    def _scale(self, amax: Tensor, outer: Tensor | float = 1.0) -> Tensor:
+        """The scale for each amax, the outer one left out; NaN where amax is not finite."""
         if self.scale == E8M0:
             e = torch.frexp(amax)[1].long() - 1 - self.element.emax  # frexp's mantissa is in [1/2, 1)
             e += amax > self.element.max * power(e) if self.up else 0
             scale = power(e.clamp(E8M0.emin, E8M0.emax))
         else:
-            scale = outer * round_to(nonzero(amax) / (self.element.max * outer), self.scale)
-        scale = torch.where(amax.isfinite(), scale, torch.nan)
-        rounded = self.element((x / scale).clamp(-self.element.max, self.element.max)) * scale
-        return rounded.where(scale != 0, 0.0)
+            scale = round_to(nonzero(amax) / (self.element.max * outer), self.scale)
+        return torch.where(amax.isfinite(), scale, torch.nan)
+
+    def _elements(self, x: Tensor, scale: Tensor) -> Tensor:
+        """x / scale, to the grid of elements; 0 where the scale is."""
+        return self.element((x / scale).clamp(-self.element.max, self.element.max)).where(scale != 0, 0.0)
+
+    def _rounded(self, x: Tensor, amax: Tensor) -> Tensor:
+        """x by one scale for each amax, which broadcasts to it."""
+        scale = self._scale(amax)
+        return self._elements(x, scale) * scale
 
 
 def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
