@@ -204,8 +204,8 @@ def round_to(
     out = torch.empty_like(x)
     if mode == "nearest":
         return _nearest_of(x, out, fmt)
-    arrays = (x if each is None else each for each in (x, out, draw))
-    directed(*(each.view(-1).numpy() for each in arrays), mode == "stochastic", fmt.grid)
+    values, rounded, draws = (each.view(-1).numpy() for each in (x, out, x if draw is None else draw))
+    directed(values, rounded, draws, mode == "stochastic", fmt.grid)
     return out
 
 
@@ -222,7 +222,7 @@ def _nearest_of(x, out, fmt):
     torch uses (a call lets go of the GIL)."""
     if fmt.precision == 53:
         return x
-    loop, size, threads = nearest_loop(x is out), x.numel(), torch.get_num_threads()
+    loop, size, threads = nearest_loop(), x.numel(), torch.get_num_threads()
     if size < 2 * SLICE or threads == 1:
         loop(x.data_ptr(), out.data_ptr(), size, *fmt.grid)
         return out

@@ -99,10 +99,12 @@ class Backward:
         p, options, shapes = self.p, self.options, (k.shape, v.shape)
         q, k, v = (flat(x, p) for x in (q, k, v))
         block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)
-        # Keys are independent here, as rows are elsewhere: tiles of block_kv keys are worked on together, unless a
-        # format draws by the tensor that it is given.
+        # Keys are independent here, as rows are elsewhere: tiles of block_kv keys are worked on together, as many as
+        # leave each thread some; but one at a time where a format draws by the tensor that it is given.
         drawn = any(isinstance(getattr(p, step), Stochastic) for step in p.steps())
-        keys = block_kv * max(1, 0 if drawn else rows_at_once(k, block_q, options) // block_kv)
+        threads = torch.get_num_threads() if k.device.type == "cpu" else 1
+        share = -(-k.shape[0] * options.n_kv // (threads * block_kv))  # tiles
+        keys = block_kv * max(1, 0 if drawn else min(share, rows_at_once(k, block_q, options) // block_kv))
         dK, dV = torch.zeros_like(k), torch.zeros_like(v)
 
         def work(task):

@@ -87,10 +87,10 @@ def tiled(
             seen = scores.seen(S)
             S = p.scores.round_(S)
             m_tile = p.maximum(S.amax(-1, keepdim=True) if how.maximum is None else how.maximum(S))  # (rows, 1)
-            new = step(p, how, lambda P, j=j: dropped(p, scores, P, j), S, v_j, m_tile, (m, l, O))
+            before = m, l, O if seen is True else O.clone()
+            m, l, O = step(p, how, lambda P, j=j: dropped(p, scores, P, j), S, v_j, m_tile, (m, l, O))
             if seen is not True:
-                new = (after.where(seen, before) for after, before in zip(new, (m, l, O)))
-            m, l, O = new
+                m, l, O = (x.where(seen, old) for x, old in zip((m, l, O), before))
         m = m.where(l != 0, 0.0)  # of a row that saw no key
         log = p.row_sum(torch.log(nonzero(l)) - (how.offset or 0) * LN2)
         L = p.row_sum(m * unit + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
@@ -122,11 +122,12 @@ def merged(p: Precision, parts: list[Tensor]) -> Tensor:
 def fa1_tile(
     p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
 ) -> Carried:
-    """m, l and O after one more tile. What `round_` is called with is used no more, S among it.
+    """m, l and O after one more tile.
 
     Args:
         p: a Precision. how: an Algorithm. dropped: P after dropout, rounded, of P.
-        S: (rows, B_c), overwritten. v: (B_c, head_dim). m_tile: (rows, 1). carried: m, l and O so far.
+        S: (rows, B_c), overwritten. v: (B_c, head_dim). m_tile: (rows, 1). carried: m, l and O so far; O is
+            overwritten.
     """
     m, l, O = carried
     P = p.exponent.round_(exp_of(p, how)(p.exponent.round_(S.sub_(m_tile))))  # (rows, B_c)
@@ -136,7 +137,7 @@ def fa1_tile(
     a_tile = p.factors(p.products.exp_(p.factors(m_tile - m_new)))  # the tile's factor (rows, 1)
     l_new = p.row_sum(l_old + p.row_sum(a_tile * l_tile))
     PV = p.accumulator.round_(p.products.matmul(dropped(P), v))  # (rows, head_dim)
-    O = p.accumulator.round_(p.accumulator.round_(l_old * O).add_(p.accumulator.round_(PV.mul_(a_tile))))
+    O = p.accumulator.round_(p.accumulator.round_(O.mul_(l_old)).add_(p.accumulator.round_(PV.mul_(a_tile))))
     return m_new, l_new, p.accumulator.round_(O.div_(nonzero(l_new)))
 
 
@@ -168,7 +169,7 @@ def fa2_sums(
 ) -> tuple[Tensor, Tensor]:
     """l and O, rescaled by a, and with a tile of P added."""
     l = p.row_sum(p.row_sum(a * l) + p.row_sum(p.products.totals(P)))
-    O = p.accumulator.round_(a * O)  # (rows, head_dim)
+    O = p.accumulator.round_(O.mul_(a))  # (rows, head_dim)
     if how.chained:
         return l, p.accumulator.round_(p.products.matmul(dropped, v, O))
     return l, p.accumulator.round_(O.add_(p.accumulator.round_(p.products.matmul(dropped, v))))
