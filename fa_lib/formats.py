@@ -6,6 +6,7 @@ rounding the float64 result of + - * / or sqrt gives the correctly rounded resul
 53 >= 2 * 24 + 2 (Figueroa 1995, "When is double rounding innocuous?").
 """
 
+import ctypes
 import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,8 @@ from fa_lib.rounding_loops import EXPONENT_FIELD, directed, nearest_loop
 
 MODES = ("nearest", "toward_zero", "stochastic")
 BIAS = 1023
-SLICE = 1 << 20  # elements a thread rounds at a time
+SLICE = 1 << 17  # values copied and rounded at a time: near a core's L2
+MANY = 1 << 21  # values that are worth threads
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Format:
 
     def round_(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         """`round_to(x, self)`, written over x where x is contiguous and on a CPU."""
-        if x.device.type != "cpu" or not x.is_contiguous():
+        if not (x.is_cpu and x.is_contiguous()):
             return self(x)
         return _nearest_of(_roundable(x), x, self)
 
@@ -218,18 +220,30 @@ def _roundable(x: Tensor) -> Tensor:
 
 
 def _nearest_of(x, out, fmt):
-    """x rounded to nearest, written to out, which may be x; both contiguous, and large ones cut for as many threads as
-    torch uses (a call lets go of the GIL)."""
+    """x rounded to nearest, written to out, which may be x; both contiguous. Many values are cut for as many threads as
+    torch uses."""
     if fmt.precision == 53:
         return x
-    loop, size, threads = nearest_loop(), x.numel(), torch.get_num_threads()
-    if size < 2 * SLICE or threads == 1:
-        loop(x.data_ptr(), out.data_ptr(), size, *fmt.grid)
+    size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
+    if size <= SLICE:
+        _round_at(start, to, size, fmt.grid)
         return out
-    with ThreadPoolExecutor(threads) as pool:
-        slices = zip(x.view(-1).split(SLICE), out.view(-1).split(SLICE))
-        list(pool.map(lambda s: loop(s[0].data_ptr(), s[1].data_ptr(), s[0].numel(), *fmt.grid), slices))
+    slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), fmt.grid) for i in range(0, size, SLICE)]
+    threads = torch.get_num_threads()
+    if size < MANY or threads == 1:
+        for each in slices:
+            _round_at(*each)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda each: _round_at(*each), slices))
     return out
+
+
+def _round_at(start, to, count, grid):
+    """Values from the address start on, rounded, to the address `to`."""
+    if to != start:
+        ctypes.memmove(to, start, 8 * count)
+    nearest_loop()(to, count, *grid)
 
 
 def _round_torch(x, draw, fmt, mode):

@@ -12,7 +12,6 @@ import numpy as np
 from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
 
 EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
-BLOCK = 1 << 10  # values
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
@@ -27,28 +26,25 @@ def nearest(x, grid):
     return np.copysign(over if r > largest else r, x)
 
 
-# Compiled anew in each process, in half a second: numba's cache on disk carries no checksum, and of flipped bits in it
-# some round wrongly in silence.
+# Compiled anew in each process, in a second: numba's cache on disk carries no checksum, and of flipped bits in it some
+# round wrongly in silence.
 @cache
 def nearest_loop() -> Callable:
-    """Function of two addresses, a count and a grid's five numbers: values from the first address on are rounded to
-    nearest, and written from the second on, which may be the first. It lets go of the GIL.
+    """Function of an address, a count and a grid's five numbers: so many values from the address on are rounded to
+    nearest where they lie. It lets go of the GIL.
 
-    It takes addresses because to make arrays of two tensors takes as long as to round some 10,000 values.
+    It takes an address because to make an array of a tensor takes as long as to round some thousands of values.
     """
 
-    @numba.cfunc(types.void(*[types.CPointer(types.float64)] * 2, *[types.int64] * 4, *[types.float64] * 2),
+    @numba.cfunc(types.void(types.CPointer(types.float64), *[types.int64] * 4, *[types.float64] * 2),
                  error_model="numpy")  # fmt: skip
-    def loop(x, out, size, precision, low, high, largest, over):
-        values, rounded = carray(x, size), carray(out, size)
-        for first in range(0, size, BLOCK):  # copied, then rounded in place: several at once, for nothing overlaps
-            block = rounded[first : first + BLOCK]
-            block[:] = values[first : first + BLOCK]
-            for i in range(block.size):
-                block[i] = nearest(block[i], (precision, low, high, largest, over))
+    def loop(start, count, precision, low, high, largest, over):
+        values = carray(start, count)
+        for i in range(count):
+            values[i] = nearest(values[i], (precision, low, high, largest, over))
 
     function = loop.ctypes
-    function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 4 + [ctypes.c_double] * 2
+    function.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 4 + [ctypes.c_double] * 2
     return function
 
 
