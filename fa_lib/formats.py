@@ -200,7 +200,7 @@ def round_to(
     if fmt.precision == 53:
         return x
     draw = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) if mode == "stochastic" else None
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         return _round_torch(x, draw, fmt, mode)
     x = x.contiguous()
     out = torch.empty_like(x)

@@ -26,8 +26,8 @@ def nearest(x, grid):
     return np.copysign(over if r > largest else r, x)
 
 
-# Compiled anew in each process, in a second: numba's cache on disk carries no checksum, and of flipped bits in it some
-# round wrongly in silence.
+# Compiled anew in each process, in half a second: numba's cache on disk carries no checksum, and of flipped bits in it
+# some round wrongly in silence.
 @cache
 def nearest_loop() -> Callable:
     """Function of an address, a count and a grid's five numbers: so many values from the address on are rounded to
