@@ -4,7 +4,6 @@ The two sides of a ratio take turns, and each counts with its fastest turn: what
 """
 
 import operator
-import platform
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from fa_lib.check.apart import in_a_process
 from fa_lib.check.kernel import examine
 from fa_lib.dots import TensorCore
 from fa_lib.execution.files import replacing
+from fa_lib.execution.machine import processor
 from fa_lib.paths import build
 
 
@@ -182,7 +182,7 @@ KEPT = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 def main():
     threads, code = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     lines = [
-        f"Made by `make bench`: {platform.machine()}, {code}, {threads} threads, torch {torch.__version__}.\n",
+        f"Made by `make bench`: {processor()}, {code}, {threads} threads, torch {torch.__version__}.\n",
         "| ratio | size | promised | measured | kept | seconds |\n|---|---|---|---|---|---|",
     ]
     print(*lines, sep="\n")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fa_lib import on_device
-from fa_lib.formats import EXPONENT_FIELD, Format
 from fa_lib.on_device import NOTHING
+from fa_lib.rounding_loops import EXPONENT_FIELD, nearest
 
 LANES = 128  # columns at a time
 SLICE = 1 << 16  # products that are worth a thread
@@ -31,16 +31,8 @@ def _field(x):
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
-def _nearest(x, grid):
-    """x to nearest, ties to even, as `formats.round_to` does it. grid: of `grid`."""
-    precision, low, high, largest, beyond = grid
-    c = np.int64(min(max(_field(x), low), high) + ((53 - precision) << 52) + (1 << 51)).view(np.float64)
-    r = abs((x + c) - c)
-    return np.copysign(beyond if r > largest else r, x)
-
-
-@numba.njit(nogil=True, error_model="numpy", inline="always")
 def _toward_zero(x, grid):
+    """As `nearest`. grid: of `Format.grid`."""
     precision, low, high, largest, beyond = grid
     field = min(max(_field(x), low), high)
     c = np.int64(field + ((53 - precision) << 52) + (1 << 51)).view(np.float64)
@@ -94,7 +86,7 @@ def chained(a, b, c, out, rule, grid, to_nearest):
                         terms[j] += np.trunc(a_k * row[j] * scale[j])  # whole numbers: exact in any order
                 for j in range(width):
                     x = terms[j] * _power(top[j] - F)
-                    r = _nearest(x, grid) if to_nearest else _toward_zero(x, grid)
+                    r = nearest(x, grid) if to_nearest else _toward_zero(x, grid)
                     d[j] = d[j] if np.isinf(d[j]) else r
                 if flush and (last == k_all or (first // block + 1) % flush == 0):
                     for j in range(width):
@@ -158,7 +150,7 @@ def sequential(a, b, c, out, grid):
                 a_k, row = a[i, k], b[k, j0 : j0 + width]
                 for j in range(width):
                     x = a_k * row[j]
-                    acc[j] = acc[j] + x if own else _nearest(acc[j] + _nearest(x, grid), grid)
+                    acc[j] = acc[j] + x if own else nearest(acc[j] + nearest(x, grid), grid)
             out[i, j0 : j0 + width] = acc[:width]
 
 
@@ -174,27 +166,22 @@ def pairwise(a, b, c, out, grid):
                 a_k, row = a[i, k], b[k, j0 : j0 + width]
                 for j in range(width):
                     x = a_k * row[j]
-                    terms[k, j] = x if own else _nearest(x, grid)
+                    terms[k, j] = x if own else nearest(x, grid)
             left = a.shape[1]
             while left > 1:
                 for k in range(left // 2):
                     for j in range(width):
                         x = terms[2 * k, j] + terms[2 * k + 1, j]
-                        terms[k, j] = x if own else _nearest(x, grid)
+                        terms[k, j] = x if own else nearest(x, grid)
                 if left % 2:
                     terms[left // 2, :width] = terms[left - 1, :width]
                 left = (left + 1) // 2
             for j in range(width):
                 x = c[i, j0 + j] + terms[0, j]
-                out[i, j0 + j] = x if own else _nearest(x, grid)
+                out[i, j0 + j] = x if own else nearest(x, grid)
 
 
 LOOPS = {"sequential": sequential, "pairwise": pairwise}
-
-
-def grid(fmt: Format, beyond: float) -> tuple:
-    """A format as the loops take it. beyond: what is larger than its largest number becomes this."""
-    return (fmt.precision, *fmt.quantum_limits, fmt.max, beyond)
 
 
 def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:

@@ -6,6 +6,7 @@ rounding the float64 result of + - * / or sqrt gives the correctly rounded resul
 53 >= 2 * 24 + 2 (Figueroa 1995, "When is double rounding innocuous?").
 """
 
+import ctypes
 import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +15,16 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import gfloat.formats
-import numba
-import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from fa_lib.rounding_loops import EXPONENT_FIELD, directed, nearest_loop
+
 MODES = ("nearest", "toward_zero", "stochastic")
-EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
 BIAS = 1023
-SLICE = 1 << 20  # elements a thread rounds at a time
+SLICE = 1 << 17  # values copied and rounded at a time: near a core's L2
+MANY = 1 << 21  # values that are worth threads
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,19 @@ class Format:
         field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(*self.quantum_limits)
         return (field - ((self.precision - 1) << 52)).view(torch.float64)
 
+    @cached_property
+    def grid(self) -> tuple:
+        """Precision, quantum_limits, the largest value and what is beyond it: the format as compiled loops take it."""
+        return (self.precision, *self.quantum_limits, self.max, math.inf if self.has_inf else self.max)
+
     def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         return round_to(x, self)
+
+    def round_(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+        """`round_to(x, self)`, written over x where x is contiguous and on a CPU."""
+        if not (x.is_cpu and x.is_contiguous()):
+            return self(x)
+        return _nearest_of(_roundable(x), x, self)
 
     def __repr__(self):
         return self.name
@@ -113,6 +125,8 @@ class Stochastic(Format):
     def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         mixed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), self.seed)
         return round_to(x, self, "stochastic", torch.Generator(x.device).manual_seed(mixed))
+
+    round_ = __call__
 
 
 def stochastic(fmt: FormatLike, seed: int) -> Stochastic:
@@ -180,74 +194,56 @@ def round_to(
         ValueError: x is not float64 or requires a gradient, or the format or mode is not known.
     """
     fmt = Format.of(fmt)
+    if mode not in MODES:
+        raise ValueError(f"mode: got {mode!r}; accepted are {', '.join(MODES)}")
+    x = _roundable(x)
+    if fmt.precision == 53:
+        return x
+    draw = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) if mode == "stochastic" else None
+    if not x.is_cpu:
+        return _round_torch(x, draw, fmt, mode)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if mode == "nearest":
+        return _nearest_of(x, out, fmt)
+    values, rounded, draws = (each.view(-1).numpy() for each in (x, out, x if draw is None else draw))
+    directed(values, rounded, draws, mode == "stochastic", fmt.grid)
+    return out
+
+
+def _roundable(x: Tensor) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError("x: requires a gradient, and rounding has none; accepted is x.detach()")
     if x.dtype != torch.float64:
         raise ValueError(f"x: got {x.dtype}; accepted is torch.float64, the type that carries every format exactly")
-    if mode not in MODES:
-        raise ValueError(f"mode: got {mode!r}; accepted are {', '.join(MODES)}")
+    return x
+
+
+def _nearest_of(x, out, fmt):
+    """x rounded to nearest, written to out, which may be x; both contiguous. Many values are cut for as many threads as
+    torch uses."""
     if fmt.precision == 53:
         return x
-    draw = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) if mode == "stochastic" else None
-    if x.device.type != "cpu":
-        return _round_torch(x, draw, fmt, mode)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    arrays = x.view(-1).numpy(), out.view(-1).numpy()
-    low, high = fmt.quantum_limits
-    over = math.inf if fmt.has_inf else fmt.max
-    if mode == "nearest":
-        args = (((53 - fmt.precision) << 52) + (1 << 51), low, high, fmt.max, over)
-        _in_slices(_nearest, *arrays, args=args)
+    size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
+    if size <= SLICE:
+        _round_at(start, to, size, fmt.grid)
+        return out
+    slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), fmt.grid) for i in range(0, size, SLICE)]
+    threads = torch.get_num_threads()
+    if size < MANY or threads == 1:
+        for each in slices:
+            _round_at(*each)
     else:
-        draw = np.ones_like(arrays[0][:1]) if draw is None else draw.view(-1).numpy()
-        _directed(*arrays, draw, mode == "stochastic", fmt.precision - 1, (low, high), (fmt.max, over))
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda each: _round_at(*each), slices))
     return out
 
 
-def _in_slices(kernel, x, out, args):
-    """Run an elementwise kernel, large arrays by as many threads as torch uses (numba lets go of the GIL)."""
-    threads = torch.get_num_threads()
-    if x.size < 2 * SLICE or threads == 1:
-        return kernel(x, out, *args)
-    with ThreadPoolExecutor(threads) as pool:
-        slices = (slice(i, i + SLICE) for i in range(0, x.size, SLICE))
-        list(pool.map(lambda s: kernel(x[s], out[s], *args), slices))
-
-
-# Compiled anew in each process, in half a second: numba's cache on disk carries no checksum, and of flipped bits in it
-# some round wrongly in silence.
-@numba.njit(nogil=True, error_model="numpy")
-def _nearest(x, out, shift, low, high, largest, over):
-    # Adding and subtracting c = 1.5 * 2**(e + 53 - precision), e the exponent of x held to the normal range,
-    # leaves x rounded at its last kept bit by the adder's own round-to-nearest-even: normal and subnormal alike.
-    bits = x.view(np.int64)
-    c_bits = out.view(np.int64)
-    for i in range(x.size):
-        c_bits[i] = min(max(bits[i] & EXPONENT_FIELD, low), high) + shift
-        c = out[i]
-        r = abs((x[i] + c) - c)
-        if r > largest:
-            r = over
-        out[i] = np.copysign(r, x[i])
-
-
-@numba.njit(nogil=True, error_model="numpy")
-def _directed(x, out, draw, stochastic, bits_kept, quantum_limits, ends):
-    (low, high), (largest, over) = quantum_limits, ends
-    bits = x.view(np.int64)
-    q_bits = out.view(np.int64)
-    for i in range(x.size):
-        q_bits[i] = min(max(bits[i] & EXPONENT_FIELD, low), high) - (bits_kept << 52)
-        quantum = out[i]  # spacing of the grid at x, a power of two: the division below is exact
-        steps = abs(x[i]) / quantum
-        whole = np.floor(steps)
-        if stochastic and draw[i] < steps - whole:
-            whole += 1.0
-        r = whole * quantum
-        if r > largest:
-            r = over if stochastic or np.isinf(x[i]) else largest
-        out[i] = np.copysign(r, x[i])
+def _round_at(start, to, count, grid):
+    """Values from the address start on, rounded, to the address `to`."""
+    if to != start:
+        ctypes.memmove(to, start, 8 * count)
+    nearest_loop()(to, count, *grid)
 
 
 def _round_torch(x, draw, fmt, mode):

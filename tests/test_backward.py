@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from test_kernels import EXACT, plain, problems
 
 from fa_lib import BF16, FP16, FP32, FP64, Precision, Tiling, deviation, draw, round_to
-from fa_lib.kernels import flash, golden, reference, tiled
+from fa_lib.kernels import flash, golden, reference, rows, tiled
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
 from fa_lib.kernels.known import torch_cpu, vectorised
@@ -56,6 +57,21 @@ def test_gradcheck(sizes, block_q, block_kv, causal, softcap, seed):
         lambda q, k, v: tiled(q, k, v, tiling=Tiling(block_q, block_kv), precision=EXACT, **options),
     ):
         assert torch.autograd.gradcheck(kernel, (q, k, v))
+
+
+@pytest.mark.parametrize("asked", [
+    {}, dict(causal=True), dict(window=(9, 4)), dict(causal=True, mask=torch.arange(61) % 5 > 0),
+    dict(keep=torch.arange(61) % 3 > 0, dropout_p=0.3, softcap=2.0), dict(sinks=torch.tensor([1.0, -1.0, 0.0, 2.0])),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("precision", [Precision.uniform(BF16), Precision.kernel(FP16)], ids=["BF16", "kernel FP16"])
+def test_gradients_do_not_depend_on_the_tiles_worked_on_at_once(asked, precision, monkeypatch):
+    q, k, v = draw("normal", 5, (1, 4, 83, 16), (1, 2, 61, 16))
+    dO = draw("normal", 6, q.shape)[0]
+    call = partial(tiled, tiling=Tiling(8, 16), precision=precision, **asked)
+    together = gradients(call, q, k, v, dO)
+    monkeypatch.setitem(rows.CHUNK, "cpu", 1)  # 16 rows and one tile of keys
+    for ours, theirs in zip(gradients(call, q, k, v, dO), together):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, round_to
+from fa_lib.dots import EXACT
 from fa_lib.paths import ROOT
 
 FIRST_CALLS = """
@@ -39,3 +40,14 @@ def test_exp_of_every_16_bit_argument_is_correctly_rounded(fmt):
         below = fmt.ulp(torch.nextafter(ours, torch.zeros(()).double())).numpy() / 2  # below a power of two
     limit = np.where([e < o for o, e in zip(ours.tolist(), exact)], below, half)
     assert (error <= limit).all()
+
+
+@pytest.mark.parametrize("rest", [-1.0, -745.0, torch.inf, torch.nan])
+@pytest.mark.parametrize("few", [True, False])
+def test_arguments_whose_exponential_is_0_leave_the_bits_of_the_others(rest, few):
+    """Hidden keys, and scores far below their maximum, are kept from torch, which is slow there."""
+    x = -torch.rand(100, 67, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 800
+    x[::3, 5:] = -torch.inf
+    x[1], x[2, ::2] = rest, -746.5
+    x = x[:3] if few else x
+    assert torch.equal(EXACT.exp_(x.clone()).view(torch.int64), torch.exp(x).view(torch.int64))

@@ -10,7 +10,20 @@ import torch
 from gfloat import RoundMode
 from scipy import stats
 
-from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, _round_torch, round_to
+from fa_lib.formats import (
+    BF16,
+    E4M3,
+    E5M2,
+    FP16,
+    FP32,
+    FP64,
+    TF32,
+    Format,
+    Stochastic,
+    _round_torch,
+    round_to,
+    stochastic,
+)
 
 NARROW = gfloat.FormatInfo(
     "E5P3", k=8, precision=3, bias=15, is_signed=True, domain=gfloat.Domain.Extended, has_nz=True, num_high_nans=3,
@@ -144,6 +157,20 @@ def test_large_and_strided_tensors():
     assert torch.equal(round_to(x.T, BF16), round_to(x, BF16).T)
     assert torch.equal(x, before)
     assert round_to(x, FP64) is x
+
+
+@pytest.mark.parametrize("fmt", [*ORACLE, stochastic(BF16, seed=3)], ids=str)
+def test_rounding_in_place_has_the_same_bits(fmt):
+    x = torch.from_numpy(np.concatenate([random_bits(50_001, 5), near_the_range(fmt, 50_000, 6)]))
+    for each in (x, x[:100_000].view(1000, 100).T, x[:0], x.repeat(24)):  # strided; large enough for two threads
+        due = bits(fmt(each).numpy())
+        given = each.clone()
+        ours = fmt.round_(given)
+        assert (bits(ours.numpy()) == due).all() and ours.shape == each.shape
+        assert ours is given or not given.is_contiguous() or isinstance(fmt, Stochastic)
+    assert FP64.round_(x) is x
+    with pytest.raises(ValueError, match="x: got torch.float32; accepted is torch.float64"):
+        fmt.round_(x.float())
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E4M3], ids=str)

@@ -19,9 +19,9 @@ class Algorithm:
             Algorithm 1: O is divided by the row sum once, at the end) or "fa4" (FlashAttention-4: as "fa2", but m is
             replaced, and O and l rescaled, only when the row's maximum has risen by more than `threshold` since; P is
             then as large as 2**threshold).
-        exp: the exponential of S - m, a function of a float64 tensor; `exponentials.fast_exp` is torch's on CPU,
-            `exponentials.polynomial_exp` FlashAttention-4's. The few factors exp(m - m') are always torch.exp, and so
-            is the backward pass.
+        exp: the exponential of S - m, a function of a float64 tensor, whose result is overwritten;
+            `exponentials.fast_exp` is torch's on CPU, `exponentials.polynomial_exp` FlashAttention-4's. The few factors
+            exp(m - m') are always torch.exp, and so is the backward pass.
         threshold: of "fa4", in powers of two; None is 8.
         offset: P is 2**offset times exp(S - m), and so is l; it cancels in O, and moves P away from the format's
             subnormals. Whole; of "fa2" and "fa4". None is 0.

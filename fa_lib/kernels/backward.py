@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fa_lib.kernels.rows import by_rows, flat, rows_at_once, run, stored, tiles
+from fa_lib.formats import Stochastic
+from fa_lib.kernels.rows import by_rows, dropped, flat, rows_at_once, run, stored, tiles
 
 
 def differentiable(
@@ -45,7 +46,7 @@ class Backward:
 
     Args:
         precision, options: of the forward call.
-        probabilities: P (rows, keys) from S and the statistics of its rows.
+        probabilities: P (rows, keys) from S, which it may overwrite, and the statistics of its rows.
         tiling: Flash: dQ is summed over tiles of block_kv keys, dK and dV over tiles of block_q queries (and over the
             Q heads that share them), each sum held in `precision.grad_sums`; delta = rowsum(dO ∘ O). Here B_r does
             count. None is Baseline: each matrix product rounds once; delta = rowsum(P ∘ dP), as softmax's own
@@ -60,16 +61,15 @@ class Backward:
         n_q, n_kv, block_kv = options.n_q, options.n_kv, self.tiling.block_kv if self.tiling else options.n_kv
         dO, o = flat(dO, p), o.detach().double().reshape(-1, *o.shape[-2:])  # (heads, n_q, head_dim)
         statistics = statistics.reshape(dO.shape[0], n_q, -1)  # (heads, n_q, 1 or 2)
-        add = p.grad_sums if self.tiling else lambda x: x  # rounds a running sum, once a tile
+        add = p.grad_sums.round_ if self.tiling else lambda x: x  # rounds a running sum, once a tile
 
         if self.tiling:
             delta = p.delta((dO * o).sum(-1, keepdim=True))  # (heads, n_q, 1)
         else:
 
             def row_sums(q_i, k, v, scores, statistics_i, dO_i):
-                P = self.probabilities(p.scores(scores(q_i, k, 0)), statistics_i)
-                dP = p.scores(scores.drop(p.scores(p.products.matmul(dO_i, v.mT)), 0))
-                return p.delta((P * dP).sum(-1, keepdim=True))
+                P, dP = self.factors(scores, q_i, k, v, 0, statistics_i, dO_i)
+                return p.delta(dP.mul_(P).sum(-1, keepdim=True))
 
             delta = by_rows(row_sums, (q, k, v), p, options, features=1, width=n_kv, beside=(statistics, dO))
             delta = delta.reshape(dO.shape[0], n_q, 1)
@@ -78,7 +78,7 @@ class Backward:
             dQ = torch.zeros_like(q_i)  # (rows, head_dim)
             for j, k_j, v_j in tiles(k, v, block_kv, scores):
                 _, dS = self.pair(scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i)
-                dQ = add(dQ + options.scale * p.products.matmul(dS, k_j))
+                dQ = add(p.products.matmul(dS, k_j).mul_(options.scale).add_(dQ))
             return p.output(p.grad_sums(dQ))
 
         rest = (statistics, dO, delta)
@@ -90,7 +90,8 @@ class Backward:
         """Gradient (heads,) of the sinks, from statistics and delta (heads of all leading dimensions, n_q, 1 or 2)."""
         p, total = self.p, torch.zeros_like(self.options.sinks)
         for head in range(delta.shape[0]):
-            P = self.probabilities(p.scores(self.options.sink(head)), statistics[head])  # (n_q, 1)
+            S = p.scores(self.options.sink(head)).repeat(self.options.n_q, 1)  # (n_q, 1)
+            P = self.probabilities(S, statistics[head])
             total[head % len(total)] += p.grads(P * p.exponent(-delta[head])).sum()
         return p.output(p.grad_sums(total))
 
@@ -98,36 +99,50 @@ class Backward:
         p, options, shapes = self.p, self.options, (k.shape, v.shape)
         q, k, v = (flat(x, p) for x in (q, k, v))
         block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)
-        dK, dV = torch.empty_like(k), torch.empty_like(v)
+        # Keys are independent here, as rows are elsewhere: tiles of block_kv keys are worked on together, as many as
+        # leave each thread some; but one at a time where a format draws by the tensor that it is given.
+        drawn = any(isinstance(getattr(p, step), Stochastic) for step in p.steps())
+        threads = torch.get_num_threads() if k.device.type == "cpu" else 1
+        share = -(-k.shape[0] * options.n_kv // (threads * block_kv))  # tiles
+        keys = block_kv * max(1, 0 if drawn else min(share, rows_at_once(k, block_q, options) // block_kv))
+        dK, dV = torch.zeros_like(k), torch.zeros_like(v)
 
         def work(task):
-            kv, j = task
-            there = slice(j, min(j + block_kv, options.n_kv))
-            k_j, v_j = k[kv, there], v[kv, there]
-            dK_j, dV_j = torch.zeros_like(k_j), torch.zeros_like(v_j)  # (B_c, head_dim)
+            kv, first = task
+            last = min(first + keys, options.n_kv)
+            blocks = [(j, min(j + block_kv, last)) for j in range(first, last, block_kv)]
             for head in range(kv * options.group, (kv + 1) * options.group):
                 for i in range(0, options.n_q, block_q):
                     here = slice(i, min(i + block_q, options.n_q))
                     scores = options.rows(head, here, p.products)
-                    if not scores.sees(there.start, there.stop):
+                    seen = [block for block in blocks if scores.sees(*block)]  # neighbours all
+                    if not seen:
                         continue
-                    statistics_i, dO_i, delta_i = (x[head, here] for x in rest)
-                    P, dS = self.pair(scores, q[head, here], k_j, v_j, j, statistics_i, dO_i, delta_i)
-                    dV_j = add(dV_j + p.products.matmul(P.mT, dO_i))
-                    dK_j = add(dK_j + options.scale * p.products.matmul(dS.mT, q[head, here]))
-            dV[kv, there] = p.output(p.grad_sums(dV_j))
-            dK[kv, there] = p.output(p.grad_sums(dK_j))
+                    there = slice(seen[0][0], seen[-1][1])
+                    j, k_j, v_j, dK_j, dV_j = there.start, *(x[kv, there] for x in (k, v, dK, dV))  # (keys, head_dim)
+                    q_i, statistics_i, dO_i, delta_i = (x[head, here] for x in (q, *rest))
+                    P, dS = self.pair(scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i)
+                    P = dropped(p, scores, P, j)
+                    dV[kv, there] = add(p.products.matmul(P.mT, dO_i).add_(dV_j))
+                    dK[kv, there] = add(p.products.matmul(dS.mT, q_i).mul_(options.scale).add_(dK_j))
+            for x in (dK, dV):
+                x[kv, first:last] = p.output(p.grad_sums(x[kv, first:last]))
 
-        run([(kv, j) for kv in range(k.shape[0]) for j in range(0, options.n_kv, block_kv)], work, k.device)
+        run([(kv, j) for kv in range(k.shape[0]) for j in range(0, options.n_kv, keys)], work, k.device)
         return tuple(x.reshape(shape) for x, shape in zip((dK, dV), shapes))
 
-    def pair(self, scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i):
-        """P after dropout, and dS, of one tile: both (rows, B_c), as handed to the matrix products."""
+    def factors(self, scores, q_i, k_j, v_j, j, statistics_i, dO_i):
+        """P before dropout, and dP, of one tile: both (rows, B_c)."""
         p = self.p
-        P = self.probabilities(p.scores(scores(q_i, k_j, j)), statistics_i)
-        dP = p.scores(scores.drop(p.scores(p.products.matmul(dO_i, v_j.mT)), j))
-        dS = P * p.exponent(dP - delta_i)
+        P = self.probabilities(p.scores.round_(scores(q_i, k_j, j)), statistics_i)
+        dP = p.scores.round_(p.products.matmul(dO_i, v_j.mT))
+        return P, dP if scores.keeps_all else p.scores(scores.drop(dP, j))
+
+    def pair(self, scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i):
+        """P before dropout, and dS as handed to the matrix products, of one tile: both (rows, B_c)."""
+        P, dP = self.factors(scores, q_i, k_j, v_j, j, statistics_i, dO_i)
+        dS = self.p.exponent.round_(dP.sub_(delta_i)).mul_(P)
         softcap = self.options.softcap
         if softcap is not None:
             dS = dS * (1 - (scores.capped(q_i, k_j) / softcap) ** 2)
-        return p.probs(scores.drop(P, j)), p.grads(dS)
+        return P, self.p.grads.round_(dS)

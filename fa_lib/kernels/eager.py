@@ -80,7 +80,7 @@ def stepwise(
     k, v = (as_many_heads(x, q) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
     how = Algorithm("fa1")
-    p = SimpleNamespace(**dict.fromkeys(Precision.steps(), lambda x: x), products=EXACT)  # the dtype rounds
+    p = SimpleNamespace(**dict.fromkeys(Precision.steps(), Unrounded()), products=EXACT)
 
     def forward(q, k, v):
         m = q.new_full((*q.shape[:-1], 1), -math.inf)  # (..., n_q, 1)
@@ -102,6 +102,15 @@ def stepwise(
         return dQ, torch.cat(dK, -2), torch.cat(dV, -2)
 
     return differentiable(q, k, v, forward, backward)
+
+
+class Unrounded:
+    """A step whose values the dtype itself rounds."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    round_ = __call__
 
 
 def _scaled_product(a, b, scale, add=None):

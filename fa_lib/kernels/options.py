@@ -229,6 +229,11 @@ class Scores:
         overflows when rounded, or is NaN, is no hidden key."""
         return True if self.trivial else S.amax(-1, keepdim=True) != -math.inf
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether `drop` leaves every P as it is."""
+        return self.keep_mask is None
+
     def drop(self, P: Tensor, j: int) -> Tensor:
         """P with dropout: what is not kept is 0, the rest divided by 1 - p."""
         if self.keep_mask is None:

@@ -45,17 +45,18 @@ def reference(
     def rows(q, k, v, scores):
         S = scores(q, k, 0)  # (rows, n_kv)
         seen = scores.seen(S)
-        S = p.scores(S)
+        S = p.scores.round_(S)
         m = S.amax(-1, keepdim=True)  # (rows, 1)
         sink = None if scores.sink is None else p.scores(scores.sink)  # (1, 1)
         m = p.maximum(m if sink is None else torch.maximum(m, sink))
         if seen is not True and sink is None:
             m = m.where(seen, 0.0)  # exp(-inf - 0) = 0, and not NaN
-        P = p.exponent(p.products.exp_(p.exponent(S - m)))  # (rows, n_kv)
+        P = p.exponent.round_(p.products.exp_(p.exponent.round_(S.sub_(m))))  # (rows, n_kv)
         l = p.products.totals(P)  # (rows, 1)
         l = p.row_sum(l if sink is None else l + p.exponent(p.products.exp_(p.exponent(sink - m))))
-        P = p.probs(p.exponent(P / nonzero(l)))  # (rows, n_kv)
-        O = p.accumulator(p.products.matmul(p.probs(scores.drop(P, 0)), v))  # (rows, head_dim)
+        P = p.probs.round_(p.exponent.round_(P.div_(nonzero(l))))  # (rows, n_kv)
+        P = P if scores.keeps_all else p.probs(scores.drop(P, 0))
+        O = p.accumulator(p.products.matmul(P, v))  # (rows, head_dim)
         return torch.cat([p.output(O), m, l], -1)
 
     def forward(q, k, v):
@@ -64,7 +65,8 @@ def reference(
 
     def probabilities(S, m_l):
         m, l = m_l[:, :1], m_l[:, 1:]
-        return p.probs(p.exponent(p.exponent(p.products.exp_(p.exponent(S - m))) / nonzero(l)))
+        P = p.exponent.round_(p.products.exp_(p.exponent.round_(S.sub_(m))))
+        return p.probs.round_(p.exponent.round_(P.div_(nonzero(l))))
 
     return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling=None), options.get("sinks"))
 

@@ -103,6 +103,11 @@ def rounding(precision: Precision) -> Precision:
     return precision
 
 
+def dropped(p: Precision, scores: Scores, P: Tensor, j: int) -> Tensor:
+    """P of the keys from j on, on the grid of `p.exponent`, as handed to the matrix product: with dropout, rounded."""
+    return P if scores.keeps_all and p.probs == p.exponent else p.probs(scores.drop(P, j))
+
+
 def nonzero(x: Tensor) -> Tensor:
     """What to divide by: 1 where x is 0. So a row that sees no key, and its sum l, is 0 / 1 = 0."""
     return torch.where(x == 0, 1.0, x)

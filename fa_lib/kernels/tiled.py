@@ -12,7 +12,7 @@ from torch import Tensor
 from fa_lib.kernels.algorithm import LN2, Algorithm
 from fa_lib.kernels.backward import Backward, differentiable
 from fa_lib.kernels.options import Options
-from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored, tiles
+from fa_lib.kernels.rows import by_rows, dropped, nonzero, rounding, stored, tiles
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
@@ -85,12 +85,12 @@ def tiled(
         for j, k_j, v_j in some_tiles:
             S = scores(q_i, k_j, j)  # (rows, B_c)
             seen = scores.seen(S)
-            S = p.scores(S)
+            S = p.scores.round_(S)
             m_tile = p.maximum(S.amax(-1, keepdim=True) if how.maximum is None else how.maximum(S))  # (rows, 1)
-            new = step(p, how, lambda P, j=j: p.probs(scores.drop(P, j)), S, v_j, m_tile, (m, l, O))
+            before = m, l, O if seen is True else O.clone()
+            m, l, O = step(p, how, lambda P, j=j: dropped(p, scores, P, j), S, v_j, m_tile, (m, l, O))
             if seen is not True:
-                new = (after.where(seen, before) for after, before in zip(new, (m, l, O)))
-            m, l, O = new
+                m, l, O = (x.where(seen, old) for x, old in zip((m, l, O), before))
         m = m.where(l != 0, 0.0)  # of a row that saw no key
         log = p.row_sum(torch.log(nonzero(l)) - (how.offset or 0) * LN2)
         L = p.row_sum(m * unit + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
@@ -103,7 +103,7 @@ def tiled(
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
-        return p.exponent(p.products.exp_(p.exponent(S - L)))  # P, divided by the row sum already
+        return p.exponent.round_(p.products.exp_(p.exponent.round_(S.sub_(L))))  # P, divided by the row sum already
 
     return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling), options.get("sinks"))
 
@@ -126,18 +126,19 @@ def fa1_tile(
 
     Args:
         p: a Precision. how: an Algorithm. dropped: P after dropout, rounded, of P.
-        S: (rows, B_c). v: (B_c, head_dim). m_tile: (rows, 1). carried: m, l and O so far.
+        S: (rows, B_c), overwritten. v: (B_c, head_dim). m_tile: (rows, 1). carried: m, l and O so far; O is
+            overwritten.
     """
     m, l, O = carried
-    P = p.exponent(exp_of(p, how)(p.exponent(S - m_tile)))  # (rows, B_c)
+    P = p.exponent.round_(exp_of(p, how)(p.exponent.round_(S.sub_(m_tile))))  # (rows, B_c)
     l_tile = p.row_sum(p.products.totals(P))  # (rows, 1)
     m_new = torch.maximum(m, m_tile)
     l_old = p.row_sum(p.factors(p.products.exp_(p.factors(m - m_new))) * l)  # the old sum, rescaled (rows, 1)
     a_tile = p.factors(p.products.exp_(p.factors(m_tile - m_new)))  # the tile's factor (rows, 1)
     l_new = p.row_sum(l_old + p.row_sum(a_tile * l_tile))
-    PV = p.accumulator(p.products.matmul(dropped(P), v))  # (rows, head_dim)
-    O = p.accumulator(p.accumulator(l_old * O) + p.accumulator(a_tile * PV))
-    return m_new, l_new, p.accumulator(O / nonzero(l_new))
+    PV = p.accumulator.round_(p.products.matmul(dropped(P), v))  # (rows, head_dim)
+    O = p.accumulator.round_(p.accumulator.round_(O.mul_(l_old)).add_(p.accumulator.round_(PV.mul_(a_tile))))
+    return m_new, l_new, p.accumulator.round_(O.div_(nonzero(l_new)))
 
 
 def fa1_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
@@ -157,7 +158,8 @@ def fa2_tile(
     m_new = torch.maximum(m, m_tile)
     if how.slack:
         m_new = m.where(m_new - m <= how.slack, m_new)  # not worth a rescale
-    P = p.exponent(exp_of(p, how)(p.exponent(S - m_new)) * how.raised)  # (rows, B_c)
+    P = exp_of(p, how)(p.exponent.round_(S.sub_(m_new)))
+    P = p.exponent.round_(P if how.raised == 1 else P * how.raised)  # (rows, B_c)
     a = p.factors(p.products.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
     return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
 
@@ -167,10 +169,10 @@ def fa2_sums(
 ) -> tuple[Tensor, Tensor]:
     """l and O, rescaled by a, and with a tile of P added."""
     l = p.row_sum(p.row_sum(a * l) + p.row_sum(p.products.totals(P)))
-    O = p.accumulator(a * O)  # (rows, head_dim)
+    O = p.accumulator.round_(O.mul_(a))  # (rows, head_dim)
     if how.chained:
-        return l, p.accumulator(p.products.matmul(dropped, v, O))
-    return l, p.accumulator(O + p.accumulator(p.products.matmul(dropped, v)))
+        return l, p.accumulator.round_(p.products.matmul(dropped, v, O))
+    return l, p.accumulator.round_(O.add_(p.accumulator.round_(p.products.matmul(dropped, v))))
 
 
 def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
@@ -197,7 +199,8 @@ def folded_tile(
     m_new = torch.maximum(m, m_tile)
     if how.lag:
         m_new = m.where(p.factors((m - m_new) * c) >= -how.lag, m_new)  # not worth a rescale
-    P = p.exponent(how.exp2(p.exponent(S * c - p.exponent(m_new * c - (how.offset or 0)))))  # (rows, B_c); an FMA
+    shift = p.exponent(m_new * c - (how.offset or 0))  # (rows, 1)
+    P = p.exponent.round_(how.exp2(p.exponent.round_(S.mul_(c).sub_(shift))))  # (rows, B_c); an FMA
     a = p.factors(torch.exp2(p.factors((m - m_new) * c)))  # (rows, 1)
     return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
 
