@@ -29,7 +29,7 @@ from fa_lib.training.config import Config
 from fa_lib.training.distances import distances
 from fa_lib.training.model import TextToImage
 from fa_lib.training.run import Run, train
-from fa_lib.training.run_folder import load_weights, weights
+from fa_lib.training.run_folder import checkpoints, load_weights, weights
 from fa_lib.training.spec import Arm, RunSpec
 
 KINDS = ("Baseline", "Flash", "FP32")  # the first two in BF16; Baseline's kernel in the last
@@ -144,9 +144,15 @@ def skipped(folder, images=2000, batch=20):
     return (seconds[1] - seconds[0]) / (images - batch)
 
 
+STUDIED = {name: PAIRS[name] for name in (
+    "rerun", "flash", "flash_emulated", "perturb", "data_order", "init", "fp16", "fp16_scaled", "bf16", "flash_fp32",
+)}  # fmt: skip
+TRAINED = [ARMS[name] for name in dict.fromkeys(name for pair in STUDIED.values() for name in (pair.arm, pair.twin))]
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A study: every arm of PAIRS, so many seeds."""
+    """A study of figure 8: every arm of STUDIED, so many seeds."""
 
     name: str
     seeds: int
@@ -154,19 +160,19 @@ class Plan:
     every: int
 
     def runs(self):
-        return len(ARMS) * self.seeds
+        return len(TRAINED) * self.seeds
 
     def hours(self, model, share):
         """Of GPUs, all arms together; Flash carried in BF16 counts as Baseline."""
         of = {"32-true": "FP32"}
-        kinds = [of.get(arm.precision, "BF16 and FP16") for arm in ARMS.values()]
+        kinds = [of.get(arm.precision, "BF16 and FP16") for arm in TRAINED]
         return self.seeds * sum(model.hours(self.steps, kind, share) for kind in kinds)
 
     def files(self):
-        return self.runs() * (self.steps // self.every + 1)
+        return self.runs() * len(checkpoints(self.steps, self.every))
 
     def comparisons(self):
-        return len(PAIRS) * self.seeds * (self.steps // self.every + 1)
+        return len(STUDIED) * self.seeds * len(checkpoints(self.steps, self.every))
 
 
 PLANS = (
@@ -221,16 +227,16 @@ def planned(models, cost):
 def document(models, cost):
     """benchmarks/scale.md with its numbers."""
     m, small = models["xlarge"], models["small"]
-    million, slow = m.parameters / 1e6, [arm for arm in ARMS.values() if arm.precision == "32-true"]
+    million, slow = m.parameters / 1e6, [arm for arm in TRAINED if arm.precision == "32-true"]
     runs = pd.read_csv(RESULTS / "08_weights_in_context.runs.csv")
     step = runs[runs.status == "done"].groupby("arm").seconds.median() / 300
     hours, slow_hours = ([m.hours(STEPS, kind, share) for share in SHARES[::-1]] for kind in PEAK)
-    full = [1 / PEAK["FP32" if arm in slow else "BF16 and FP16"] for arm in ARMS.values()]
+    full = [1 / PEAK["FP32" if arm in slow else "BF16 and FP16"] for arm in TRAINED]
     code = torch.backends.cpu.get_cpu_capability()
     names = dict(
         counted=counted(models), planned=planned(models, cost),
         peak=PEAK["BF16 and FP16"] / 1e12, peak_fp32=PEAK["FP32"] / 1e12, low=SHARES[0], high=SHARES[1],
-        fsdp=MEMORY / 16 / 1e9, arms=len(ARMS), pairs=len(PAIRS), slow=len(slow),
+        fsdp=MEMORY / 16 / 1e9, arms=len(TRAINED), pairs=len(STUDIED), slow=len(slow),
         slow_share=len(slow) * max(full) / sum(full),
         machine=f"{platform.machine()}, {os.cpu_count()} cores, {code}, torch {torch.__version__}",
         step=step.baseline, rate=small.flops / step.baseline / 1e9, emulated=step.flash_emulated / step.baseline,
