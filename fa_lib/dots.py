@@ -293,7 +293,7 @@ UNITS = [
     )),
     *_units("B200", 16, 25, FP16, BF16),
     *_units("B200", 8, 25, TF32, source=BY_SOURCE),
-    *_units("B200", 32, 25, E4M3, to_nearest=True),  # by the source toward zero, which 1 of 3 measured vectors is not
+    *_units("B200", 32, 25, E4M3, to_nearest=True),  # the source: toward zero, as 2 of 3 measured vectors; nearest: all
     *_units("B200", 32, 25, E5M2, to_nearest=True, source=BY_SOURCE),
     *(ScaledCore("B200", fmt, 32, 25, source=SIMULATOR) for fmt in (MXFP8, MXFP8_E5M2)),
     *(ScaledCore("B200", fmt, 64, 35, source=SIMULATOR, group=16, zero=-139) for fmt in (MXFP4, NVFP4)),
