@@ -42,10 +42,11 @@ class Backward(torch.autograd.Function):
 
 
 def blown_backward(q, k, v):
-    """A kernel whose gradients are NaN from the third call on, those of the first step."""
+    """A kernel whose gradients are NaN from the 7th call on, those of the third step: after it weights are left where
+    every = 1, and not where every = 4."""
     CALLS.append(1)
     o = kernels.unfused(q, k, v)
-    return Backward.apply(o) if len(CALLS) > 2 else o
+    return Backward.apply(o) if len(CALLS) > 6 else o
 
 
 def of(kernel, folder, **options):
@@ -83,7 +84,7 @@ def test_a_step_that_is_finite_again_is_told(tmp_path):
 def test_weights_that_are_not_finite_are_named(every, tmp_path):
     result = of("blown_backward", tmp_path, every=every)
     found = result["divergence"]
-    assert result["status"] == "diverged at step 1" and found["last_good"] == "weights-000000.safetensors"
+    assert result["status"] == "diverged at step 3" and found["last_good"] == "weights-000002.safetensors"
     assert found["weights"] == "transformer.pos_embed.proj.weight"
     assert (found["repeated"], found["module"]) == ((None, None) if every == 1 else (True, "text.encoder.embed_tokens"))
     assert "weights are not finite, transformer.pos_embed.proj.weight is the first" in nonfinite.told(tmp_path)
@@ -137,6 +138,8 @@ def test_the_last_good_weights_are_whole_and_finite(tmp_path):
     held = load_weights(weights(tmp_path, 2))
     next(iter(held.values())).view(-1)[0] = math.nan
     weights(tmp_path, 2).write_bytes(save(held, {"sha256": checksum(held)}))
+    assert last_good(tmp_path) == weights(tmp_path, 1)
+    weights(tmp_path, 1).unlink()
     assert last_good(tmp_path) == weights(tmp_path, 0)
     weights(tmp_path, 0).unlink()
     assert last_good(tmp_path) is None

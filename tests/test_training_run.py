@@ -175,7 +175,7 @@ def test_a_loss_that_is_not_finite_ends_the_arm_and_is_recorded(tmp_path, monkey
     CALLS.clear()
     table, runs = study(["rerun"], StudySpec(1, 6, 2, replace(TINY, layers=1)), tmp_path / "study")
     assert runs.set_index("arm").status.to_dict() == {"baseline": "done", "rerun": "diverged at step 2"}
-    assert table.step.tolist() == [0, 2]
+    assert table.step.tolist() == [0, 1, 2]
 
 
 NO_BACKWARD = "fa_lib.kernels.flash:_flash_attn"
