@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import numba
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
 from fa_lib.adders import LANES, _power
 
@@ -26,13 +28,6 @@ def add(a, b):
     return s, (a - (s - t)) + (b - t)
 
 
-def split(a):
-    """a as two numbers of at most 26 bits, as `multiply` needs them."""
-    t = SPLITTER * a
-    high = t - (t - a)
-    return high, a - high
-
-
 def multiply(a, b):
     """a × b without error where nothing over- or underflows: (high, low). Dekker (1971)."""
     t, u = SPLITTER * a, SPLITTER * b
@@ -43,7 +38,14 @@ def multiply(a, b):
 
 
 inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
-_add, _split, _multiply = inlined(add), inlined(split), inlined(multiply)
+_add, _multiply = inlined(add), inlined(multiply)
+
+
+@intrinsic
+def _fma(typing_context, a, b, c):
+    """a b + c rounded once: an instruction of today's processors, and a function of the C library elsewhere."""
+    number = types.float64
+    return number(number, number, number), lambda context, builder, signature, of: builder.fma(*of)
 
 
 @inlined
@@ -54,44 +56,36 @@ def _step(c, c_low, h, g, r, s):
     return _add(t, ((q + (h * s + g * r)) + e) + c_low)
 
 
+@inlined
+def _onto(s, e, x, x_low, y):
+    """(s + e) + (x + x_low) y of pairs; the sum of s and x y is without error."""
+    p = x * y
+    q = _fma(x, y, -p)
+    s, r = _add(s, p)
+    return s, (e + (q + r)) + x_low * y
+
+
 @numba.njit(nogil=True, error_model="numpy")
 def _matmul(a, a_low, b, c, high, low):
     m, n = c.shape
     s, e = np.empty(LANES), np.empty(LANES)
+    whole = b.shape[0] - b.shape[0] % 4
     for j0 in range(0, n, LANES):
         width = min(LANES, n - j0)
         rows = np.ascontiguousarray(b[:, j0 : j0 + width])
-        rows_high, rows_low = np.empty_like(rows), np.empty_like(rows)
-        short = True  # factors of at most 26 bits, as FP32's: their products are exact
-        for k in range(rows.shape[0]):
-            for j in range(width):
-                rows_high[k, j], rows_low[k, j] = _split(rows[k, j])
-                short &= rows_low[k, j] == 0.0
         for i in range(m):
             for j in range(width):
                 s[j], e[j] = c[i, j0 + j], 0.0
-            for k in range(rows.shape[0]):
-                x = a[i, k]
-                x_high, x_low = _split(x)
-                row, row_high, row_low = rows[k], rows_high[k], rows_low[k]
-                if short and x_low == 0.0:
-                    for j in range(width):
-                        s[j], r = _add(s[j], x * row[j])
-                        e[j] += r
-                elif short:
-                    for j in range(width):
-                        p = x * row[j]
-                        s[j], r = _add(s[j], p)
-                        e[j] += ((x_high * row[j] - p) + x_low * row[j]) + r
-                else:
-                    for j in range(width):
-                        p = x * row[j]
-                        q = (x_high * row_high[j] - p) + x_high * row_low[j] + x_low * row_high[j]
-                        s[j], r = _add(s[j], p)
-                        e[j] += (q + x_low * row_low[j]) + r
-                if a_low[i, k] != 0.0:
-                    for j in range(width):
-                        e[j] += a_low[i, k] * row[j]
+            for k in range(0, whole, 4):  # sums are loaded and stored once for four products
+                row_0, row_1, row_2, row_3 = rows[k], rows[k + 1], rows[k + 2], rows[k + 3]
+                for j in range(width):
+                    t, f = _onto(s[j], e[j], a[i, k], a_low[i, k], row_0[j])
+                    t, f = _onto(t, f, a[i, k + 1], a_low[i, k + 1], row_1[j])
+                    t, f = _onto(t, f, a[i, k + 2], a_low[i, k + 2], row_2[j])
+                    s[j], e[j] = _onto(t, f, a[i, k + 3], a_low[i, k + 3], row_3[j])
+            for k in range(whole, rows.shape[0]):
+                for j in range(width):
+                    s[j], e[j] = _onto(s[j], e[j], a[i, k], a_low[i, k], rows[k, j])
             for j in range(width):
                 high[i, j0 + j], low[i, j0 + j] = _add(s[j], e[j])
 
