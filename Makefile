@@ -30,8 +30,11 @@ SLURM := $(shell command -v slurmctld)
 help: ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (JOBS=2: two at a time; EXECUTOR=slurm: on a cluster)
+figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (JOBS=2: two at a time; EXECUTOR=slurm: on a cluster; make figure4: one of them)
 	@FA_LIB_PARENT=$$PPID $(FA_LIB) figures --scale="$$SCALE" $(if $(EXECUTOR),--executor="$$EXECUTOR") $(if $(JOBS),--jobs="$$JOBS")
+
+figure%: $(call has,figures) # of that number, as figure4 or figure9b
+	@FA_LIB_PARENT=$$PPID $(FA_LIB) figures --scale="$$SCALE" $*
 
 publish: figures ## make the figures and tables of build/ the committed ones, and renew the README's ledger
 	@$(FA_LIB) publish
@@ -103,6 +106,9 @@ mutants-quick: $(call has,test) ## every second kernel, one draw, our judge alon
 
 scale: $(call has,test) ## write docs/scale.md: what the paper's scale would take, from unit costs measured here
 	$(PYTHON) benchmarks/scale.py
+
+times: $(call has,test) ## write docs/times.md: where the time of `make figures` goes, from what it left in build/
+	$(PYTHON) benchmarks/times.py
 
 docs: $(call has,docs) ## build the site into docs/_build: the pages, the interface, the notebooks as `make figures` ran them
 	$(PYTHON) -m sphinx -W --keep-going -q -b html docs docs/_build

@@ -1,6 +1,7 @@
 """The one command, `fa-lib` (also `python -m fa_lib`): a page of --help for each thing it does."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ app.add_typer(cli_captured.app)
 @app.command()
 def figures(
     only: Annotated[
-        list[str] | None, typer.Argument(help="notebooks, as 02_precision; all where none is named")
+        list[str] | None, typer.Argument(help="figures, as 4 or 9b, or notebooks, as 02_precision; else all")
     ] = None,
     scale: Annotated[str, typer.Option(help="a file of notebooks/scales")] = "paper",
     executor: Annotated[
@@ -45,7 +46,7 @@ def figures(
         end_as_interrupted()
         end_with_parent()
         executor = int(executor) if executor and executor.isdigit() else executor
-        notebooks = _notebooks(NOTEBOOKS, only)
+        notebooks = notebooks_of(NOTEBOOKS, only)
         notebooks = notebooks if only else of_scale(notebooks, scale)
         if jobs == 1:
             run_all(notebooks, scale, build(), executor=executor, say=_say)
@@ -74,7 +75,7 @@ def publish() -> None:
         if CHECKOUT is None:
             raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
         files = []
-        for path in notebook.of_scale(_notebooks(NOTEBOOKS, None), "paper"):
+        for path in notebook.of_scale(notebooks_of(NOTEBOOKS, None), "paper"):
             if not notebook.is_fresh(path, "paper", build(), build()):
                 raise ValueError(
                     f"publish: {path.name} is not up to date at the scale paper; run `fa-lib figures` first"
@@ -250,13 +251,20 @@ def bench() -> None:
         runpy.run_path(str(CHECKOUT / "benchmarks" / "bench.py"), run_name="__main__")
 
 
-def _notebooks(folder, only):
-    """Paths of the notebooks that make figures, in their order; those named, or all."""
+def notebooks_of(folder, only):
+    """Paths of the notebooks that make figures, in their order; those named, by their figures too, or all."""
     every = {path.stem: path for path in sorted(folder.glob("[0-9]*.ipynb")) if not path.stem.startswith("00_")}
-    for name in only or ():
-        if name.removesuffix(".ipynb") not in every:
-            raise ValueError(f"only: got {name!r}; accepted are {', '.join(every)}")
-    return [every[name.removesuffix(".ipynb")] for name in only] if only else list(every.values())
+    return [_notebook(name, every) for name in only] if only else list(every.values())
+
+
+def _notebook(name, every):
+    """The notebook of that name, or the one that saves a figure of that number or name."""
+    known = every.get(name.removesuffix(".ipynb"))
+    figure = re.compile(rf'\\"(figure{re.escape(name)}_\w+|{re.escape(name)})\\":')  # a key, as JSON holds it
+    for path in [known] if known else every.values():
+        if known or figure.search(path.read_text()):
+            return path
+    raise ValueError(f"only: got {name!r}; accepted are a figure, as 4 or 9b, and {', '.join(every)}")
 
 
 def _say(words):

@@ -19,6 +19,7 @@ from fa_lib.check.kernel import QUICK, Depth, examine
 from fa_lib.check.relations import RELATIONS
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
+from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.variant import known
@@ -183,21 +184,22 @@ def judgement_of(key: str, manner: Manner) -> Judgement | None:
     return Judgement.of(record) if "findings" in record else None
 
 
-def prove(cache: str = "") -> dict[str, pd.DataFrame]:
+def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
     """The tables of the three finds: find -> rows of `experiments.finds`, with the parameters of each."""
     on = dict(distribution=["uniform", "normal"], seed=range(2))
+    with workers(jobs) as pool:
 
-    def over(find, **grid):
-        return sweep(FINDS[find], grid | on, cache=cache)
+        def over(find, **grid):
+            return sweep(FINDS[find], grid | on, cache=cache, executor=pool)
 
-    lengths = over("ggml", n=[512, 1024, 2048, 4096, 8192, 16384], queries=1, threads=2)
-    queries = over("ggml", n=4096, queries=[63, 64], threads=2)
-    threads = over("ggml", n=16384, queries=1, threads=[1, 8])
-    return dict(
-        ggml=pd.concat([lengths, queries, threads], ignore_index=True),
-        ringattention=over("ringattention", n=[512, 2048, 8192]),
-        pallas_decode=over("pallas_decode", n=4096, splits=[1, 4, 16]),
-    )
+        lengths = over("ggml", n=[512, 1024, 2048, 4096, 8192, 16384], queries=1, threads=2)
+        queries = over("ggml", n=4096, queries=[63, 64], threads=2)
+        threads = over("ggml", n=16384, queries=1, threads=[1, 8])
+        return dict(
+            ggml=pd.concat([lengths, queries, threads], ignore_index=True),
+            ringattention=over("ringattention", n=[512, 2048, 8192]),
+            pallas_decode=over("pallas_decode", n=4096, splits=[1, 4, 16]),
+        )
 
 
 def _depth(entry, manner):

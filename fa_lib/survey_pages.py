@@ -185,7 +185,7 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
         say(told(row))
     if everything:
         say("the three finds")
-        publish(table, survey.prove(f"{Path(manner.folder) / 'cells'}"), manner)
+        publish(table, survey.prove(f"{Path(manner.folder) / 'cells'}", jobs), manner)
         say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
 
 

@@ -9,10 +9,10 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib.cli import app, main
+from fa_lib.cli import app, main, notebooks_of
 from fa_lib.cli_check import colored
 from fa_lib.inputs import draw
-from fa_lib.paths import ROOT
+from fa_lib.paths import NOTEBOOKS, ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def test_the_ledger_of_one_paper():
     [
         (("claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
         (("claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted are 2405.02803, 2407.08608"),
-        (("figures", "99_nothing"), "only: got '99_nothing'; accepted are 01_kernels"),
+        (("figures", "99_nothing"), "only: got '99_nothing'; accepted are a figure, as 4 or 9b, and 01_kernels"),
         (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper, quick"),
         (("figures", "13_theory", "--scale", "gpu"), "13_theory: the scale gpu leaves it out; accepted are 01_kernels"),
         (("check", "kernel", "no/where.py:f"), "got 'no/where.py:f'; there is no file no/where.py"),
@@ -110,3 +110,12 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):
     monkeypatch.setattr("fa_lib.claims.ledger", interrupted)
     done = CliRunner().invoke(app, ["claims"], prog_name="fa-lib")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "\nfa-lib: interrupted; nothing is kept\n")
+
+
+@pytest.mark.parametrize(
+    "name, notebook",
+    [("4", "03_golden_value"), ("9b", "09_why_ten_times"), ("inside_a_model", "06_inside_a_model"),
+     ("02_precision", "02_precision"), ("02_precision.ipynb", "02_precision")],
+)  # fmt: skip
+def test_a_figure_is_named_by_its_number(name, notebook):
+    assert [path.stem for path in notebooks_of(NOTEBOOKS, [name])] == [notebook]

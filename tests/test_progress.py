@@ -47,7 +47,7 @@ def test_a_time_is_told_as_roughly_as_it_is_known(seconds, words):
 def test_an_outcome_tells_how_long_its_run_took(tmp_path):
     path = tmp_path / "01_a.outcome.json"
     assert outcome.seconds(path) is None
-    outcome.write(path, "x", [], tmp_path, 12.345)
+    outcome.write(path, "x", [], tmp_path, seconds=12.345, cpu_seconds=20)
     assert outcome.seconds(path) == 12.3
     path.write_text('{"made_from": "x", "files": {}}')  # of before it was kept
     assert outcome.seconds(path) is None and outcome.fresh(path, "x", tmp_path)

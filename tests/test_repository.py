@@ -167,3 +167,11 @@ def test_the_plan_counts_what_the_code_does():
     spec.loader.exec_module(scale := importlib.util.module_from_spec(spec))
     rows = scale.counted({"small": scale.count("small")}).splitlines()[2:]
     assert len(rows) == 1 and set(rows) <= set((ROOT / "docs" / "scale.md").read_text().splitlines())
+
+
+def test_the_table_of_times_adds_up(tmp_path):
+    spec = importlib.util.spec_from_file_location("times", ROOT / "benchmarks" / "times.py")
+    spec.loader.exec_module(times := importlib.util.module_from_spec(spec))
+    assert times.row("a", dict(seconds=10.4, cpu_seconds=17.6), [1.0, 8.0]) == "| a | 10 | 18 | 1.4 | 8 |"
+    with pytest.raises(ValueError, match="01_kernels has not run at the scale paper"):
+        times.document(tmp_path)

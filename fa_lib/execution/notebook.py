@@ -8,6 +8,7 @@ other is one job itself.
 """
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -254,7 +255,7 @@ def _execute_on(executor, notebook, scale, given, build, into, timeout):
 def _execute(notebook, scale, given, build, into, timeout):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    started, before = time.monotonic(), _cpu_seconds()
     for left in build.glob(f"{notebook.stem}.*/"):  # by a run that was killed: this one holds the notebook
         shutil.rmtree(left, ignore_errors=True)
     refuse_another_fa_lib(notebook.parent, _kernel(notebook))
@@ -279,9 +280,16 @@ def _execute(notebook, scale, given, build, into, timeout):
         outcome.copy(files, results, into)
         with replacing(done) as temporary:
             shutil.copyfile(executed, temporary)
-        outcome.write(outcome_path(notebook, build), source, files, into, time.monotonic() - started)
+        spent = dict(seconds=time.monotonic() - started, cpu_seconds=_cpu_seconds() - before)
+        outcome.write(outcome_path(notebook, build), source, files, into, **spent)
     return done
 
 
 def _kernel(notebook):
     return nbformat.read(notebook, as_version=4).metadata.get("kernelspec", {}).get("name", "python3")
+
+
+def _cpu_seconds():
+    """Of the processes that this one has started and that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime

@@ -29,20 +29,23 @@ def made_from(notebook: Path, parameters: dict) -> str:
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     used = fingerprint.of_notebook(code, parameters, notebook.parent)
     gpu = "cuda" in parameters.values()  # its run is what others draw: it waits for no table of another device
-    tables = [] if gpu else sorted(RECORDED.glob(f"*/data/results/{notebook.stem}*.csv"))
+    of = [notebook.stem, *(["study"] if parameters.get("study_recorded") else [])]  # `training.campaign`'s
+    tables = [] if gpu else sorted(path for name in of for path in RECORDED.glob(f"*/data/results/{name}*.csv"))
     recorded = [_checksum(path) for path in tables]
     return fingerprint.digest([code, parameters, used, versions(), fingerprint.hardware(gpu), recorded])
 
 
-def write(path: Path, source: str, files: Iterable[Path], into: Path, seconds: float = 0) -> None:
+def write(path: Path, source: str, files: Iterable[Path], into: Path, **spent: float) -> None:
     """Write the outcome of a run.
 
     Args:
-        path: of the outcome. source: of `made_from`. files: paths below the folder `into`. seconds: that it took.
+        path: of the outcome. source: of `made_from`. files: paths below the folder `into`. spent: seconds, and
+            cpu_seconds (of its kernel and their processes on this machine).
     """
     held = {str(file): _checksum(Path(into) / file) for file in files}
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(dict(made_from=source, files=held, seconds=round(seconds, 1)), indent=1) + "\n")
+        spent = {name: round(value, 1) for name, value in spent.items()}
+        temporary.write_text(json.dumps(dict(made_from=source, files=held, **spent), indent=1) + "\n")
 
 
 def fresh(path: Path, source: str, into: Path) -> bool:

@@ -21,9 +21,10 @@ from fa_lib.experiments.variant import known
 from fa_lib.paths import RECORDED
 from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
+from fa_lib.training.distances import direction
 from fa_lib.training.run_folder import steps_of, weights
 from fa_lib.training.spectra import entropies
-from fa_lib.training.study import StudySpec, samples, study
+from fa_lib.training.study import StudySpec, jobs, samples, study
 
 NAME = "study"  # of its tables
 EARLY = 25  # steps whose weights are known by their bits
@@ -103,12 +104,12 @@ def carry_out(
 
 def held(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
     """The tables of the study that was recorded: differences (of `study.study`), runs (of `study.study`), signals (of
-    `spectra.entropies`), bits (seed, arm, step, sha256: of the weights after each of the first steps); each with its
-    part. Empty where none was recorded."""
+    `spectra.entropies`), bits (seed, arm, step, sha256: of the weights after each of the first steps), directions
+    (pair, seed, the columns of `distances.direction`); each with its part. Empty where none was recorded."""
     at = out / "data" / "results"
     if not (at / f"{NAME}.csv").exists():
         return {}
-    more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits")}
+    more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
     return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
 
 
@@ -167,7 +168,16 @@ def _tables(part, config, folder, executor):
     first = [bits(row.arm, row.seed, row.at) for row in runs.itertuples()]
     made = dict(differences=differences, runs=runs.drop(columns="at"))
     made |= dict(signals=signals(runs, config.heads, folder / "cells", executor))
+    made |= dict(directions=directions(part.pairs, runs, folder / "cells", executor))
     return made | dict(bits=pd.concat(first, ignore_index=True)), runs
+
+
+def directions(
+    pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "", executor: Executor | None = None
+) -> pd.DataFrame:  # fmt: skip
+    """`distances.direction` of some pairs, with pair and seed. Others: as `signals`."""
+    table = sweep(direction, dict(job=jobs(pairs, runs)), cache=cache, executor=executor)
+    return table.drop(columns=["folder", "twin", "heads"])
 
 
 def signals(

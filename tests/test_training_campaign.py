@@ -1,0 +1,57 @@
+"""The study in parts: its tables, its rounds of seeds, and that it goes on with the same bits."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from fa_lib.training import campaign
+from fa_lib.training.config import Config
+from fa_lib.training.study import StudySpec, study
+
+PARTS = {
+    "main": campaign.Part("main", ("flash", "perturb"), 2, steps=4, every=2),
+    "lower_rate": campaign.Part("lower_rate", ("flash",), 1, steps=4, every=2, lr=5e-4),
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(campaign, "PARTS", PARTS)
+    monkeypatch.setattr(campaign, "ROUNDS", (1, 2))
+    monkeypatch.setattr(campaign, "SHOWN", ("baseline", "flash"))
+    monkeypatch.setattr(campaign, "PICTURED", 1)
+    return Config.load("tiny")
+
+
+def test_the_study_is_kept_part_by_part_and_goes_on(small, tmp_path, monkeypatch):
+    folder, out = tmp_path / "runs", tmp_path / "recorded"
+    assert campaign.held(out) == {}
+    with monkeypatch.context() as patch:  # stopped after the first seed
+        patch.setattr(campaign, "ROUNDS", (1,))
+        first = campaign.carry_out(["main"], small, folder, out=out)
+    assert set(first["differences"].seed) == {0}
+    found = campaign.carry_out(["main", "lower_rate"], small, folder, out=out)
+    main = campaign.part(found["differences"], "main")
+    assert set(main.seed) == {0, 1} and set(main.step) == {0, 1, 2, 4} and set(main.pair) == {"flash", "perturb"}
+    again = main[main.seed == 0].reset_index(drop=True)
+    pd.testing.assert_frame_equal(again, campaign.part(first["differences"], "main"))
+    slow = campaign.part(found["differences"], "lower_rate")
+    assert set(slow.seed) == {0} and not slow.wasserstein.equals(main[main.pair == "flash"].wasserstein)
+    assert set(found["directions"].groupby(["part", "pair"]).seed.nunique().loc["main"]) == {2}
+    assert campaign.drawn(out)["flash"].shape[:2] == (1, len(campaign.CAPTIONS))
+
+
+def test_a_short_run_has_the_first_bits_of_a_longer_one(small, tmp_path):
+    held = campaign.carry_out(["main"], small, tmp_path / "runs", out=tmp_path / "recorded")["bits"]
+    spec = StudySpec(1, 2, 2, replace(small, lr=PARTS["main"].lr))
+    _, runs = study(["flash"], spec, tmp_path / "short")
+    same = campaign.same_bits(runs, held)
+    assert same.same.all() and set(same.step) == {0, 1, 2} and set(same.arm) == {"baseline", "flash"}
+    held["sha256"] = held.sha256.str[::-1]
+    assert not campaign.same_bits(runs, held).same.any()
+
+
+def test_an_unknown_part_is_named(small, tmp_path):
+    with pytest.raises(ValueError, match="part: got 'minor'; accepted are main, lower_rate"):
+        campaign.carry_out(["minor"], small, tmp_path, out=tmp_path)
