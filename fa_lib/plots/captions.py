@@ -31,7 +31,9 @@ def settings(table: pd.DataFrame) -> str:
     if table.nonfinite.any():
         words.append(f"{(table.nonfinite > 0).sum()} results with NaN or infinite values")
     if "FP64" in set(table.fmt):
-        words.append("in FP64 a dot product is rounded once too, from a sum in double-double")
+        longest = table.n[table.fmt == "FP64"].max()
+        where = f" (N to {longest})" if longest < table.n.max() else ""
+        words.append(f"in FP64{where} a dot product is rounded once too, from a sum in double-double")
     return "; ".join(words) + "."
 
 
