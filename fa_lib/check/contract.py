@@ -60,12 +60,13 @@ LARGE = Call("scores up to some 250", 256, 256)
 
 
 def contract(
-    kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False
+    kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False, queries: int | None = None
 ) -> list[dict[str, Any]]:
     """What a kernel can do.
 
     Args:
         causal: every call is asked for with a causal mask: for a kernel that has no other.
+        queries: the last so many of each call alone, for a kernel that is called for one after the other; None is all.
 
     Returns:
         rows: asked, head_dim, outcome, note, problem. Formats come first.
@@ -84,6 +85,9 @@ def contract(
         q, k, v = draw("normal", 0, *call.shapes(head_dim, batch=2))
         q, k, v = (fmt(x).to(device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
         options = {name: _placed(x, device, fmt.dtype) for name, x in call.options.items()}
+        if queries:
+            q = q[..., -queries:, :]
+            options = {name: x[..., -queries:, :] if name == "mask" else x for name, x in options.items()}
         options |= dict(causal=True) if causal else {}
         answer = attempt(_typed(fn) if first else fn, q, k, v, **options)
         outcome, note, asked_for = answer.outcome, "", diagnose.Call(q, k, v, fmt, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,17 +77,27 @@ def queries_at_a_time(fn: Kernel, count: int) -> Kernel:
     """
 
     def call(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        n_q, n_kv, outputs = q.shape[2], k.shape[2], []
-        for first in range(0, n_q, count):
-            some = q[:, :, first : first + count]
-            keys = n_kv - n_q + first + some.shape[2] if causal else n_kv
-            if keys < some.shape[2]:
-                raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
-            mask = causal and some.shape[2] > 1
-            outputs.append(fn(some, k[:, :, :keys], v[:, :, :keys], causal=mask, scale=scale))
+        outputs = []
+        for some, keys in calls_of(q.shape[2], k.shape[2], count, causal):
+            mask, own = causal and some.stop - some.start > 1, slice(keys)
+            outputs.append(fn(q[:, :, some], k[:, :, own], v[:, :, own], causal=mask, scale=scale))
         return torch.cat(outputs, 2)
 
     return call
+
+
+def calls_of(n_q: int, n_kv: int, count: int, causal: bool) -> Iterator[tuple[slice, int]]:
+    """The queries of each call of at most `count`, and the number of keys that it gets: those that its last query sees.
+
+    Raises:
+        NotImplementedError: a query would see no key.
+    """
+    for first in range(0, n_q, count):
+        stop = min(first + count, n_q)
+        keys = n_kv - n_q + stop if causal else n_kv
+        if keys < stop - first:
+            raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
+        yield slice(first, stop), keys
 
 
 def bf16_bits(x: Tensor) -> np.ndarray:

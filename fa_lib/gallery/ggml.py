@@ -8,6 +8,7 @@ ggml_compute_forward_flash_attn_ext_f16_one_chunk).
 
 import ctypes
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import files
@@ -15,7 +16,7 @@ from importlib.metadata import files
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, visible
+from fa_lib.gallery.adapters import calls_of, only_dtypes, softmax_scale, visible
 
 TYPES = {"FP32": 0, "FP16": 1, "q4_0": 2, "q8_0": 8, "BF16": 30}  # enum ggml_type of ggml.h
 DTYPES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
@@ -40,6 +41,8 @@ _SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
     "ggml_free": (None, _pointer),
     "ggml_new_tensor_4d": (_pointer, _pointer, _int, _long, _long, _long, _long),
     "ggml_get_data": (_pointer, _pointer),
+    "ggml_row_size": (ctypes.c_size_t, _int, _long),
+    "ggml_view_4d": (_pointer, _pointer, _pointer, *[_long] * 4, *[ctypes.c_size_t] * 4),
     "ggml_flash_attn_ext": (_pointer, *[_pointer] * 5, _float, _float, _float),
     "ggml_flash_attn_ext_set_prec": (None, _pointer, _int),
     "ggml_new_graph": (_pointer, _pointer),
@@ -71,13 +74,15 @@ def version(wheel: str) -> str:
 
 @dataclass(frozen=True)
 class Ggml:
-    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`, any number of queries in a call.
+    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`. K and V are stored once, as a KV
+    cache holds them, and each call of ggml's sees as many keys of it as its last query does.
 
     Attributes:
         wheel: of FILES, which holds ggml.
         k, v: the types of TYPES that K and V are stored in; None is their own dtype, as a cache of that type has it.
         threads: ggml divides the keys among them where there is one query, and the queries otherwise.
         precise: return FP32, as ggml does, and not q's dtype.
+        queries: in each call of ggml's, at most; None is all.
     """
 
     wheel: str = "xllamacpp"
@@ -85,6 +90,7 @@ class Ggml:
     v: str | None = None
     threads: int = 2
     precise: bool = False
+    queries: int | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         """o (batch, heads, n_q, head_dim of v). q, k, v: (batch, heads, n, head_dim) in FP32, FP16 or BF16.
@@ -102,15 +108,26 @@ class Ggml:
                 )
             if kind in STORED and not torch.equal(x.to(STORED[kind]).to(x.dtype), x):
                 raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
-        ggml, (batch, heads, n_q, _) = _functions(self.wheel), q.shape
-        o = torch.empty(batch, n_q, heads, v.shape[-1])
-        mask_size = 2 * (n_q + MASK_ROWS) * k.shape[2] if causal else 0
-        size = 4 * (q.numel() + k.numel() + v.numel() + o.numel()) + mask_size + SCRATCH
-        context = ggml["ggml_init"](_Parameters(size, None, False))
-        try:
-            mask = _tensor(ggml, context, _causal_mask(n_q, k.shape[2]), "FP16") if causal else None
-            tensors = [_tensor(ggml, context, x, kind) for x, kind in zip((q, k, v), ("FP32", *kinds))]
-            out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, softmax_scale(q, scale), 0.0, 0.0)
+        ggml, n_q, outputs = _functions(self.wheel), q.shape[2], []
+        with _context(ggml, 4 * (k.numel() + v.numel())) as cache:
+            held = [_tensor(ggml, cache, x, kind) for x, kind in zip((k, v), kinds)]
+            whole = [(slice(0, n_q), k.shape[2])]
+            for some, keys in calls_of(n_q, k.shape[2], self.queries, causal) if self.queries else whole:
+                stored = [(of, x.shape, kind, keys) for of, x, kind in zip(held, (k, v), kinds)]
+                mask = causal and some.stop - some.start > 1
+                outputs.append(self._attend(ggml, q[:, :, some], stored, softmax_scale(q, scale), mask))
+        o = torch.cat(outputs, 1).transpose(1, 2).contiguous()
+        return o if self.precise else o.to(q.dtype)
+
+    def _attend(self, ggml, q, stored, scale, causal):
+        """One call: o (batch, n_q, heads, head_dim of v), FP32. stored: of K and V, as `_seen` takes them."""
+        (batch, heads, n_q, _), (_, shape, _, keys) = q.shape, stored[1]
+        o = torch.empty(batch, n_q, heads, shape[-1])
+        mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
+        with _context(ggml, 4 * (q.numel() + o.numel()) + mask_size) as context:
+            mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
+            tensors = _tensor(ggml, context, q, "FP32"), *(_seen(ggml, context, *each) for each in stored)
+            out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
             ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
             graph = ggml["ggml_new_graph"](context)
             ggml["ggml_build_forward_expand"](graph, out)
@@ -118,10 +135,24 @@ class Ggml:
             if status:
                 raise RuntimeError(f"ggml_graph_compute_with_ctx returns status {status}")
             ctypes.memmove(o.data_ptr(), ggml["ggml_get_data"](out), 4 * o.numel())
-        finally:
-            ggml["ggml_free"](context)
-        o = o.transpose(1, 2).contiguous()
-        return o if self.precise else o.to(q.dtype)
+        return o
+
+
+@contextmanager
+def _context(ggml, size):
+    """A context of ggml with room for so many bytes of tensors, and for what it computes with."""
+    context = ggml["ggml_init"](_Parameters(size + SCRATCH, None, False))
+    try:
+        yield context
+    finally:
+        ggml["ggml_free"](context)
+
+
+def _seen(ggml, context, held, shape, kind, keys):
+    """A view of a tensor of `_tensor`, of a shape (batch, heads, n, head_dim): its first `keys` keys."""
+    batch, heads, n, width = shape
+    row = ggml["ggml_row_size"](TYPES[kind], width)  # bytes
+    return ggml["ggml_view_4d"](context, held, width, keys, heads, batch, row, row * n, row * n * heads, 0)
 
 
 def _tensor(ggml, context, x, kind):
@@ -151,32 +182,32 @@ def ggml_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: f
 
 def ggml_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """llama.cpp's ggml, one query in each call, as in decoding."""
-    return queries_at_a_time(Ggml(), 1)(q, k, v, causal, scale)
+    return Ggml(queries=1)(q, k, v, causal, scale)
 
 
 def ggml_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """llama.cpp's ggml, 32 queries in each call, as in speculative decoding and small batches."""
-    return queries_at_a_time(Ggml(), 32)(q, k, v, causal, scale)
+    return Ggml(queries=32)(q, k, v, causal, scale)
 
 
 def ggml_decode_1_thread(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """`ggml_decode` on one thread, which adds up all keys in one sum."""
-    return queries_at_a_time(Ggml(threads=1), 1)(q, k, v, causal, scale)
+    return Ggml(threads=1, queries=1)(q, k, v, causal, scale)
 
 
 def ggml_decode_v_fp32(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """`ggml_decode` with the same values of V stored in FP32: one type is changed, and ggml adds up O in FP32."""
-    return queries_at_a_time(Ggml(v="FP32"), 1)(q, k, v, causal, scale)
+    return Ggml(v="FP32", queries=1)(q, k, v, causal, scale)
 
 
 def ggml_q8_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """llama.cpp's ggml with a KV cache of q8_0, one query in each call."""
-    return queries_at_a_time(Ggml(k="q8_0", v="q8_0"), 1)(q, k, v, causal, scale)
+    return Ggml(k="q8_0", v="q8_0", queries=1)(q, k, v, causal, scale)
 
 
 def ggml_q4_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """llama.cpp's ggml with a KV cache of q4_0, one query in each call."""
-    return queries_at_a_time(Ggml(k="q4_0", v="q4_0"), 1)(q, k, v, causal, scale)
+    return Ggml(k="q4_0", v="q4_0", queries=1)(q, k, v, causal, scale)
 
 
 def whisper_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -186,9 +217,9 @@ def whisper_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale
 
 def whisper_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """whisper.cpp's ggml, one query in each call, as in decoding."""
-    return queries_at_a_time(Ggml("pywhispercpp"), 1)(q, k, v, causal, scale)
+    return Ggml("pywhispercpp", queries=1)(q, k, v, causal, scale)
 
 
 def whisper_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """whisper.cpp's ggml, 32 queries in each call, as its beam search and speculative decoding have."""
-    return queries_at_a_time(Ggml("pywhispercpp"), 32)(q, k, v, causal, scale)
+    return Ggml("pywhispercpp", queries=32)(q, k, v, causal, scale)

@@ -417,3 +417,17 @@ def test_bad_words_are_refused_before_anything_runs(kernel, message, tmp_path, m
     with pytest.raises(OSError, match="nowhere.safetensors"):
         reports.check_tensors("nowhere.safetensors", out=out)
     assert not out.exists()
+
+
+def test_a_kernel_of_one_query_a_call_is_asked_for_few():
+    most = []
+
+    def counting(q, k, v, causal=False, scale=None, mask=None):
+        most.append(q.shape[-2])
+        return kernels.baseline(q, k, v, causal=causal, scale=scale, mask=mask)
+
+    name = register("counting", counting)
+    asked = pd.DataFrame(contract(name, queries=16)).set_index("asked")
+    assert max(most[:-1]) == 16 and most[-1] == 256  # the gradients'
+    whole = pd.DataFrame(contract(name)).set_index("asked")
+    assert max(most) == 1500 and asked.outcome.equals(whole.outcome) and asked.note.equals(whole.note)
