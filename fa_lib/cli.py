@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fa_lib import cli_captured, cli_check
+from fa_lib import allocation, cli_captured, cli_check
 from fa_lib.cli_check import EXIT, colored, told
 from fa_lib.paths import other_checkout
 
@@ -276,5 +276,6 @@ def main() -> None:
     if words := other_checkout(Path.cwd()):
         print(f"fa-lib: {words}", file=sys.stderr)
         sys.exit(2)
+    allocation.keep()
     sys.path.insert(0, os.getcwd())  # kernels and models of the reader's are found in the current folder
     app(prog_name="fa-lib", color=colored())

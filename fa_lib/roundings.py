@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 BACK = 10 / (3 * math.log(2)) - 4  # 0.81: of x / l * l, two roundings that mostly undo each other, in squares of one
 ALGORITHMS = ("fa1", "fa2", "baseline")
@@ -104,7 +104,7 @@ def _of_terms(values: Values, keys: int, all_keys: int) -> dict[str, float]:
     Args:
         keys: that share a maximum. all_keys: of a row.
     """
-    highest = stats.norm.ppf(0.5 ** (1 / keys))  # the median of the largest of so many scores N(0, 1)
+    highest = special.ndtri(0.5 ** (1 / keys))  # the median of the largest of so many scores N(0, 1)
     exponent = 2 + (highest - 2) ** 2 if values.peaked else 1.0  # exp, and E (S - m)^2
     before, after = (1.0, 1.0) if values.square is None else (values.variance, values.square)
     weights = dict(scores=values.scores * before, exponent=exponent * before, probs=after)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from fa_lib import allocation
 from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.judge import judge_kernel
 from fa_lib.check.kernel import QUICK, Depth, examine
@@ -122,6 +123,7 @@ def judge_one(key: str, manner: Manner) -> None:
 
     A kernel that refuses every call cannot run here: its record says why, as that of one whose library is missing.
     """
+    allocation.keep()
     entry, kernel = manner.entry(key), f"fa_lib.gallery:{key}"
     cells = manner.cells or str(Path(manner.folder) / "cells")
     found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())

@@ -12,7 +12,7 @@ from dataclasses import replace
 from numbers import Integral
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from fa_lib.extremes import RMS, largest
 from fa_lib.formats import Format, FormatLike
@@ -23,7 +23,7 @@ from fa_lib.roundings import ALGORITHMS, VALUES, roundings
 def _log_sum_exp(keys: int) -> tuple[float, float]:
     """L and log l of so many scores N(0, 1): exp(S) has the mean exp(1 / 2)."""
     L = math.log(keys) + 0.5
-    return L, L - stats.norm.ppf(0.5 ** (1 / keys))
+    return L, L - special.ndtri(0.5 ** (1 / keys))
 
 
 def expected(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from fa_lib.check.attempt import ENDED, FAULTS, UNASKED
 from fa_lib.check.carry import LOST, carried
@@ -58,7 +58,7 @@ def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float, floa
     """Mean and confidence interval (Student's t) of one number per seed; NaNs are dropped."""
     values = values.dropna()
     mean, error = values.mean(), values.sem()
-    half = error * stats.t.ppf((1 + level) / 2, len(values) - 1) if len(values) > 1 else float("nan")
+    half = error * special.stdtrit(len(values) - 1, (1 + level) / 2) if len(values) > 1 else float("nan")
     return mean, mean - half, mean + half
 
 

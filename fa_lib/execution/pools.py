@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fa_lib import allocation
+
 
 @contextmanager
 def workers(count: int | str) -> Iterator[Executor | None]:
@@ -43,8 +45,9 @@ def workers(count: int | str) -> Iterator[Executor | None]:
 
 
 def _settle():
-    """One thread; and a worker whose parent is killed ends too, instead of working on beside what takes over."""
+    """One thread, memory that is kept; and a worker whose parent is killed ends too, instead of working on beside what takes over."""
     torch.set_num_threads(1)
+    allocation.keep()
 
     def follow():
         multiprocessing.parent_process().join()

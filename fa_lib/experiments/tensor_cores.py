@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from scipy.stats import t as student
+from scipy import special
 
 from fa_lib import kernels
 from fa_lib.dots import EXACT, UNITS, Dot, TensorCore
@@ -171,7 +171,7 @@ def effects(table: pd.DataFrame) -> pd.DataFrame:
     found = []
     for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):
         moved = own.assign(by=own.times_rmse - 1).groupby("distribution").by
-        size, half = moved.mean().abs(), moved.sem() * student.ppf(0.975, moved.count() - 1)
+        size, half = moved.mean().abs(), moved.sem() * special.stdtrit(moved.count() - 1, 0.975)
         matters = ((size > half) & (size >= MATTERS)).any()
         effect = "error" if matters else "bits" if own.bits.max() else "neither"
         bits, times = own.bits, own.times_rmse
