@@ -1,5 +1,5 @@
-"""Memory that is freed stays with the process. By default glibc gives every large block back to the system, which has to
-fill each new one with zeros: a sixth of the time in which a kernel is judged."""
+"""Memory that is freed stays with the process. By default glibc gives every large block back to the system, which has
+to fill each new one with zeros: a sixth of the time in which a kernel is judged."""
 
 import ctypes
 

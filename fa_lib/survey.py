@@ -39,8 +39,7 @@ DEPTHS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "rehearsal": REHEARSED
 ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
               "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
 SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
-SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape, and slowly
-COMPILED = (*SLOW, "jax_kernels", "ringattention", "tokamax_kernels")  # by XLA, for every shape and format
+SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
@@ -208,10 +207,8 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
 
 def _depth(entry, manner):
     depth = DEPTHS[manner.depth]
-    if manner.depth == "full" and entry.module in COMPILED:
-        depth = replace(depth, related_formats=1)
     if manner.depth == "full" and entry.module in SLOW:
-        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512, related_n=64)
+        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512, related_n=64, related_formats=1)
     if entry.key not in ONE_BY_ONE:  # else a call for each query
         return depth
     shapes = tuple(shape for shape in depth.shapes if shape not in SQUARE)

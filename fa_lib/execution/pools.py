@@ -45,7 +45,8 @@ def workers(count: int | str) -> Iterator[Executor | None]:
 
 
 def _settle():
-    """One thread, memory that is kept; and a worker whose parent is killed ends too, instead of working on beside what takes over."""
+    """One thread, memory that is kept; and a worker whose parent is killed ends too, instead of working on beside what
+    takes over."""
     torch.set_num_threads(1)
     allocation.keep()
 
