@@ -43,6 +43,11 @@ def span(values: Iterable) -> str:
     return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
+def seeds_of(table: pd.DataFrame) -> str:
+    """How many seeds the pairs of a table of `study.study` have, but for the same run again, of which one is enough."""
+    return f"{span(table[table.pair != 'rerun'].groupby('pair').seed.nunique().unique())} seeds"
+
+
 POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean over seeds; bands: min to max."
 
 

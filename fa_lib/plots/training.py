@@ -10,11 +10,11 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fa_lib.check.judge import interval
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, no_minor_ticks, styled
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import at_end
+from fa_lib.training.growth import geometric
 
 STYLE = {  # of a pair: colour, marker, line
     "flash": (FLASH, "o", "-"),
@@ -135,8 +135,7 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         for y, name in enumerate(names):
             (color, marker, _), each = STYLE[name], ratio[name].dropna()
             right.plot(each, [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
-            mean, low, high = interval(each)
-            low = max(low, 0.1 * mean)  # on a logarithmic axis
+            mean, low, high = geometric(each)
             right.errorbar(
                 mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1
             )
@@ -145,9 +144,10 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         right.set(ylim=(-0.6, len(names) - 0.4), xscale="log", title="at the last step")
         right.set_xlabel("distance / that of a nudge of 1e-7 to the initial weights")
         right.grid(axis="x")
-        said.append(ratio["flash"].mean() if "flash" in ratio else math.nan)
+        said.append(geometric(ratio["flash"].dropna())[0] if "flash" in ratio else math.nan)
     far = f"{said[0]:.1f} times as far as a nudge of 1e-7 does" if said else "next to other differences"
-    spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their mean, its 95 % interval."
+    spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their geometric mean, its 95 % "
+    spread += "interval."
     return captioned(figure, f"Figure 8. Flash moves the weights {far}", caption + spread)
 
 

@@ -54,15 +54,15 @@ PARTS = {
     part.key: part
     for part in (
         Part("again", ("rerun",), 1),
-        Part("main", (*_CONTEXT, "flash_small_tiles", "flash_emulated", "flash_fp32", "perturb_fp32", "perturb_fp16",
-                      "data_order"), 10),
+        Part("main", (*_CONTEXT, "flash_small_tiles"), 10),
+        Part("beside", ("flash_emulated", "flash_fp32", "perturb_fp32", "perturb_fp16", "data_order"), 5),
         Part("nudges", (*(f"perturb_1e{power}" for power in NUDGES),
                         *(f"perturb_fp32_1e{power}" for power in NUDGES_FP32)), 5),
         Part("lower_rate", _CONTEXT, 5, lr=5e-4),
         Part("long", ("flash", "perturb", "init"), 3, steps=3000, every=250),
     )
 }  # fmt: skip
-ALIKE = ("again", "main", "nudges")
+ALIKE = ("again", "main", "beside", "nudges")
 SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
 CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
@@ -128,8 +128,9 @@ def drawn(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
 
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
-    """Of the recorded study, all that has the steps and the learning rate of the main part, without the column."""
-    return table[table.part.isin(ALIKE)].drop(columns="part").reset_index(drop=True)
+    """Of the recorded study, all that has the steps and the learning rate of the main part, without the column; what
+    two parts share (a twin's run) once."""
+    return table[table.part.isin(ALIKE)].drop(columns="part").drop_duplicates().reset_index(drop=True)
 
 
 def part(table: pd.DataFrame, key: str) -> pd.DataFrame:
