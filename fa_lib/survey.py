@@ -3,15 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pandas as pd
+import torch
 
 from fa_lib import allocation
 from fa_lib.check.findings import Judgement, Severity
@@ -20,10 +21,12 @@ from fa_lib.check.kernel import QUICK, Depth, examine
 from fa_lib.check.relations import RELATIONS
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
+from fa_lib.execution.forks import Forks
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.variant import known
+from fa_lib.formats import BF16
 from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
 
 GALLERY = Depth(
@@ -91,11 +94,21 @@ def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2)
     left.sort(key=lambda entry: "jax" not in entry.needs)  # XLA compiles for minutes: first, or one is left at the end
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
 
+    idle = SimpleQueue()
+
     def judge(entry):
-        problem = _in_a_process(entry, manner)
+        forks = idle.get()
+        try:
+            problem = _in_a_process(entry, manner, forks)
+        finally:
+            idle.put(forks)
         return f"{entry.key}: {problem or _read(entry, manner)['verdict']}"
 
-    with ThreadPoolExecutor(jobs) as pool:
+    # XLA takes most of a GPU's memory unless it is told not to
+    environment = os.environ | dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
+        for _ in range(jobs):
+            idle.put(stack.enter_context(Forks(prepare, environment)))
         calls = [pool.submit(judge, entry) for entry in left]
         try:
             for done in as_completed(calls):
@@ -132,6 +145,12 @@ def judge_one(key: str, manner: Manner) -> None:
     else:
         record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found["lengths"]))
     _write(entry, manner, dict(key=_key(entry, manner)) | record)
+
+
+def prepare() -> None:
+    """What every judging process needs, imported with this module and compiled."""
+    allocation.keep()
+    BF16(torch.zeros(1, dtype=torch.float64))
 
 
 def row(entry: Entry, record: dict | None) -> dict[str, Any]:
@@ -208,7 +227,7 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
 def _depth(entry, manner):
     depth = DEPTHS[manner.depth]
     if manner.depth == "full" and entry.module in SLOW:
-        depth = replace(depth, lengths=(128, 512, 1024, 4096), square=512, related_n=64, related_formats=1)
+        depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
     if entry.key not in ONE_BY_ONE:  # else a call for each query
         return depth
     shapes = tuple(shape for shape in depth.shapes if shape not in SQUARE)
@@ -222,32 +241,27 @@ def _key(entry, manner):
     return digest([code, versions, asdict(_depth(entry, manner)), manner.device])
 
 
-def _in_a_process(entry, manner):
+def _in_a_process(entry, manner, forks):
     """Judge a kernel in a process of its own; "" or what became of it, which its record says too.
 
     Raises:
         RuntimeError: an error of ours, not of the kernel's, which would be a row; or the process was interrupted. On
             CUDA an error is a row, too: after a kernel's fault every call there fails, and nothing says whose it was.
     """
-    code = f"from fa_lib.survey import Manner, judge_one; judge_one({entry.key!r}, {manner!r})"
-    command, environment = [sys.executable, "-c", code], os.environ | dict(OMP_NUM_THREADS="1")
-    environment |= dict(XLA_PYTHON_CLIENT_PREALLOCATE="false")  # or JAX takes most of a GPU's memory
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="backslashreplace", timeout=manner.limit_s
-        )
-    except subprocess.TimeoutExpired:
+        code, printed = forks.call(judge_one, entry.key, manner, limit_s=manner.limit_s)
+    except TimeoutError:
         verdict, problem = "not_judged", f"took longer than {manner.limit_s:g} s"
     else:
-        if done.returncode == 0:
+        if code == 0:
             return ""
-        if done.returncode == -signal.SIGINT:
+        if code == -signal.SIGINT:
             raise RuntimeError(f"gallery: {entry.key} was interrupted")
-        verdict, problem = "fails", f"ended its process by signal {-done.returncode}"
-        if done.returncode > 0:
+        verdict, problem = "fails", f"ended its process by signal {-code}"
+        if code > 0:
             if manner.device == "cpu":
-                raise RuntimeError(f"gallery: judging {entry.key} failed:\n{done.stderr}")
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word"]
+                raise RuntimeError(f"gallery: judging {entry.key} failed:\n{printed}")
+            last = [line for line in printed.splitlines() if line.strip()][-1:] or ["no word"]
             verdict, problem = "not_judged", f"ended its process with an error: {last[0].strip()[:200]}"
     _write(entry, manner, dict(key=_key(entry, manner), verdict=verdict, problem=problem))
     return problem

@@ -104,7 +104,7 @@ def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, mon
     monkeypatch.setattr(gallery, "JOBS", {"cuda": 1})
     path, seen = tmp_path / "data/results/14_gallery.csv", []
 
-    def judged(entry, manner):
+    def judged(entry, manner, forks):
         if path.exists():
             seen.append(pd.read_csv(path).set_index("key").verdict)
         told = Judgement("kernel", entry.key, ()).record() | dict(verdict="passes", problem="")

@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import subprocess
 from types import SimpleNamespace
 
 import pandas as pd
@@ -12,6 +11,7 @@ import torch
 
 from fa_lib import survey
 from fa_lib.check.findings import Finding, Severity
+from fa_lib.execution.forks import Forks
 from fa_lib.gallery.catalogue import ENTRIES
 
 ENTRY = ENTRIES["torch_math"]
@@ -55,7 +55,7 @@ def test_a_row_says_what_was_found():
 
 def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tmp_path):
     def ends(code):
-        monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=code, stderr="ours\n"))
+        monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, "ours\n"))
 
     said, manner = [], survey.Manner(str(tmp_path), "quick")
     ends(-11)
@@ -63,9 +63,9 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
     assert table.verdict.tolist() == ["fails"] and table.problem[0] == "ended its process by signal 11"
 
     def hangs(*_, **__):
-        raise subprocess.TimeoutExpired("python", 1)
+        raise TimeoutError
 
-    monkeypatch.setattr(subprocess, "run", hangs)
+    monkeypatch.setattr(Forks, "call", hangs)
     table = survey.judge_all(["torch_math"], manner, said.append)
     assert (
         table.verdict[0] == "not_judged"
@@ -82,7 +82,7 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
 
 def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp_path):
     def ends(code, stderr=""):
-        monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=code, stderr=stderr))
+        monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, stderr))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     manner = survey.Manner(str(tmp_path), "gpu", "cuda")
@@ -110,7 +110,7 @@ def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
 
 
 def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
-    def judged(entry, manner):
+    def judged(entry, manner, forks):
         runs.append(entry.key)
         survey._write(entry, manner, record(key=survey._key(entry, manner)))
         return ""
