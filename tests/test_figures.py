@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import seaborn
 from marks import caption, message, missing, texts
 
 from fa_lib import sweep
@@ -17,6 +18,7 @@ from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.metrics import over_baseline
 from fa_lib.paths import RESULTS, ROOT
 from fa_lib.plots import microbenchmark as plots
+from fa_lib.plots import style
 from fa_lib.plots.algorithm_changes import algorithm_changes
 from fa_lib.plots.captions import settings
 from fa_lib.plots.style import band, dots
@@ -344,3 +346,9 @@ def test_a_mean_is_of_all_seeds_or_is_not_drawn(scale):
         np.testing.assert_array_equal(ax.lines[-1].get_ydata(), [2.0, np.nan, 50.5])
         assert missing([2.0, 50.5, 7.0], ax).tolist() == [7.0]
         plt.close(figure)
+
+
+def test_the_figures_colours_are_seaborn_s_for_the_colour_blind():
+    palette = seaborn.color_palette("colorblind").as_hex()
+    used = (style.BASELINE, style.ORANGE, style.GREEN, style.FLASH, style.SOFTMAX)
+    assert used == tuple(palette[at] for at in (0, 1, 2, 3, 9))

@@ -54,6 +54,6 @@ POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean o
 def captioned(figure: Figure, title: str, caption: str) -> Figure:
     """The message above, every setting the paper leaves out below."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()))
+    caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()), break_on_hyphens=False)
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#555555")
     return figure

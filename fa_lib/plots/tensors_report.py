@@ -4,7 +4,6 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn
 
 from fa_lib.check import words
 from fa_lib.check.evidence import PICTURES
@@ -74,6 +73,8 @@ def _drawn(risky, far, better, most):
 
 
 def _risks(ax, risky):
+    import seaborn  # two seconds that a report on a kernel is spared
+
     values = risky[[*RISKS]] / [full for _, full in RISKS.values()]
     labels = risky[[*RISKS]].map("{:.2g}".format)
     seaborn.heatmap(
