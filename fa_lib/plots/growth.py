@@ -10,20 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, styled
+from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
+from fa_lib.plots.training import STYLE
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
 
-LINES = {  # of a pair: colour, marker, line
-    "flash": (FLASH, "o", "-"),
-    "flash_small_tiles": (BASELINE, "s", "-"),
-    "perturb": (GREY, "v", "-"),
-    "flash_fp32": (FLASH, "^", ":"),
-    "perturb_fp32": (GREY, "v", ":"),
-    "fp16_scaled": (FORMATS["FP16"][0], "s", "-"),
-    "perturb_fp16": (FORMATS["FP16"][0], "v", ":"),
-}
+SHOWN = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32", "fp16_scaled", "perturb_fp16")
 
 
 @styled
@@ -35,27 +28,28 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     """
     count = 3 if len(long) else 2
     figure, axes = plt.subplots(1, count, figsize=(4.4 * count, 3.8))
-    for name, (color, marker, line) in LINES.items():
-        own = rates[rates.pair == name]
+    for name in SHOWN:
+        own, (color, marker, line) = rates[(rates.pair == name) & (rates.since > 0)], STYLE[name]
         if len(own):
             band(axes[0], by_seed(own, "step", "rate"), color, marker, PAIRS[name].label, ls=line)
     axes[0].axhline(0, color=INK, lw=0.9)
     axes[0].set(xscale="symlog", xlim=(0.8, None), xlabel="training iteration", title="how fast runs part")
     axes[0].set_ylabel("growth of the relative L2 distance\n(its logarithm, per step)")
-    axes[0].legend(fontsize=6.5)
+    axes[0].legend(fontsize=6.5, loc="upper right")
     ratio = predicted.assign(ratio=predicted.predicted / predicted.measured)
     for name, own in ratio.groupby("pair", sort=False):
-        color, marker, line = LINES.get(name, (INK, "D", "--"))
+        color, marker, line = STYLE[name]
         band(axes[1], by_seed(own, "step", "ratio"), color, marker, PAIRS[name].label, ls=line)
     axes[1].axhline(1, color=INK, lw=0.9)
     axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", xlabel="training iteration")
     axes[1].set(ylabel="predicted / measured distance", title="the curve from the first step")
+    log_ticks(axes[1].yaxis)
     axes[1].legend(fontsize=6.5)
     if len(long):
         for name in ("init", "flash", "flash_small_tiles", "perturb"):
             own = long[(long.pair == name) & (long.step > 0)]
             if len(own):
-                color, marker, line = LINES.get(name, (INK, "P", "-"))
+                color, marker, line = STYLE[name]
                 band(axes[2], by_seed(own, "step", "relative_l2"), color, marker, PAIRS[name].label, ls=line)
         axes[2].set(xscale="log", yscale="log", xlabel="training iteration", title="until it levels off")
         axes[2].set_ylabel("relative L2 distance")
@@ -65,9 +59,9 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
 
 def _title(ratio):
     """What the prediction is worth at the last step."""
-    last = ratio[ratio.step == ratio.step.max()]
-    each = [f"{low:.2g} to {high:.2g}" for low, high in [(last.ratio.min(), last.ratio.max())]] if len(last) else ["-"]
-    return f"Figure 7b. Training amplifies any difference; predicted over measured at the end: {each[0]}"
+    last = ratio[ratio.step == ratio.step.max()].ratio
+    far = f": predicted over measured {last.min():.2g} to {last.max():.2g} at the end" if len(last) else ""
+    return f"Figure 7b. A first step tells the curve{far}"
 
 
 @styled
@@ -80,7 +74,7 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.9), width_ratios=(1.15, 1))
     names = [name for name in PAIRS if name in losses.index.get_level_values("pair")][::-1]
     for y, name in enumerate(names):
-        color, marker, _ = LINES.get(name, (INK, "D", "-"))
+        color, marker, _ = STYLE.get(name, (INK, "D", "-"))
         each = losses[name].dropna()
         left.plot(100 * (each - 1), [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
         mean, low, high = (100 * (x - 1) for x in geometric(each))
@@ -93,7 +87,7 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
     _entropies(right, signals)
     figure_title = "Figure 8d. " + said(losses)
     words = " Left: small points: seeds; large ones: their geometric mean, its 95 % interval. Right: mean over seeds; "
-    words += "bands: min to max."
+    words += "bands: min to max; arXiv 2606.28116 watches it."
     return captioned(figure, figure_title, caption + words)
 
 
@@ -120,6 +114,7 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
         ax.add_patch(plt.Rectangle((x, y), 1, 1, fill=False, ec=INK, lw=1.4))
     labels = [f"{PAIRS[pair].label}, lr {rate:g}" for pair, rate in frame.index]
     ax.set_yticklabels(labels, rotation=0)
+    ax.grid(False)
     ax.set(xlabel="training iteration", ylabel="")
     title = f'Figure 8e. "2 to 5 × less than low precision" holds in {int(inside.sum().sum())} of {frame.size} places'
     words = " Framed: 2 to 5. Geometric means over seeds of the ratio of relative Wasserstein distances."
@@ -128,22 +123,23 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
 
 def said(losses: pd.Series) -> str:
     """What becomes of Flash's loss, and of a nudge's, in a sentence."""
-    each: Mapping[str, str] = {
-        name: f"{100 * (geometric(losses[name].dropna())[0] - 1):+.1f} %" for name in ("flash", "perturb")
-    }
+    each = {}
+    for name in ("flash", "perturb"):
+        mean, low, high = (100 * (x - 1) for x in geometric(losses[name].dropna()))
+        each[name] = f"{mean:+.1f} %" + (f" ({low:+.0f} to {high:+.0f})" if low < high else "")
     return f"Flash changes the loss by {each['flash']}, a nudge of 1e-7 by {each['perturb']}"
 
 
 def _entropies(ax: Axes, signals: pd.DataFrame):
     """Spectral entropy over training, of arms in BF16, FP16 and FP32."""
     shown = {"baseline": ("Baseline, BF16", BASELINE, "D", "-"), "flash": ("Flash, BF16", FLASH, "o", "-"),
-             "flash_small_tiles": ("carried in BF16, 32 tiles", FLASH, "s", "--"),
+             "flash_small_tiles": ("carried in BF16, 32 tiles", GREEN, "X", "--"),
              "fp32": ("Baseline, FP32", GREY, "^", ":"),
              "fp16": ("FP16, no loss scaling", FORMATS["FP16"][0], "v", "-")}  # fmt: skip
     for arm, (label, color, marker, line) in shown.items():
         own = signals[signals.arm == arm]
         if len(own):
             band(ax, by_seed(own, "step", "entropy"), color, marker, label, ls=line)
-    ax.set(xscale="log", xlabel="training iteration", title="a signal that is said to warn (arXiv 2606.28116)")
+    ax.set(xscale="log", xlabel="training iteration", title="a signal that is said to warn")
     ax.set_ylabel("spectral entropy of the updates of Q and K\n(mean over layers and heads; 1: no direction)")
     ax.legend(fontsize=7)

@@ -1,6 +1,5 @@
 """The figures of the training study: one function each, from its tidy tables to a matplotlib Figure."""
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +10,19 @@ import torch
 from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, band, by_seed, no_minor_ticks, styled
+from fa_lib.plots.style import (
+    BASELINE,
+    FLASH,
+    FORMATS,
+    GREEN,
+    GREY,
+    INK,
+    band,
+    by_seed,
+    log_ticks,
+    no_minor_ticks,
+    styled,
+)
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import at_end
 from fa_lib.training.growth import geometric
@@ -19,7 +30,7 @@ from fa_lib.training.growth import geometric
 STYLE = {  # of a pair: colour, marker, line
     "flash": (FLASH, "o", "-"),
     "flash_emulated": (FLASH, "s", "--"),
-    "flash_small_tiles": (FLASH, "X", "-."),
+    "flash_small_tiles": (GREEN, "X", "-"),
     "flash_fp32": (FLASH, "^", ":"),
     "perturb": (GREY, "v", "-"),
     "perturb_fp32": (GREY, "v", ":"),
@@ -93,7 +104,7 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
     """
     ends = [at_end(table, "wasserstein").unstack("pair") for table in tables.values()]
     nudged = (ends[0]["flash"] / ends[0]["perturb"]).dropna()
-    far = f": {nudged.min():.1f} to {nudged.max():.1f} times as far as from a nudge of 1e-7" if len(nudged) else ""
+    title = f"Flash parts two runs as a nudge of 1e-7 does: {_times(nudged)} times as far" if len(nudged) else ""
     figure, axes = plt.subplots(len(tables), 2, figsize=(8.8, 3.8 * len(tables)), squeeze=False)
     metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
     for row, (machine, table) in zip(axes, tables.items()):
@@ -107,9 +118,15 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
         axes[0][0].plot(mean.index, mean, color=INK, lw=1.1, ls=(0, (2, 1.5)), zorder=5)
     if len(predicted):
         axes[0][0].plot([], [], color=INK, lw=1.1, ls=(0, (2, 1.5)), label="predicted from the arm's first step")
-        axes[0][0].legend(loc="lower right", fontsize=7)
-    axes[0][1].legend(loc="center left", bbox_to_anchor=(0, 0.42), fontsize=7)
-    return captioned(figure, f"Figure 7. Flash and Baseline runs drift apart{far}", caption + BANDS)
+    for ax in axes[0]:
+        ax.legend(loc="lower right", fontsize=7)
+    return captioned(figure, f"Figure 7. {title or 'Flash and Baseline runs drift apart'}", caption + BANDS)
+
+
+def _times(ratios):
+    """The geometric mean of ratios, and its 95 % interval where there is one."""
+    mean, low, high = geometric(ratios)
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})" if low < high else f"{mean:.1f}"
 
 
 LABELLED = ("init", "bf16", "flash", "perturb")  # the curves of figure 8
@@ -144,8 +161,9 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         right.set(ylim=(-0.6, len(names) - 0.4), xscale="log", title="at the last step")
         right.set_xlabel("distance / that of a nudge of 1e-7 to the initial weights")
         right.grid(axis="x")
-        said.append(geometric(ratio["flash"].dropna())[0] if "flash" in ratio else math.nan)
-    far = f"{said[0]:.1f} times as far as a nudge of 1e-7 does" if said else "next to other differences"
+        log_ticks(right.xaxis)
+        said += [_times(ratio["flash"].dropna())] if "flash" in ratio else []
+    far = f"{said[0]} times as far as a nudge of 1e-7 does" if said else "next to other differences"
     spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their geometric mean, its 95 % "
     spread += "interval."
     return captioned(figure, f"Figure 8. Flash moves the weights {far}", caption + spread)
