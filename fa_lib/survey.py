@@ -91,7 +91,8 @@ def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2)
     """
     entries = [manner.entry(key) for key in keys]
     left = [entry for entry in entries if not entry.problem and not _kept(entry, manner)]
-    left.sort(key=lambda entry: "jax" not in entry.needs)  # XLA compiles for minutes: first, or one is left at the end
+    # XLA compiles for minutes, and the catalogue ends with slower ones: those first, or one is left at the end
+    left = sorted(left[::-1], key=lambda entry: "jax" not in entry.needs)
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
 
     idle = SimpleQueue()

@@ -41,6 +41,7 @@ ON_DEVICE = (
     "at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
 )
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
+_RELATIVE = tuple(f"relative_{key}" for key in survey.QUERIES)
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "one type changed"}
 PAGE = """# The gallery: shipped attention kernels, judged
 
@@ -49,9 +50,16 @@ PAGE = """# The gallery: shipped attention kernels, judged
 Each kernel is called as a black box on a CPU, with the library's own code at the version named. Numbers are the
 largest error over Baseline's (attention whose matrices S, P and O are stored in the format), at one query and at 16,
 for up to 16,384 keys, and at as many queries as keys, for up to 1,500; the worst of the formats, lengths, and uniform
-and normal inputs. The rule of the field allows 2.
+and normal inputs. The rule of the field allows 2. (Pallas's kernels and flash-attention-jax run in an interpreter or
+are compiled anew for every shape: they are asked for up to 4,096 keys, and 512 queries. A kernel that takes one query
+a call is asked for 128.) The relative error is the largest of the three. The bias is the mean error away from zero on
+inputs made to show one, in ulp, with Baseline's own; a relation is one that every kernel should keep
+([checks](../checks.md)).
 
 ![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
+
+`ggml_prefill` and `whisper_prefill` fail by their calls of 1 and 16 queries, which take the way of decoding; called
+for as many queries as keys, as for a prompt, they do not.
 
 A quantised cache (`ggml_q8_0`, `ggml_q4_0`) fails by the bits it stores K and V with, and not by its sums; the rule
 is meant for kernels that hold K and V in the format. Where a row says "rounds partial results", an emulation that does
@@ -99,14 +107,28 @@ def index(table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE) -> 
 
 def _listed(table, pages=()):
     """A row for each kernel; those with a page are links."""
-    lines = ["| kernel | version | 1 query | 16 | many | gradients | verdict | found |", "|" + "---|" * 8]
+    columns = ("kernel", "version", "1 query", "16", "many", "relative error", "gradients", "bias (Baseline's)",
+               "relations", "verdict", "found")  # fmt: skip
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in table.to_dict("records"):
-        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many", "gradients")]
+        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many")]
+        relative = max((row[name] for name in _RELATIVE if _given(row.get(name))), default=None)
+        numbers += [_power(relative), times(row.get("gradients")), _bias(row, "{:+.2f} ({:+.2f})", "–")]
         name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages else row["key"]
         version = row["version"] if _given(row["version"]) else ""
-        cells = (f"{row['project']}: {name}", literal(version), *numbers, VERDICTS[row["verdict"]], literal(found(row)))
-        lines.append("| " + " | ".join(cells) + " |")
+        ran = row["verdict"] in ("passes", "fails")
+        kept = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
+        told = (*numbers, kept, VERDICTS[row["verdict"]], literal(found(row)))
+        lines.append("| " + " | ".join((f"{row['project']}: {name}", literal(version), *told)) + " |")
     return lines
+
+
+def _bias(row, words, otherwise):
+    """The bias of a row beside Baseline's own, in words with a place for each; others where it has none."""
+    if not _given(row.get("outwards")):
+        return otherwise
+    own = row["baseline_outwards"] if _given(row.get("baseline_outwards")) else math.nan
+    return words.format(row["outwards"], own)
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
@@ -114,10 +136,10 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     said = [one for group in said_of(judgement).values() for one in group] if judgement else []
     told = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [f"It {row['problem']}."]
     said = [f"- {literal(text)}" for text in told]
-    bias = ""
-    if _given(row.get("outwards")):
-        own = f" (Baseline's own: {row['baseline_outwards']:+.2f})" if _given(row.get("baseline_outwards")) else ""
-        bias = f"\nMean signed error away from zero, the largest that is no chance: {row['outwards']:+.2f} ulp{own}.\n"
+    words = (
+        "\nMean signed error away from zero, the largest that is no chance: {:+.2f} ulp (Baseline's own: {:+.2f}).\n"
+    )
+    bias = _bias(row, words, "")
     errors = [
         f"| {words} | {times(row.get(f'times_{key}'))} | {_power(row.get(f'relative_{key}'))} |"
         for key, words in survey.QUERIES.items()
