@@ -39,8 +39,8 @@ PAGE = """# The ledger
 Each row is a statement of a paper, or a question it leaves open; numbers in brackets count the settings it was tried
 in. One rule makes every verdict: the words are read as an interval (`data/published.csv`), and the 95 % confidence
 interval of our mean over seeds is held against it (Student's t; of ratios of weights' distances the geometric mean).
-*Reproduced*: ours lies inside. *Not reproduced*: it lies outside. *Consistent*: it does both, so that more seeds would
-be needed. *Not stated*: the paper gives no value.
+*Reproduced*: ours lies inside. *Not reproduced*: it lies outside. *Consistent*: the two overlap, but ours does not lie
+inside, so that more seeds would be needed. *Not stated*: the paper gives no value.
 Figure 2 has no row in FP64: there the order of the real kernel's sums, which is the machine's, decides."""
 
 

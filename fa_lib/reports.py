@@ -103,7 +103,7 @@ def check_kernel(
                 "95 % interval, beside Baseline's. They are told, and not counted, unless an answer is at fault."),
         Section("shapes", "Shapes and masks", tables.by_shape(found["shapes"]),
                 "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
-                "which are told and not counted."),
+                "which are told, and counted only where they are wrong by more than 20 %."),
         Section("relations", "Relations that every kernel keeps", tables.by_relation(found["relations"]),
                 "How far two answers are apart, and how far two right ones may be (docs/checks.md)."),
         Section("rounding", "How its casts round", tables.by_rounding(found["rounding"])),
