@@ -76,7 +76,10 @@ def test_the_pages_hold_the_row():
         [ROW, dict(key="b", project="Q", version="", use="", verdict="cannot_run", problem="no wheel")]
     )
     text = pages.index(table)
-    assert "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | carries O in FP16, key by key |" in text
+    assert (
+        "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | carries O in FP16, key by key |"
+        in text
+    )
     assert "| Q: b |  | – | – | – | – | – | – | – | cannot run here | no wheel |" in text
     assert "| breaks one | **fails** |" in pages.index(pd.DataFrame([ROW | dict(cause="carry relation")]))
     page = pages.page(ROW, None)

@@ -185,8 +185,13 @@ def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
     assert "recorded on Some GPU" in caption(figure) and "SageAttention 1.0.6" in caption(figure)
     text = pages.index(here, recorded)
     assert text.split("## Recorded on Some GPU")[0].rstrip() == pages.index(here).split("```{toctree}")[0].rstrip()
-    assert "| SageAttention: sageattention | 1.0.6 | 32 | – | – | – | – | – | kept | **fails** | error beyond the rule |" in text
-    assert "| xformers: xformers_default |  | – | – | – | – | – | – | – | cannot run here | raises ImportError |" in text
+    assert (
+        "| SageAttention: sageattention | 1.0.6 | 32 | – | – | – | – | – | kept | **fails** | error beyond the rule |"
+        in text
+    )
+    assert (
+        "| xformers: xformers_default |  | – | – | – | – | – | – | – | cannot run here | raises ImportError |" in text
+    )
 
 
 DRAWING = sorted([*NOTEBOOKS.glob("0[1-578]_*.ipynb"), *NOTEBOOKS.glob("14_*.ipynb")])

@@ -42,14 +42,21 @@ def test_the_study_is_kept_part_by_part_and_goes_on(small, tmp_path, monkeypatch
     assert campaign.drawn(out)["flash"].shape[:2] == (1, len(campaign.CAPTIONS))
 
 
-def test_a_short_run_has_the_first_bits_of_a_longer_one(small, tmp_path):
+def test_a_short_run_has_the_first_bits_of_a_longer_one(small, tmp_path, monkeypatch):
     held = campaign.carry_out(["main"], small, tmp_path / "runs", out=tmp_path / "recorded")["bits"]
     spec = StudySpec(1, 2, 2, replace(small, lr=PARTS["main"].lr))
     _, runs = study(["flash"], spec, tmp_path / "short")
     same = campaign.same_bits(runs, held)
     assert same.same.all() and set(same.step) == {0, 1, 2} and set(same.arm) == {"baseline", "flash"}
+    out = tmp_path / "recorded"
+    assert campaign.agreement(same, out) == "6 of 6 weights made here have the bits of the recorded study"
     held["sha256"] = held.sha256.str[::-1]
-    assert not campaign.same_bits(runs, held).same.any()
+    other = campaign.same_bits(runs, held)
+    assert not other.same.any()
+    with pytest.raises(RuntimeError, match="study: 0 of 6 weights .* with the same arithmetic"):
+        campaign.agreement(other, out)
+    monkeypatch.setattr(campaign, "arithmetic", lambda: dict(torch="of another machine"))
+    assert campaign.agreement(other, out).endswith("and this is {'torch': 'of another machine'}")
 
 
 def test_an_unknown_part_is_named(small, tmp_path):

@@ -5,6 +5,7 @@ below data/recorded/; the runs' weights stay in a folder of the build.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from fa_lib.paths import RECORDED
 from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
 from fa_lib.training.distances import direction
+from fa_lib.training.half_products import slow
 from fa_lib.training.run_folder import steps_of, weights
 from fa_lib.training.spectra import entropies
 from fa_lib.training.study import StudySpec, jobs, samples, study
@@ -96,6 +98,7 @@ def carry_out(
             whole[name] = both.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
         made = {key: rows.seed.nunique() for key, rows in whole["differences"].groupby("part", sort=False)}
         parameters = dict(config=asdict(config), parts=[asdict(PARTS[key]) | dict(seeds=made[key]) for key in made])
+        parameters |= dict(arithmetic=arithmetic())
         save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
         if one.key == "main":
             draw(runs, config, out)
@@ -150,6 +153,30 @@ def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     here = pd.concat([bits(row.arm, row.seed, row.at) for row in runs.itertuples()], ignore_index=True)
     both = here.merge(kept, on=["arm", "seed", "step"], suffixes=("", "_kept"))
     return both.assign(same=both.sha256 == both.sha256_kept)[["arm", "seed", "step", "same"]]
+
+
+def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
+    """In a sentence, whether runs made here have the bits of the recorded study.
+
+    Args:
+        same: of `same_bits`. out: as of `carry_out`.
+
+    Raises:
+        RuntimeError: they have not, though this machine has the arithmetic of the one that recorded it.
+    """
+    kept = json.loads((out / "data" / "results" / f"{NAME}.provenance.json").read_text())["parameters"]["arithmetic"]
+    words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
+    if kept == arithmetic() and not same.same.all():
+        raise RuntimeError(f"study: {words}, which was recorded with the same arithmetic: {kept}")
+    return words if kept == arithmetic() else f"{words}; it was recorded with {kept}, and this is {arithmetic()}"
+
+
+def arithmetic() -> dict[str, str]:
+    """What the bits of a training step on a CPU depend on, beside the code: torch, its instructions, and the formats
+    whose products are summed in FP32 for want of them."""
+    summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return dict(torch=torch.__version__, instructions=instructions, summed_in_fp32=" ".join(summed))
 
 
 def bits(arm: str, seed: int, at: str) -> pd.DataFrame:
