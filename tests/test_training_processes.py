@@ -9,16 +9,16 @@ from pathlib import Path
 from runs import begun, command, ended, kill_when, run, same_weights
 
 from fa_lib.paths import ROOT
+from fa_lib.training.arm import ARMS
 from fa_lib.training.run_folder import weights
-from fa_lib.training.spec import Arm
 
 
 def test_killed_runs_end_with_the_same_bits(tmp_path):
-    precisions = ("bf16-mixed", "16-mixed")
-    killed = [tmp_path / f"killed {precision}" for precision in precisions]
+    """Of the study's arms: one by default, one with loss scaling, one that carries BF16, one nudged."""
+    names = ("baseline", "fp16_scaled", "flash_small_tiles", "perturb_1e-5")
+    killed = [tmp_path / f"killed {name}" for name in names]
     words = [
-        command("--precision", precision, "--steps", 60, "--every", 5, "--out", folder)
-        for precision, folder in zip(precisions, killed)
+        command("--arm", name, "--steps", 30, "--every", 5, "--out", folder) for name, folder in zip(names, killed)
     ]
     kill_when([weights(folder, 10) for folder in killed], [begun(each, start_new_session=True) for each in words])
     early = []
@@ -26,13 +26,14 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
         assert not (folder / "run.json").exists() and (folder / "resume.ckpt").exists()
         early.append(weights(folder, 5).stat().st_mtime_ns)
     by_command = begun(words[0])
-    run(killed[1], Arm(precision=precisions[1]), steps=60, every=5)
+    for name, folder in zip(names[1:], killed[1:]):
+        run(folder, ARMS[name], steps=30, every=5)
     assert ended(by_command).startswith("done, loss")
-    for precision, folder, before in zip(precisions, killed, early):
+    for name, folder, before in zip(names, killed, early):
         assert weights(folder, 5).stat().st_mtime_ns == before  # it went on, and did not begin again
-        undisturbed = tmp_path / precision
-        run(undisturbed, Arm(precision=precision), steps=60, every=5)
-        assert all(same_weights(undisturbed, folder, step) for step in (25, 60))
+        undisturbed = tmp_path / name
+        run(undisturbed, ARMS[name], steps=30, every=5)
+        assert all(same_weights(undisturbed, folder, step) for step in (25, 30))
         a, b = (json.loads((each / "run.json").read_text()) for each in (undisturbed, folder))
         assert a["losses"] == b["losses"] and a["zero_gradients"] == b["zero_gradients"]
 
