@@ -27,7 +27,7 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
         rates, predicted: of `training.growth`. long: of `study.study`; may be empty.
     """
     count = 3 if len(long) else 2
-    figure, axes = plt.subplots(1, count, figsize=(4.4 * count, 3.8))
+    figure, axes = plt.subplots(1, count, figsize=(4.4 * count + 2.6, 3.8))
     for name in SHOWN:
         own, (color, marker, line) = rates[(rates.pair == name) & (rates.since > 0)], STYLE[name]
         if len(own):
@@ -35,7 +35,7 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     axes[0].axhline(0, color=INK, lw=0.9)
     axes[0].set(xscale="symlog", xlim=(0.8, None), xlabel="training iteration", title="how fast runs part")
     axes[0].set_ylabel("growth of the relative L2 distance\n(its logarithm, per step)")
-    axes[0].legend(fontsize=6.5, loc="upper right")
+    axes[0].legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(1.01, 1))
     ratio = predicted.assign(ratio=predicted.predicted / predicted.measured)
     for name, own in ratio.groupby("pair", sort=False):
         color, marker, line = STYLE[name]
@@ -59,9 +59,14 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
 
 def _title(ratio):
     """What the prediction is worth at the last step."""
-    last = ratio[ratio.step == ratio.step.max()].ratio
-    far = f": predicted over measured {last.min():.2g} to {last.max():.2g} at the end" if len(last) else ""
-    return f"Figure 7b. A first step tells the curve{far}"
+    last = ratio[ratio.step == ratio.step.max()].groupby("pair", sort=False).ratio.apply(lambda x: geometric(x)[0])
+    each = [
+        f"{' to '.join(dict.fromkeys(f'{end:.2g}' for end in (values.min(), values.max())))} in {name}"
+        for name, values in (("BF16", last[~last.index.str.contains("fp32")]), ("FP32", last.filter(like="fp32")))
+        if len(values)
+    ]
+    far = f": predicted over measured {', '.join(each)}" if each else ""
+    return f"Figure 7b. A first step tells the curve in BF16{far}"
 
 
 @styled
@@ -72,9 +77,9 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
         losses: loss over the twin's, by pair and seed. signals: of `spectra.entropies`, with arm and seed.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.9), width_ratios=(1.15, 1))
-    names = [name for name in PAIRS if name in losses.index.get_level_values("pair")][::-1]
+    names = [name for name in STYLE if name in losses.index.get_level_values("pair")][::-1]
     for y, name in enumerate(names):
-        color, marker, _ = STYLE.get(name, (INK, "D", "-"))
+        color, marker, _ = STYLE[name]
         each = losses[name].dropna()
         left.plot(100 * (each - 1), [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
         mean, low, high = (100 * (x - 1) for x in geometric(each))

@@ -53,6 +53,12 @@ def plain_ticks(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
 
 
+def decades(axis: Axis) -> None:
+    """A logarithmic axis that says 0.1, 1, 10."""
+    plain_ticks(axis)
+    axis.set_minor_formatter(NullFormatter())
+
+
 def minor_2_and_5(axis: Axis) -> None:
     """Of a logarithmic axis, minor ticks named at 2 and 5 alone."""
     axis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else ""))

@@ -19,6 +19,7 @@ from fa_lib.plots.style import (
     INK,
     band,
     by_seed,
+    decades,
     log_ticks,
     no_minor_ticks,
     styled,
@@ -104,8 +105,8 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
     """
     ends = [at_end(table, "wasserstein").unstack("pair") for table in tables.values()]
     nudged = (ends[0]["flash"] / ends[0]["perturb"]).dropna()
-    title = f"Flash parts two runs as a nudge of 1e-7 does: {_times(nudged)} times as far" if len(nudged) else ""
-    figure, axes = plt.subplots(len(tables), 2, figsize=(8.8, 3.8 * len(tables)), squeeze=False)
+    far = f"In BF16 Flash parts two runs {_times(nudged)} times as far as a nudge of 1e-7" if len(nudged) else ""
+    figure, axes = plt.subplots(len(tables), 2, figsize=(11.4, 3.8 * len(tables)), squeeze=False)
     metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
     for row, (machine, table) in zip(axes, tables.items()):
         for ax, (metric, words) in zip(row, metrics.items()):
@@ -117,10 +118,9 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
         mean = by_seed(own, "step", "predicted").mean(axis=1)
         axes[0][0].plot(mean.index, mean, color=INK, lw=1.1, ls=(0, (2, 1.5)), zorder=5)
     if len(predicted):
-        axes[0][0].plot([], [], color=INK, lw=1.1, ls=(0, (2, 1.5)), label="predicted from the arm's first step")
-    for ax in axes[0]:
-        ax.legend(loc="lower right", fontsize=7)
-    return captioned(figure, f"Figure 7. {title or 'Flash and Baseline runs drift apart'}", caption + BANDS)
+        axes[0][1].plot([], [], color=INK, lw=1.1, ls=(0, (2, 1.5)), label="left: predicted from the arm's first step")
+    axes[0][1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7.5)
+    return captioned(figure, f"Figure 7. {far or 'Flash and Baseline runs drift apart'}", caption + BANDS)
 
 
 def _times(ratios):
@@ -161,7 +161,8 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         right.set(ylim=(-0.6, len(names) - 0.4), xscale="log", title="at the last step")
         right.set_xlabel("distance / that of a nudge of 1e-7 to the initial weights")
         right.grid(axis="x")
-        log_ticks(right.xaxis)
+        low, high = right.get_xlim()
+        (log_ticks if high < 100 * low else decades)(right.xaxis)
         said += [_times(ratio["flash"].dropna())] if "flash" in ratio else []
     far = f"{said[0]} times as far as a nudge of 1e-7 does" if said else "next to other differences"
     spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their geometric mean, its 95 % "

@@ -65,12 +65,12 @@ PAIRS = {
     "fp16_scaled": Pair("fp16_scaled", "fp32", "FP16 vs FP32, scaled"),
     "bf16": Pair("baseline", "fp32", "BF16 vs FP32"),
     "flash_fp32": Pair("flash_fp32", "fp32", "Flash vs Baseline, both in FP32"),
-    "perturb_fp32": Pair("perturb_fp32", "fp32", "the same by 1e-7, in FP32"),
-    "perturb_fp16": Pair("perturb_fp16", "fp16_scaled", "the same by 1e-7, in FP16, scaled"),
-    **{f"perturb_1e{power}": Pair(f"perturb_1e{power}", "baseline", f"the same by 1e{power}")
-       for power in NUDGES},
-    **{f"perturb_fp32_1e{power}": Pair(f"perturb_fp32_1e{power}", "fp32", f"the same by 1e{power}, in FP32")
-       for power in NUDGES_FP32},
+    "perturb_fp32": Pair("perturb_fp32", "fp32", "initial weights moved by 1e-7, in FP32"),
+    "perturb_fp16": Pair("perturb_fp16", "fp16_scaled", "initial weights moved by 1e-7, in FP16, scaled"),
+    **{key: Pair(key, "baseline", f"initial weights moved by 1e{power}")
+       for power in NUDGES for key in [f"perturb_1e{power}"]},
+    **{key: Pair(key, "fp32", f"initial weights moved by 1e{power}, in FP32")
+       for power in NUDGES_FP32 for key in [f"perturb_fp32_1e{power}"]},
 }  # fmt: skip
 
 
