@@ -18,6 +18,7 @@ from fa_lib.plots import (
     ablation,
     biased_rounding,
     block_scales,
+    growth,
     kernel_report,
     law,
     newer_kernels,
@@ -28,6 +29,7 @@ from fa_lib.plots import (
     training,
     validation,
 )
+from fa_lib.training import distances
 from fa_lib.training.arm import PAIRS
 
 WORDS = "The words of the notebook."
@@ -161,9 +163,26 @@ def of_divergence(table):
 
 def of_context(table):
     ends = table[table.step == table.step.max()].pivot(index="seed", columns="pair", values="relative_wasserstein")
-    ratio = ends.div(ends["perturb"], axis=0).drop(columns=["perturb", "rerun"])
+    ratio = ends.div(ends["perturb"], axis=0)[[name for name in training.STYLE if name in ends and name != "perturb"]]
     curves = over_training(table, training.LABELLED, ("relative_wasserstein",))
-    return [*curves, *ratio.to_numpy().ravel(), *ratio.mean()]
+    return [*curves, *ratio.stack(), *np.exp(np.log(ratio).mean())]
+
+
+def of_growth(rates, predicted):
+    rows = rates[rates.pair.isin(growth.SHOWN) & (rates.since > 0)]
+    ratio = predicted.predicted / predicted.measured
+    return [*spread(rows.rate, [rows.pair, rows.step]), *spread(ratio, [predicted.pair, predicted.step])]
+
+
+def of_health(runs, signals):
+    each = 100 * (distances.losses(runs) - 1)
+    shown = signals[signals.arm.isin(("baseline", "flash", "flash_small_tiles", "fp32", "fp16"))]
+    return [*each[each.index.get_level_values("pair").isin(training.STYLE)],
+            *spread(shown.entropy, [shown.arm, shown.step])]  # fmt: skip
+
+
+def of_less(table):
+    return np.log2(np.exp(np.log(table.ratio).groupby([table.pair, table.lr, table.step]).mean()))
 
 
 def of_key_bias(table):
@@ -237,6 +256,24 @@ DRAWN = [
         ("08_weights_in_context",),
         lambda t: training.in_context({"here": t}, WORDS),
         of_context,
+    ),
+    Drawn(
+        "figure7b_growth",
+        tuple(f"07_weight_divergence.{name}" for name in ("rates", "predicted")),
+        lambda rates, predicted: growth.growth(rates, predicted, pd.DataFrame(), WORDS),
+        of_growth,
+    ),
+    Drawn(
+        "figure8d_health",
+        tuple(f"08_weights_in_context.{name}" for name in ("runs", "signals")),
+        lambda runs, signals: growth.health(distances.losses(runs), signals, WORDS),
+        of_health,
+    ),
+    Drawn(
+        "figure8e_low_precision",
+        ("08_weights_in_context.by_rate",),
+        lambda t: growth.less_map({rate: rows for rate, rows in t.groupby("lr", sort=False)}, WORDS),
+        of_less,
     ),
     Drawn("figure8b_key_bias", ("08_weights_in_context.bias",), lambda t: training.key_bias(t, WORDS), of_key_bias),
     Drawn("figure9_ladder", ("09_why_ten_times",), lambda t: ablation.ladder(t, WORDS), of_ladder),

@@ -52,17 +52,18 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], at: int = 1, metric: st
         table: of `study.study`, with nudges of the twins of `pairs` (keys of PAIRS that begin with "perturb").
 
     Returns:
-        table: pair, seed, step, measured, predicted; of the seeds that have a nudge.
+        table: pair, seed, step, measured, predicted; of the seeds that have all nudges that any has.
     """
     curves = table.pivot_table(index=["seed", "pair"], columns="step", values=metric)
     rows = []
     for seed, own in curves.groupby("seed"):
         own = own.droplevel("seed")
         for pair in own.index.intersection(list(pairs)):
-            nudges = own.loc[own.index.intersection(nudges_of(pair))].sort_values(at)
+            known = curves.index.unique("pair").intersection(nudges_of(pair))
             first = own.loc[pair, at]
-            if nudges.empty or not first > 0:
+            if known.empty or not known.isin(own.index).all() or not first > 0:
                 continue
+            nudges = own.loc[known].sort_values(at)
             below = min(1.0, first / nudges[at].iloc[0])
             for step in [step for step in own.columns if step >= at]:
                 read = np.interp(np.log(first), np.log(nudges[at]), np.log(nudges[step]))

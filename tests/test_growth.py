@@ -1,0 +1,46 @@
+"""What a run's first step predicts of its curve, from nudges of the initial weights."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fa_lib.training.growth import geometric, late, predicted, rates
+
+NUDGES = {"perturb": 1e-7, "perturb_1e-5": 1e-5, "perturb_1e-3": 1e-3}
+
+
+def study(distances, factors):
+    """A table of a study in which every distance after the first step grows by the same factors."""
+    steps = {1: 1.0} | factors
+    rows = [
+        dict(pair=pair, seed=seed, step=step, relative_l2=first * times)
+        for (pair, seed), first in distances.items()
+        for step, times in steps.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_where_all_differences_are_amplified_alike_the_first_step_predicts_the_curve():
+    first = {(pair, seed): size for pair, size in NUDGES.items() for seed in (0, 1)}
+    first |= {("flash", 0): 3e-6, ("flash", 1): 2e-9}  # between two nudges, and below all
+    found = predicted(study(first, {10: 20.0, 100: 300.0}), ["flash"])
+    assert set(found.seed) == {0, 1} and set(found.step) == {1, 10, 100}
+    np.testing.assert_allclose(found.predicted, found.measured)
+
+
+def test_a_seed_without_all_nudges_is_left_out():
+    first = {(pair, seed): size for pair, size in NUDGES.items() for seed in (0, 1)} | {
+        ("flash", 0): 3e-6,
+        ("flash", 1): 3e-6,
+    }
+    del first["perturb_1e-5", 1]
+    assert set(predicted(study(first, {10: 20.0}), ["flash"]).seed) == {0}
+    assert predicted(study({("flash", 0): 1e-6}, {10: 20.0}), ["flash"]).empty
+
+
+def test_rates_are_of_the_logarithm_per_step():
+    table = study({("flash", 0): 1e-6}, {3: np.e**2, 7: np.e**2})
+    assert rates(table).rate.tolist() == pytest.approx([1.0, 0.0])
+    assert late(table, "relative_l2").item() == pytest.approx(0)
+    mean, low, high = geometric(pd.Series([1.0, 4.0]))
+    assert mean == pytest.approx(2) and low < 1 and high > 4
