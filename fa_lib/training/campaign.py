@@ -165,10 +165,13 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
         RuntimeError: they have not, though this machine has the arithmetic of the one that recorded it.
     """
     kept = json.loads((out / "data" / "results" / f"{NAME}.provenance.json").read_text())["parameters"]["arithmetic"]
+    here = arithmetic()
     words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
-    if kept == arithmetic() and not same.same.all():
+    if kept != here:
+        return f"{words}; it was recorded with {kept}, and this is {here}"
+    if not same.same.all():
         raise RuntimeError(f"study: {words}, which was recorded with the same arithmetic: {kept}")
-    return words if kept == arithmetic() else f"{words}; it was recorded with {kept}, and this is {arithmetic()}"
+    return words
 
 
 def arithmetic() -> dict[str, str]:
