@@ -136,7 +136,6 @@ def judge_one(key: str, manner: Manner) -> None:
 
     A kernel that refuses every call cannot run here: its record says why, as that of one whose library is missing.
     """
-    allocation.keep()
     entry, kernel = manner.entry(key), f"fa_lib.gallery:{key}"
     cells = manner.cells or str(Path(manner.folder) / "cells")
     found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())

@@ -113,7 +113,7 @@ def _listed(table, pages=()):
     for row in table.to_dict("records"):
         numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many")]
         relative = max((row[name] for name in _RELATIVE if _given(row.get(name))), default=None)
-        numbers += [_power(relative), times(row.get("gradients")), _bias(row, "{:+.2f} ({:+.2f})", "–")]
+        numbers += [_power(relative), times(row.get("gradients")), _bias(row) or "–"]
         name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages else row["key"]
         version = row["version"] if _given(row["version"]) else ""
         ran = row["verdict"] in ("passes", "fails")
@@ -123,12 +123,12 @@ def _listed(table, pages=()):
     return lines
 
 
-def _bias(row, words, otherwise):
-    """The bias of a row beside Baseline's own, in words with a place for each; others where it has none."""
+def _bias(row, unit="", whose=""):
+    """The bias of a row with Baseline's own, where it has one, in brackets; "" where the row has none."""
     if not _given(row.get("outwards")):
-        return otherwise
-    own = row["baseline_outwards"] if _given(row.get("baseline_outwards")) else math.nan
-    return words.format(row["outwards"], own)
+        return ""
+    own = f" ({whose}{row['baseline_outwards']:+.2f})" if _given(row.get("baseline_outwards")) else ""
+    return f"{row['outwards']:+.2f}{unit}{own}"
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
@@ -136,10 +136,8 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     said = [one for group in said_of(judgement).values() for one in group] if judgement else []
     told = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [f"It {row['problem']}."]
     said = [f"- {literal(text)}" for text in told]
-    words = (
-        "\nMean signed error away from zero, the largest that is no chance: {:+.2f} ulp (Baseline's own: {:+.2f}).\n"
-    )
-    bias = _bias(row, words, "")
+    bias = _bias(row, " ulp", "Baseline's own: ")
+    bias = f"\nMean signed error away from zero, the largest that is no chance: {bias}.\n" if bias else ""
     errors = [
         f"| {words} | {times(row.get(f'times_{key}'))} | {_power(row.get(f'relative_{key}'))} |"
         for key, words in survey.QUERIES.items()
