@@ -22,6 +22,7 @@ from fa_lib.plots.recorded import NONE
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
 RECORDED = "14_gallery"  # the table that `fa-lib record` leaves of kernels on another device
+OTHERS = "other_versions"  # the table of `others`
 BY = ("n", "queries", "threads", "splits", "distribution")  # of a find's rows: what they are of
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
@@ -95,9 +96,25 @@ def times(value: float | None) -> str:
     return "∞" if math.isinf(value) else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def index(table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE) -> str:
-    """docs/gallery/index.md. elsewhere: device -> a table of `fa-lib record` there."""
-    lines = _listed(table, set(table.key[table.verdict != "cannot_run"]))
+def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
+    """The rows, as they were committed, of other versions of these kernels: they stay when a library is renewed.
+
+    Args:
+        table: of `survey.rows`. folder: has verdicts.csv and other_versions.csv.
+    """
+    kept = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
+    another = kept.version != kept.key.map(dict(zip(table.key, table.version)))
+    judged = kept.verdict.isin(("passes", "fails")) & kept.key.isin(table.key)
+    return kept[another & judged].drop_duplicates(["key", "version"]).reset_index(drop=True)
+
+
+def index(
+    table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None
+) -> str:  # fmt: skip
+    """docs/gallery/index.md. elsewhere: device -> a table of `fa-lib record` there. older: of `others`."""
+    every = table if older is None else pd.concat([table, older])
+    every = every.sort_values("key", key=lambda keys: keys.map(list(table.key).index), kind="stable")
+    lines = _listed(every, set(table.key[table.verdict != "cannot_run"]))
     for device, other in elsewhere.items():
         lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other)]
     toc = ["```{toctree}", ":hidden:", "", "find_ggml", "find_ringattention", "find_pallas_decode"]
@@ -105,16 +122,17 @@ def index(table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE) -> 
     return PAGE + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
 
 
-def _listed(table, pages=()):
-    """A row for each kernel; those with a page are links."""
+def _listed(table, pages=frozenset()):
+    """A row for each kernel, and for each version of it; the first, where it has a page, is a link."""
     columns = ("kernel", "version", "1 query", "16", "many", "relative error", "gradients", "bias (Baseline's)",
                "relations", "verdict", "found")  # fmt: skip
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines, linked = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)], set()
     for row in table.to_dict("records"):
         numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many")]
         relative = max((row[name] for name in _RELATIVE if _given(row.get(name))), default=None)
         numbers += [_power(relative), times(row.get("gradients")), _bias(row) or "–"]
-        name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages else row["key"]
+        name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages - linked else row["key"]
+        linked.add(row["key"])
         version = row["version"] if _given(row["version"]) else ""
         ran = row["verdict"] in ("passes", "fails")
         kept = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
@@ -217,7 +235,8 @@ def told(row: Mapping) -> str:
 
 def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: survey.Manner) -> None:
     """Tables, figures and pages of the whole gallery, into the checkout."""
-    for name, each in dict(verdicts=table, **proofs).items():
+    older = others(table)
+    for name, each in (dict(verdicts=table, **proofs) | {OTHERS: older}).items():
         with replacing(TABLES / f"{name}.csv") as path:
             each.to_csv(path, index=False, float_format="%.5g")
     with replacing(TABLES / "provenance.json") as path:
@@ -226,7 +245,7 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: sur
     for name, figure in drawn(table, proofs, elsewhere).items():
         save_figure(figure, CHECKOUT / "figures" / name)
     judgements = {key: survey.judgement_of(key, manner) for key in table.key[table.verdict != "cannot_run"]}
-    write(table, judgements, DOCS, elsewhere)
+    write(table, judgements, DOCS, elsewhere, older)
     for find, rows in proofs.items():
         page = DOCS / f"find_{find}.md"
         text = with_numbers(page.read_text(), rows, [name for name in BY if name in rows])
@@ -266,13 +285,13 @@ def _on_the_axis(find, rows):
 
 def write(
     table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path,
-    elsewhere: Mapping[str, pd.DataFrame] = NONE,
+    elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None,
 ) -> None:  # fmt: skip
     """index.md and a page for each kernel that could run, into a folder; pages of kernels that are gone are removed."""
     pages = {
         row["key"]: page(row, judgements[row["key"]]) for row in table.to_dict("records") if row["key"] in judgements
     }
-    for name, text in (pages | dict(index=index(table, elsewhere))).items():
+    for name, text in (pages | dict(index=index(table, elsewhere, older))).items():
         with replacing(folder / f"{name}.md") as path:
             path.write_text(text)
     for old in folder.glob("*.md"):

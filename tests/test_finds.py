@@ -86,6 +86,19 @@ def test_the_pages_hold_the_row():
     assert "| 1 | 54 | 3.4e-01 |" in page and "+0.20 ulp (Baseline's own: +0.19)" in page
 
 
+def test_rows_of_other_versions_stay(tmp_path):
+    new, old = ROW | dict(version="2", times_1=1.0, cause="", verdict="passes", carries=""), pd.DataFrame([ROW])
+    older = pd.DataFrame([ROW | dict(version="0.9"), ROW | dict(key="gone")])
+    old.to_csv(tmp_path / "verdicts.csv")
+    older.to_csv(tmp_path / "other_versions.csv")
+    kept = pages.others(pd.DataFrame([new]), tmp_path)
+    assert kept.version.tolist() == ["1", "0.9"]
+    assert pages.others(old, tmp_path).version.tolist() == ["0.9"]
+    lines = [line for line in pages.index(pd.DataFrame([new, ROW | dict(key="b")]), older=kept).splitlines()]
+    rows = [line.split(" | ")[:2] for line in lines if line.startswith("| P: ")]
+    assert rows == [["| P: [a](a.md)", "2"], ["| P: a", "1"], ["| P: a", "0.9"], ["| P: [b](b.md)", "1"]]
+
+
 def test_numbers_go_between_the_marks():
     who = [("kernel", 54.0, 1), ("emulated", 54.1, 0.9996), ("changed", 0.1, 0)]
     columns = ["n", "who", "times_max", "alike"]
@@ -106,6 +119,7 @@ def test_a_reproduction_prints_what_its_page_says(name):
     script, printed = (re.search(f"```{kind}\n(.*?)```", text, re.S)[1] for kind in ("python", "text"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert len([line for line in script.splitlines() if line]) <= 22
     number = r"\d\.\de-\d\d"
     assert re.sub(number, "", done.stdout) == re.sub(number, "", printed)
     pairs = list(zip(re.findall(number, done.stdout), re.findall(number, printed)))

@@ -286,6 +286,8 @@ def test_ggml_s_error_depends_on_the_type_that_v_is_stored_in():
     assert max(errors["BF16"], errors["FP32"]) < FP16.unit_roundoff < errors["FP16"] / 4
     assert torch.equal(kernels.get("fa_lib.gallery:ggml_decode_v_fp32")(q, k, v), answers["FP32"].half())
     assert not torch.equal(Ggml(threads=1, precise=True)(q, k, v), answers["FP16"])
+    equal = torch.zeros(1, 1, 4096, 64, dtype=torch.float16)  # equal weights: 40 x 4,096 passes 65,504
+    assert Ggml(threads=1, precise=True)(equal[:, :, :1], equal, equal + 40).isinf().all()
     with pytest.raises(ValueError, match="v: some values change when stored as BF16"):
         Ggml(v="BF16")(q, k, FP16(given[2]).to(torch.float16))
     with pytest.raises(NotImplementedError, match="blocks of 32 values: head_dim of k is 40, and no multiple"):

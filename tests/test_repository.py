@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from fa_lib import claims
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import save
+from fa_lib.gallery.catalogue import pins
 from fa_lib.paths import PUBLISHED, RESULTS, ROOT
 
 CONDA = {
@@ -51,8 +53,15 @@ def test_the_lock_holds_every_direct_requirement_exactly(project):
     assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in lines)
     locked = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
     extras = project["optional-dependencies"]
-    direct = [*project["dependencies"], *(s for name in extras if name != "cuda" for s in extras[name])]
+    others = (specs for name, specs in extras.items() if name not in ("cuda", "gallery"))
+    direct = [*project["dependencies"], *(spec for specs in others for spec in specs)]
     assert requirements(direct).keys() <= locked
+
+
+def test_the_extra_gallery_asks_for_what_make_gallery_pins(project):
+    bounds = requirements(project["optional-dependencies"]["gallery"])
+    assert bounds.keys() == pins().keys()
+    assert all(SpecifierSet(bounds[name]).contains(pin) for name, pin in pins().items())
 
 
 @pytest.mark.slow

@@ -53,8 +53,9 @@ def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
     return held(dict(kernel=low(q, k, v), emulated=emulated, changed=high(q, k, v)), BF16, q, k, v)
 
 
-def pallas_decode(n: int, splits: int, distribution: str, seed: int, heads: int = 16) -> list[dict]:
-    """A cell: JAX's Pallas kernel for decoding on GPUs, in BF16, run by Pallas's interpreter; blocks of 128 keys.
+def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: int = 128) -> list[dict]:
+    """A cell: JAX's Pallas kernel for decoding on GPUs, in BF16, run by Pallas's interpreter: one query a call, blocks
+    of 128 keys.
 
     Emulated: `in_parts`. Changed: the same values of Q, K and V in FP32.
 
@@ -63,7 +64,7 @@ def pallas_decode(n: int, splits: int, distribution: str, seed: int, heads: int 
     """
     from fa_lib.gallery.pallas import decode_in_splits
 
-    q, k, v = drawn(distribution, seed, BF16, heads, n, 1)
+    q, k, v = drawn(distribution, seed, BF16, queries, n, 1)
     emulated = in_parts(q, k, v, BF16, splits, block=min(128, n // splits))
     decode = decode_in_splits(splits)
     wide = decode(*(x.float() for x in (q, k, v)))

@@ -46,7 +46,8 @@ class Entry:
         if self.device == "cuda":
             return f"it needs {' and '.join(missing)}, not installed here; docs/gpu.md says how that comes to a GPU"
         wanted = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in missing)
-        how = "`make gallery` installs" if set(missing) <= pins().keys() else "pip install 'fa_lib[train]' installs"
+        extra = "gallery" if set(missing) <= pins().keys() else "train"
+        how = f"{'`make gallery` or ' if extra == 'gallery' else ''}pip install 'fa_lib[{extra}]' installs"
         return f"it needs {wanted}, not installed here; {how} {'it' if len(missing) == 1 else 'them'}"
 
     def kernel(self) -> Callable:
@@ -129,6 +130,10 @@ _ALL = [
         diffusers_written_out="AttnProcessor, of models without AttnProcessor2_0 and with attention upcast or sliced",
     ),
     *_entries(
+        "Keras", "keras_kernels", ("keras",),
+        keras_written_out="MultiHeadAttention with dropout, or where return_attention_scores is asked for",
+    ),
+    *_entries(
         "ONNX Runtime", "onnx_runtime", ("onnxruntime", "onnx"),
         onnx_attention="torch.onnx.export with opset 23 writes this operator for scaled_dot_product_attention",
         onnx_multi_head="the transformer optimizer fuses attention of encoders into it",
@@ -175,6 +180,14 @@ _ALL = [
     Entry(
         "torch_int8", "PyTorch", "", ("torch",), "scaled_dot_product_attention of Q, K, V in 8 bits",
         "torch 2.13.0 has no kernel of aten::_scaled_dot_product_flash_attention.quantized for CPU",
+    ),
+    Entry(
+        "ctranslate2", "CTranslate2", "", ("ctranslate2",), "ctranslate2.Generator, Translator and Encoder",
+        "ctranslate2 4.8.5 gives Python no call of its attention, only whole models",
+    ),
+    Entry(
+        "tinygrad", "tinygrad", "", ("tinygrad",), "Tensor.scaled_dot_product_attention",
+        "tinygrad 0.14.0 compiles for a CPU by clang, LLVM or Mesa, which `make gallery` does not install",
     ),
     Entry(
         "flash_attn", "flash-attn", "", ("flash-attn",), "flash_attn.flash_attn_func",

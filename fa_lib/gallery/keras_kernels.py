@@ -1,0 +1,29 @@
+"""The attention that Keras computes itself: MultiHeadAttention's, where it has dropout or its scores are asked for.
+Elsewhere Keras calls its backend's: scaled_dot_product_attention of torch, dot_product_attention of JAX."""
+
+import os
+from functools import cache
+
+from torch import Tensor
+
+from fa_lib.gallery.adapters import only_default_scale, repeated, swapped, visible
+
+
+@cache
+def _layer(head_dim, dtype):
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it once, where it is imported
+    from keras.layers import MultiHeadAttention
+
+    layer = MultiHeadAttention(num_heads=1, key_dim=head_dim, dtype=dtype)
+    layer.build((None, None, 1), (None, None, 1))  # of the projections, which are not called
+    return layer
+
+
+def keras_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True."""
+    only_default_scale(q, scale, "Keras")
+    layer = _layer(q.shape[3], f"{q.dtype}".removeprefix("torch."))
+    mask = visible(q.shape[2], k.shape[2])[None] if causal else None
+    k, v = repeated(q, k, v)
+    o, _ = layer._compute_attention(*map(swapped, (q, k, v)), attention_mask=mask, return_attention_scores=True)
+    return swapped(o)
