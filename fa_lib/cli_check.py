@@ -87,6 +87,26 @@ def _judged(files, json_file, gate):
     raise typer.Exit(codes[judgement.verdict] if gate else 0)
 
 
+def _named(kernel, only, json_file, gate, device, limit):
+    """Some checks by name: print a line for each, write them, and end with the exit code they ask for."""
+    import json
+    from dataclasses import asdict
+
+    from fa_lib.check import named
+    from fa_lib.execution.files import replacing
+    from fa_lib.execution.results import provenance
+
+    if device != "cpu":
+        raise ValueError(f"device: got {device!r}; with --only, accepted is cpu")
+    results = named.check_named(kernel, only, limit)
+    if json_file is not None:
+        found = dict(kernel=kernel, checks={check: asdict(result) for check, result in results.items()})
+        with replacing(json_file) as path:
+            path.write_text(json.dumps(found | provenance(dict(kernel=kernel, only=[*results])), indent=1) + "\n")
+    typer.echo("\n".join(named.in_lines(kernel, results)))
+    raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if gate else 0)
+
+
 def kernel_name(name: str) -> str:
     """The name that `kernels.get` takes: gallery:KEY stands for fa_lib.gallery:KEY, path/to/file.py:function for
     package.module:function."""
@@ -120,6 +140,13 @@ def check_kernel(
     seed: Annotated[
         int | None, typer.Option(min=0, help="of the calls that are drawn; another each time, that the record names")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="this check alone, by its name in pytest, or by its first word: carry; may be repeated"),
+    ] = None,
+    on: Annotated[
+        Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
+    ] = None,
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
@@ -131,7 +158,17 @@ def check_kernel(
         from fa_lib.check.page_files import PageFiles
 
         name = kernel_name(kernel)
-        files = PageFiles.of(out, name if layout == "bhsd" else f"{name}@{layout}")
+        laid_out = name if layout == "bhsd" else f"{name}@{layout}"
+        if only and on:
+            raise ValueError("only, on: got both; accepted is one of them")
+        if only:
+            return _named(laid_out, only, json_file, gate, device, limit)
+        if on:
+            from fa_lib import reports
+
+            reports.check_tensors(on, "", out, (laid_out, *reports.FELLOWS), device)
+            return _judged(PageFiles.of(out, on.stem), json_file, gate)
+        files = PageFiles.of(out, laid_out)
         files.clear()
         with in_a_process(name, limit):  # it begins while the rest is imported
             from fa_lib import reports

@@ -19,6 +19,7 @@ from fa_lib.check import kv_cache, tables, tensors
 from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.attempt import message, shown
 from fa_lib.check.capture import captured
+from fa_lib.check.captured_gradients import gradients
 from fa_lib.check.findings import Judgement
 from fa_lib.check.judge import judge_kernel
 from fa_lib.check.judge_captured import judge_model, judge_tensors
@@ -152,13 +153,17 @@ def check_tensors(
         options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
         ran = None if held.o is None else held.o.to(device)
         far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
+        back = pd.DataFrame()
+        if held.dO is not None and names[0] != tensors.RAN:
+            back = pd.DataFrame(gradients(q, k, v, held.dO.to(device), options, names[0]))
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
     cached = pd.DataFrame(kv_cache.caches(q, k, v, options))
-    judgement = judge_tensors(list(names), risky, far, better, held.about, cached)
+    judgement = judge_tensors(list(names), risky, far, better, held.about, cached, back)
     sections = [
         Section("heads", "How far each kernel is from the golden value", tables.by_kernel(far, KERNELS),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
+        Section("gradients", "Its gradients, for the dO that was captured", tables.by_gradient(back)),
         Section("risky", "How risky each head is", tables.by_head(risky)),
         Section("better", "Which change lowers the error", tables.by_change(better),
                 "Root mean square error, before / after."),
@@ -175,8 +180,9 @@ def check_tensors(
     finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
     panels = tensors_panels(risky, far, finite)
     return _written(
-        files, judgement, sections, panels, dict(risks=risky, deviations=far, caches=cached), about, settings
-    )
+        files, judgement, sections, panels, dict(risks=risky, deviations=far, caches=cached, gradients=back), about,
+        settings,
+    )  # fmt: skip
 
 
 def check_model(

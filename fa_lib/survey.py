@@ -43,6 +43,7 @@ ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml
               "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
 SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
+BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so that they begin
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
@@ -92,7 +93,7 @@ def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2)
     entries = [manner.entry(key) for key in keys]
     left = [entry for entry in entries if not entry.problem and not _kept(entry, manner)]
     # XLA compiles for minutes, and the catalogue ends with slower ones: those first, or one is left at the end
-    left = sorted(left[::-1], key=lambda entry: "jax" not in entry.needs)
+    left = sorted(left[::-1], key=lambda entry: (entry.key not in BUILT, "jax" not in entry.needs))
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
 
     idle = SimpleQueue()
@@ -226,7 +227,7 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
 
 def _depth(entry, manner):
     depth = DEPTHS[manner.depth]
-    if manner.depth == "full" and entry.module in SLOW:
+    if manner.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
         depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
     if entry.key not in ONE_BY_ONE:  # else a call for each query
         return depth

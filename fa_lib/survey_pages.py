@@ -51,11 +51,11 @@ PAGE = """# The gallery: shipped attention kernels, judged
 Each kernel is called as a black box on a CPU, with the library's own code at the version named. Numbers are the
 largest error over Baseline's (attention whose matrices S, P and O are stored in the format), at one query and at 16,
 for up to 16,384 keys, and at as many queries as keys, for up to 1,500; the worst of the formats, lengths, and uniform
-and normal inputs. The rule of the field allows 2. (Pallas's kernels and flash-attention-jax run in an interpreter or
-are compiled anew for every shape: they are asked for up to 4,096 keys, and 512 queries. A kernel that takes one query
-a call is asked for 128.) The relative error is the largest of the three. The bias is the mean error away from zero on
-inputs made to show one, in ulp, with Baseline's own; a relation is one that every kernel should keep
-([checks](../checks.md)).
+and normal inputs. The rule of the field allows 2. (Pallas's kernels, flash-attention-jax and the compiled
+flex_attention are interpreted, or compiled anew for every shape: they are asked for up to 4,096 keys, and 512
+queries. A kernel that takes one query a call is asked for 128.) The relative error is the largest of the three. The
+bias is the mean error away from zero on inputs made to show one, in ulp, with Baseline's own; a relation is one that
+every kernel should keep ([checks](../checks.md)).
 
 ![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
 

@@ -7,15 +7,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
+from typer.testing import CliRunner
 
 from fa_lib import BF16, draw, kernels, reports
 from fa_lib.check import tensors as capture
 from fa_lib.check.capture import captured
+from fa_lib.check.captured_gradients import gradients as gradients_of
 from fa_lib.check.judge_captured import judge_model
 from fa_lib.check.model import Probe
 from fa_lib.check.skipped import Why
 from fa_lib.check.words import in_words
+from fa_lib.cli import app
 
 pytestmark = pytest.mark.slow
 BITS = torch.bfloat16
@@ -193,6 +197,48 @@ def test_the_report_on_a_capture_judges_what_ran_and_says_where_it_was(tmp_path)
     far = capture.deviations(*capture.read(path), ["ran"], wrong)
     golden = kernels.golden(q, k, v, inputs=BF16)
     assert [row["max"] for row in far if row["kernel"] == "ran"][1] == (wrong - golden)[:, 1].abs().max().item()
+
+
+def shifted(q, k, v, **options):
+    """Right outputs; dV of another key."""
+    return kernels.flash(q, k, Shifted.apply(v), **options)
+
+
+class Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx.roll(1, 2)
+
+
+@pytest.mark.parametrize(
+    "kernel, verdict, says",
+    [
+        ("flash", "passes", "For the dO that was captured, the largest error of its gradients is within the rule of"),
+        ("test_capture:shifted", "fails", "dV is not attention's gradient for the dO that was captured: "),
+        ("test_capture:no_gradients", "passes", "Its gradients were not judged: the kernel raises"),
+    ],
+)
+def test_a_kernel_is_judged_on_a_capture_and_its_dO(tmp_path, kernel, verdict, says):
+    q, k, v = (x.to(BITS) for x in draw("normal", 0, (1, 2, 40, 16)))
+    dO = draw("normal", 1, q.shape)[0].to(BITS)
+    path = tmp_path / "c.safetensors"
+    save_file(dict(q=q, k=k, v=v, dO=dO), path)
+    words = ["check", "kernel", kernel, "--on", f"{path}", "--out", f"{tmp_path}", "--gate"]
+    done = CliRunner().invoke(app, words, prog_name="fa-lib")
+    assert done.exit_code == (verdict == "fails") and done.stdout.splitlines()[0].startswith(f"{kernel} {verdict} on")
+    assert says in done.stdout
+    assert torch.equal(captured(path).q, q)
+    rows = {row["tensor"]: row for row in gradients_of(q, k, v, dO, {}, kernel)}
+    wrong = {tensor for tensor, row in rows.items() if tensor and row["relative"] > 0.2}
+    assert wrong == ({"dv"} if verdict == "fails" else set())
+
+
+def no_gradients(q, k, v, **options):
+    return kernels.flash(q.detach(), k.detach(), v.detach(), **options)
 
 
 def test_a_rounded_capture_has_no_output_and_a_wrong_shape_is_refused(tmp_path):

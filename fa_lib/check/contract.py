@@ -1,7 +1,7 @@
 """What somebody's kernel can do: formats, shapes, options and gradients, each asked for once."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,13 @@ def _alibi(heads, n):
     return -slopes * (torch.arange(n) - torch.arange(n)[:, None]).abs()
 
 
+HEAD_DIM = "head_dim "  # and which, of a call that asks for another
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
 CALLS = by_key([  # asked for in the first format that it has
     Call("a length off the tiles, N = 203", 203, 203),
     Call("a length off large tiles, N = 1500", 1500, 1500, 1, 1),
-    *(Call(f"head_dim {d}", 256, 256, head_dim=d) for d in (32, 40, 72, 80, 104, 128, 256)),
+    *(Call(f"{HEAD_DIM}{d}", 256, 256, head_dim=d) for d in (32, 40, 72, 80, 104, 128, 256)),
     Call("V of another head_dim, 192 and 128", 256, 256, head_dim=192, v_dim=128),
     Call("V of another head_dim, 576 and 512, one key head", 64, 256, 4, 1, head_dim=576, v_dim=512),
     Call("another scale", 256, 256, options=dict(scale=0.05)),
@@ -60,13 +61,15 @@ LARGE = Call("scores up to some 250", 256, 256)
 
 
 def contract(
-    kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False, queries: int | None = None
-) -> list[dict[str, Any]]:
+    kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False, queries: int | None = None,
+    head_dims: Iterable[int] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
     """What a kernel can do.
 
     Args:
         causal: every call is asked for with a causal mask: for a kernel that has no other.
         queries: the last so many of each call alone, for a kernel that is called for one after the other; None is all.
+        head_dims: asked for beside those of CALLS.
 
     Returns:
         rows: asked, head_dim, outcome, note, problem. Formats come first.
@@ -103,11 +106,22 @@ def contract(
     if can:
         for asked, call in CALLS.items():
             ask(asked, can[0], call)
+        for d in head_dims:
+            if (other := f"{HEAD_DIM}{d}") not in CALLS:
+                ask(other, can[0], Call(other, 256, 256, head_dim=d))
         ask(LARGE.key, can[0], LARGE, times=64)
         rows.append(_gradients(fn, can[0], head_dim, device))
         if any(row["asked"] == "sinks" and row["outcome"] == "yes" for row in rows):
             rows.append(_sinks_gradient(fn, can[0], head_dim, device, dict(causal=True) if causal else {}))
     return rows
+
+
+def as_one(asked: Iterable[str]) -> list[str]:
+    """What was asked for, with all head_dims in one: "head_dim 40, 72"."""
+    asked = list(asked)
+    dims = sorted(int(each.removeprefix(HEAD_DIM)) for each in asked if each.startswith(HEAD_DIM))
+    whole = [each for each in asked if not each.startswith(HEAD_DIM)]
+    return whole + ([f"{HEAD_DIM}{', '.join(map(str, dims))}"] if dims else [])
 
 
 def causally(fn: Callable) -> Callable:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.splits import in_splits
+from fa_lib.dots import EXACT, SEQUENTIAL, TensorCore
 from fa_lib.formats import BF16, FP16, FP32, TF32, Format
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, polynomial_exp
@@ -18,6 +19,10 @@ from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 EXPONENTIALS = {"exact": torch.exp, "fast": fast_exp, "polynomial": polynomial_exp(3)}
+PRODUCTS = {  # of a format -> the Dot of its products
+    "exact": lambda fmt: EXACT, "sequential": lambda fmt: SEQUENTIAL(FP32),
+    "hopper": lambda fmt: TensorCore.of("H100", fmt if fmt in (BF16, FP16) else TF32),
+}  # fmt: skip
 SPLITS = (2, 4, 8, 16)
 SWEEPS = 3  # over all fields, at most
 FIELDS = {  # of an Emulation: what it is, and one value in words
@@ -31,6 +36,14 @@ FIELDS = {  # of an Emulation: what it is, and one value in words
     "scores": ("format of the scores", lambda x: f"S in {x}"),
     "softmax": ("format inside of softmax", lambda x: f"exponentials in {x}"),
     "exponential": ("exponential", lambda x: {"exact": "exp", "fast": "exp_u20", "polynomial": "a cubic for exp"}[x]),
+    "products": (
+        "sums of products",
+        lambda x: {
+            "exact": "products summed exactly, rounded once",
+            "sequential": "products summed in FP32, one by one",
+            "hopper": "products summed as a Hopper's tensor cores do",
+        }[x],
+    ),
 }
 
 
@@ -47,7 +60,7 @@ class Emulation:
             nothing else, so that the fields below say nothing then).
         normalised: O is divided by the row sum at the "end" or at every "tile" (fa1).
         carried: of O and l. probs: of P. scores: of S. softmax: of S - m, its exponential, m and the factors.
-        exponential: a key of EXPONENTIALS.
+        exponential: a key of EXPONENTIALS. products: of PRODUCTS: how Q Kᵀ and P V are summed.
     """
 
     tile: int = 64
@@ -60,6 +73,7 @@ class Emulation:
     scores: str = "FP32"
     softmax: str = "FP32"
     exponential: str = "exact"
+    products: str = "exact"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
         """o in float64, its values on the grid of q's format. q, k, v, options: as `kernels.reference`."""
@@ -69,13 +83,13 @@ class Emulation:
             return _rounded_parts(*x, self.splits, fmt, options)
         precision = replace(
             Precision.kernel(fmt), accumulator=self.carried, row_sum=self.carried, probs=self.probs, scores=self.scores,
-            exponent=self.softmax, factors=self.softmax, maximum=self.softmax,
+            exponent=self.softmax, factors=self.softmax, maximum=self.softmax, products=PRODUCTS[self.products](fmt),
         )  # fmt: skip
         if self.tile == 0:
             return kernels.reference(*x, precision=precision, **options)
         algorithm = Algorithm(
             "fa1" if self.normalised == "tile" else "fa2", exp=EXPONENTIALS[self.exponential], splits=self.splits,
-            reverse=self.order == "reverse",
+            reverse=self.order == "reverse", chained=self.products == "hopper" and self.normalised == "end",
         )  # fmt: skip
         return kernels.tiled(*x, tiling=Tiling(64, self.tile), precision=precision, algorithm=algorithm, **options)
 
@@ -108,7 +122,7 @@ def choices(fmt: Format, mask: Tensor | None = None) -> dict[str, tuple]:
         tile=(64, 32, 128, 256, 512, 16, 0), order=("forward", "reverse"), splits=(1, *SPLITS),
         partial=(FP32.name,) if added else (FP32.name, fmt.name), normalised=("end", "tile"), carried=formats,
         probs=tuple(dict.fromkeys([fmt.name, FP32.name, BF16.name, FP16.name, TF32.name])), scores=formats,
-        softmax=formats, exponential=(*EXPONENTIALS,),
+        softmax=formats, exponential=(*EXPONENTIALS,), products=(*PRODUCTS,),
     )  # fmt: skip
 
 
@@ -191,7 +205,7 @@ def smallest_change(
 ) -> tuple[tuple[str, ...], float]:
     """The fewest fields of A's Emulation that have to be B's for the emulated difference to be the real one.
 
-    Every single change is tried, then every two, ..., up to all: there are ten fields at most. Of sets of one size the
+    Every single change is tried, then every two, ..., up to all: there are eleven fields. Of sets of one size the
     best is taken.
 
     Args:
@@ -217,7 +231,7 @@ def described(emulation: Mapping[str, Any]) -> str:
     if emulation["splits"] > 1 and emulation["partial"] != FP32.name:
         names = ["splits", "partial"]
     elif not emulation["tile"]:
-        names = ["tile", "probs", "scores", "softmax"]
+        names = ["tile", "probs", "scores", "softmax"] + ["products"] * (emulation["products"] != "exact")
     else:
         usual, always = asdict(Emulation()), ("tile", "carried", "probs")
         names = [name for name in FIELDS if name in always or name != "partial" and emulation[name] != usual[name]]

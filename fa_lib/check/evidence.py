@@ -71,7 +71,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
     "finite_change": ("better",), **dict.fromkeys(("baseline_overflows", "baseline_undefined"), ("heads",)),
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
-    "cache": ("caches",), "layer_error": ("layers", "by_layer"),
+    "captured_gradients": ("gradients",), "cache": ("caches",), "layer_error": ("layers", "by_layer"),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from fa_lib.check.captured_gradients import of_gradients
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.kv_cache import BEARS
@@ -17,14 +18,14 @@ UNDERFLOW = 1e-3  # of a row's probability
 
 def judge_tensors(
     names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]],
-    about: Mapping[str, str] | None = None, cached: pd.DataFrame | None = None,
+    about: Mapping[str, str] | None = None, cached: pd.DataFrame | None = None, gradients: pd.DataFrame | None = None,
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one:
     where Baseline itself overflows there is none, and where that is so on all of them, they are not judged.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
-        about: of the Capture. cached: table of `kv_cache.caches`.
+        about: of the Capture. cached: table of `kv_cache.caches`. gradients: of `captured_gradients.gradients`.
     """
     findings = []
     for name in names:
@@ -42,6 +43,7 @@ def judge_tensors(
         severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += _no_yardstick(names[0], far)
+    findings += [] if gradients is None else of_gradients(gradients)
     if about and "layer" in about:
         findings.append(Finding("captured", Severity.NOTES, dict(about)))
     for what, heads in flags(risky).items():

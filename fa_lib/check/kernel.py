@@ -42,7 +42,7 @@ class Depth:
             one format and the next by turns.
         troubled_n: N of the inputs that make trouble; bias_seeds: of each.
         runs: of one call, for determinism.
-        asked_queries: as `contract` has them.
+        asked_queries, asked_head_dims: as `contract` has them.
         square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
             for with more queries.
         first_seed: of all inputs that are drawn: others are other draws.
@@ -64,6 +64,7 @@ class Depth:
     bias_seeds: int
     runs: int
     asked_queries: int | None = None
+    asked_head_dims: tuple[int, ...] = ()
     square: int = 2**16
     first_seed: int = 0
     relations: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ REPORT = Depth(  # about a minute for a kernel of torch's on two cores
     shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
             "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1024", "1500"),
     head_dims=(64, 128), troubled_n=512, bias_seeds=12, runs=100, relations=(*RELATIONS,),
-    square=8192, drawn=((129, 4095), (4097, 8192)),
+    square=8192, drawn=((129, 4095), (4097, 8192)), asked_head_dims=(*range(8, 257, 8),),
 )  # fmt: skip
 DEPTHS = {"quick": QUICK, "report": REPORT}
 
@@ -113,7 +114,7 @@ def examine(
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
-    asked, head_dim, able = contracted(kernel, device, depth.asked_queries)
+    asked, head_dim, able = contracted(kernel, device, depth.asked_queries, depth.asked_head_dims)
     can = formats(asked[asked.head_dim == head_dim])
     judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
     if not judged:
@@ -192,14 +193,14 @@ def _order(count, block, chance):
     return [i for each in blocks for i in each]
 
 
-def contracted(kernel, device, queries=None):
+def contracted(kernel, device, queries=None, head_dims=()):
     """The table of `contract`, the head_dim it is of, and an Ability. head_dim is the first that the kernel has in some
     format, without a mask or else causally. What it broke or got wrong at others before stands in the table too; where
     it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""
     tried = []
     for head_dim in (64, 128, 32):
         for causal in (False, True):
-            asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries))
+            asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries, head_dims))
             if formats(asked):
                 faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
                 gradients = (asked.outcome[asked.asked == "gradients"] == "yes").any()

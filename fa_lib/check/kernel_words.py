@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fa_lib.check.contract import as_one
 from fa_lib.check.findings import Severity
 from fa_lib.check.relations import RELATIONS
 from fa_lib.check.said import Said, each, times
@@ -245,7 +246,7 @@ def _rounding_mode(f, at):
 
 def _unsupported(f, at):
     asked = at["asked"]
-    return Said(f"Not supported, so not judged: {len(asked)} of its options", more=f"{'; '.join(asked)}.")
+    return Said(f"Not supported, so not judged: {len(asked)} of its options", more=f"{'; '.join(as_one(asked))}.")
 
 
 SAY = {

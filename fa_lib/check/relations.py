@@ -62,6 +62,8 @@ RELATIONS = {each.key: each for each in (
              "unslothai/unsloth#9848", mask.masked_nan, bits=True, nan_is_told=True),
     Relation("hidden_row", "A row that sees no key is 0.",
              "huggingface/transformers#38690", mask.hidden_row, bits=True, nan_is_told=True),
+    Relation("packed_sequences", "Sequences packed in one call, hidden from each other, give what each gives alone.",
+             "PrimeIntellect-ai/prime-rl#2943", mask.packed_sequences),
     Relation("window", "A window of all keys hides none, and one of no other key leaves the own value.",
              "huggingface/transformers#35691", mask.window),
     Relation("window_edges", "A window shows its last key, and hides the one behind.",

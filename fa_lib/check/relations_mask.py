@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -160,6 +161,27 @@ def prefill_decode(subject: Subject, case: str) -> Found:
     options = {} if case == "token by token" else dict(causal=True)
     parts = [subject(*(x.contiguous() for x in (q[:, :, i:j], k[:, :, :j], v[:, :, :j])), **options) for i, j in rows]
     return apart(torch.cat(parts, 2), torch.cat([whole[:, :, i:j] for i, j in rows], 2), limit)
+
+
+@cases("each sees its own", "causal")
+def packed_sequences(subject: Subject, case: str) -> Found:
+    """Three sequences of other lengths, one behind the other, each hidden from the others by a boolean mask, give what
+    each gives alone. Every answer is within the rule of its own call: at most `allowed` of the packed one and of the
+    sequence's apart."""
+    q, k, v = subject.draw()
+    starts = [0, 5, subject.n // 2 + 7, subject.n]
+    parts = [slice(*ends) for ends in pairwise(starts)]
+    own = torch.zeros(subject.n, subject.n, dtype=torch.bool, device=q.device)
+    for part in parts:
+        own[part, part] = True
+    options = dict(causal=True) if case == "causal" else {}
+    packed = subject(q, k, v, mask=own, **options)
+    limit, found = subject.allowed(q, k, v, mask=own, **options), []
+    for part in parts:
+        alone = [x[:, :, part].contiguous() for x in (q, k, v)]
+        most = limit + subject.allowed(*alone, **options)
+        found.append(apart(packed[:, :, part], subject(*alone, **options), most))
+    return max(found, key=lambda each: each.number / each.limit)
 
 
 def visible(subject: Subject, added: bool = False) -> Tensor:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from fa_lib.check.attempt import ENDED, FAULTS
+from fa_lib.check.contract import HEAD_DIM, as_one
 from fa_lib.check.judge import interval
-from fa_lib.check.kernel_words import CASTS, MODES, noted
+from fa_lib.check.kernel_words import CASTS, MODES, NAMES, noted
 from fa_lib.check.model import summary
 from fa_lib.check.relations import RELATIONS
 from fa_lib.check.subject import BITWISE, BREAKS, BROKEN, NOT_ASKED, ROUNDING
@@ -23,18 +24,21 @@ COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", 
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
     "FP32", "of", "into", "casts", "kernel", "change", "cost", "layer", "model", "what", "detail", "first at",
-    "merged in",
+    "merged in", "gradient",
 )  # fmt: skip
 
 
 def by_call(asked: pd.DataFrame) -> pd.DataFrame:
-    """A table of `contract`: the answer, what was asked, and a note in words."""
-    told = [noted(row.outcome, row.note, row.problem) for row in asked.itertuples()]
-    dims = asked[["head_dim"]] if asked.head_dim.nunique() > 1 else asked[[]]
-    answers = [OUTCOMES.get(outcome, outcome) for outcome in asked.outcome]
-    rows = pd.DataFrame({BROKE: asked.outcome.isin(FAULTS), "answer": answers, "asked for": asked.asked})
-    rows = rows.join(dims).assign(note=told)
-    order = asked.outcome.map({"no": 1, "yes": 2}).fillna(0)
+    """A table of `contract`: the answer, what was asked, and a note in words. head_dims with one answer are one row."""
+    told = asked.assign(note=[noted(row.outcome, row.note, row.problem) for row in asked.itertuples()])
+    other = told.asked.str.startswith(HEAD_DIM)
+    alike = [rows.iloc[:1].assign(asked=as_one(rows.asked)) for _, rows in told[other].groupby(["outcome", "note"])]
+    told = pd.concat([told[~other], *alike])
+    dims = told[["head_dim"]] if told.head_dim.nunique() > 1 else told[[]]
+    answers = [OUTCOMES.get(outcome, outcome) for outcome in told.outcome]
+    rows = pd.DataFrame({BROKE: told.outcome.isin(FAULTS), "answer": answers, "asked for": told.asked})
+    rows = rows.join(dims).assign(note=told.note)
+    order = told.outcome.map({"no": 1, "yes": 2}).fillna(0)
     return rows.loc[order.sort_values(kind="stable").index]
 
 
@@ -172,6 +176,15 @@ def by_kernel(far: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
     wide = ran.pivot(index="head", columns="kernel", values="times_max")[names].rename_axis(columns=None)
     found = _numbers(wide).rename(columns=labels).assign(head=[f"{int(head)}" for head in wide.index])
     return _sorted(found.reset_index(drop=True), wide[names[0]].to_numpy())
+
+
+def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured_gradients.gradients`: a line for each gradient."""
+    ran = found[found.outcome == "yes"] if len(found) else found
+    return pd.DataFrame([
+        {"largest error / Baseline's": _number(row.times_max), "root mean square, of its own": f"{row.relative:.2g}",
+         "gradient": NAMES[row.tensor]} for row in ran.itertuples()
+    ])  # fmt: skip
 
 
 def by_cache(cached: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fa_lib.check import conduct_words, wrong_words
 from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
-from fa_lib.check.kernel_words import SAY, SUMS
+from fa_lib.check.kernel_words import NAMES, SAY, SUMS
 from fa_lib.check.kv_cache import CACHES
 from fa_lib.check.said import Said, each, folded, times
 from fa_lib.check.skipped import first_nonfinite, place, told
@@ -107,6 +107,17 @@ def _head_error(f, at):
     return Said(f"Over {at['heads']} heads the largest error of {kernel}{rule} (head {at['head']})", *times(f))
 
 
+def _captured_gradients(f, at):
+    if "problem" in at:
+        return Said(f"Its gradients were not judged: the kernel {at['problem']}")
+    name = NAMES[at["tensor"]]
+    if at.get("wrong"):
+        off = "not finite" if f.number is None else f"{f.number:.0%} off"
+        return Said(f"{name} is not attention's gradient for the dO that was captured", off, f"{f.limit:.0%}")
+    rule = "is within the rule of three" if f.severity == Severity.PASSES else "breaks the rule of three"
+    return Said(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
+
+
 def _heads(words, why):
     return each(lambda f, at: Said(f"{words}: head {', '.join(map(str, at['heads']))}", more=why))
 
@@ -170,5 +181,6 @@ SAYINGS = {
     "one_signed": _heads("V has mostly one sign", "The errors of a 16-bit carry add up with N."),
     "underflow": _heads("Small P are lost", "More than a thousandth of a row's probability underflows."),
     "cache": each(_cache), "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
-    "skipped": each(_skipped), "captured": each(_captured), "nonfinite": each(_nonfinite),
+    "skipped": each(_skipped), "captured": each(_captured), "captured_gradients": each(_captured_gradients),
+    "nonfinite": each(_nonfinite),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,16 @@ def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> Non
 def visible(n_q: int, n_kv: int) -> Tensor:
     """The causal mask aligned bottom-right, boolean (n_q, n_kv): True where query i sees key j <= i + n_kv - n_q."""
     return torch.ones(n_q, n_kv, dtype=torch.bool).tril(n_kv - n_q)
+
+
+def seen(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
+    """A causal mask and another one as one: boolean, or to be added to the scores; None where there is none."""
+    if not causal:
+        return mask
+    below = visible(q.shape[2], k.shape[2]).to(q.device)
+    if mask is None or mask.dtype == torch.bool:
+        return below if mask is None else below & mask
+    return mask.masked_fill(~below, -math.inf)
 
 
 def swapped(x: Any) -> Any:

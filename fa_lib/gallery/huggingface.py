@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import repeated, softmax_scale, swapped, visible
+from fa_lib.gallery.adapters import repeated, seen, softmax_scale, swapped
 
 
 def _module(q, k):
@@ -13,38 +13,48 @@ def _module(q, k):
     return SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
 
 
-def transformers_eager(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def transformers_eager(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """eager_attention_forward of transformers' Llama: softmax in FP32, then P rounded to the inputs' format."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    mask = None
-    if causal:
-        hidden = ~visible(q.shape[2], k.shape[2])
-        mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, torch.finfo(q.dtype).min)[None, None]
+    mask = seen(q, k, causal, mask)
+    if mask is not None and mask.dtype == torch.bool:  # as its models write them
+        mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, torch.finfo(q.dtype).min)
     o, _ = eager_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
     return swapped(o)
 
 
-def transformers_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def transformers_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """transformers' "sdpa" with a mask always given, as in a batch of padded texts."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     n_q, n_kv = q.shape[2], k.shape[2]
-    mask = visible(n_q, n_kv) if causal else torch.ones(n_q, n_kv, dtype=torch.bool)
-    mask = mask.expand(q.shape[0], 1, n_q, n_kv)
+    mask = seen(q, k, causal, mask)
+    mask = torch.ones(n_q, n_kv, dtype=torch.bool) if mask is None else mask
+    mask = mask if mask.ndim == 4 else mask.expand(q.shape[0], len(mask) if mask.ndim == 3 else 1, n_q, n_kv)
     o, _ = sdpa_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
     return swapped(o)
 
 
-def diffusers_native(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def diffusers_native(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """diffusers' dispatch_attention_fn with its backend "native"; tensors (batch, n, heads, head_dim)."""
     from diffusers.models.attention_dispatch import attention_backend, dispatch_attention_fn
 
-    if causal and q.shape[2] != k.shape[2]:
-        raise NotImplementedError("diffusers' causal mask is aligned top-left; accepted are as many queries as keys")
+    if causal and (q.shape[2] != k.shape[2] or mask is not None):
+        raise NotImplementedError(
+            "diffusers' causal mask goes with no other, and is aligned top-left; accepted are as many queries as keys"
+        )
     grouped = q.shape[1] != k.shape[1]
     with attention_backend("native"):
-        o = dispatch_attention_fn(*map(swapped, (q, k, v)), is_causal=causal, scale=scale, enable_gqa=grouped)
+        o = dispatch_attention_fn(
+            *map(swapped, (q, k, v)), attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
     return swapped(o)
 
 

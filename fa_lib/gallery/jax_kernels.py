@@ -1,36 +1,42 @@
 """The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, softmax_scale, swapped, through_jax, to_jax, visible
+from fa_lib.gallery.adapters import only_dtypes, seen, softmax_scale, swapped, through_jax, to_jax
 
 
 @cache
-def _dot_product(causal, scale, n_q, n_kv, implementation, device):
+def _dot_product(own, scale, implementation):
+    """own: causal by the library's own mask, which is aligned top-left."""
     import jax
 
-    own = causal and n_q == n_kv  # is_causal aligns top-left, so other lengths get a mask
-    mask = to_jax(visible(n_q, n_kv).to(device))[None, None] if causal and not own else None
-
-    def fn(q, k, v):
-        how = dict(mask=mask, scale=scale, is_causal=own, implementation=implementation)
+    def fn(mask, bias, q, k, v):
+        how = dict(mask=mask, bias=bias, scale=scale, is_causal=own, implementation=implementation)
         return swapped(jax.nn.dot_product_attention(*map(swapped, (q, k, v)), **how))
 
     return jax.jit(fn)
 
 
-def jax_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def _called(q, k, v, causal, scale, mask, implementation):
+    own = causal and mask is None and q.shape[2] == k.shape[2]
+    mask = None if own else seen(q, k, causal, mask)
+    given = None if mask is None else to_jax(mask[(None,) * (4 - mask.ndim)])
+    both = (given, None) if mask is None or mask.dtype == torch.bool else (None, given)
+    return through_jax(partial(_dot_product(own, softmax_scale(q, scale), implementation), *both), q, k, v)
+
+
+def jax_dot_product(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs' format."""
     if q.device.type == "cpu":
         only_dtypes(q, (torch.bfloat16, torch.float32), "jax.nn.dot_product_attention on CPU")
-    fn = _dot_product(causal, softmax_scale(q, scale), q.shape[2], k.shape[2], "xla", q.device)
-    return through_jax(fn, q, k, v)
+    return _called(q, k, v, causal, scale, mask, "xla")
 
 
 def jax_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """jax.nn.dot_product_attention(implementation="cudnn"), on CUDA alone."""
-    fn = _dot_product(causal, softmax_scale(q, scale), q.shape[2], k.shape[2], "cudnn", q.device)
-    return through_jax(fn, q, k, v)
+    return _called(q, k, v, causal, scale, None, "cudnn")

@@ -4,9 +4,10 @@ Elsewhere Keras calls its backend's: scaled_dot_product_attention of torch, dot_
 import os
 from functools import cache
 
+import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_default_scale, repeated, swapped, visible
+from fa_lib.gallery.adapters import only_default_scale, repeated, seen, swapped
 
 
 @cache
@@ -19,11 +20,17 @@ def _layer(head_dim, dtype):
     return layer
 
 
-def keras_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def keras_written_out(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True."""
     only_default_scale(q, scale, "Keras")
     layer = _layer(q.shape[3], f"{q.dtype}".removeprefix("torch."))
-    mask = visible(q.shape[2], k.shape[2])[None] if causal else None
+    mask = seen(q, k, causal, mask)
+    if mask is not None and mask.dtype != torch.bool:
+        raise NotImplementedError("Keras takes a boolean mask alone")
     k, v = repeated(q, k, v)
-    o, _ = layer._compute_attention(*map(swapped, (q, k, v)), attention_mask=mask, return_attention_scores=True)
+    o, _ = layer._compute_attention(
+        *map(swapped, (q, k, v)), attention_mask=None if mask is None else mask[None], return_attention_scores=True
+    )
     return swapped(o)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, from_numpy, only_dtypes, softmax_scale, visible
+from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, from_numpy, only_dtypes, seen, softmax_scale
 
 
 def _to_mlx(x):
@@ -15,12 +15,15 @@ def _to_mlx(x):
     return mx.array(x.detach().contiguous().numpy())
 
 
-def mlx_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def mlx_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention on the CPU, where MLX writes S and P out."""
     import mlx.core as mx
 
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "MLX")
-    mask = mx.array(visible(q.shape[2], k.shape[2]).numpy()) if causal else None
+    mask = seen(q, k, causal, mask)
+    mask = None if mask is None else mx.array(mask.numpy()) if mask.dtype == torch.bool else _to_mlx(mask)
     with mx.stream(mx.cpu):
         o = mx.fast.scaled_dot_product_attention(*map(_to_mlx, (q, k, v)), scale=softmax_scale(q, scale), mask=mask)
         return from_bf16_bits(np.array(o.view(mx.int16))) if o.dtype == mx.bfloat16 else from_numpy(np.array(o))

@@ -12,9 +12,9 @@ from fa_lib.gallery.adapters import (
     packed,
     queries_at_a_time,
     repeated,
+    seen,
     softmax_scale,
     unpacked,
-    visible,
 )
 
 CONTRIBUTED = "com.microsoft"  # the domain of ONNX Runtime's own operators
@@ -65,10 +65,12 @@ def _run(op, domain, tensors, attributes, outputs=("o",)):
     return torch.from_dlpack(o.to_dlpack()).clone()
 
 
-def onnx_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def onnx_attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """The operator Attention of ONNX (opset 23), causal as a boolean mask: its own is_causal aligns top-left."""
-    mask = [("mask", visible(q.shape[2], k.shape[2]))] if causal else []
-    tensors = (("q", q), ("k", k), ("v", v), *mask)
+    mask = seen(q, k, causal, mask)
+    tensors = (("q", q), ("k", k), ("v", v), *([] if mask is None else [("mask", mask)]))
     return _run("Attention", "", tensors, (("scale", softmax_scale(q, scale)),))
 
 

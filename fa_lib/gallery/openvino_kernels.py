@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, only_dtypes, repeated, softmax_scale, visible
+from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, only_dtypes, repeated, seen, softmax_scale
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 THREADS = 2
@@ -41,28 +41,32 @@ def _given(x, kind):
     return openvino.Tensor(x.detach().contiguous().numpy())
 
 
-def _called(q, k, v, causal, scale, kind):
+def _called(q, k, v, mask, scale, kind):
     only_dtypes(q, tuple(NAMES), "OpenVINO")
+    if mask is not None and (mask.dtype != torch.bool or mask.ndim != 2):
+        raise NotImplementedError("this model of OpenVINO's takes one boolean mask (queries, keys)")
     precision, (k, v) = NAMES[q.dtype], repeated(q, k, v)
     dims = (q.shape[3], k.shape[3], v.shape[3])
-    model = _model(kind or precision, precision, causal, softmax_scale(q, scale), dims)
+    model = _model(kind or precision, precision, mask is not None, softmax_scale(q, scale), dims)
     tensors = [x.float() if kind == "f32" else x for x in (q, k, v)]
     feed = [_given(x, kind or precision) for x in tensors]
     request = model.create_infer_request()
-    request.infer(dict(enumerate(feed + ([_given(visible(q.shape[2], k.shape[2]), "")] if causal else []))))
+    request.infer(dict(enumerate(feed + ([] if mask is None else [_given(mask, "")]))))
     out = request.get_output_tensor(0)
     if out.element_type.get_type_name() == "bf16":
         return from_bf16_bits(out.data.view(np.int16)).reshape(*q.shape[:3], dims[2]).to(q.dtype)
     return torch.from_numpy(np.array(out.data)).to(q.dtype)
 
 
-def openvino_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def openvino_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """A model in the inputs' format, computed with that format as INFERENCE_PRECISION_HINT."""
-    return _called(q, k, v, causal, scale, "")
+    return _called(q, k, v, seen(q, k, causal, mask), scale, "")
 
 
 def openvino_sdpa_fp32_model(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:
     """A model in FP32, computed with the inputs' format as INFERENCE_PRECISION_HINT."""
-    return _called(q, k, v, causal, scale, "f32")
+    return _called(q, k, v, seen(q, k, causal, mask), scale, "f32")

@@ -9,12 +9,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa_lib import kernels
-from fa_lib.gallery.adapters import swapped, visible
+from fa_lib.gallery.adapters import seen, swapped
 
 
-def torch_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_flash(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention held to FLASH_ATTENTION, as `kernels.flash`."""
-    return kernels.flash(q, k, v, causal=causal, scale=scale)
+    return kernels.flash(q, k, v, causal=causal, scale=scale, mask=mask)
 
 
 def torch_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -27,26 +29,30 @@ def torch_efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale
     return _held_to(SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal, scale)
 
 
-def torch_math(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_math(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention held to MATH, which computes 16-bit inputs in FP32."""
-    return _held_to(SDPBackend.MATH, q, k, v, causal, scale)
+    return _held_to(SDPBackend.MATH, q, k, v, causal, scale, mask)
 
 
-def torch_math_16_bit(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def torch_math_16_bit(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """MATH with torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True): S and P stay in 16 bits, on CPU too."""
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
-        return torch_math(q, k, v, causal, scale)
+        return torch_math(q, k, v, causal, scale, mask)
     finally:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
-def _held_to(backend, q, k, v, causal, scale):
-    """scaled_dot_product_attention by one backend; its `is_causal` aligns top-left, so other lengths get a mask."""
-    n_q, n_kv = q.shape[2], k.shape[2]
-    own = causal and n_q == n_kv
-    mask = None if own or not causal else visible(n_q, n_kv).to(q.device)
+def _held_to(backend, q, k, v, causal, scale, mask=None):
+    """scaled_dot_product_attention by one backend; its `is_causal` aligns top-left and goes with no mask, so that other
+    lengths, and a mask, get one."""
+    own = causal and mask is None and q.shape[2] == k.shape[2]
+    mask = mask if own else seen(q, k, causal, mask)
     with sdpa_kernel(backend):
         grouped = q.shape[1] != k.shape[1]
         return scaled_dot_product_attention(q, k, v, mask, is_causal=own, scale=scale, enable_gqa=grouped)
@@ -66,10 +72,10 @@ def _flex(fn, q, k, v, causal, scale):
     mask, n_q, n_kv = None, q.shape[2], k.shape[2]
     if causal:
 
-        def seen(batch, head, i, j):
+        def sees(batch, head, i, j):
             return i + (n_kv - n_q) >= j
 
-        mask = create_block_mask(seen, None, None, n_q, n_kv, device=q.device)
+        mask = create_block_mask(sees, None, None, n_q, n_kv, device=q.device)
     return fn(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 

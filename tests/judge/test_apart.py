@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from fa_lib import kernels, reports
 from fa_lib.check.apart import ENDINGS, Apart, in_a_process
 from fa_lib.check.attempt import ENDED, UNASKED, KernelError, attempt, guarded
+from fa_lib.check.checks import result_of
 from fa_lib.check.conduct_words import SAY
 from fa_lib.check.findings import Severity, Verdict
 from fa_lib.check.judge import judge_kernel
@@ -340,6 +342,25 @@ def test_a_strangers_source_counts_and_is_not_run_for_that(stranger, tmp_path):
     assert len(set(versions)) == 3 and not {"inside", "inside.deep"} & set(sys.modules)
     with pytest.raises(ValueError, match="kernel: got 'inside.nothing:f'; there is no file of that module"):
         code_version(own, [dict(kernel="inside.nothing:f")])
+
+
+def test_its_process_costs_less_than_a_second_a_check(stranger):
+    """Beside what it takes to begin: the same checks of the same kernel, here and there."""
+    names = ("error_normal", "carry_row_sum", "batch_invariance", "constant_values", "dv_sum")
+
+    def seconds(kernel):
+        result_of(names[0], kernel)  # what is asked of a kernel once
+        began = [time.perf_counter()]
+        for name in names:
+            assert result_of(name, kernel).passed
+            began.append(time.perf_counter())
+        return [after - before for before, after in pairwise(began)]
+
+    name = "fa_lib.kernels:flash"
+    with in_a_process(name, 60.0) as alone:
+        alone.wait()
+        there = seconds(name)
+    assert max(a - b for a, b in zip(there, seconds("flash"))) < 1.0
 
 
 def test_built_in_kernels_stay_here_and_words_are_checked(stranger):

@@ -28,6 +28,7 @@ shipped = emulated()
 low = emulated(carried="BF16")
 low_reverse = emulated(carried="BF16", order="reverse")
 wide_probs = emulated(probs="FP32")
+on_a_hopper, one_by_one = emulated(products="hopper"), emulated(products="sequential")
 small_tiles_low = emulated(tile=32, carried="BF16")
 parts = emulated(splits=8, partial="BF16")
 written_out = kernels.unfused
@@ -44,6 +45,9 @@ def decodes_in_splits(q, k, v, **options):
 
 def nan(q, k, v, **options):
     return q * math.nan
+
+
+LONG = Question(n=1024)  # where products in another order turn the last bit of some output
 
 
 def names(a, b, question=DRAWN):
@@ -70,6 +74,13 @@ def test_the_changes_from_one_to_the_other_are_found(a, b, changes):
         "carried" not in changes
         or "  format carried from tile to tile: O and l in FP32 in A, O and l in BF16 in B" in said
     )
+
+
+@pytest.mark.parametrize("a, b", [("shipped", "on_a_hopper"), ("one_by_one", "on_a_hopper")])
+def test_how_products_are_summed_is_a_cause(a, b):
+    found = names(a, b, LONG)
+    assert found.changes == ("products",) and found.explained == pytest.approx(1)
+    assert "products summed as a Hopper's tensor cores do in B" in in_words(found)[-1]
 
 
 def test_the_numbers_are_those_of_the_outputs():

@@ -144,6 +144,7 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "masked_values": (wrong("a mask of -4"), "V 8192 times as large"),
     "masked_nan": (lambda q, k, v, mask: attention(q, k, v + 0 * k, mask=mask), "NaN in K"),
     "hidden_row": (wrong("a mask of -4"), "boolean mask"),
+    "packed_sequences": (wrong("a mask of -4"), "each sees its own"),
     "window": (lambda q, k, v, window=None: attention(q, k, v, window=window and (8, 8)), "as long as the keys"),
     "window_edges": (wrong("a wide window"), "16 keys, hidden before"),
     "sinks": (wrong("sinks of other heads"), "scores of 0"),

@@ -1,0 +1,59 @@
+"""Some checks of a kernel by name: which there are, what is told, and the exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fa_lib.check.checks import CHECKS, Result
+from fa_lib.check.named import check_named, chosen, failed, in_lines
+from fa_lib.cli import app
+
+MINE = "examples.my_kernel:attention"  # carries BF16
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["check", "kernel", *words], prog_name="fa-lib")
+
+
+def test_a_name_is_a_check_and_a_first_word_all_of_its_kind():
+    assert chosen(["carry", "strides", "carry_row_sum"]) == ["carry_accumulator", "carry_row_sum", "strides"]
+    assert len(chosen(["rule"])) == sum(check.startswith("rule_") for check in CHECKS) > 2
+    with pytest.raises(ValueError, match=r"only: got 'carr'; accepted are error_uniform, .*, or their first words"):
+        chosen(["carr"])
+
+
+def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
+    found = check_named("flash", ["carry", "sinks"])
+    assert [result.passed for result in found.values()] == [True, True, None] and failed(found) is False
+    path = tmp_path / "found.json"
+    done = command(MINE, "--only", "carry", "--only", "error_normal", "--gate", "--json", f"{path}")
+    assert done.exit_code == 1
+    first, *lines = done.stdout.splitlines()
+    assert first == f"{MINE}: of 3 checks 1 pass, 2 fail."
+    assert lines[0].startswith("  carry_accumulator: FAILS: loses ") and "in tiles of" in lines[0]
+    record = json.loads(path.read_text())
+    assert record["kernel"] == MINE and not record["checks"]["carry_row_sum"]["passed"] and record["versions"]
+    assert command(MINE, "--only", "carry").exit_code == 0  # without --gate
+
+
+def test_what_could_not_be_asked_is_no_pass():
+    nothing = {"sinks": Result(None, "the kernel has no such option")}
+    assert failed(nothing) is None and failed(nothing | {"strides": Result(True)}) is False
+    assert in_lines("k", nothing)[0] == "k: of 1 check 1 could not be asked."
+    assert command("flash", "--only", "sinks", "--gate").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("flash", "--only", "nothing"), "only: got 'nothing'; accepted are error_uniform"),
+        (("flash", "--only", "carry", "--on", "a.safetensors"), "only, on: got both; accepted is one of them"),
+        (("flash", "--only", "carry", "--device", "cuda"), "device: got 'cuda'; with --only, accepted is cpu"),
+        (("flash", "--on", "nowhere.safetensors"), "nowhere.safetensors"),
+        (("no.such:kernel", "--only", "carry"), "no.such"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(words, message):
+    done = command(*words)
+    assert done.exit_code == 2 and message in done.stderr and done.stdout == ""
