@@ -28,6 +28,7 @@ from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.variant import known
 from fa_lib.formats import BF16
 from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
+from fa_lib.gallery.openvino_kernels import computes_fp16_in_bf16
 
 GALLERY = Depth(
     lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"), head_dims=(),
@@ -208,7 +209,8 @@ def judgement_of(key: str, manner: Manner) -> Judgement | None:
 
 
 def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
-    """The tables of the three finds: find -> rows of `experiments.finds`, with the parameters of each."""
+    """The tables of the finds: find -> rows of `experiments.finds`, with the parameters of each; without OpenVINO's
+    where this processor computes its FP16 otherwise."""
     on = dict(distribution=["uniform", "normal"], seed=range(2))
     with workers(jobs) as pool:
 
@@ -218,11 +220,12 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
         lengths = over("ggml", n=[512, 1024, 2048, 4096, 8192, 16384], queries=1, threads=2)
         queries = over("ggml", n=4096, queries=[63, 64], threads=2)
         threads = over("ggml", n=16384, queries=1, threads=[1, 8])
-        return dict(
+        found = dict(
             ggml=pd.concat([lengths, queries, threads], ignore_index=True),
             ringattention=over("ringattention", n=[512, 2048, 8192]),
             pallas_decode=over("pallas_decode", n=4096, splits=[1, 4, 16]),
         )
+        return found | (dict(openvino=over("openvino", n=[512, 2048, 8192])) if computes_fp16_in_bf16() else {})
 
 
 def _depth(entry, manner):

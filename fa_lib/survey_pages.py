@@ -1,4 +1,4 @@
-"""The gallery's pages: a table of every kernel, a page for each, and the numbers of the three finds."""
+"""The gallery's pages: a table of every kernel, a page for each, and the numbers of the finds."""
 
 import json
 import math
@@ -14,29 +14,21 @@ from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Judgement
 from fa_lib.check.words import said_of
 from fa_lib.execution.files import renewed, replacing
+from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.results import provenance, recorded, save_figure
+from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.catalogue import ENTRIES
 from fa_lib.paths import CHECKOUT, ROOT, build
 from fa_lib.plots import gallery as plots
 from fa_lib.plots.recorded import NONE
+from fa_lib.survey_words import found, given, power, times
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
 RECORDED = "14_gallery"  # the table that `fa-lib record` leaves of kernels on another device
 OTHERS = "other_versions"  # the table of `others`
 BY = ("n", "queries", "threads", "splits", "distribution")  # of a find's rows: what they are of
 
-SUMS = {"accumulator": "O", "row_sum": "l"}
 VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged", "cannot_run": "cannot run here"}
-CAUSES = {  # of survey.row's cause, the gravest first -> a few words
-    "rounded_splits": "rounds partial results",
-    "answer": "answers some calls wrongly",
-    "scale": "is off by one factor",
-    "noise": "gives other results on each call",
-    "problem": "breaks on some inputs",
-    "error": "error beyond the rule",
-    "relation": "breaks a relation: see its page",
-    "outputs": "error beyond the rule at some shapes",
-}
 ON_DEVICE = (
     "`fa-lib record` judged these kernels there ([gpu.md](../gpu.md)): at 1 query and at 16 for up to 16,384 keys, and "
     "at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
@@ -66,34 +58,13 @@ A quantised cache (`ggml_q8_0`, `ggml_q4_0`) fails by the bits it stores K and V
 is meant for kernels that hold K and V in the format. Where a row says "rounds partial results", an emulation that does
 so has the kernel's errors.
 
-Three finds have a page of their own, with two proofs and a reproduction: [ggml](find_ggml.md),
-[ringattention](find_ringattention.md), [Pallas's decoding](find_pallas_decode.md).
+Four finds have a page of their own, with two proofs and a reproduction: [ggml](find_ggml.md),
+[ringattention](find_ringattention.md), [Pallas's decoding](find_pallas_decode.md), [OpenVINO](find_openvino.md).
+
+Judged on one processor: {processor} ({instructions}). Another may give other verdicts: OpenVINO computes FP16 in BF16
+where there are instructions for BF16 alone, and in FP32, and passes, where there are none of either.
 
 """
-
-
-def found(row: Mapping) -> str:
-    """What was found in a kernel, in a few words; "" where it passes. row: of `survey.row`."""
-    if _given(row.get("carries")):
-        sums = " and ".join(SUMS[each] for each in row["carries"].split())
-        tile = row.get("tile")
-        where = "" if not _given(tile) else ", key by key" if tile == 1 else f", in tiles of {int(tile)}"
-        return f"carries {sums} in {' and '.join(row['carried_in'].split())}{where}"
-    if _given(row.get("problem")):
-        return row["problem"]
-    causes = str(row.get("cause") or "").split()
-    return next((words for cause, words in CAUSES.items() if cause in causes), "")
-
-
-def _given(value):
-    return value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
-
-
-def times(value: float | None) -> str:
-    """A number of times, for a table: two digits, ∞, or a dash where there is none."""
-    if value is None or math.isnan(value):
-        return "–"
-    return "∞" if math.isinf(value) else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
@@ -117,9 +88,12 @@ def index(
     lines = _listed(every, set(table.key[table.verdict != "cannot_run"]))
     for device, other in elsewhere.items():
         lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other)]
-    toc = ["```{toctree}", ":hidden:", "", "find_ggml", "find_ringattention", "find_pallas_decode"]
+    toc = ["```{toctree}", ":hidden:", "", *(f"find_{find}" for find in FINDS)]
     toc += [key for key, verdict in zip(table.key, table.verdict) if verdict != "cannot_run"] + ["```"]
-    return PAGE + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
+    page = PAGE.format(
+        processor=literal(processor()), instructions=", ".join(map(literal, instructions())) or "unknown"
+    )
+    return page + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
 
 
 def _listed(table, pages=frozenset()):
@@ -129,11 +103,11 @@ def _listed(table, pages=frozenset()):
     lines, linked = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)], set()
     for row in table.to_dict("records"):
         numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many")]
-        relative = max((row[name] for name in _RELATIVE if _given(row.get(name))), default=None)
-        numbers += [_power(relative), times(row.get("gradients")), _bias(row) or "–"]
+        relative = max((row[name] for name in _RELATIVE if given(row.get(name))), default=None)
+        numbers += [power(relative), times(row.get("gradients")), _bias(row) or "–"]
         name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages - linked else row["key"]
         linked.add(row["key"])
-        version = row["version"] if _given(row["version"]) else ""
+        version = row["version"] if given(row["version"]) else ""
         ran = row["verdict"] in ("passes", "fails")
         kept = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
         told = (*numbers, kept, VERDICTS[row["verdict"]], literal(found(row)))
@@ -143,9 +117,9 @@ def _listed(table, pages=frozenset()):
 
 def _bias(row, unit="", whose=""):
     """The bias of a row with Baseline's own, where it has one, in brackets; "" where the row has none."""
-    if not _given(row.get("outwards")):
+    if not given(row.get("outwards")):
         return ""
-    own = f" ({whose}{row['baseline_outwards']:+.2f})" if _given(row.get("baseline_outwards")) else ""
+    own = f" ({whose}{row['baseline_outwards']:+.2f})" if given(row.get("baseline_outwards")) else ""
     return f"{row['outwards']:+.2f}{unit}{own}"
 
 
@@ -157,7 +131,7 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     bias = _bias(row, " ulp", "Baseline's own: ")
     bias = f"\nMean signed error away from zero, the largest that is no chance: {bias}.\n" if bias else ""
     errors = [
-        f"| {words} | {times(row.get(f'times_{key}'))} | {_power(row.get(f'relative_{key}'))} |"
+        f"| {words} | {times(row.get(f'times_{key}'))} | {power(row.get(f'relative_{key}'))} |"
         for key, words in survey.QUERIES.items()
     ]
     return "\n".join([
@@ -172,10 +146,6 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
 def literal(text: str) -> str:
     """A sentence, or a cell, in Markdown: whatever a stranger's kernel said in it is read as it stands."""
     return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", shown(text))
-
-
-def _power(value):
-    return "–" if not _given(value) else "∞" if math.isinf(value) else f"{value:.1e}"
 
 
 def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
@@ -196,7 +166,7 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for key, group in rows.groupby(by, sort=False):
         mean = group.groupby("who")[["times_max", "relative", "alike"]].mean().reindex(list(WHO))
-        cells = [*map(str, key), *map(times, mean.times_max), _power(mean.relative["kernel"])]
+        cells = [*map(str, key), *map(times, mean.times_max), power(mean.relative["kernel"])]
         alike = mean.alike["emulated"]
         lines.append("| " + " | ".join([*cells, "–" if math.isnan(alike) else f"{alike:.4f}"]) + " |")
     return renewed(text, BEGIN, END, "\n".join(lines), "text")
@@ -222,9 +192,14 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     for row in table.to_dict("records"):
         say(told(row))
     if everything:
-        say("the three finds")
-        publish(table, survey.prove(f"{Path(manner.folder) / 'cells'}", jobs), manner)
+        say("the four finds")
+        publish(table, proofs_kept() | survey.prove(f"{Path(manner.folder) / 'cells'}", jobs), manner)
         say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
+
+
+def proofs_kept() -> dict[str, pd.DataFrame]:
+    """The committed tables of the finds."""
+    return {find: pd.read_csv(TABLES / f"{find}.csv") for find in FINDS}
 
 
 def told(row: Mapping) -> str:

@@ -15,7 +15,8 @@ from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.kernels import golden
 from fa_lib.paths import ROOT
 
-REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention", "find_pallas_decode": "jax"}
+REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention", "find_pallas_decode": "jax",
+                 "find_openvino": "openvino"}  # fmt: skip
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -44,6 +45,18 @@ def test_in_parts_rounds_what_is_not_divided_yet():
     assert set(finds.in_parts(q, k, v, BF16, 3).flatten().tolist()) == {1.0}
     assert set(finds.in_parts(q, k, v, FP32, 3).flatten().tolist()) == {FP32(torch.tensor(769 / 768).double()).item()}
     assert finds.in_parts(q, k, 300 * v, FP16, 1).isinf().all()
+
+
+def test_up_where_odd_is_nearest_only_where_the_kept_bit_is_one():
+    x = 1 + torch.arange(1024, dtype=torch.float64) / 1024  # 3 bits more than BF16 holds
+    kept, lost = (x * 128).floor().long() % 2, (x * 1024).long() % 8
+    o = finds.up_where_odd(x)
+    assert torch.equal(o[kept == 1], BF16(x)[kept == 1] + 0 * o[kept == 1])
+    assert torch.equal(o[kept == 0], (x * 128).floor()[kept == 0] / 128)
+    assert ((o != BF16(x)) == ((kept == 0) & (lost > 4))).all() and torch.equal(finds.up_where_odd(-x), -o)
+    q, k, v = (BF16(each.double()) for each in finds.drawn("normal", 0, BF16, 5, 64, 2))
+    exact = golden(q.bfloat16(), k.bfloat16(), v.bfloat16(), inputs=BF16)  # values that BF16 holds are not converted
+    assert (finds.in_bf16(q, k, v) - exact).abs().max() < 3 * BF16.unit_roundoff * v.abs().max()
 
 
 def test_held_knows_the_same_errors():

@@ -28,6 +28,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"testing"},
     {"kernel_checks"},
     {"survey"},
+    {"survey_words"},
     {"survey_pages"},
     {"record"},
     {"cli_check"},

@@ -11,7 +11,7 @@ from fa_lib.check.contract import Ability, formats
 from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.golden import Inputs
 from fa_lib.check.judge_relations import of_relations
-from fa_lib.check.judge_wrong import noisy, scaled
+from fa_lib.check.judge_wrong import coarse, noisy, scaled
 from fa_lib.check.kernel import QUICK, contracted, measure, ruled
 from fa_lib.check.relations import RELATIONS, relate
 from fa_lib.check.repeats import repeats
@@ -117,7 +117,9 @@ def _hides_a_carry(judged: Judged) -> str:
     """Another cause of a loss, which has to go before a carry is named; a verb and its object, or ""."""
     given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
     inputs = [Inputs(judged.fmt, "normal", n, 0, **given) for n in (N // 4, N)]
-    lengths = pd.DataFrame([row for each in inputs for row in measure([judged.kernel], each)])
+    lengths = pd.DataFrame([row for each in inputs for row in measure([judged.kernel], each)]).assign(fmt=judged.fmt)
+    if coarse(lengths):
+        return f"returns numbers of a coarser format than {judged.fmt}, so that a loss says nothing of a carry"
     if factor := scaled(lengths):
         return f"returns {factor:.4g} times attention's output, so that a loss says nothing of a carry"
     able = Ability(gradients=False, causal=judged.able.causal)

@@ -64,7 +64,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     "wrong_gradient": ("rule", "shapes"), "worst_input": ("sides", "inputs"), "outwards": ("sides", "inputs"),
     "coverage": ("lengths",), "rounded_splits": ("splits",), "relation": ("relations",),
     "relations": ("relations",), "repeats": ("repeats",), "noise": ("repeats",), "rounding_mode": ("rounding",),
-    "scale": ("lengths",),
+    "scale": ("lengths",), "coarse": ("lengths",),
     **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "top_left", "causal_only", "unsupported"),
                     ("asked",)),
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),

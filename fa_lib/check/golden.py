@@ -134,6 +134,14 @@ def fitted(o: Tensor, golden: Tensor) -> tuple[float, float]:
     return factor, 1 - (o - factor * golden).square().sum().item() / error
 
 
+def bits(o: Tensor, fmt: Format) -> int:
+    """The fewest significant bits that hold every output of a format: of 16-bit numbers mostly all that it has."""
+    significands, _ = torch.frexp(o.detach().double().cpu())
+    whole = (significands.abs() * 2.0**fmt.precision).round().long().flatten().numpy()
+    any_set = int(np.bitwise_or.reduce(whole))
+    return fmt.precision - ((any_set & -any_set).bit_length() - 1) if any_set else 0
+
+
 @contextmanager
 def keeping(folder: str | Path) -> Iterator[None]:
     """Where `kept` finds files, and leaves them; an empty folder keeps nothing."""

@@ -39,7 +39,12 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
     wrong, sums = [*of_wrong(lengths, tables["repeats"])], tables["sums"]
-    carries = [Finding("carry", Severity.NOTES, dict(problem="", because=wrong[0].what))] if wrong else [*_carry(sums)]
+    hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
+    sums = sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
+    if first := next((f.what for f in wrong if f.what != "coarse" or not len(sums)), ""):
+        carries = [Finding("carry", Severity.NOTES, dict(problem="", because=first))]
+    else:
+        carries = [*_carry(sums)]
     findings = [
         *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
         *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if wrong else _row_sum(sums)),

@@ -1,4 +1,5 @@
-"""Errors that no rounding makes: outputs that are off by one factor, or that differ from call to call."""
+"""Errors that no rounding in the format makes: outputs that are off by one factor, that differ from call to call, or
+that are numbers of a coarser format."""
 
 from collections.abc import Iterator
 
@@ -6,8 +7,10 @@ import pandas as pd
 
 from fa_lib.check.carry import LOST
 from fa_lib.check.findings import Finding, Severity
+from fa_lib.formats import Format
 
 MADE = 0.8  # of the squared error is made by the factor, in every setting
+FEWER = 2  # bits of the outputs than of the format
 SAME = 0.1  # of its distance to 1 is what the factor may be off its median: a carry's factor grows with N
 
 
@@ -29,10 +32,21 @@ def noisy(repeats: pd.DataFrame) -> float | None:
     return float(apart) if apart > LOST else None
 
 
+def coarse(lengths: pd.DataFrame) -> dict[str, int]:
+    """Formats in which all outputs of a kernel, in a table as above, have at least 2 bits less than the format holds ->
+    their bits."""
+    rows = lengths[lengths.outcome == "yes"] if "bits" in lengths else lengths[:0]
+    most = rows.groupby("fmt", sort=False).bits.max() if len(rows) else {}
+    return {fmt: int(most[fmt]) for fmt in dict(most) if most[fmt] <= Format.of(fmt).precision - FEWER}
+
+
 def of_wrong(lengths: pd.DataFrame, repeats: pd.DataFrame) -> Iterator[Finding]:
-    """A finding for each; both fail, and where there is one, what a carry loses cannot be told from it."""
+    """A finding for each; all fail, and where there is one, what a carry loses cannot be told from it (in that format,
+    where it is of one)."""
     if (apart := noisy(repeats)) is not None:
         runs = int(repeats.runs.iloc[0])
         yield Finding("noise", Severity.FAILS, dict(runs=runs), apart, LOST)
     if (factor := scaled(lengths)) is not None:
         yield Finding("scale", Severity.FAILS, dict(settings=len(lengths)), factor)
+    for fmt, count in coarse(lengths).items():
+        yield Finding("coarse", Severity.FAILS, dict(fmt=fmt), count, Format.of(fmt).precision - FEWER + 1)

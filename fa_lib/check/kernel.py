@@ -13,7 +13,20 @@ from fa_lib import kernels
 from fa_lib.check.attempt import FAULTS, KernelError, attempt, guarded
 from fa_lib.check.carry import QUERIES, carried, carry
 from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
-from fa_lib.check.golden import BIASED, ORDINARY, ROWS, TROUBLE, WORST, Inputs, fitted, keeping, kept, outwards, truth
+from fa_lib.check.golden import (
+    BIASED,
+    ORDINARY,
+    ROWS,
+    TROUBLE,
+    WORST,
+    Inputs,
+    bits,
+    fitted,
+    keeping,
+    kept,
+    outwards,
+    truth,
+)
 from fa_lib.check.relations import RELATIONS, relate
 from fa_lib.check.repeats import repeats
 from fa_lib.check.rounding_mode import rounding_mode
@@ -28,7 +41,17 @@ __all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "
 
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
-NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards")  # of `measure`
+NUMBERS = (
+    "max",
+    "rmse",
+    "relative",
+    "times_max",
+    "times_rmse",
+    "factor",
+    "by_factor",
+    "outwards",
+    "bits",
+)  # of `measure`
 TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations", "rounding")  # of `examine`
 
 
@@ -252,7 +275,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
 
     Returns:
         rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
-        Baseline's on the same outputs), factor and by_factor (`golden.fitted`),
+        Baseline's on the same outputs), factor and by_factor (`golden.fitted`), bits (`golden.bits`),
         outwards (`golden.outwards`) and baseline_outwards (Baseline's own); outcome and problem (of `attempt`). Where
         there is a problem the numbers are NaN.
     """
@@ -269,7 +292,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
             times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
             factor, by_factor = fitted(o, golden)
             numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
-            numbers |= dict(factor=factor, by_factor=by_factor, outwards=outwards(o, golden, fmt))
+            numbers |= dict(factor=factor, by_factor=by_factor, outwards=outwards(o, golden, fmt), bits=bits(o, fmt))
         told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
         rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
     return rows

@@ -39,6 +39,7 @@ CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
 UNSEEN = {  # findings that hide a carry
     "scale": "its outputs are off by a factor, which has to go first",
     "noise": "its outputs differ from call to call, which has to end first",
+    "coarse": "its outputs are numbers of a coarser format",
 }
 MODES = {  # of `rounding_mode`
     "nearest_even": "round to nearest, ties to even",

@@ -2,6 +2,7 @@
 
 from fa_lib.check.said import Said, each
 from fa_lib.check.tensors import CHANGES, RAN
+from fa_lib.formats import BF16, FP16, Format
 
 KERNELS = {RAN: "the kernel that ran"}
 
@@ -47,7 +48,16 @@ def _noise(f, at):
     )  # fmt: skip
 
 
+def _coarse(f, at):
+    fmt = Format.of(at["fmt"])
+    return Said(
+        f"For inputs in {fmt} its outputs are numbers of a coarser format", f"{f.number:.0f} significant bits",
+        f"{f.limit:.0f} at least", f"{fmt} holds {fmt.precision}, BF16 holds {BF16.precision}, FP16 {FP16.precision}.",
+        "look for a conversion of the inputs or of a result: a hint of precision, or a processor without the format",
+    )  # fmt: skip
+
+
 SAY = {
-    "scale": each(_scale), "noise": each(_noise), "baseline_overflows": each(_overflows),
+    "scale": each(_scale), "noise": each(_noise), "coarse": each(_coarse), "baseline_overflows": each(_overflows),
     "baseline_undefined": each(_undefined), "finite_change": each(_finite_change),
 }  # fmt: skip

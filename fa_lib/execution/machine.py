@@ -18,6 +18,20 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
+FORMATS_OF = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "fphp")
+
+
+def instructions() -> list[str]:
+    """Of FORMATS_OF, those that the processor has, by Linux's names; none where the system does not tell. A library
+    chooses by them which format it computes another one in."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    has = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return [name for name in FORMATS_OF if name in has]
+
+
 def date() -> str:
     """Today, YYYY-MM-DD, in UTC; SOURCE_DATE_EPOCH, where it is set, for pages that are built again."""
     given = os.environ.get("SOURCE_DATE_EPOCH", "")

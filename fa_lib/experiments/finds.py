@@ -1,4 +1,4 @@
-"""Three shipped kernels with an error of their own, and two proofs of its cause for each: an emulation that rounds the
+"""Four shipped kernels with an error of their own, and two proofs of its cause for each: an emulation that rounds the
 one step in question and has the same errors, and the same values given to the kernel with one type changed.
 
 The kernels are the gallery's, so their libraries have to be installed (`make gallery`); the emulations need none.
@@ -71,7 +71,25 @@ def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: in
     return held(dict(kernel=decode(q, k, v), emulated=emulated, changed=wide), BF16, q, k, v)
 
 
-FINDS: dict[str, Callable] = dict(ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode)
+def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int = 2) -> list[dict]:
+    """A cell: OpenVINO's ScaledDotProductAttention in FP16, on a processor with instructions for BF16 and none for
+    FP16, where OpenVINO computes it in BF16.
+
+    Emulated: `in_bf16`. Changed: the same values of Q, K and V in FP32.
+
+    Returns:
+        rows of `held`.
+    """
+    from fa_lib.gallery.openvino_kernels import openvino_sdpa
+
+    q, k, v = drawn(distribution, seed, FP16, queries, n, heads)
+    wide = openvino_sdpa(*(x.float() for x in (q, k, v)))
+    return held(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)
+
+
+FINDS: dict[str, Callable] = dict(
+    ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode, openvino=openvino
+)  # fmt: skip
 
 
 def drawn(distribution: str, seed: int, fmt: Format, n_q: int, n_kv: int, heads: int) -> list[Tensor]:
@@ -147,6 +165,27 @@ def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block:
     m, l, O = (torch.stack(x) for x in (m_of, l_of, O_of))
     weights = FP32(torch.exp(m - m.amax(0)))
     return fmt(fmt((O * fmt(weights)).sum(0)) / fmt(FP32((l * weights).sum(0))))
+
+
+def up_where_odd(x: Tensor) -> Tensor:
+    """x in BF16 as `ov::bfloat16` rounds it, in float64: half an ulp is added where the last bit that is kept is 1, and
+    nothing where it is 0; then the bits are cut off. (To nearest, ties to even, adds 0x7fff and that last bit.)"""
+    bits = x.float().view(torch.int32)
+    return (bits + ((bits & 0x10000) >> 1) & -0x10000).view(torch.float32).double()
+
+
+def in_bf16(q: Tensor, k: Tensor, v: Tensor, into: Callable[[Tensor], Tensor] = up_where_odd) -> Tensor:
+    """Attention as OpenVINO's CPU plugin computes it in BF16 from inputs of another format: Q, K and V converted, the
+    scores in FP32, P divided by its sum and rounded to BF16, and O rounded to BF16 once.
+
+    Args:
+        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). into: the conversion to BF16, of float64.
+
+    Returns:
+        o: float64 (..., n_q, head_dim).
+    """
+    q, k, v = (into(x.double()) for x in (q, k, v))
+    return BF16(BF16(torch.softmax(scores(q, k), -1)) @ v)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:

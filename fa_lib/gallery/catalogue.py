@@ -142,7 +142,7 @@ _ALL = [
     ),
     *_entries(
         "OpenVINO", "openvino_kernels", ("openvino",),
-        openvino_sdpa="a model converted in 16 bits, on a CPU with INFERENCE_PRECISION_HINT of that format",
+        openvino_sdpa="a model in 16 bits; where the CPU has instructions for BF16 alone, FP16 is computed in BF16",
         openvino_sdpa_fp32_model="a model in FP32; the hint's default is BF16 on a CPU with BF16 instructions",
     ),
     *_entries(

@@ -12,6 +12,14 @@ NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 THREADS = 2
 
 
+def computes_fp16_in_bf16() -> bool:
+    """Whether this processor has instructions for BF16 and none for FP16: a hint of FP16 then means BF16."""
+    import openvino
+
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in able and "FP16" not in able
+
+
 @cache
 def _model(kind, precision, masked, scale, head_dims):
     """The compiled model: kind of its tensors and INFERENCE_PRECISION_HINT, names of NAMES; dims of q, k and v."""

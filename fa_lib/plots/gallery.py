@@ -83,6 +83,7 @@ PANELS = {  # find -> title, column along the axis, its label
     "ggml": ("ggml decoding: O in FP16, key by key", "n", "keys, one query, two threads"),
     "ringattention": ("ringattention, float32_logits=False: BF16", "n", "keys and queries"),
     "pallas_decode": ("Pallas decoding: parts written in BF16", "splits", "parts of 4,096 keys"),
+    "openvino": ("OpenVINO, FP16: cut to BF16", "n", "keys, 64 queries"),
 }
 
 
@@ -93,7 +94,7 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
     Args:
         tables: find -> rows of `experiments.finds`, uniform inputs.
     """
-    figure, axes = plt.subplots(1, len(tables), figsize=(11, 3.5), squeeze=False)
+    figure, axes = plt.subplots(1, len(tables), figsize=(12.5, 3.6), squeeze=False)
     for ax, (find, rows) in zip(axes[0], tables.items()):
         title, column, label = PANELS[find]
         for who, (name, color, marker) in WHO.items():
@@ -108,4 +109,4 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
         (log_ticks if high < 100 * low else plain_ticks)(ax.yaxis)
     axes[0][0].set_ylabel("largest error over Baseline's")
     axes[0][-1].legend(fontsize=7, loc="center")
-    return captioned(figure, "Three finds, two proofs each: the emulated step has the kernel's errors", caption)
+    return captioned(figure, "Four finds, two proofs each: the emulated step has the kernel's errors", caption)

@@ -15,7 +15,7 @@ from fa_lib.check.checks import result_of
 from fa_lib.check.findings import Severity, Verdict
 from fa_lib.check.golden import Inputs
 from fa_lib.check.judge import judge_kernel
-from fa_lib.check.judge_wrong import noisy, scaled
+from fa_lib.check.judge_wrong import coarse, noisy, scaled
 from fa_lib.check.kernel import Depth, examine, measure
 from fa_lib.check.page_files import PageFiles
 from fa_lib.check.repeats import repeats
@@ -50,6 +50,31 @@ def test_noise_is_told_as_noise_and_not_as_a_carry():
     assert "scale" not in {each.what for each in judgement.findings}
     said = in_words(judgement)
     assert "It gives other results on each call" in said and "from tile to tile, in its" not in said
+
+
+def fp16_in_bf16(q, k, v):
+    """As OpenVINO's CPU plugin, on a processor with instructions for BF16 alone."""
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise NotImplementedError("in 16 bits")
+    return SDPA(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
+
+
+def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
+    kernels.register("FP16 in BF16", fp16_in_bf16)
+    tables = examine("FP16 in BF16", TINY, beside=())
+    judgement = judge_kernel("FP16 in BF16", tables)
+    (found,) = [each for each in judgement.findings if each.what == "coarse"]
+    assert found.severity == Severity.FAILS and (found.where["fmt"], found.number, found.limit) == ("FP16", 8, 10)
+    carries = [each for each in judgement.findings if each.what == "carry"]
+    assert {each.where["fmt"] for each in carries} == {"BF16"} and judgement.carries == ()
+    said = "For inputs in FP16 its outputs are numbers of a coarser format: 8 significant bits, limit 10 at least"
+    assert said in in_words(judgement)
+    own = tables["lengths"]
+    assert coarse(own[own.fmt == "BF16"]) == {} and coarse(own.drop(columns="bits")) == {}
+    result = result_of(
+        "carry_accumulator", lambda q, k, v: fp16_in_bf16(q.half(), k, v) if q.dtype == torch.float16 else 1 / 0
+    )
+    assert result.passed is None and "numbers of a coarser format than FP16" in result.why
 
 
 @pytest.mark.parametrize("kernel, told", [(louder, "1.15 times attention's output"), (noise, "other outputs on each")])
