@@ -130,7 +130,7 @@ ALLOW_LARGE = Annotated[bool, typer.Option("--allow-large", help="read files of 
 @app.command("kernel")
 def check_kernel(
     kernel: Annotated[str, typer.Argument(help=f"built-in (flash), {KERNEL_NAMES}")],
-    quick: Annotated[bool, typer.Option("--quick", help="a first look, in seconds instead of a minute")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a first look, in seconds instead of half a minute")] = False,
     out: OUT = "",
     json_file: JSON = None,
     gate: GATE = False,

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from fa_lib import kernels
 from fa_lib.check import kv_cache, tables, tensors
 from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
-from fa_lib.check.attempt import message, shown
+from fa_lib.check.attempt import judged_by_one_thread, message, shown
 from fa_lib.check.capture import captured
 from fa_lib.check.captured_gradients import gradients
 from fa_lib.check.findings import Judgement
@@ -88,7 +88,10 @@ def check_kernel(
             kernels.plain(kernel)
         else:
             alone.wait()
-        found = examine(kernel, depth, device)  # nothing is kept: code that the kernel calls elsewhere may have changed
+        with judged_by_one_thread():
+            found = examine(
+                kernel, depth, device
+            )  # nothing is kept: code that the kernel calls elsewhere may have changed
         found |= {} if alone is None else dict(conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
     sections = [

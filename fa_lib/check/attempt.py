@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from fa_lib.check.worker import unusable
 from fa_lib.kernels.options import finite
 
 ENDED, UNASKED = "ended", "unasked"
+_KERNELS_THREADS: ContextVar[int | None] = ContextVar("_KERNELS_THREADS", default=None)
 FAULTS = ("wrong", "broken", ENDED)  # outcomes of a kernel that has what it was asked for, and is at fault
 
 
@@ -70,13 +72,41 @@ def blamed() -> Iterator[None]:
         raise KernelError("no", f"raises {shown(type(error).__name__)}: {message(error)}") from error
 
 
+@contextmanager
+def judged_by_one_thread() -> Iterator[None]:
+    """Inside, torch has one thread, but for calls of kernels, which have as many as before: a judge computes many small
+    tensors, and threads that wait for each other take a third of its time."""
+    before = torch.get_num_threads()
+    token = _KERNELS_THREADS.set(before)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _KERNELS_THREADS.reset(token)
+
+
+@contextmanager
+def _its_threads():
+    """Inside, a kernel's call, torch has as many threads as `judged_by_one_thread` found."""
+    own, now = _KERNELS_THREADS.get(), torch.get_num_threads()
+    if own in (None, now):
+        yield
+        return
+    torch.set_num_threads(own)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(now)
+
+
 def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """fn(q, k, v, **options).
 
     Raises:
         KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
     """
-    with blamed():
+    with blamed(), _its_threads():
         o = fn(q, k, v, **options)
     if not isinstance(o, torch.Tensor):
         raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
@@ -129,6 +159,6 @@ class _Guarded(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dO):
         wanted = [x for x in ctx.given if x.requires_grad]
-        with blamed():
+        with blamed(), _its_threads():
             grads = iter(torch.autograd.grad(ctx.o, wanted, dO))
         return None, None, *(next(grads) if x.requires_grad else None for x in ctx.given)

@@ -108,7 +108,7 @@ def contract(
             ask(asked, can[0], call)
         for d in head_dims:
             if (other := f"{HEAD_DIM}{d}") not in CALLS:
-                ask(other, can[0], Call(other, 256, 256, head_dim=d))
+                ask(other, can[0], Call(other, 64, 64, head_dim=d))
         ask(LARGE.key, can[0], LARGE, times=64)
         rows.append(_gradients(fn, can[0], head_dim, device))
         if any(row["asked"] == "sinks" and row["outcome"] == "yes" for row in rows):

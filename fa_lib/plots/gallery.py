@@ -80,10 +80,10 @@ WHO = {  # of `finds.held` -> label, colour, marker
     "changed": ("the kernel, same values, one type changed", GREY, "v"),
 }
 PANELS = {  # find -> title, column along the axis, its label
-    "ggml": ("ggml decoding: O in FP16, key by key", "n", "keys, one query, two threads"),
-    "ringattention": ("ringattention, float32_logits=False: BF16", "n", "keys and queries"),
-    "pallas_decode": ("Pallas decoding: parts written in BF16", "splits", "parts of 4,096 keys"),
-    "openvino": ("OpenVINO, FP16: cut to BF16", "n", "keys, 64 queries"),
+    "ggml": ("ggml: O in FP16, key by key", "n", "keys, one query, two threads"),
+    "ringattention": ("ringattention: every step in BF16", "n", "keys and queries"),
+    "pallas_decode": ("Pallas decode: parts in BF16", "splits", "parts of 4,096 keys"),
+    "openvino": ("OpenVINO: FP16 cut to BF16", "n", "keys, 64 queries"),
 }
 
 

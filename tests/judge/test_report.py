@@ -13,7 +13,7 @@ import torch
 
 from fa_lib import Precision, Tiling, kernels, reports
 from fa_lib.check import kernel as of_kernel
-from fa_lib.check.attempt import KernelError, attempt, guarded, shown
+from fa_lib.check.attempt import KernelError, attempt, guarded, judged_by_one_thread, shown
 from fa_lib.check.contract import contract
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.golden import Inputs
@@ -47,6 +47,26 @@ def judgements():
 
 def found(judgement, what):
     return [finding for finding in judgement.findings if finding.what == what]
+
+
+def test_a_kernel_has_its_threads_and_the_judge_one(tmp_path):
+    seen, before = set(), torch.get_num_threads()
+
+    def counts(q, k, v):
+        if q.dtype != torch.bfloat16:
+            raise NotImplementedError
+        seen.add(torch.get_num_threads())
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    kernels.register("counts threads", counts)
+    torch.set_num_threads(3)
+    try:
+        reports.check_kernel("counts threads", replace(SMALL, drawn=()), tmp_path)
+        assert seen == {3} == {torch.get_num_threads()}
+        with judged_by_one_thread():
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(judgements):
