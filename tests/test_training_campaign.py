@@ -39,6 +39,11 @@ def test_the_study_is_kept_part_by_part_and_goes_on(small, tmp_path, monkeypatch
     slow = campaign.part(found["differences"], "lower_rate")
     assert set(slow.seed) == {0} and not slow.wasserstein.equals(main[main.pair == "flash"].wasserstein)
     assert set(found["directions"].groupby(["part", "pair"]).seed.nunique().loc["main"]) == {2}
+    with monkeypatch.context() as patch:  # a part on another machine
+        patch.setattr(campaign, "arithmetic", lambda: dict(torch="of another machine"))
+        campaign.carry_out(["lower_rate"], small, folder, out=out)
+    made_by = {part["key"]: part["arithmetic"] for part in campaign._recorded_parts(out)}
+    assert made_by == {"main": campaign.arithmetic(), "lower_rate": dict(torch="of another machine")}
     assert campaign.drawn(out)["flash"].shape[:2] == (1, len(campaign.CAPTIONS))
 
 

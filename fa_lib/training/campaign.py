@@ -97,8 +97,10 @@ def carry_out(
             both = pd.concat([others, table], ignore_index=True)
             whole[name] = both.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
         made = {key: rows.seed.nunique() for key, rows in whole["differences"].groupby("part", sort=False)}
-        parameters = dict(config=asdict(config), parts=[asdict(PARTS[key]) | dict(seeds=made[key]) for key in made])
-        parameters |= dict(arithmetic=arithmetic())
+        known_before = {each["key"]: each["arithmetic"] for each in _recorded_parts(out)} if before else {}
+        by = {key: arithmetic() if key == one.key else known_before[key] for key in made}
+        each_part = [asdict(PARTS[key]) | dict(seeds=made[key], arithmetic=by[key]) for key in made]
+        parameters = dict(config=asdict(config), parts=each_part)
         save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
         if one.key == "main":
             draw(runs, config, out)
@@ -114,6 +116,12 @@ def held(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
         return {}
     more = {name: pd.read_csv(at / f"{NAME}.{name}.csv") for name in ("runs", "signals", "bits", "directions")}
     return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
+
+
+def _recorded_parts(out):
+    """The parts of the recorded study: a Part each, with the seeds that it has and the `arithmetic` it was made by, as
+    parts may be made on different machines."""
+    return json.loads((out / "data" / "results" / f"{NAME}.provenance.json").read_text())["parameters"]["parts"]
 
 
 def draw(runs: pd.DataFrame, config: Config, out: Path = RECORDED / "cpu") -> None:
@@ -156,7 +164,7 @@ def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
-    """In a sentence, whether runs made here have the bits of the recorded study.
+    """In a sentence, whether runs made here have the bits of the recorded study's main part.
 
     Args:
         same: of `same_bits`. out: as of `carry_out`.
@@ -164,7 +172,7 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
     Raises:
         RuntimeError: they have not, though this machine has the arithmetic of the one that recorded it.
     """
-    kept = json.loads((out / "data" / "results" / f"{NAME}.provenance.json").read_text())["parameters"]["arithmetic"]
+    kept = next(part["arithmetic"] for part in _recorded_parts(out) if part["key"] == "main")
     here = arithmetic()
     words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
     if kept != here:
