@@ -87,6 +87,13 @@ def _judged(files, json_file, gate):
     raise typer.Exit(codes[judgement.verdict] if gate else 0)
 
 
+def _no_others(name, **given):
+    """Options that do not go with another."""
+    for other, there in given.items():
+        if there:
+            raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
+
+
 def _named(kernel, only, json_file, gate, device, limit):
     """Some checks by name: print a line for each, write them, and end with the exit code they ask for."""
     import json
@@ -147,8 +154,12 @@ def check_kernel(
     on: Annotated[
         Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
     ] = None,
+    allow_large: ALLOW_LARGE = False,
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
+
+    With --only, some checks alone are asked and told in a line each; with --on, the kernel is judged on the tensors of
+    a file, as by `check tensors`.
 
     It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
     carries from tile to tile, inputs that make trouble, bias, determinism. The page has all of it.
@@ -161,12 +172,15 @@ def check_kernel(
         laid_out = name if layout == "bhsd" else f"{name}@{layout}"
         if only and on:
             raise ValueError("only, on: got both; accepted is one of them")
+        if only or on:
+            _no_others("only" if only else "on", quick=quick, seed=seed is not None, out=only and out)
         if only:
             return _named(laid_out, only, json_file, gate, device, limit)
         if on:
-            from fa_lib import reports
+            with in_a_process(name, limit):
+                from fa_lib import reports
 
-            reports.check_tensors(on, "", out, (laid_out, *reports.FELLOWS), device)
+                reports.check_tensors(on, "", out, (laid_out, *reports.FELLOWS), device, allow_large)
             return _judged(PageFiles.of(out, on.stem), json_file, gate)
         files = PageFiles.of(out, laid_out)
         files.clear()

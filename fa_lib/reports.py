@@ -88,10 +88,8 @@ def check_kernel(
             kernels.plain(kernel)
         else:
             alone.wait()
-        with judged_by_one_thread():
-            found = examine(
-                kernel, depth, device
-            )  # nothing is kept: code that the kernel calls elsewhere may have changed
+        with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
+            found = examine(kernel, depth, device)
         found |= {} if alone is None else dict(conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
     sections = [

@@ -44,7 +44,7 @@ ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml
               "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
 SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
-BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so that they begin
+BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so they go first
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 LIMIT_S = 600  # of one kernel
 QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}

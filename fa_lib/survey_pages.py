@@ -192,14 +192,18 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     for row in table.to_dict("records"):
         say(told(row))
     if everything:
-        say("the four finds")
-        publish(table, proofs_kept() | survey.prove(f"{Path(manner.folder) / 'cells'}", jobs), manner)
+        say("the finds")
+        made = survey.prove(f"{Path(manner.folder) / 'cells'}", jobs)
+        for find in FINDS.keys() - made.keys():
+            say(f"{find}: kept as it was; this processor computes it otherwise")
+        publish(table, proofs_kept() | made, manner)
         say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
 
 
 def proofs_kept() -> dict[str, pd.DataFrame]:
-    """The committed tables of the finds."""
-    return {find: pd.read_csv(TABLES / f"{find}.csv") for find in FINDS}
+    """The committed tables of the finds that there are."""
+    paths = {find: TABLES / f"{find}.csv" for find in FINDS}
+    return {find: pd.read_csv(path) for find, path in paths.items() if path.exists()}
 
 
 def told(row: Mapping) -> str:

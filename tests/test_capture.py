@@ -1,8 +1,10 @@
 """What a probe saves of a call, what it says of calls that it did not compare, and what is read back."""
 
 import math
+import os
 import warnings
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,8 @@ from fa_lib import BF16, draw, kernels, reports
 from fa_lib.check import tensors as capture
 from fa_lib.check.capture import captured
 from fa_lib.check.captured_gradients import gradients as gradients_of
+from fa_lib.check.captured_gradients import of_gradients
+from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.judge_captured import judge_model
 from fa_lib.check.model import Probe
 from fa_lib.check.skipped import Why
@@ -219,6 +223,7 @@ class Shifted(torch.autograd.Function):
     [
         ("flash", "passes", "For the dO that was captured, the largest error of its gradients is within the rule of"),
         ("test_capture:shifted", "fails", "dV is not attention's gradient for the dO that was captured: "),
+        ("test_capture:ends", "fails", "Its gradients cannot be had: the kernel "),
         ("test_capture:no_gradients", "passes", "Its gradients were not judged: the kernel raises"),
     ],
 )
@@ -232,9 +237,42 @@ def test_a_kernel_is_judged_on_a_capture_and_its_dO(tmp_path, kernel, verdict, s
     assert done.exit_code == (verdict == "fails") and done.stdout.splitlines()[0].startswith(f"{kernel} {verdict} on")
     assert says in done.stdout
     assert torch.equal(captured(path).q, q)
+    if kernel.endswith("ends"):
+        return
     rows = {row["tensor"]: row for row in gradients_of(q, k, v, dO, {}, kernel)}
     wrong = {tensor for tensor, row in rows.items() if tensor and row["relative"] > 0.2}
-    assert wrong == ({"dv"} if verdict == "fails" else set())
+    assert wrong == ({"dv"} if "shifted" in kernel else set())
+
+
+def test_a_gradient_without_a_yardstick_is_told_and_none_passes_beside_it():
+    def row(tensor, **more):
+        right = dict(max=0.1, relative=0.01, times_max=1.0, yardstick="finite", outcome="yes", problem="")
+        return dict(tensor=tensor) | right | more
+
+    none = dict(max=math.nan, relative=math.nan, times_max=math.nan, yardstick="overflows")
+    (both,) = of_gradients(pd.DataFrame([row("dq"), row("dk", times_max=2.9)]))
+    assert both.severity == Severity.PASSES and both.where == dict(tensor="dk")
+    without, other = of_gradients(pd.DataFrame([row("dq", **none), row("dk", **none), row("dv")]))
+    assert without.where == dict(without=["dq", "dk"]) and {without.severity, other.severity} == {Severity.NOTES}
+    (alone,) = of_gradients(pd.DataFrame([row("dq", **none)]))
+    assert alone.severity == Severity.NOTES and alone.number is None
+    (broken,) = of_gradients(pd.DataFrame([row("dq", relative=math.nan, times_max=math.nan), row("dk")]))
+    assert broken.severity == Severity.FAILS and broken.where == dict(tensor="dq", wrong=True)
+    said = in_words(Judgement("tensors", "flash", (without, other, broken)))
+    assert "Baseline's own dQ, dK is not finite for the dO that was captured" in said
+    q, k, v = (x.half() for x in draw("normal", 0, (1, 1, 8, 16)))
+    huge = gradients_of(400 * q, 400 * k, v, v, {}, "flash")  # Baseline's scores pass 65,504
+    assert {each["yardstick"] for each in huge} <= {"finite", "overflows"} and of_gradients(pd.DataFrame(huge))
+
+
+class Ends(Shifted):
+    @staticmethod
+    def backward(ctx, dx):
+        os._exit(3)
+
+
+def ends(q, k, v, **options):
+    return kernels.flash(q, k, Ends.apply(v), **options)
 
 
 def no_gradients(q, k, v, **options):

@@ -57,6 +57,10 @@ def test_up_where_odd_is_nearest_only_where_the_kept_bit_is_one():
     q, k, v = (BF16(each.double()) for each in finds.drawn("normal", 0, BF16, 5, 64, 2))
     exact = golden(q.bfloat16(), k.bfloat16(), v.bfloat16(), inputs=BF16)  # values that BF16 holds are not converted
     assert (finds.in_bf16(q, k, v) - exact).abs().max() < 3 * BF16.unit_roundoff * v.abs().max()
+    q, k, v = finds.drawn("uniform", 0, FP16, 16, 512, 2)
+    exact = golden(q, k, v, inputs=FP16)
+    ours, nearest = ((finds.in_bf16(q, k, v, into) / exact - 1).mean() for into in (finds.up_where_odd, BF16))
+    assert ours < -5e-4 and abs(nearest) < abs(ours) / 5  # cut off, the output is too small
 
 
 def test_held_knows_the_same_errors():

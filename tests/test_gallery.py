@@ -1,6 +1,7 @@
 """The gallery: its adapters, its catalogue, and its kernels against the golden value where their libraries are here."""
 
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from fa_lib import deviation, draw, gallery, kernels
 from fa_lib.check.attempt import attempt
 from fa_lib.formats import BF16, FP16, FP32
 from fa_lib.gallery import adapters, catalogue
+from fa_lib.gallery.adapters import in_4_dims, seen, visible
 from fa_lib.gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
 from fa_lib.paths import PACKAGE
 
@@ -71,6 +73,16 @@ def test_queries_at_a_time_give_what_one_call_gives(count, causal):
     assert torch.equal(o, kernels.baseline(q, k, v, causal=causal, scale=0.1))
     assert [n for n, _ in asked] == [min(count, 70 - i) for i in range(0, 70, count)]
     assert asked[0][1] == (203 - 70 + min(count, 70) if causal else 203)
+
+
+def test_a_causal_mask_and_another_are_one():
+    q, k = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
+    below, mask = visible(3, 5), torch.tensor([False, True, True, True, True]).expand(3, 5)
+    assert seen(q, k, False, None) is None and seen(q, k, False, mask) is mask
+    assert torch.equal(seen(q, k, True, None), below) and torch.equal(seen(q, k, True, mask), below & mask)
+    added = seen(q, k, True, torch.full((1, 1, 3, 5), 0.5))
+    assert torch.equal(added == 0.5, below[None, None]) and (added[~below[None, None]] == -torch.inf).all()
+    assert in_4_dims(None) is None and in_4_dims(mask).shape == (1, 1, 3, 5)
 
 
 def test_queries_that_see_no_key_are_refused():
@@ -206,12 +218,19 @@ def test_an_unknown_kernel_is_told_which_there_are():
 
 # --- the kernels
 
+UP_TO = torch.arange(203) % 3 != torch.arange(17)[:, None] % 3  # hides a third of the keys
 CALLS = {  # what is asked of each kernel: shapes and options
     "128": (dict(n_q=128, n_kv=128), {}),
     "one query": (dict(n_q=1, n_kv=256), {}),
     "17 x 203": (dict(n_q=17, n_kv=203), {}),
     "causal 128": (dict(n_q=128, n_kv=128), dict(causal=True)),
     "causal 17 x 203, GQA": (dict(n_q=17, n_kv=203, kv_heads=1), dict(causal=True)),
+    "a boolean mask": (dict(n_q=128, n_kv=128), dict(mask=torch.ones(128, 128, dtype=torch.bool).tril(20))),
+    "a boolean mask, causal": (dict(n_q=17, n_kv=203), dict(mask=UP_TO[None, None], causal=True)),
+    "an added mask": (
+        dict(n_q=128, n_kv=128),
+        dict(mask=-0.25 * (torch.arange(128) - torch.arange(128)[:, None]).abs()),
+    ),
     "another scale": (dict(n_q=1, n_kv=256), dict(scale=0.05)),
 }
 FAR = 0.2  # of the golden value's root mean square: another mask or scale is off by more, a cache of 4 bits by less
@@ -230,6 +249,10 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
         for name in CALLS if first and key != COMPILED else few:
             sizes, options = CALLS[name]
             q, k, v = drawn(fmt, **dict(heads=2, kv_heads=2, d=64) | sizes)
+            if "mask" in options and "mask" not in inspect.signature(fn).parameters:
+                continue
+            if "mask" in options and options["mask"].is_floating_point():
+                options = options | dict(mask=options["mask"].to(fmt.dtype))
             answer = attempt(fn, q, k, v, **options)
             if answer.outcome != "yes":
                 assert answer.problem.startswith("raises NotImplementedError: ") and len(answer.problem) > 40, answer

@@ -42,8 +42,7 @@ def test_the_study_is_kept_part_by_part_and_goes_on(small, tmp_path, monkeypatch
     with monkeypatch.context() as patch:  # a part on another machine
         patch.setattr(campaign, "arithmetic", lambda: dict(torch="of another machine"))
         campaign.carry_out(["lower_rate"], small, folder, out=out)
-    made_by = {part["key"]: part["arithmetic"] for part in campaign._recorded_parts(out)}
-    assert made_by == {"main": campaign.arithmetic(), "lower_rate": dict(torch="of another machine")}
+    assert campaign._arithmetics(out) == {"main": campaign.arithmetic(), "lower_rate": dict(torch="of another machine")}
     assert campaign.drawn(out)["flash"].shape[:2] == (1, len(campaign.CAPTIONS))
 
 

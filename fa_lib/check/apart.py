@@ -41,6 +41,7 @@ class Apart:
         if not limit > 0:
             raise ValueError(f"limit: got {limit!r}; accepted are seconds, more than 0")
         self.kernel, self.limit = kernel, float(limit)
+        self.threads = torch.get_num_threads()  # of every process of its own, whatever the judge has later
         self.acts: dict[tuple, dict] = {}
         self.printed = dict(stdout=0, stderr=0)
         self.parameters: list | None = None
@@ -132,7 +133,7 @@ class Apart:
 
     def _start(self):
         module, _, function = self.kernel.partition(":")
-        return Process(module, function)
+        return Process(module, function, self.threads)
 
     def _hello(self):
         """A process that has imported the kernel."""

@@ -19,9 +19,9 @@ from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
 EXPONENTIALS = {"exact": torch.exp, "fast": fast_exp, "polynomial": polynomial_exp(3)}
-PRODUCTS = {  # of a format -> the Dot of its products
+PRODUCTS = {  # of a 16-bit format -> the Dot of its products
     "exact": lambda fmt: EXACT, "sequential": lambda fmt: SEQUENTIAL(FP32),
-    "hopper": lambda fmt: TensorCore.of("H100", fmt if fmt in (BF16, FP16) else TF32),
+    "hopper": lambda fmt: TensorCore.of("H100", fmt),
 }  # fmt: skip
 SPLITS = (2, 4, 8, 16)
 SWEEPS = 3  # over all fields, at most
@@ -60,7 +60,8 @@ class Emulation:
             nothing else, so that the fields below say nothing then).
         normalised: O is divided by the row sum at the "end" or at every "tile" (fa1).
         carried: of O and l. probs: of P. scores: of S. softmax: of S - m, its exponential, m and the factors.
-        exponential: a key of EXPONENTIALS. products: of PRODUCTS: how Q Kᵀ and P V are summed.
+        exponential: a key of EXPONENTIALS. products: of PRODUCTS: how Q Kᵀ and P V are summed; on a "hopper" O is
+            what P V begins with (chained), unless O is divided at every tile.
     """
 
     tile: int = 64
@@ -122,7 +123,8 @@ def choices(fmt: Format, mask: Tensor | None = None) -> dict[str, tuple]:
         tile=(64, 32, 128, 256, 512, 16, 0), order=("forward", "reverse"), splits=(1, *SPLITS),
         partial=(FP32.name,) if added else (FP32.name, fmt.name), normalised=("end", "tile"), carried=formats,
         probs=tuple(dict.fromkeys([fmt.name, FP32.name, BF16.name, FP16.name, TF32.name])), scores=formats,
-        softmax=formats, exponential=(*EXPONENTIALS,), products=(*PRODUCTS,),
+        softmax=formats, exponential=(*EXPONENTIALS,),
+        products=tuple(key for key in PRODUCTS if key != "hopper" or fmt in (BF16, FP16)),
     )  # fmt: skip
 
 

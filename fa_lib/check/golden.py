@@ -135,7 +135,8 @@ def fitted(o: Tensor, golden: Tensor) -> tuple[float, float]:
 
 
 def bits(o: Tensor, fmt: Format) -> int:
-    """The fewest significant bits that hold every output of a format: of 16-bit numbers mostly all that it has."""
+    """The fewest significant bits that hold every output, finite numbers of a format; 0 where all are 0. Among some
+    hundred outputs of a kernel one has all the bits of the format, unless it computes in a coarser one."""
     significands, _ = torch.frexp(o.detach().double().cpu())
     whole = (significands.abs() * 2.0**fmt.precision).round().long().flatten().numpy()
     any_set = int(np.bitwise_or.reduce(whole))

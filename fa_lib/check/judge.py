@@ -41,13 +41,11 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     wrong, sums = [*of_wrong(lengths, tables["repeats"])], tables["sums"]
     hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
     sums = sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
-    if first := next((f.what for f in wrong if f.what != "coarse" or not len(sums)), ""):
-        carries = [Finding("carry", Severity.NOTES, dict(problem="", because=first))]
-    else:
-        carries = [*_carry(sums)]
+    whole = [f for f in wrong if f.what != "coarse"] or (wrong if not len(sums) else [])  # hides every carry
+    carries = [Finding("carry", Severity.NOTES, dict(problem="", because=whole[0].what))] if whole else [*_carry(sums)]
     findings = [
         *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
-        *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if wrong else _row_sum(sums)),
+        *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if whole else _row_sum(sums)),
         *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
         *_shapes(counted), *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
         *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), sums),

@@ -41,17 +41,8 @@ __all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "
 
 BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
-NUMBERS = (
-    "max",
-    "rmse",
-    "relative",
-    "times_max",
-    "times_rmse",
-    "factor",
-    "by_factor",
-    "outwards",
-    "bits",
-)  # of `measure`
+# of `measure`
+NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
 TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations", "rounding")  # of `examine`
 
 
@@ -108,7 +99,7 @@ QUICK = Depth(  # seconds
     runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
     square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
-REPORT = Depth(  # half a minute for a kernel of torch's, of one core
+REPORT = Depth(  # half a minute of one core for a kernel of torch's
     lengths=(128, 512, 1500, 4096), seeds=3,
     shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
             "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1500"),

@@ -51,7 +51,9 @@ def in_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
     """How many of the checks passed, then a line for each."""
     words = {True: "passes", False: "FAILS", None: "not asked"}
     passed = [result.passed for result in results.values()]
-    counts = [f"{passed.count(which)} {word}" for which, word in ((True, "pass"), (False, "fail")) if which in passed]
-    counts += [f"{passed.count(None)} could not be asked"] if None in passed else []
-    lines = [f"{kernel}: of {len(passed)} check{'s' * (len(passed) > 1)} {', '.join(counts)}."]
-    return [shown(line) for line in lines + [f"  {check}: {words[r.passed]}: {r.why}" for check, r in results.items()]]
+    told = {True: "passed", False: "failed", None: "not asked"}
+    counts = [f"{passed.count(which)} {word}" for which, word in told.items() if which in passed]
+    lines = [f"{kernel}: {len(passed)} check{'s' * (len(passed) > 1)}: {', '.join(counts)}."]
+    for check, result in results.items():
+        lines.append(f"  {check}: {words[result.passed]}{f': {result.why}' if result.why else ''}")
+    return [shown(line) for line in lines]

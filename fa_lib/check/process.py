@@ -54,7 +54,7 @@ class Process:
         printed: bytes that it wrote to "stdout" and "stderr".
     """
 
-    def __init__(self, module: str, function: str):
+    def __init__(self, module: str, function: str, threads: int):
         self.inbox, self.outbox, self.said, self.number = _nameless(), _nameless(), b"", 0
         self.printed = dict(stdout=0, stderr=0)
         self.socket, theirs = socket.socketpair()
@@ -73,7 +73,7 @@ class Process:
         self.readers = [threading.Thread(target=self._count, args=(name,), daemon=True) for name in self.printed]
         for reader in self.readers:
             reader.start()
-        self._send(dict(path=sys.path, module=module, function=function, threads=torch.get_num_threads()))
+        self._send(dict(path=sys.path, module=module, function=function, threads=threads))
 
     def hello(self, limit: float) -> dict:
         """What came of the import, as `worker.serve` tells it.

@@ -136,7 +136,7 @@ def deviations(q, k, v, options: dict, names: list[str], ran: Tensor | None = No
     baseline, rows = yardstick(fmt)(q, k, v, **options), []
     answers = {name: _answer(name, (q, k, v), options, ran) for name in names}
     outs = {ROUNDED: fmt(golden)} | {name: a.o for name, a in answers.items() if a.outcome == "yes"}
-    held = [_yardstick(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
+    held = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
     for name, out in outs.items():
         for head, (o, g) in enumerate(zip(by_head(out), by_head(golden))):
             stick, largest, rmse = held[head]
@@ -152,8 +152,9 @@ def deviations(q, k, v, options: dict, names: list[str], ran: Tensor | None = No
     ]
 
 
-def _yardstick(baseline, golden, fmt):
-    """One of YARDSTICKS for a head, and Baseline's largest and root mean square error; NaN where there is none."""
+def yardstick_of(baseline: Tensor, golden: Tensor, fmt: Format) -> tuple[str, float, float]:
+    """One of YARDSTICKS for what Baseline gave, of the golden value's shape, and its largest and root mean square
+    error; NaN where there is none."""
     if not golden.isfinite().all():
         return UNDEFINED, math.nan, math.nan
     if not baseline.isfinite().all():

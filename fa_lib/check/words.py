@@ -109,12 +109,18 @@ def _head_error(f, at):
 
 def _captured_gradients(f, at):
     if "problem" in at:
-        return Said(f"Its gradients were not judged: the kernel {at['problem']}")
+        fails = f.severity == Severity.FAILS
+        return Said(f"Its gradients {'cannot be had' if fails else 'were not judged'}: the kernel {at['problem']}")
+    if "without" in at:
+        names = ", ".join(NAMES[tensor] for tensor in at["without"])
+        return Said(
+            f"Baseline's own {names} is not finite for the dO that was captured: there is no error to hold it to"
+        )
     name = NAMES[at["tensor"]]
     if at.get("wrong"):
         off = "not finite" if f.number is None else f"{f.number:.0%} off"
         return Said(f"{name} is not attention's gradient for the dO that was captured", off, f"{f.limit:.0%}")
-    rule = "is within the rule of three" if f.severity == Severity.PASSES else "breaks the rule of three"
+    rule = f"{'is within' if f.number <= f.limit else 'breaks'} the rule of three"
     return Said(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
 
 

@@ -2,7 +2,7 @@
 
 from fa_lib.check.said import Said, each
 from fa_lib.check.tensors import CHANGES, RAN
-from fa_lib.formats import BF16, FP16, Format
+from fa_lib.formats import BF16, E4M3, FP16, Format
 
 KERNELS = {RAN: "the kernel that ran"}
 
@@ -50,9 +50,10 @@ def _noise(f, at):
 
 def _coarse(f, at):
     fmt = Format.of(at["fmt"])
+    narrower = [f"{each} ({each.precision})" for each in (E4M3, BF16, FP16) if each.precision < fmt.precision]
     return Said(
         f"For inputs in {fmt} its outputs are numbers of a coarser format", f"{f.number:.0f} significant bits",
-        f"{f.limit:.0f} at least", f"{fmt} holds {fmt.precision}, BF16 holds {BF16.precision}, FP16 {FP16.precision}.",
+        f"{f.limit:.0f} at least", f"{fmt} holds {fmt.precision} bits; {' and '.join(narrower)} less.",
         "look for a conversion of the inputs or of a result: a hint of precision, or a processor without the format",
     )  # fmt: skip
 

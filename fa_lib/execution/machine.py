@@ -7,6 +7,9 @@ import platform
 import time
 from pathlib import Path
 
+# instructions, by Linux's names, that decide which formats a processor computes in
+FORMATS_OF = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "fphp")
+
 
 def processor() -> str:
     """The processor's name; its architecture where the system does not tell."""
@@ -18,12 +21,9 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-FORMATS_OF = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "fphp")
-
-
 def instructions() -> list[str]:
-    """Of FORMATS_OF, those that the processor has, by Linux's names; none where the system does not tell. A library
-    chooses by them which format it computes another one in."""
+    """Of FORMATS_OF, those that the processor has; none where the system does not tell. A library chooses by them which
+    format it computes another one in."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

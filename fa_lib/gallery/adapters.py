@@ -55,6 +55,11 @@ def seen(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | No
     return mask.masked_fill(~below, -math.inf)
 
 
+def in_4_dims(mask: Tensor | None) -> Tensor | None:
+    """A mask (batch, heads, queries, keys), ones where it had no dimension."""
+    return None if mask is None else mask[(None,) * (4 - mask.ndim)]
+
+
 def swapped(x: Any) -> Any:
     """(batch, heads, n, head_dim) as (batch, n, heads, head_dim), and back: a tensor, or an array with `swapaxes`."""
     return x.swapaxes(1, 2)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import repeated, seen, softmax_scale, swapped
+from fa_lib.gallery.adapters import in_4_dims, repeated, seen, softmax_scale, swapped
 
 
 def _module(q, k):
@@ -53,7 +53,7 @@ def diffusers_native(
     grouped = q.shape[1] != k.shape[1]
     with attention_backend("native"):
         o = dispatch_attention_fn(
-            *map(swapped, (q, k, v)), attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+            *map(swapped, (q, k, v)), attn_mask=in_4_dims(mask), is_causal=causal, scale=scale, enable_gqa=grouped
         )
     return swapped(o)
 

@@ -5,7 +5,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, seen, softmax_scale, swapped, through_jax, to_jax
+from fa_lib.gallery.adapters import in_4_dims, only_dtypes, seen, softmax_scale, swapped, through_jax, to_jax
 
 
 @cache
@@ -23,7 +23,7 @@ def _dot_product(own, scale, implementation):
 def _called(q, k, v, causal, scale, mask, implementation):
     own = causal and mask is None and q.shape[2] == k.shape[2]
     mask = None if own else seen(q, k, causal, mask)
-    given = None if mask is None else to_jax(mask[(None,) * (4 - mask.ndim)])
+    given = None if mask is None else to_jax(in_4_dims(mask))
     both = (given, None) if mask is None or mask.dtype == torch.bool else (None, given)
     return through_jax(partial(_dot_product(own, softmax_scale(q, scale), implementation), *both), q, k, v)
 

@@ -7,14 +7,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_default_scale, repeated, seen, swapped
+from fa_lib.gallery.adapters import in_4_dims, only_default_scale, repeated, seen, swapped
 
 
 @cache
 def _layer(head_dim, dtype):
     os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it once, where it is imported
+    from keras import backend
     from keras.layers import MultiHeadAttention
 
+    if backend.backend() != "torch":
+        raise NotImplementedError(f"Keras is judged on its torch backend; KERAS_BACKEND is {backend.backend()}")
     layer = MultiHeadAttention(num_heads=1, key_dim=head_dim, dtype=dtype)
     layer.build((None, None, 1), (None, None, 1))  # of the projections, which are not called
     return layer
@@ -28,9 +31,9 @@ def keras_written_out(
     layer = _layer(q.shape[3], f"{q.dtype}".removeprefix("torch."))
     mask = seen(q, k, causal, mask)
     if mask is not None and mask.dtype != torch.bool:
-        raise NotImplementedError("Keras takes a boolean mask alone")
+        raise NotImplementedError(f"Keras takes a boolean mask alone; this one is {mask.dtype}".replace("torch.", ""))
     k, v = repeated(q, k, v)
     o, _ = layer._compute_attention(
-        *map(swapped, (q, k, v)), attention_mask=None if mask is None else mask[None], return_attention_scores=True
+        *map(swapped, (q, k, v)), attention_mask=in_4_dims(mask), return_attention_scores=True
     )
     return swapped(o)

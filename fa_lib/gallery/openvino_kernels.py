@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, only_dtypes, repeated, seen, softmax_scale
+from fa_lib.gallery.adapters import bf16_bits, from_bf16_bits, in_4_dims, only_dtypes, repeated, seen, softmax_scale
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 THREADS = 2
@@ -29,7 +29,7 @@ def _model(kind, precision, masked, scale, head_dims):
     dtype = getattr(openvino.Type, kind)
     inputs = [opset13.parameter(openvino.PartialShape([-1, -1, -1, d]), dtype) for d in head_dims]
     if masked:
-        inputs.append(opset13.parameter(openvino.PartialShape([-1, -1]), openvino.Type.boolean))
+        inputs.append(opset13.parameter(openvino.PartialShape([-1] * 4), openvino.Type.boolean))
         mask = inputs[-1]
     else:  # scale is the fifth input, so that a mask has to be given: one 0 for all scores
         mask = opset13.convert(opset13.constant(np.zeros((1, 1), np.float32)), dtype)
@@ -51,15 +51,15 @@ def _given(x, kind):
 
 def _called(q, k, v, mask, scale, kind):
     only_dtypes(q, tuple(NAMES), "OpenVINO")
-    if mask is not None and (mask.dtype != torch.bool or mask.ndim != 2):
-        raise NotImplementedError("this model of OpenVINO's takes one boolean mask (queries, keys)")
+    if mask is not None and mask.dtype != torch.bool:
+        raise NotImplementedError(f"this model of OpenVINO's takes a boolean mask; this one is {mask.dtype}")
     precision, (k, v) = NAMES[q.dtype], repeated(q, k, v)
     dims = (q.shape[3], k.shape[3], v.shape[3])
     model = _model(kind or precision, precision, mask is not None, softmax_scale(q, scale), dims)
     tensors = [x.float() if kind == "f32" else x for x in (q, k, v)]
     feed = [_given(x, kind or precision) for x in tensors]
     request = model.create_infer_request()
-    request.infer(dict(enumerate(feed + ([] if mask is None else [_given(mask, "")]))))
+    request.infer(dict(enumerate(feed + ([] if mask is None else [_given(in_4_dims(mask), "")]))))
     out = request.get_output_tensor(0)
     if out.element_type.get_type_name() == "bf16":
         return from_bf16_bits(out.data.view(np.int16)).reshape(*q.shape[:3], dims[2]).to(q.dtype)

@@ -52,7 +52,7 @@ def _held_to(backend, q, k, v, causal, scale, mask=None):
     """scaled_dot_product_attention by one backend; its `is_causal` aligns top-left and goes with no mask, so that other
     lengths, and a mask, get one."""
     own = causal and mask is None and q.shape[2] == k.shape[2]
-    mask = mask if own else seen(q, k, causal, mask)
+    mask = None if own else seen(q, k, causal, mask)
     with sdpa_kernel(backend):
         grouped = q.shape[1] != k.shape[1]
         return scaled_dot_product_attention(q, k, v, mask, is_causal=own, scale=scale, enable_gqa=grouped)

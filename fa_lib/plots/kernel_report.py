@@ -104,7 +104,7 @@ def _growth(ax, lengths, kernel):
         asked = queries_in_words(int(few)) if few else "N queries"
         band(ax, _by_draw(rows[rows.few == few]), color, marker, f"{INPUTS[distribution]}, {asked}")
     ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
-    ax.set(xscale="log", yscale="log", xticks=sorted(own.n.unique()), xlabel="sequence length N (keys)")
+    ax.set(xscale="log", yscale="log", xticks=_legible(sorted(own.n.unique())), xlabel="sequence length N (keys)")
     no_minor_ticks(ax.xaxis)
     minor_2_and_5(ax.yaxis)
     plain_ticks(ax.xaxis)
@@ -112,6 +112,15 @@ def _growth(ax, lengths, kernel):
     ax.set_ylabel(f"largest error / Baseline's, {worst.fmt}")
     ax.set_ylim(top=5 * ax.get_ylim()[1])  # room for the legend
     ax.legend(loc="upper left")
+
+
+def _legible(lengths):
+    """Those of ascending lengths whose labels have room between them on a logarithmic axis."""
+    kept = lengths[:1]
+    for n in lengths[1:]:
+        if n >= 1.5 * kept[-1]:
+            kept.append(n)
+    return kept
 
 
 def _by_draw(rows):

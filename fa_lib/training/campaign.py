@@ -86,7 +86,7 @@ def carry_out(
     Raises:
         ValueError: there is no such part, or an argument does not fit.
     """
-    parts = [known("part", key, PARTS) for key in keys]
+    parts, by = [known("part", key, PARTS) for key in keys], _arithmetics(out)
     for one in [replace(each, seeds=min(seeds, each.seeds)) for seeds in ROUNDS for each in parts]:
         tables, runs = _tables(one, config, folder, executor)
         before = held(out)
@@ -97,8 +97,7 @@ def carry_out(
             both = pd.concat([others, table], ignore_index=True)
             whole[name] = both.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
         made = {key: rows.seed.nunique() for key, rows in whole["differences"].groupby("part", sort=False)}
-        known_before = {each["key"]: each["arithmetic"] for each in _recorded_parts(out)} if before else {}
-        by = {key: arithmetic() if key == one.key else known_before[key] for key in made}
+        by[one.key] = arithmetic()
         each_part = [asdict(PARTS[key]) | dict(seeds=made[key], arithmetic=by[key]) for key in made]
         parameters = dict(config=asdict(config), parts=each_part)
         save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
@@ -118,10 +117,19 @@ def held(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
     return dict(differences=pd.read_csv(at / f"{NAME}.csv")) | more
 
 
-def _recorded_parts(out):
-    """The parts of the recorded study: a Part each, with the seeds that it has and the `arithmetic` it was made by, as
-    parts may be made on different machines."""
-    return json.loads((out / "data" / "results" / f"{NAME}.provenance.json").read_text())["parameters"]["parts"]
+def _arithmetics(out):
+    """Part -> the `arithmetic` that the recorded study's runs of it were made by, on whatever machine.
+
+    Raises:
+        ValueError: its provenance does not say so.
+    """
+    path = out / "data" / "results" / f"{NAME}.provenance.json"
+    if not path.exists():
+        return {}
+    parts = json.loads(path.read_text())["parameters"]["parts"]
+    if lacking := [part["key"] for part in parts if "arithmetic" not in part]:
+        raise ValueError(f"{path}: the parts {', '.join(lacking)} have no arithmetic; accepted is one for each part")
+    return {part["key"]: part["arithmetic"] for part in parts}
 
 
 def draw(runs: pd.DataFrame, config: Config, out: Path = RECORDED / "cpu") -> None:
@@ -170,10 +178,10 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
         same: of `same_bits`. out: as of `carry_out`.
 
     Raises:
+        ValueError: it has no main part.
         RuntimeError: they have not, though this machine has the arithmetic of the one that recorded it.
     """
-    kept = next(part["arithmetic"] for part in _recorded_parts(out) if part["key"] == "main")
-    here = arithmetic()
+    kept, here = known("part", "main", _arithmetics(out)), arithmetic()
     words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
     if kept != here:
         return f"{words}; it was recorded with {kept}, and this is {here}"

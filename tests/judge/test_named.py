@@ -30,7 +30,7 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     done = command(MINE, "--only", "carry", "--only", "error_normal", "--gate", "--json", f"{path}")
     assert done.exit_code == 1
     first, *lines = done.stdout.splitlines()
-    assert first == f"{MINE}: of 3 checks 1 pass, 2 fail."
+    assert first == f"{MINE}: 3 checks: 1 passed, 2 failed."
     assert lines[0].startswith("  carry_accumulator: FAILS: loses ") and "in tiles of" in lines[0]
     record = json.loads(path.read_text())
     assert record["kernel"] == MINE and not record["checks"]["carry_row_sum"]["passed"] and record["versions"]
@@ -40,7 +40,7 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
 def test_what_could_not_be_asked_is_no_pass():
     nothing = {"sinks": Result(None, "the kernel has no such option")}
     assert failed(nothing) is None and failed(nothing | {"strides": Result(True)}) is False
-    assert in_lines("k", nothing)[0] == "k: of 1 check 1 could not be asked."
+    assert in_lines("k", nothing)[0] == "k: 1 check: 1 not asked."
     assert command("flash", "--only", "sinks", "--gate").exit_code == 3
 
 
@@ -49,6 +49,8 @@ def test_what_could_not_be_asked_is_no_pass():
     [
         (("flash", "--only", "nothing"), "only: got 'nothing'; accepted are error_uniform"),
         (("flash", "--only", "carry", "--on", "a.safetensors"), "only, on: got both; accepted is one of them"),
+        (("flash", "--only", "carry", "--quick"), "quick: got it with --only, which has no use for it"),
+        (("flash", "--on", "a.safetensors", "--seed", "3"), "seed: got it with --on, which has no use for it"),
         (("flash", "--only", "carry", "--device", "cuda"), "device: got 'cuda'; with --only, accepted is cpu"),
         (("flash", "--on", "nowhere.safetensors"), "nowhere.safetensors"),
         (("no.such:kernel", "--only", "carry"), "no.such"),
