@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Kernel = Callable[..., Tensor]  # f(q, k, v, causal=False, scale=None), tensors (batch, heads, n, head_dim)
+Kernel = Callable[..., Tensor]  # f(q, k, v, causal=False, scale=None) on (batch, heads, n, head_dim); mask=None
 
 
 def softmax_scale(q: Tensor, scale: float | None) -> float:

@@ -51,7 +51,7 @@ class Entry:
         return f"it needs {wanted}, not installed here; {how} {'it' if len(missing) == 1 else 'them'}"
 
     def kernel(self) -> Callable:
-        """Its function f(q, k, v, causal=False, scale=None).
+        """Its function f(q, k, v, causal=False, scale=None), with mask=None where it takes one.
 
         Raises:
             ImportError: it cannot run here, and why.
