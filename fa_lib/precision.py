@@ -69,7 +69,7 @@ class Precision:
     @classmethod
     def materialized(cls, fmt: FormatLike) -> "Precision":
         """PyTorch's unfused attention: each matrix it writes (S, P, O) in `fmt`, the inside of its softmax and
-        of its matrix products in FP32 (in `fmt` where that is wider). The paper's Baseline."""
+        of its matrix products, the scale among it, in FP32 (in `fmt` where that is wider). The paper's Baseline."""
         return replace(cls.kernel(fmt), scores=Format.of(fmt))
 
     @classmethod

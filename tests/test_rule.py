@@ -4,8 +4,12 @@ import math
 
 import pandas as pd
 import pytest
+import torch
 
-from fa_lib.experiments.rule import ALLOWED, CALLS, rule
+from fa_lib import kernels
+from fa_lib.experiments.rule import ALLOWED, CALLS, rule, written_out
+from fa_lib.inputs import draw
+from fa_lib.metrics import deviation
 
 pytestmark = pytest.mark.slow
 
@@ -43,3 +47,34 @@ def test_every_kernel_is_held_once_and_to_the_same_numbers():
     rows = rule("GQA 384", 32, "normal", "BF16", 0)
     assert rule("GQA 384", 32, "normal", "BF16", 0, ["as_shipped", "as_shipped"]) == rows[4:8]
     assert {row["tensor"]: row["allowed"] for row in rows} == ALLOWED
+
+
+def each_operation_rounds(q, k, v, causal=False, scale=None):
+    """As a framework runs attention unfused: Q Kᵀ is written, and then multiplied by the scale."""
+    S = q @ k.mT * (scale or q.shape[-1] ** -0.5)
+    if causal:
+        S = S.masked_fill(torch.ones(S.shape[-2:]).triu(S.shape[-1] - S.shape[-2] + 1) > 0, -math.inf)
+    return torch.softmax(S, -1) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("head_dim", "options"), [(40, {}), (96, dict(causal=True)), (128, {}), (64, dict(scale=0.1))])
+def test_a_kernel_that_rounds_scores_before_and_after_their_scale_errs_as_baseline_does(dtype, head_dim, options):
+    before = []
+    for seed in range(8):
+        q, k, v = (x.to(dtype) for x in draw("peaked", seed, (1, 2, 97, head_dim)))
+        golden = kernels.golden(q, k, v, inputs=str(dtype), **options)
+        fns = each_operation_rounds, written_out, kernels.baseline
+        own, due, once = (deviation(fn(q, k, v, **options), golden).max for fn in fns)
+        assert own < 1.25 * due
+        before.append(own / once)
+    assert max(before) > 1.25  # Baseline whose scores are rounded once is no measure of it
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_yardstick_is_baseline_where_the_scale_is_a_power_of_two_and_in_fp32(dtype):
+    for head_dim in (16, 64, 256) if dtype != torch.float32 else (96,):
+        q, k, v = (x.to(dtype).requires_grad_() for x in draw("outliers", 0, (1, 2, 50, head_dim)))
+        outputs = [fn(q, k, v, causal=True) for fn in (written_out, kernels.baseline)]
+        found, due = ([o, *torch.autograd.grad(o.sum(), (q, k, v))] for o in outputs)
+        assert all(torch.equal(a, b) for a, b in zip(found, due))

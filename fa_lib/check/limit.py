@@ -17,9 +17,9 @@ def judged(o, q, k, v, causal=False, scale=None, mask=None):
     any order. To first order that is at most
         u |o| + sum_j P_j |v_j| (u + u / 8 + w (3 n_kv + 2 (head_dim + 4) A + 8)),
     u = 2^-8 in BF16, 2^-11 in FP16, 2^-24 in FP32, w = 2^-24, A the largest sum of |q_i k_i| scale of the row; and
-    where numbers are below the format's normal ones, half a step of its smallest for each. The
-    rule of the field allows twice the error of attention written out, whose S, P and output are rounded to the format
-    (Baseline). The limit is the larger of the two: Baseline's error on a few outputs is small by luck.
+    where numbers are below the format's normal ones, half a step of its smallest for each. The rule of the field
+    allows twice the error of attention written out, whose S (before it is scaled and after), P and output are rounded
+    to the format (Baseline). The limit is the larger of the two: Baseline's error on a few outputs is small by luck.
 
     Args:
         o: (batch, heads, n_q, v_dim), q: (batch, heads, n_q, head_dim), k, v: (batch, kv_heads, n_kv, ...), on the CPU.
@@ -36,17 +36,19 @@ def judged(o, q, k, v, causal=False, scale=None, mask=None):
     error, limit = torch.zeros(q.shape[:-1], dtype=torch.float64), 0.0
     for b, h in itertools.product(range(q.shape[0]), range(q.shape[1])):
         q_h, k_h, v_h = (x[b, h].double() for x in (q, k, v))
-        S, A = q_h @ k_h.T * scale, q_h.abs() @ k_h.abs().T * scale  # (n_q, n_kv)
+        raw, A = q_h @ k_h.T, q_h.abs() @ k_h.abs().T * scale  # (n_q, n_kv)
+        S, S_low = raw * scale, raw.to(dtype).double() * scale
+        added = torch.zeros(n_q, n_kv, dtype=torch.float64)
         if mask is not None:
             m = mask.expand(*q.shape[:-1], n_kv)[b, h]
-            S = S.masked_fill(~m, -math.inf) if m.dtype == torch.bool else S + m.double()
+            added = added.masked_fill(~m, -math.inf) if m.dtype == torch.bool else added + m.double()
         if causal:
-            S = S.masked_fill(torch.ones(n_q, n_kv).triu(n_kv - n_q + 1) > 0, -math.inf)
-        seen = S.amax(-1, keepdim=True) > -math.inf  # (n_q, 1)
-        S = S.masked_fill(~seen, 0.0)
+            added = added.masked_fill(torch.ones(n_q, n_kv).triu(n_kv - n_q + 1) > 0, -math.inf)
+        seen = (S + added).amax(-1, keepdim=True) > -math.inf  # (n_q, 1)
+        S, S_low = (x.add(added).masked_fill(~seen, 0.0) for x in (S, S_low))
         P = torch.softmax(S, -1)
         golden = P @ v_h  # (n_q, v_dim)
-        P_low = torch.softmax(S.to(dtype).double(), -1).to(dtype).double()
+        P_low = torch.softmax(S_low.to(dtype).double(), -1).to(dtype).double()
         baseline = ((P_low @ v_h).to(dtype).double() - golden).abs()
         sums = w * (3 * n_kv + 2 * (d + 4) * A.amax(-1, keepdim=True) + 8)
         bound = u * golden.abs() + (P @ v_h.abs()) * (u + u / 8 + sums) + step * (1 + v_h.abs().sum(0))

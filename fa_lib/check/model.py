@@ -20,12 +20,12 @@ from fa_lib.check.capture import Capture
 from fa_lib.check.model_state import kept
 from fa_lib.check.sampling import sampled, size
 from fa_lib.check.skipped import Why, line
-from fa_lib.experiments.rule import yardstick
+from fa_lib.experiments.rule import written_out, yardstick
 from fa_lib.formats import Format
 from fa_lib.metrics import over_baseline
 
 SDPA = F.scaled_dot_product_attention
-EMULATED = (kernels.baseline, kernels.as_shipped, kernels.every_step)  # some rows of Q alone have the same bits
+EMULATED = (written_out, kernels.baseline, kernels.as_shipped, kernels.every_step)  # some rows of Q have the same bits
 CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "head", "kernel", "against"]
 COLUMNS = [
     *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", *PLACE[2:], "max", "rmse", "scale", "ratio"

@@ -1,18 +1,21 @@
 """The field's rule for any kernel: its largest error is at most twice Baseline's, three times for gradients."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.dots import Exact
 from fa_lib.experiments.sequential import sequential
 from fa_lib.experiments.variant import Call, by_key, known
 from fa_lib.formats import FP32, Format, round_to
 from fa_lib.inputs import draw
 from fa_lib.metrics import deviation, over_baseline
+from fa_lib.precision import Precision
 
 ALLOWED = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error: flash-attention's own tests
 
@@ -70,12 +73,40 @@ class Case:
 def yardstick(fmt: Format | str, window: tuple[int, int] | None = None) -> Callable:
     """The Baseline that errors are counted in.
 
-    In 16 bits it is emulated, its sums exact beside the format. In FP32 and FP64 a real kernel rounds its sums too, and
-    how much that costs is a matter of their order. There the yardstick is Baseline with its sums taken one term after
-    the other, the plainest order there is: a kernel that adds more carefully is better than it, and one that computes
-    a step in 16 bits is tens of times worse and more. (It has no window: with one, the emulated Baseline is taken.)
+    In 16 bits it is emulated, its sums exact beside the format (`written_out`). In FP32 and FP64 a real kernel rounds
+    its sums too, and how much that costs is a matter of their order. There the yardstick is Baseline with its sums
+    taken one term after the other, the plainest order there is: a kernel that adds more carefully is better than it,
+    and one that computes a step in 16 bits is tens of times worse and more. (It has no window: with one, the emulated
+    Baseline is taken.)
     """
-    return sequential if Format.of(fmt).precision >= FP32.precision and not window else kernels.baseline
+    return sequential if Format.of(fmt).precision >= FP32.precision and not window else written_out
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+    """`kernels.baseline` as frameworks run it: in 16 bits Q Kᵀ is written, multiplied by the scale, and written again.
+
+    Where the scale is a power of two, as with head_dim 16, 64 and 256, the second rounding changes nothing, and this
+    is `kernels.baseline`; with head_dim 96 or 128 it is one rounding more. (The eager attention of Hugging Face rounds
+    the scores so; the reference of flash-attention's tests rounds Q or K once more, after scaling it.)
+
+    Args, Returns, Raises: as `kernels.baseline`.
+    """
+    fmt, scale = Format.of(q.dtype), options.get("scale") or q.shape[-1] ** -0.5
+    if math.frexp(scale)[0] == 0.5 or fmt.precision >= FP32.precision:
+        return kernels.baseline(q, k, v, **options)
+    precision = replace(Precision.materialized(fmt), products=_Written(Format.of((8, fmt.precision))))
+    return kernels.reference(q, k, v, precision=precision, **options)
+
+
+@dataclass(frozen=True)
+class _Written(Exact):
+    """Exact sums, but that Q Kᵀ is rounded before it is scaled: to a format with FP32's exponents, so that scores
+    overflow where they do once they are scaled."""
+
+    fmt: Format
+
+    def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        return self.fmt.round_(Q @ K.mT)
 
 
 def exact(case: Case) -> dict[str, Tensor]:
