@@ -23,7 +23,13 @@ class PageFiles:
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "PageFiles":
-        """The files of a judgement of `name`, whatever characters it has, in the folder `out`; empty: build/reports."""
+        """The files of a judgement of `name`, whatever characters it has, in the folder `out`; empty: build/reports.
+
+        Raises:
+            ValueError: out is named as a page is.
+        """
+        if Path(out).suffix in (".html", ".htm"):
+            raise ValueError(f"out: got {out}; accepted is a folder: the page in it is named after what was judged")
         name = re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "unnamed"  # "..": the folder above
         return cls((Path(out) if out else build() / "reports").resolve() / f"{name}.html")
 

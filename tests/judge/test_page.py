@@ -9,6 +9,7 @@ import pytest
 
 from fa_lib.check import evidence, report, tables, words
 from fa_lib.check.findings import Finding, Judgement, Severity
+from fa_lib.check.page_files import PageFiles
 from fa_lib.check.report import Section, page
 from fa_lib.check.said import folded
 from fa_lib.execution.machine import date, package, processor
@@ -173,3 +174,8 @@ def _figure():
     figure, _ = plt.subplots(figsize=(1, 1))
     plt.close(figure)
     return figure
+
+
+def test_a_folder_is_not_named_as_a_page():
+    with pytest.raises(ValueError, match="out: got page.html; accepted is a folder"):
+        PageFiles.of("page.html", "flash")
