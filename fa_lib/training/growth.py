@@ -1,7 +1,7 @@
 """How two training runs part: how fast their distance grows, and what a kernel's first step says of its curve.
 
 Training amplifies any difference between two runs. Where it amplifies all of them alike, the curve of a kernel follows
-from two things: how far its first steps move the weights, and what nudges of the initial weights grow to, which need no
+from two things: how far its first step moves the weights, and what nudges of the initial weights grow to, which need no
 kernel at all.
 """
 
@@ -41,36 +41,60 @@ def late(table: pd.DataFrame, metric: str) -> pd.Series:
     return np.log(wide[last] / wide[middle]) / (last - middle)
 
 
-def predicted(table: pd.DataFrame, pairs: Iterable[str], at: int = 1, metric: str = "relative_l2") -> pd.DataFrame:
-    """The curves of some pairs, from nothing but their distances after `at` steps.
+def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative_l2") -> pd.DataFrame:
+    """The curves of some pairs, from nothing but their relative L2 distance after the first step.
 
-    Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance after `at` steps has become later.
-    It is read off between them, in logarithms; below the smallest nudge it is taken to be proportional, above the
-    largest it is the largest's.
+    Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance at one checkpoint has become at the
+    next. It is read off between them, in logarithms; above the largest nudge it is the largest's.
+
+    A nudge comes once, but a kernel rounds anew at every step, and so do the two runs of a nudge: each step adds the
+    first step's distance d once more, by squares, as independent errors do. What nudges have become contains this.
+    Below the smallest of them, N, their growth is taken in proportion, which has (D / N)**2 of what steps add to a
+    distance D; the rest of it is added.
 
     Args:
         table: of `study.study`, with nudges of the twins of `pairs` (keys of PAIRS that begin with "perturb").
+        metric: what is predicted. Another one than the L2 distance is that of the nudges of the L2 distance, at each
+            step; and below the smallest nudge in proportion.
 
     Returns:
         table: pair, seed, step, measured, predicted; of the seeds that have all nudges that any has.
     """
-    curves = table.pivot_table(index=["seed", "pair"], columns="step", values=metric)
+    curves, others = (
+        table.pivot_table(index=["seed", "pair"], columns="step", values=name) for name in ("relative_l2", metric)
+    )
     rows = []
-    for seed, own in curves.groupby("seed"):
-        own = own.droplevel("seed")
+    for seed in curves.index.unique("seed"):
+        own, theirs = curves.loc[seed], others.loc[seed]
         for pair in own.index.intersection(list(pairs)):
             known = curves.index.unique("pair").intersection(nudges_of(pair))
-            first = own.loc[pair, at]
-            if known.empty or not known.isin(own.index).all() or not first > 0:
+            if known.empty or not known.isin(own.index).all() or not own.loc[pair, 1] > 0:
                 continue
-            nudges = own.loc[known].sort_values(at)
-            below = min(1.0, first / nudges[at].iloc[0])
-            for step in [step for step in own.columns if step >= at]:
-                read = np.interp(np.log(first), np.log(nudges[at]), np.log(nudges[step]))
-                rows.append(dict(
-                    pair=pair, seed=seed, step=step, measured=own.loc[pair, step], predicted=below * np.exp(read),
-                ))  # fmt: skip
+            for step, distance in _grown(own.loc[pair, 1], own.loc[known]).items():
+                read = distance if metric == "relative_l2" else _read(distance, own.loc[known, step], theirs[step])
+                rows.append(dict(pair=pair, seed=seed, step=step, measured=theirs.loc[pair, step], predicted=read))
     return pd.DataFrame(rows, columns=["pair", "seed", "step", "measured", "predicted"])
+
+
+def _grown(first: float, nudges: pd.DataFrame) -> dict[int, float]:
+    """What a distance after the first step becomes at each later one. nudges: (pair, step)."""
+    steps = [step for step in nudges.columns if step >= 1]
+    found, D = {1: first}, first
+    for since, step in zip(steps, steps[1:]):
+        grown, N = _read(D, nudges[since], nudges[step]), nudges[since].min()
+        if D < N:
+            a_step = (grown / D) ** (1 / (step - since))
+            added = sum((first * a_step ** (step - later)) ** 2 for later in range(since + 1, step + 1))
+            grown = np.sqrt(grown**2 + (1 - (D / N) ** 2) * added)
+        found[step] = D = float(grown)
+    return found
+
+
+def _read(D: float, nudges: pd.Series, become: pd.Series) -> float:
+    """What D becomes, read off what nudges do: in logarithms between them, in proportion below."""
+    at = nudges.sort_values()
+    read = np.exp(np.interp(np.log(D), np.log(at), np.log(become[at.index])))
+    return min(1.0, D / at.iloc[0]) * read
 
 
 def nudges_of(pair: str) -> list[str]:
