@@ -187,7 +187,8 @@ class _Law:
         if scores.o.softcap is not None:  # a quotient, its tanh, a product
             products = products + 3 * S.square()
         rounded = (S - m).square() + S.square() + 4  # the exponential is within an ulp
-        variance = self.inner("scores") * products + self.variance("scores") * S.square()
+        twice = self.p.scores.precision < FP32.precision and math.frexp(scale)[0] != 0.5  # before the scale, too
+        variance = self.inner("scores") * products + self.variance("scores") * (S.square() + twice * raw.square())
         return variance + self.variance("exponent") * rounded + self.exp() ** 2 / 2
 
     def of_weights(self, of_scores: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,19 +33,20 @@ def judged(o, q, k, v, causal=False, scale=None, mask=None):
     step = torch.finfo(dtype).smallest_normal * u
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scale = d**-0.5 if scale is None else scale
+    whole = 2.0 ** (math.frexp(scale)[1] - 1)  # the part of it that costs no rounding
     error, limit = torch.zeros(q.shape[:-1], dtype=torch.float64), 0.0
     for b, h in itertools.product(range(q.shape[0]), range(q.shape[1])):
         q_h, k_h, v_h = (x[b, h].double() for x in (q, k, v))
         raw, A = q_h @ k_h.T, q_h.abs() @ k_h.abs().T * scale  # (n_q, n_kv)
-        S, S_low = raw * scale, raw.to(dtype).double() * scale
-        added = torch.zeros(n_q, n_kv, dtype=torch.float64)
+        S, S_low = raw * scale, (raw * whole).to(dtype).double() * (scale / whole)
         if mask is not None:
             m = mask.expand(*q.shape[:-1], n_kv)[b, h]
-            added = added.masked_fill(~m, -math.inf) if m.dtype == torch.bool else added + m.double()
+            S, S_low = (x.masked_fill(~m, -math.inf) if m.dtype == torch.bool else x + m.double() for x in (S, S_low))
         if causal:
-            added = added.masked_fill(torch.ones(n_q, n_kv).triu(n_kv - n_q + 1) > 0, -math.inf)
-        seen = (S + added).amax(-1, keepdim=True) > -math.inf  # (n_q, 1)
-        S, S_low = (x.add(added).masked_fill(~seen, 0.0) for x in (S, S_low))
+            later = torch.ones(n_q, n_kv).triu(n_kv - n_q + 1) > 0
+            S, S_low = (x.masked_fill(later, -math.inf) for x in (S, S_low))
+        seen = S.amax(-1, keepdim=True) > -math.inf  # (n_q, 1)
+        S, S_low = (x.masked_fill(~seen, 0.0) for x in (S, S_low))
         P = torch.softmax(S, -1)
         golden = P @ v_h  # (n_q, v_dim)
         P_low = torch.softmax(S_low.to(dtype).double(), -1).to(dtype).double()

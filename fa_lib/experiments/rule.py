@@ -83,7 +83,7 @@ def yardstick(fmt: Format | str, window: tuple[int, int] | None = None) -> Calla
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-    """`kernels.baseline` as frameworks run it: in 16 bits Q Kᵀ is written, multiplied by the scale, and written again.
+    """`kernels.baseline` as eager code runs it: in 16 bits Q Kᵀ is written, multiplied by the scale, and written again.
 
     Where the scale is a power of two, as with head_dim 16, 64 and 256, the second rounding changes nothing, and this
     is `kernels.baseline`; with head_dim 96 or 128 it is one rounding more. (The eager attention of Hugging Face rounds
@@ -100,8 +100,8 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
 
 @dataclass(frozen=True)
 class _Written(Exact):
-    """Exact sums, but that Q Kᵀ is rounded before it is scaled: to a format with FP32's exponents, so that scores
-    overflow where they do once they are scaled."""
+    """Exact sums, but that Q Kᵀ is rounded before it is scaled, to a format with FP32's exponents: in FP16 it may be
+    beyond 65,504 until it is scaled."""
 
     fmt: Format
 

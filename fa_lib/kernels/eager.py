@@ -29,6 +29,7 @@ def unfused(
     mask: Tensor | None = None,
 ) -> Float[Tensor, "*lead n_q d_v"]:
     """Baseline Attention as a framework runs it unfused: S, P and O written out in q's dtype, gradients by autograd.
+    S is scaled before it is rounded, as torch.baddbmm does with its alpha.
 
     `reference` with `Precision.materialized` is its emulation. A row that sees no key is NaN, as it is there.
 

@@ -47,15 +47,15 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
     Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance at one checkpoint has become at the
     next. It is read off between them, in logarithms; above the largest nudge it is the largest's.
 
-    A nudge comes once, but a kernel rounds anew at every step, and so do the two runs of a nudge: each step adds the
-    first step's distance d once more, by squares, as independent errors do. What nudges have become contains this.
-    Below the smallest of them, N, their growth is taken in proportion, which has (D / N)**2 of what steps add to a
-    distance D; the rest of it is added.
+    A nudge comes once, but a kernel rounds anew at every step, and so do the two runs of a nudge. The model: each step
+    adds the first step's distance d once more, by squares, as independent errors do. What nudges have become contains
+    this. Below the smallest of them, N, growth is taken in proportion to it, which has (D / N)**2 of what steps add to
+    a distance D; the rest of it is added.
 
     Args:
         table: of `study.study`, with nudges of the twins of `pairs` (keys of PAIRS that begin with "perturb").
-        metric: what is predicted. Another one than the L2 distance is that of the nudges of the L2 distance, at each
-            step; and below the smallest nudge in proportion.
+        metric: what is predicted. Another metric than the L2 distance is read off the same nudges, at the predicted L2
+            distance.
 
     Returns:
         table: pair, seed, step, measured, predicted; of the seeds that have all nudges that any has.

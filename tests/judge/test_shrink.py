@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fa_lib import draw, kernels
 from fa_lib.check.limit import judged
 from fa_lib.cli import app
+from fa_lib.experiments.rule import written_out
 from fa_lib.paths import ROOT
 from fa_lib.shrink import Capture, Failure, failure, shrink, smallest, write
 
@@ -158,6 +159,19 @@ def test_right_kernels_are_within_the_limit_however_few_outputs_there_are(distri
         q, k, v = (x.to(dtype) for x in draw(distribution, seed, (1, 2, 2, 4), (1, 1, n, 4)))
         for kernel in (kernels.flash, kernels.unfused, kernels.as_shipped, kernels.baseline):
             assert failure(kernel, Capture(q, k, v, {})).kind == "right", (kernel, seed)
+
+
+@pytest.mark.parametrize("dtype", [BITS, torch.float16])
+def test_the_limit_allows_twice_the_error_of_scores_rounded_before_and_after_their_scale(dtype):
+    decided = 0
+    for seed in range(10):
+        for times in (1, 2000):  # in FP16 Q Kᵀ is beyond 65,504 then, and the scores are not
+            q, k, v = (x.to(dtype) for x in draw("normal", seed, (1, 2, 97, 96)))
+            q = q * times
+            error, limit = judged(written_out(q, k, v), q, k, v)
+            assert limit >= (2 - 1e-6) * error.max()
+            decided += limit < (2 + 1e-6) * error.max()
+    assert decided > 5  # else it is the bound that was tested
 
 
 def test_the_golden_value_of_the_limit_is_the_librarys():
