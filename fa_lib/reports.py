@@ -144,7 +144,7 @@ def check_tensors(
     held = captured(path, fmt, allow_large)
     if names is None:
         names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
-    with in_processes(names):
+    with in_processes(names) as alone:
         for name in names:
             if name != tensors.RAN:
                 kernels.plain(name)
@@ -157,14 +157,16 @@ def check_tensors(
         back = pd.DataFrame()
         if held.dO is not None and names[0] != tensors.RAN:
             back = pd.DataFrame(gradients(q, k, v, held.dO.to(device), options, names[0]))
+        conduct = alone[names[0]].conduct() if names[0] in alone else pd.DataFrame()
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
     cached = pd.DataFrame(kv_cache.caches(q, k, v, options))
-    judgement = judge_tensors(list(names), risky, far, better, held.about, cached, back)
+    judgement = judge_tensors(list(names), risky, far, better, held.about, cached, back, conduct)
     sections = [
         Section("heads", "How far each kernel is from the golden value", tables.by_kernel(far, KERNELS),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
         Section("gradients", "Its gradients, for the dO that was captured", tables.by_gradient(back)),
+        Section("conduct", "What it does beside its work", tables.by_conduct(conduct)),
         Section("risky", "How risky each head is", tables.by_head(risky)),
         Section("better", "Which change lowers the error", tables.by_change(better),
                 "Root mean square error, before / after."),
@@ -180,10 +182,8 @@ def check_tensors(
     }
     finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
     panels = tensors_panels(risky, far, finite)
-    return _written(
-        files, judgement, sections, panels, dict(risks=risky, deviations=far, caches=cached, gradients=back), about,
-        settings,
-    )  # fmt: skip
+    found = dict(risks=risky, deviations=far, caches=cached, gradients=back, conduct=conduct)
+    return _written(files, judgement, sections, panels, found, about, settings)
 
 
 def check_model(

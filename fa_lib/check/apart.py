@@ -241,13 +241,14 @@ def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[Apart | None]:
 
 
 @contextmanager
-def in_processes(names: Iterable[str]) -> Iterator[None]:
-    """`in_a_process` for each of several kernels, all of them imported."""
+def in_processes(names: Iterable[str]) -> Iterator[dict[str, Apart]]:
+    """`in_a_process` for each of several kernels, all of them imported. Yields those that stand in, by name."""
     with ExitStack() as stack:
-        for fn in [stack.enter_context(in_a_process(name)) for name in names]:
-            if fn is not None:
-                fn.wait()
-        yield
+        found = {name: stack.enter_context(in_a_process(name)) for name in names}
+        alone = {name: fn for name, fn in found.items() if fn is not None}
+        for fn in alone.values():
+            fn.wait()
+        yield alone
 
 
 class _Crossing(torch.autograd.Function):

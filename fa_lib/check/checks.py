@@ -1,5 +1,6 @@
 """Every check of a kernel by name, each asked by itself: it passes, it fails, or it cannot be asked."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -7,14 +8,18 @@ from functools import cache, partial
 import pandas as pd
 
 from fa_lib.check.carry import LOST, SUMS, carried, carry
-from fa_lib.check.contract import Ability, formats
+from fa_lib.check.contract import CALLS, GRADIENTS_AT, HEAD_DIM, LARGE, OF_SINKS, Ability, formats
+from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.golden import Inputs
+from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.judge_wrong import coarse, noisy, scaled
 from fa_lib.check.kernel import QUICK, contracted, measure, ruled
+from fa_lib.check.kernel_words import MODES, noted
 from fa_lib.check.relations import RELATIONS, relate
 from fa_lib.check.repeats import repeats
+from fa_lib.check.rounding_mode import rounding_mode
 from fa_lib.check.subject import NOT_ASKED
 from fa_lib.check.words import said_of
 from fa_lib.experiments.rule import ALLOWED
@@ -23,6 +28,8 @@ N = 512  # keys that errors are measured at
 RUNS = 3  # of a call, for noise
 QUERIES = 16  # at a time, that carries are asked for with
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
+DIMS = tuple(asked for asked in CALLS if asked.startswith(HEAD_DIM))
+ANSWERS = (*CALLS, LARGE.key, *(asked.replace(HEAD_DIM, GRADIENTS_AT) for asked in DIMS), OF_SINKS)  # of `contract`
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Judged:
-    """A kernel, the format and head_dim it is judged in, and what `contract` found of it."""
+    """A kernel, the format and head_dim it is judged in, and what `contract` found of it: its table, and an Ability."""
 
     kernel: str | Callable
     fmt: str
     head_dim: int
     able: Ability
+    asked: pd.DataFrame
 
 
 def result_of(check: str, kernel: str | Callable) -> Result:
@@ -67,10 +75,52 @@ def _judged(kernel) -> Judged | str:
     can = formats(asked[asked.head_dim == head_dim])
     for fmt in JUDGED:
         if fmt in can:
-            return Judged(kernel, fmt, head_dim, able)
+            return Judged(kernel, fmt, head_dim, able, asked)
     bad = asked[asked.outcome != "yes"].iloc[0]
     what = bad.problem or "does not return attention"
     return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {bad.asked} it {what}"
+
+
+def _answer(judged: Judged, asked: str) -> Result:
+    """What it answers is attention, to FAR: an option, a length, a head_dim and its gradients."""
+    rows = judged.asked[(judged.asked.asked == asked) & (judged.asked.head_dim == judged.head_dim)]
+    if not len(rows):
+        return Result(None, "the kernel lacks what this is asked of")
+    row = rows.iloc[0]
+    told = noted(row.outcome, row.note, row.problem)
+    if row.outcome == "no":
+        return Result(None, f"the kernel {told}")
+    return Result(row.outcome == "yes", told and f"asked for {asked} it {told}")
+
+
+def _gradients(judged: Judged, shape: str) -> Result:
+    """Its gradients are attention's, to FAR."""
+    if not judged.able.gradients:
+        return Result(None, "the kernel has no gradients")
+    rows = pd.DataFrame(ruled(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=judged.able))
+    if (rows.outcome != "yes").any():
+        return Result(False, f"the kernel {rows.problem.iloc[0]}")
+    rows = rows[rows.tensor != "o"]
+    if not len(rows):
+        return Result(None, "the kernel has no gradients of this")
+    worst = rows.loc[rows.relative.idxmax()]
+    told = f"d{worst.tensor[1:].upper()} is off by {worst.relative:.2g} of its root mean square; accepted are {FAR}"
+    beyond = rows[~rows.passed.astype(bool)]
+    more = f"; {rows.ratio.max():.3g} times Baseline's largest error, 3 are usual" if len(beyond) else ""
+    return Result(bool(worst.relative <= FAR), told + more)
+
+
+def _rounding(judged: Judged, what: str) -> Result:
+    """A cast rounds to nearest, and does not drop bits."""
+    if judged.fmt == "FP32":
+        return Result(None, "the kernel has neither BF16 nor FP16")
+    rows = rounding_mode(judged.kernel, judged.fmt, judged.head_dim, judged.able.causal)
+    modes = [row["mode"] for row in rows if row["what"] == what]
+    if not modes or modes[0] == "not_seen":
+        return Result(None, "the kernel shows no such cast")
+    if modes[0] == "truncates" and what == "output" and any(_carry(judged, of).passed is False for of in SUMS):
+        return Result(None, "the kernel carries its sums in this format, and rounds them so")
+    return Result(modes[0] != "truncates", MODES[modes[0]])
 
 
 def _error(judged: Judged, distribution: str) -> Result:
@@ -148,9 +198,20 @@ def _relation(judged: Judged, key: str) -> Result:
     return Result(True, said)
 
 
+def conduct_of(kernel: str, conduct: pd.DataFrame) -> Result:
+    """What a kernel did beside its work, while it was asked. conduct: of its `apart.Apart`."""
+    found = tuple(of_conduct(conduct))
+    groups = said_of(Judgement("kernel", kernel, found)).values()
+    passed = all(each.severity != Severity.FAILS for each in found)
+    return Result(passed, " ".join(one.line for group in groups for one in group))
+
+
 CHECKS: dict[str, Callable[[Judged], Result]] = {
     **{f"error_{name}": partial(_error, distribution=name) for name in ("uniform", "normal")},
     **{f"rule_{shape.replace(' ', '_')}": partial(_rule, shape=shape) for shape in QUICK.shapes},
+    **{f"gradients_{shape.replace(' ', '_')}": partial(_gradients, shape=shape) for shape in QUICK.shapes},
     **{f"carry_{what}": partial(_carry, what=what) for what in SUMS},
+    **{f"rounding_{what}": partial(_rounding, what=what) for what in ("probs", "output")},
+    **{f"answer_{re.sub(r'[^a-z0-9]+', '_', asked.lower())}": partial(_answer, asked=asked) for asked in ANSWERS},
     **{key: partial(_relation, key=key) for key in RELATIONS},
 }

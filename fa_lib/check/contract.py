@@ -31,19 +31,21 @@ ABLE = Ability()  # where nothing else is known
 
 
 def _alibi(heads, n):
-    """-slope |i - j|, slopes 1/4, 1/16 ... as of arXiv 2108.12409, here on both sides: whole numbers times a power of
-    two, which 16 bits hold. (heads, n, n)."""
+    """-slope |i - j|, slopes 1/4, 1/16 ... as of arXiv 2108.12409, here for later keys too: there twice as steep, so
+    that a transposed one is another. Whole numbers times a power of two: 16 bits hold them. (heads, n, n)."""
     slopes = torch.tensor([4.0**-h for h in range(1, heads + 1)])[:, None, None]
-    return -slopes * (torch.arange(n) - torch.arange(n)[:, None]).abs()
+    later = torch.arange(n) - torch.arange(n)[:, None]  # of a query's key: how many keys behind its own
+    return -slopes * torch.where(later > 0, 2 * later, -later)
 
 
 HEAD_DIM = "head_dim "  # and which, of a call that asks for another
+GRADIENTS_AT = f"gradients at {HEAD_DIM}"
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
 CALLS = by_key([  # asked for in the first format that it has
     Call("a length off the tiles, N = 203", 203, 203),
     Call("a length off large tiles, N = 1500", 1500, 1500, 1, 1),
-    *(Call(f"{HEAD_DIM}{d}", 256, 256, head_dim=d) for d in (32, 40, 72, 80, 104, 128, 256)),
+    *(Call(f"{HEAD_DIM}{d}", 256, 256, head_dim=d) for d in (32, 40, 72, 80, 96, 104, 128, 256)),
     Call("V of another head_dim, 192 and 128", 256, 256, head_dim=192, v_dim=128),
     Call("V of another head_dim, 576 and 512, one key head", 64, 256, 4, 1, head_dim=576, v_dim=512),
     Call("another scale", 256, 256, options=dict(scale=0.05)),
@@ -58,6 +60,7 @@ CALLS = by_key([  # asked for in the first format that it has
     Call("sinks", 256, 256, options=dict(sinks=torch.tensor([6.0, 4.0]))),
 ])  # fmt: skip
 LARGE = Call("scores up to some 250", 256, 256)
+OF_SINKS = "gradient of the sinks"
 
 
 def contract(
@@ -111,6 +114,10 @@ def contract(
                 ask(other, can[0], Call(other, 64, 64, head_dim=d))
         ask(LARGE.key, can[0], LARGE, times=64)
         rows.append(_gradients(fn, can[0], head_dim, device))
+        if rows[-1]["outcome"] == "yes":
+            right = [row["asked"] for row in rows if row["outcome"] == "yes" and row["asked"].startswith(HEAD_DIM)]
+            dims = [int(asked.removeprefix(HEAD_DIM)) for asked in right]
+            rows += [_gradients_at(fn, can[0], d, device, causal, queries) | dict(head_dim=head_dim) for d in dims]
         if any(row["asked"] == "sinks" and row["outcome"] == "yes" for row in rows):
             rows.append(_sinks_gradient(fn, can[0], head_dim, device, dict(causal=True) if causal else {}))
     return rows
@@ -119,9 +126,11 @@ def contract(
 def as_one(asked: Iterable[str]) -> list[str]:
     """What was asked for, with all head_dims in one: "head_dim 40, 72"."""
     asked = list(asked)
-    dims = sorted(int(each.removeprefix(HEAD_DIM)) for each in asked if each.startswith(HEAD_DIM))
-    whole = [each for each in asked if not each.startswith(HEAD_DIM)]
-    return whole + ([f"{HEAD_DIM}{', '.join(map(str, dims))}"] if dims else [])
+    found = [each for each in asked if not each.startswith((HEAD_DIM, GRADIENTS_AT))]
+    for what in (HEAD_DIM, GRADIENTS_AT):
+        dims = sorted(int(each.removeprefix(what)) for each in asked if each.startswith(what))
+        found += [f"{what}{', '.join(map(str, dims))}"] if dims else []
+    return found
 
 
 def causally(fn: Callable) -> Callable:
@@ -185,7 +194,7 @@ def _placed(x, device, dtype):
 def _sinks_gradient(fn, fmt, head_dim, device, options):
     """Whether the sinks have a gradient, and the right one."""
     q, k, v = (fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, 256, head_dim)))
-    asked = dict(asked="gradient of the sinks", head_dim=head_dim, outcome="yes", note="", problem="")
+    asked = dict(asked=OF_SINKS, head_dim=head_dim, outcome="yes", note="", problem="")
     sinks = torch.tensor([6.0, 4.0], device=device)
 
     def gradient(kernel):
@@ -211,3 +220,20 @@ def _gradients(fn, fmt, head_dim, device):
     if all(map(finite, grads)):
         return asked
     return asked | dict(outcome="broken", problem="returns NaN or infinite values in dQ, dK or dV")
+
+
+def _gradients_at(fn, fmt, d, device, causal, queries):
+    """Whether the gradients of 64 queries, or the last so many, and 64 keys are right at another head_dim."""
+    drawn = (*draw("normal", 0, (1, 2, 64, d)), draw("normal", 1, (1, 2, 64, d))[0])
+    q, k, v, dO = (fmt(x).to(device, fmt.dtype) for x in drawn)
+    q, dO = (x[..., -(queries or 64) :, :].contiguous() for x in (q, dO))
+    asked = dict(asked=f"{GRADIENTS_AT}{d}", outcome="yes", note="", problem="")
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    try:
+        ours = torch.autograd.grad(guarded(fn)(q, k, v), (q, k, v), dO)
+    except KernelError as error:
+        return asked | dict(outcome=error.outcome, problem=str(error))
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    due = torch.autograd.grad(kernels.golden(*exact, inputs=FP64, causal=causal), exact, dO.double())
+    wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if not diagnose.distance(a, b) <= diagnose.FAR]
+    return asked | dict(outcome="wrong", problem=f"returns another {' and '.join(wrong)}") if wrong else asked

@@ -8,6 +8,7 @@ import pandas as pd
 from fa_lib.check.captured_gradients import of_gradients
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
+from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.kv_cache import BEARS
 from fa_lib.check.model import summary
 from fa_lib.check.tensors import OVERFLOWS, UNDEFINED, cheapest
@@ -19,6 +20,7 @@ UNDERFLOW = 1e-3  # of a row's probability
 def judge_tensors(
     names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]],
     about: Mapping[str, str] | None = None, cached: pd.DataFrame | None = None, gradients: pd.DataFrame | None = None,
+    conduct: pd.DataFrame | None = None,
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one:
     where Baseline itself overflows there is none, and where that is so on all of them, they are not judged.
@@ -26,8 +28,9 @@ def judge_tensors(
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
         about: of the Capture. cached: table of `kv_cache.caches`. gradients: of `captured_gradients.gradients`.
+        conduct: of the first kernel's `apart.Apart`.
     """
-    findings = []
+    findings = [] if conduct is None else [*of_conduct(conduct)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
         bad = rows[rows.outcome != "yes"]

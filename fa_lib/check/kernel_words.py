@@ -51,7 +51,7 @@ MODES = {  # of `rounding_mode`
 
 def noted(outcome: str, note: str, problem: str) -> str:
     """What a kernel did with a call, in words; "" where it answered as it should."""
-    return NOTES.get(note, "" if outcome in ("yes", "wrong") else problem)
+    return NOTES.get(note, "" if outcome == "yes" else problem)
 
 
 def queries_in_words(queries: int | None) -> str:

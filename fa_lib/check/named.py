@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from fa_lib import kernels
 from fa_lib.check.apart import LIMIT_S, in_a_process
 from fa_lib.check.attempt import shown
-from fa_lib.check.checks import CHECKS, Result, result_of
+from fa_lib.check.checks import CHECKS, Result, conduct_of, result_of
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -24,7 +24,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def check_named(kernel: str, names: Sequence[str], limit: float = LIMIT_S) -> dict[str, Result]:
-    """What some checks say of a kernel, on the CPU.
+    """What some checks say of a kernel, on the CPU; and `conduct`, of one that has a process of its own.
 
     Args:
         kernel, limit: as of `reports.check_kernel`. names: as `chosen` takes them.
@@ -38,7 +38,8 @@ def check_named(kernel: str, names: Sequence[str], limit: float = LIMIT_S) -> di
             kernels.plain(kernel)
         else:
             alone.wait()
-        return {check: result_of(check, kernel) for check in checks}
+        found = {check: result_of(check, kernel) for check in checks}
+        return found | ({} if alone is None else dict(conduct=conduct_of(kernel, alone.conduct())))
 
 
 def failed(results: Mapping[str, Result]) -> bool | None:

@@ -79,15 +79,19 @@ class Worker:
             problem = f"returns {results[0].dtype} of shape {tuple(results[0].shape)}, far more than is due"
             return dict(outcome="broken", problem=problem)
         if wanted:
-            self.graphs[order["number"]] = results, wanted
+            self.graphs[order["number"]] = results, wanted, given, before
         changed = [i for i, (x, was) in enumerate(zip(given, before)) if not torch.equal(_bits(x), was)]
         return dict(outcome="yes", several=several, results=self.write(results), changed=changed)
 
     def backward(self, order: dict) -> dict:
-        results, wanted = self.graphs.pop(order["graph"])
+        results, wanted, given, before = self.graphs.pop(order["graph"])
         pairs = list(zip(results, self.read(order["storages"], order["tensors"])))
         pairs = [(x, dx) for x, dx in pairs if x.requires_grad] or pairs
+        given, before = [*given[:3], *(dx for _, dx in pairs)], [*before[:3], *(_bits(dx).clone() for _, dx in pairs)]
         grads = torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
+        for name, x, was in zip(("q", "k", "v", *["dO"] * len(pairs)), given, before):
+            if not torch.equal(_bits(x), was):
+                return dict(outcome="broken", problem=f"changes {name} in its backward pass")
         for g in grads:
             if problem := unusable(g, wanted[0].device):
                 return dict(outcome="broken", problem=f"{problem} (a gradient)")

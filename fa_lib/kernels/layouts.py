@@ -6,7 +6,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-NEIGHBOUR = 17  # rows of the sequences that stand between those asked for: of another length, off every tile
+NEIGHBOUR = 17  # rows of packed sequences that stand before those asked for; keys more that they have in a cache
 PAGE = 16  # keys of a page, as vLLM has them
 LOUD = 64.0  # what stands where no kernel is to look
 
@@ -33,7 +33,7 @@ def varlen(fn: Callable) -> Callable:
     cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=, causal=, window_size=) on tensors (rows of all sequences,
     heads, head_dim); cu_seqlens (sequences + 1,) int32 say where each begins.
 
-    Each of the batch is a sequence. Between them stand others, of NEIGHBOUR rows and LOUD, whose outputs are dropped.
+    Each of the batch is a sequence. Before each stands another, of NEIGHBOUR rows and LOUD, whose output is dropped.
     """
 
     @wraps(fn)
@@ -42,7 +42,7 @@ def varlen(fn: Callable) -> Callable:
         packed, starts = zip(*(_packed(x, n) for x, n in zip((q, k, v), lengths)))
         longest = [max(n) for n in lengths[:2]]
         o = _tensor(fn(*packed, *starts[:2], *longest, **_flash_attns(options)))
-        kept = [o[i : i + q.shape[2]] for i in starts[0][:-1:2].tolist()]
+        kept = [o[i : i + q.shape[2]] for i in starts[0][1::2].tolist()]
         return torch.stack(kept).transpose(1, 2)
 
     return kernel
@@ -53,37 +53,39 @@ def paged(fn: Callable) -> Callable:
     cache_seqlens=, block_table=, softmax_scale=, causal=, window_size=) on q (batch, rows, heads, head_dim), caches
     (pages, PAGE, kv_heads, head_dim), lengths (batch,) and page numbers (batch, pages of one), both int32.
 
-    The pages lie in reverse order, with a page of nobody's between any two. The table is two pages longer than the
-    sequence. Everything that no sequence holds is LOUD. Gradients: none.
+    Before each sequence of the batch stands another, of NEIGHBOUR keys more, whose output is dropped. The pages lie in
+    reverse order, with a page of nobody's between any two. The table is two pages longer than the longest sequence.
+    Everything that no sequence asked for holds is LOUD. Gradients: none.
     """
 
     @wraps(fn)
     def kernel(q, k, v, **options):
         batch, heads, n, _ = k.shape
-        used = -(-n // PAGE)  # pages of a sequence
-        pages = 2 * batch * (used + 2)
-        table = torch.arange(pages - 1, -1, -2, dtype=torch.int32, device=q.device).reshape(batch, used + 2)
+        lengths = torch.tensor([n + NEIGHBOUR, n] * batch, dtype=torch.int32, device=q.device)
+        used, rows = -(-n // PAGE), -(-(n + NEIGHBOUR) // PAGE) + 2  # pages of a sequence asked for, and of the table
+        pages = 2 * len(lengths) * rows
+        table = torch.arange(pages - 1, -1, -2, dtype=torch.int32, device=q.device).reshape(len(lengths), rows)
         caches = []
         for x in (k, v):
             cache = x.new_full((pages, PAGE, heads, x.shape[-1]), LOUD)
             whole = x.new_full((batch, used * PAGE, heads, x.shape[-1]), LOUD)
             whole[:, :n] = x.detach().transpose(1, 2)
-            cache[table[:, :used].long()] = whole.unflatten(1, (used, PAGE))
+            cache[table[1::2, :used].long()] = whole.unflatten(1, (used, PAGE))
             caches.append(cache)
-        lengths = torch.full((batch,), n, dtype=torch.int32, device=q.device)
+        both = torch.stack((torch.zeros_like(q), q), 1).flatten(0, 1)  # (sequences, heads, rows, head_dim)
         asked = _flash_attns(options)
-        o = _tensor(fn(q.transpose(1, 2).contiguous(), *caches, cache_seqlens=lengths, block_table=table, **asked))
-        return o.transpose(1, 2)
+        o = _tensor(fn(both.transpose(1, 2).contiguous(), *caches, cache_seqlens=lengths, block_table=table, **asked))
+        return o[1::2].transpose(1, 2)
 
     return kernel
 
 
 def _packed(x, lengths):
-    """Sequences, each of the batch and a neighbour in turn: (rows, heads, features), and where each begins."""
+    """Sequences, a neighbour and one of the batch in turn: (rows, heads, features), and where each begins."""
     parts = []
     for each in x:
         rows = each.transpose(0, 1)  # (n, heads, features)
-        parts += [rows, rows.new_full((lengths[1], *rows.shape[1:]), LOUD)]
+        parts += [rows.new_full((lengths[1], *rows.shape[1:]), LOUD), rows]
     starts = torch.tensor([0, *(len(part) for part in parts)], device=x.device).cumsum(0).to(torch.int32)
     return torch.cat(parts), starts
 

@@ -21,9 +21,12 @@ def packed_attention(q, k, v, starts_q, starts_k, longest_q, longest_k, softmax_
     return torch.cat(parts)
 
 
-def cached_attention(q, k, v, cache_seqlens, block_table, softmax_scale=None, causal=False, beyond=0, table=None):
+def cached_attention(
+    q, k, v, cache_seqlens, block_table, softmax_scale=None, causal=False, beyond=0, table=None, lengths=None
+):  # fmt: skip
     """As flash_attn_with_kvcache: pages gathered by the table, cut to the length; `beyond` keys more, for the fault."""
     parts = []
+    cache_seqlens = cache_seqlens if lengths is None else lengths(cache_seqlens)
     for i, n in enumerate(cache_seqlens.tolist()):
         pages = block_table[i].long() if table is None else table(block_table[i].long())
         one = (q[i], *(cache[pages].flatten(0, 1)[: n + beyond] for cache in (k, v)))
@@ -53,8 +56,15 @@ def test_packed_gradients_are_those_of_the_batch():
         paged(lambda *given, **options: cached_attention(*given, **options, beyond=1)),
         paged(lambda *given, **options: cached_attention(*given, **options, table=lambda pages: pages.flip(0))),
         paged(lambda *given, **options: cached_attention(*given, **options, table=lambda p: torch.arange(len(p)))),
+        paged(lambda *given, **options: cached_attention(*given, **options, lengths=lambda n: n[:1].expand(len(n)))),
     ],
-    ids=["varlen, a neighbour's key", "paged, a key behind the last", "paged, order", "paged, without the table"],
+    ids=[
+        "varlen, a neighbour's key",
+        "paged, a key behind the last",
+        "paged, order",
+        "paged, without the table",
+        "paged, the first one's length for all",
+    ],
 )
 def test_one_that_looks_aside_is_far_from_attention(adapted):
     q, k, v = (x.float() for x in draw("normal", 0, (2, 2, 40, 16)))

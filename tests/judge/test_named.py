@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fa_lib.check.checks import CHECKS, Result
+from fa_lib.check.checks import CHECKS, Result, result_of
 from fa_lib.check.named import check_named, chosen, failed, in_lines
 from fa_lib.cli import app
 
@@ -30,11 +30,25 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     done = command(MINE, "--only", "carry", "--only", "error_normal", "--gate", "--json", f"{path}")
     assert done.exit_code == 1
     first, *lines = done.stdout.splitlines()
-    assert first == f"{MINE}: 3 checks: 1 passed, 2 failed."
+    assert first == f"{MINE}: 4 checks: 2 passed, 2 failed."  # and its conduct
     assert lines[0].startswith("  carry_accumulator: FAILS: loses ") and "in tiles of" in lines[0]
     record = json.loads(path.read_text())
     assert record["kernel"] == MINE and not record["checks"]["carry_row_sum"]["passed"] and record["versions"]
     assert command(MINE, "--only", "carry").exit_code == 0  # without --gate
+
+
+@pytest.mark.parametrize(
+    "kernel, check",
+    [
+        ("benchmarks.mutants.gradients:dv_wrong_at_96", "answer_gradients_at_head_dim_96"),
+        ("benchmarks.mutants.gradients:dk_not_scaled", "gradients_97"),
+        ("benchmarks.mutants.casts:p_truncated", "rounding_probs"),
+        ("benchmarks.mutants.scores:scale_ignored", "answer_another_scale"),
+    ],
+)
+def test_a_defect_fails_the_check_of_its_name_and_a_right_kernel_passes(kernel, check):
+    assert result_of(check, kernel).passed is False
+    assert result_of(check, "benchmarks.mutants.controls:fa2").passed is True
 
 
 def test_what_could_not_be_asked_is_no_pass():
