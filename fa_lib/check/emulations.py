@@ -11,6 +11,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.splits import in_splits
 from fa_lib.dots import EXACT, SEQUENTIAL, TensorCore
+from fa_lib.experiments.rule import Written
 from fa_lib.formats import BF16, FP16, FP32, TF32, Format
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, polynomial_exp
@@ -21,8 +22,9 @@ from fa_lib.tiling import Tiling
 EXPONENTIALS = {"exact": torch.exp, "fast": fast_exp, "polynomial": polynomial_exp(3)}
 PRODUCTS = {  # of a 16-bit format -> the Dot of its products
     "exact": lambda fmt: EXACT, "sequential": lambda fmt: SEQUENTIAL(FP32),
-    "hopper": lambda fmt: TensorCore.of("H100", fmt),
+    "hopper": lambda fmt: TensorCore.of("H100", fmt), "written": Written,
 }  # fmt: skip
+SIXTEEN = "hopper", "written"  # keys of PRODUCTS for BF16 and FP16 alone
 SPLITS = (2, 4, 8, 16)
 SWEEPS = 3  # over all fields, at most
 FIELDS = {  # of an Emulation: what it is, and one value in words
@@ -42,6 +44,7 @@ FIELDS = {  # of an Emulation: what it is, and one value in words
             "exact": "products summed exactly, rounded once",
             "sequential": "products summed in FP32, one by one",
             "hopper": "products summed as a Hopper's tensor cores do",
+            "written": "scores rounded before their scale",
         }[x],
     ),
 }
@@ -61,7 +64,8 @@ class Emulation:
         normalised: O is divided by the row sum at the "end" or at every "tile" (fa1).
         carried: of O and l. probs: of P. scores: of S. softmax: of S - m, its exponential, m and the factors.
         exponential: a key of EXPONENTIALS. products: of PRODUCTS: how Q Kᵀ and P V are summed; on a "hopper" O is
-            what P V begins with (chained), unless O is divided at every tile.
+            what P V begins with (chained), unless O is divided at every tile; "written" rounds Q Kᵀ before it is
+            scaled.
     """
 
     tile: int = 64
@@ -124,7 +128,7 @@ def choices(fmt: Format, mask: Tensor | None = None) -> dict[str, tuple]:
         partial=(FP32.name,) if added else (FP32.name, fmt.name), normalised=("end", "tile"), carried=formats,
         probs=tuple(dict.fromkeys([fmt.name, FP32.name, BF16.name, FP16.name, TF32.name])), scores=formats,
         softmax=formats, exponential=(*EXPONENTIALS,),
-        products=tuple(key for key in PRODUCTS if key != "hopper" or fmt in (BF16, FP16)),
+        products=tuple(key for key in PRODUCTS if key not in SIXTEEN or fmt in (BF16, FP16)),
     )  # fmt: skip
 
 

@@ -94,19 +94,19 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     fmt, scale = Format.of(q.dtype), options.get("scale") or q.shape[-1] ** -0.5
     if math.frexp(scale)[0] == 0.5 or fmt.precision >= FP32.precision:
         return kernels.baseline(q, k, v, **options)
-    precision = replace(Precision.materialized(fmt), products=_Written(Format.of((8, fmt.precision))))
+    precision = replace(Precision.materialized(fmt), products=Written(fmt))
     return kernels.reference(q, k, v, precision=precision, **options)
 
 
 @dataclass(frozen=True)
-class _Written(Exact):
-    """Exact sums, but that Q Kᵀ is rounded before it is scaled, to a format with FP32's exponents: in FP16 it may be
-    beyond 65,504 until it is scaled."""
+class Written(Exact):
+    """Exact sums, but that Q Kᵀ is rounded before it is scaled: to as many bits as `fmt` has, with FP32's exponents,
+    since in FP16 it may be beyond 65,504 until it is scaled."""
 
     fmt: Format
 
     def scores(self, Q: Tensor, K: Tensor) -> Tensor:
-        return self.fmt.round_(Q @ K.mT)
+        return Format.of((8, self.fmt.precision)).round_(Q @ K.mT)
 
 
 def exact(case: Case) -> dict[str, Tensor]:

@@ -83,6 +83,16 @@ def test_how_products_are_summed_is_a_cause(a, b):
     assert "products summed as a Hopper's tensor cores do in B" in in_words(found)[-1]
 
 
+def rounds_scores_twice(q, k, v):
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def test_scores_that_are_rounded_before_their_scale_too_are_a_cause():
+    found = names("written_out", "rounds_scores_twice", Question(n=256, head_dim=96))
+    assert found.changes == ("products",) and found.explained > 0.99
+    assert in_words(found)[-1].endswith("scores rounded before their scale in B")
+
+
 def test_the_numbers_are_those_of_the_outputs():
     found = names("shipped", "low")
     q, k, v, options, _ = DRAWN.tensors()
