@@ -63,7 +63,7 @@ def by_kernel(rows: pd.DataFrame, gallery) -> str:
     for each in _judged(rows, gallery):
         own = rows[rows.kernel == each.name]
         count, source = alarms(own), f" ({linked(each.source)})" if each.source else ""
-        told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen]))
+        told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
         ours = [count["ours"], ", ".join(named(own.fails)), told]
         lines.append([f"`{each.key}`", each.defect + source, *ours, *(count.get(judge, "") for judge in JUDGES)])
     return table(["kernel", "defect", "ours", "by", "only told", "`assert_close`", "rule of two"], lines)

@@ -44,10 +44,10 @@ def noise(q, k, v, **options):
 MUTANTS = (
     Mutant(remembers_k, "K of an earlier call of the same shape is used again."),
     Mutant(splits_by_batch, "The size of a tile depends on the batch: a row alone has other bits than in a batch.",
-           "github.com/vllm-project/vllm/issues/53257"),
+           "github.com/vllm-project/vllm/issues/53257", told="to rounding it is the same answer"),
     Mutant(future_in_scale, "V is held in 12 bits with one scale for 64 keys: later keys change earlier outputs.",
            "github.com/NVIDIA/TransformerEngine/issues/3248"),
     Mutant(order_by_chance, "Tiles are added up in an order that changes from call to call.",
-           "github.com/ROCm/triton/issues/953"),
+           "github.com/ROCm/triton/issues/953", told="to rounding it is the same answer"),
     Mutant(noise, "Each call adds noise of a fifth of a percent."),
 )  # fmt: skip

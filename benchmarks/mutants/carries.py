@@ -55,7 +55,7 @@ MUTANTS = (
            "github.com/Xilinx/mlir-air/pull/1606"),
     Mutant(splits_in_16_bits, "Partial results of 8 splits, not yet divided by l, are written in the inputs' format.",
            "github.com/flashinfer-ai/flashinfer/issues/5107",
-           "out of sight: roundings of 8 independent parts cost about as much as the output's own"),
+           "at the edge: roundings of 8 independent parts cost about as much as the output's own"),
     Mutant(o_not_rescaled, "Where a tile has a new maximum, O is not rescaled (l is)."),
     Mutant(maximum_of_first_tile, "The maximum is that of the first tile: a later score far above it overflows."),
 )  # fmt: skip

@@ -93,5 +93,5 @@ MUTANTS = (
            "github.com/XunhaoLai/native-sparse-attention-triton/issues/27"),
     Mutant(delta_forgotten, "dS lacks the row's delta, so that dQ and dK are wrong."),
     Mutant(dq_by_chance, "dQ is added up in an order that changes from call to call, as by atomic additions.",
-           "github.com/Dao-AILab/flash-attention/issues/414"),
+           "github.com/Dao-AILab/flash-attention/issues/414", told="to rounding it is the same answer"),
 )  # fmt: skip

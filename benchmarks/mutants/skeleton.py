@@ -19,13 +19,15 @@ class Mutant:
         kernel: f(q, k, v, causal=False, scale=None, ...), a function of a module.
         defect: one plain sentence; of a control, its style.
         source: a public thread or paper that tells of such a defect; "" where it is ours.
-        unseen: why no judge from outside could see it, or count it; "" where one should.
+        unseen: why no judge from outside could see it, or not always; "" where one should.
+        told: why it is told, and does not count; "" where it should count.
     """
 
     kernel: Callable
     defect: str
     source: str = ""
     unseen: str = ""
+    told: str = ""
 
     @property
     def key(self) -> str:
