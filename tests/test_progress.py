@@ -1,8 +1,12 @@
 """What a run of notebooks says of how far it is."""
 
+import os
+import sys
+
 import pytest
 
 from fa_lib.execution import outcome
+from fa_lib.execution.notebook import run_beside
 from fa_lib.execution.progress import Progress, in_words
 
 
@@ -53,3 +57,18 @@ def test_an_outcome_tells_how_long_its_run_took(tmp_path):
     assert outcome.seconds(path) is None and outcome.fresh(path, "x", tmp_path)
     path.write_text('{"made_from": "x", "files": {}, "seconds": "long"}')
     assert outcome.seconds(path) is None
+
+
+def test_notebooks_side_by_side_share_the_cores(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    notebooks = [tmp_path / f"{name}.ipynb" for name in ("01_a", "02_b")]
+    for path in notebooks:
+        path.write_text("{}")
+
+    def command(path):
+        write = f"import os; open({str(path.with_suffix('.txt'))!r}, 'w').write(os.environ['OMP_NUM_THREADS'])"
+        return [sys.executable, "-c", write]
+
+    assert run_beside(notebooks, Progress({"01_a": 1, "02_b": 1}, jobs=2), command, lambda line: None)
+    assert [path.with_suffix(".txt").read_text() for path in notebooks] == ["2", "2"]

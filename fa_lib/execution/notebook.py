@@ -179,8 +179,8 @@ def progress_of(
 def run_beside(
     notebooks: list[Path], progress: Progress, command: Callable[[Path], list[str]], say: Callable = print
 ) -> bool:  # fmt: skip
-    """Run a command for each notebook, as many at a time as the Progress says; those that train share their runs: one
-    after the other. After each, say how far it is.
+    """Run a command for each notebook, as many at a time as the Progress says, each with its share of the cores; those
+    that train share their runs: one after the other. After each, say how far it is.
 
     Args:
         command: of a notebook, the words of a process, which ends with this one.
@@ -191,13 +191,14 @@ def run_beside(
     trains = [path for path in notebooks if "fa_lib.training" in path.read_text()]
     chains = [trains, *([path] for path in notebooks if path not in trains)]
     running, stopped = [], threading.Event()
+    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // progress.jobs))}  # threads that wait cost time
 
     def follow(chain):
         well = True
         for path in chain:
             if stopped.is_set():
                 return False
-            started, own = time.monotonic(), os.environ | {parent.NAME: str(os.getpid())}
+            started, own = time.monotonic(), share | os.environ | {parent.NAME: str(os.getpid())}
             process = subprocess.Popen(command(path), env=own, process_group=0)  # Ctrl-C comes here alone
             running.append(process)
             well &= process.wait() == 0
