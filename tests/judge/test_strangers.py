@@ -21,6 +21,7 @@ from fa_lib.check.splits import in_splits
 from fa_lib.check.words import in_words, title
 from fa_lib.cli import app
 from fa_lib.experiments.rule import ALLOWED, Case, exact, held, yardstick
+from fa_lib.precision import Precision
 
 pytestmark = pytest.mark.slow
 
@@ -381,3 +382,20 @@ def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
             measure(names, inputs)
     with pytest.raises(ValueError, match="queries: got 1; accepted with 'two maxima' is None"):
         Inputs("BF16", "two maxima", 128, 0, 1)
+
+
+@pytest.mark.parametrize("noise, due", [(0.0, "wrong"), (0.06, "yes")])
+def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kernel_is_not(noise, due):
+    """Without 8 of 248 features of Q and K an output is off by less than what another answer is."""
+
+    def kernel(q, k, v, causal=False, scale=None):
+        d = q.shape[-1]
+        keep = 240 if d == 248 and not noise else d
+        o = kernels.reference(
+            q[..., :keep], k[..., :keep], v, causal=causal, scale=scale or d**-0.5, precision=Precision.kernel(q.dtype)
+        )
+        gain = noise * torch.randn(o.shape, generator=torch.Generator().manual_seed(0)).to(o)
+        return o + gain * o.square().mean().sqrt()
+
+    rows = {row["asked"]: row for row in contract(kernel, head_dims=(240, 248))}
+    assert rows["head_dim 240"]["outcome"] == "yes" and rows["head_dim 248"]["outcome"] == due
