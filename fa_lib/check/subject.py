@@ -12,7 +12,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.attempt import UNASKED, KernelError, called, guarded
 from fa_lib.check.contract import ABLE, Ability
-from fa_lib.experiments.rule import ALLOWED, yardstick
+from fa_lib.experiments.rule import ALLOWED, scored_twice, yardstick
 from fa_lib.formats import BF16, FP32, FP64, Format
 from fa_lib.inputs import draw
 from fa_lib.kernels.options import finite, within
@@ -86,7 +86,7 @@ class Subject:
 
     def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
         """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
-        of = dict(precision=Precision.materialized(self.fmt)), dict(precision=Precision.uniform(FP64))
+        of = dict(precision=scored_twice(self.fmt)), dict(precision=Precision.uniform(FP64))
         both = []
         for given in of:
             tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]

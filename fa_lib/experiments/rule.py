@@ -94,8 +94,13 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     fmt, scale = Format.of(q.dtype), options.get("scale") or q.shape[-1] ** -0.5
     if math.frexp(scale)[0] == 0.5 or fmt.precision >= FP32.precision:
         return kernels.baseline(q, k, v, **options)
-    precision = replace(Precision.materialized(fmt), products=Written(fmt))
-    return kernels.reference(q, k, v, precision=precision, **options)
+    return kernels.reference(q, k, v, precision=scored_twice(fmt), **options)
+
+
+def scored_twice(fmt: Format) -> Precision:
+    """`Precision.materialized`, in formats narrower than FP32 with scores that are rounded before their scale, too."""
+    whole = Precision.materialized(fmt)
+    return whole if fmt.precision >= FP32.precision else replace(whole, products=Written(fmt))
 
 
 @dataclass(frozen=True)
