@@ -59,8 +59,9 @@ def test_a_short_run_has_the_first_bits_of_a_longer_one(small, tmp_path, monkeyp
     assert not other.same.any()
     with pytest.raises(RuntimeError, match="study: 0 of 6 weights .* with the same arithmetic"):
         campaign.agreement(other, out)
-    monkeypatch.setattr(campaign, "arithmetic", lambda: dict(torch="of another machine"))
-    assert campaign.agreement(other, out).endswith("and this is {'torch': 'of another machine'}")
+    another = dict(torch="2.99", instructions="NEON", summed_in_fp32="BF16 FP16")
+    monkeypatch.setattr(campaign, "arithmetic", lambda: another)
+    assert campaign.agreement(other, out).endswith("and this is torch 2.99, NEON, BF16 and FP16 summed in FP32")
 
 
 def test_an_unknown_part_is_named(small, tmp_path):

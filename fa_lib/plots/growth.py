@@ -61,12 +61,16 @@ def _title(ratio):
     """What the prediction is worth at the last step."""
     last = ratio[ratio.step == ratio.step.max()].groupby("pair", sort=False).ratio.apply(lambda x: geometric(x)[0])
     each = [
-        f"{' to '.join(dict.fromkeys(f'{end:.2g}' for end in (values.min(), values.max())))} in {name}"
+        f"{' to '.join(dict.fromkeys(_told(end) for end in (values.min(), values.max())))} in {name}"
         for name, values in (("BF16", last[~last.index.str.contains("fp32")]), ("FP32", last.filter(like="fp32")))
         if len(values)
     ]
     far = f": predicted over measured {', '.join(each)}" if each else ""
     return f"Figure 7b. A first step tells the curve in BF16{far}"
+
+
+def _told(ratio):
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 @styled

@@ -184,10 +184,17 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
     kept, here = known("part", "main", _arithmetics(out)), arithmetic()
     words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
     if kept != here:
-        return f"{words}; it was recorded with {kept}, and this is {here}"
+        return f"{words}; it was recorded with {_in_words(kept)}, and this is {_in_words(here)}"
     if not same.same.all():
-        raise RuntimeError(f"study: {words}, which was recorded with the same arithmetic: {kept}")
+        raise RuntimeError(f"study: {words}, which was recorded with the same arithmetic: {_in_words(kept)}")
     return words
+
+
+def _in_words(arithmetic):
+    """As in a sentence: "torch 2.13.0+cpu, AVX512, BF16 and FP16 summed in FP32"."""
+    summed = " and ".join(arithmetic["summed_in_fp32"].split())
+    whole = f"torch {arithmetic['torch']}, {arithmetic['instructions']}"
+    return f"{whole}, {summed} summed in FP32" if summed else whole
 
 
 def arithmetic() -> dict[str, str]:
