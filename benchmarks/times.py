@@ -33,18 +33,22 @@ def row(name: str, spent: dict, cells: list[float]) -> str:
 
 def document(folder: Path) -> str:
     """benchmarks/times.md with its numbers. folder: `build()`, where `make figures` has run."""
-    rows, wall, cpu = [], 0.0, 0.0
+    rows, ends, starts, wall, cpu = [], [], [], 0.0, 0.0
     for path in of_scale(notebooks_of(NOTEBOOKS, None), SCALE):
-        spent = outcome.read(outcome_path(path, folder))
+        at = outcome_path(path, folder)
+        spent = outcome.read(at)
         if spent is None or "cpu_seconds" not in spent:
             raise ValueError(f"times: {path.stem} has not run at the scale {SCALE}; run `make figures` first")
         rows.append(row(path.stem, spent, seconds_of_cells(folder / path.name)))
         wall, cpu = wall + spent["seconds"], cpu + spent["cpu_seconds"]
+        ends.append(at.stat().st_mtime)
+        starts.append(ends[-1] - spent["seconds"])
     machine = (
         f"{processor()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
     )
     total = f"| all | {wall:.0f} | {cpu:.0f} | | |"
     names = dict(machine=machine, table="\n".join([HEAD, *rows, total]), minutes=wall / 60)
+    names |= dict(elapsed=(max(ends) - min(starts)) / 60)
     return (HERE / "times.md").read_text().format(**names)
 
 
