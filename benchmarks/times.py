@@ -33,7 +33,7 @@ def row(name: str, spent: dict, cells: list[float]) -> str:
 
 def document(folder: Path) -> str:
     """benchmarks/times.md with its numbers. folder: `build()`, where `make figures` has run."""
-    rows, ends, starts, wall, cpu = [], [], [], 0.0, 0.0
+    rows, spans, wall, cpu = [], [], 0.0, 0.0
     for path in of_scale(notebooks_of(NOTEBOOKS, None), SCALE):
         at = outcome_path(path, folder)
         spent = outcome.read(at)
@@ -41,14 +41,15 @@ def document(folder: Path) -> str:
             raise ValueError(f"times: {path.stem} has not run at the scale {SCALE}; run `make figures` first")
         rows.append(row(path.stem, spent, seconds_of_cells(folder / path.name)))
         wall, cpu = wall + spent["seconds"], cpu + spent["cpu_seconds"]
-        ends.append(at.stat().st_mtime)
-        starts.append(ends[-1] - spent["seconds"])
+        end = at.stat().st_mtime
+        spans.append((end - spent["seconds"], end))
     machine = (
         f"{processor()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
     )
     total = f"| all | {wall:.0f} | {cpu:.0f} | | |"
-    names = dict(machine=machine, table="\n".join([HEAD, *rows, total]), minutes=wall / 60)
-    names |= dict(elapsed=(max(ends) - min(starts)) / 60)
+    starts, ends = zip(*spans)
+    elapsed = (max(ends) - min(starts)) / 60
+    names = dict(machine=machine, table="\n".join([HEAD, *rows, total]), minutes=wall / 60, elapsed=elapsed)
     return (HERE / "times.md").read_text().format(**names)
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks.mutants.controls import each_operation_rounds
 from fa_lib import kernels
 from fa_lib.experiments.rule import ALLOWED, CALLS, rule, written_out
 from fa_lib.inputs import draw
@@ -47,14 +48,6 @@ def test_every_kernel_is_held_once_and_to_the_same_numbers():
     rows = rule("GQA 384", 32, "normal", "BF16", 0)
     assert rule("GQA 384", 32, "normal", "BF16", 0, ["as_shipped", "as_shipped"]) == rows[4:8]
     assert {row["tensor"]: row["allowed"] for row in rows} == ALLOWED
-
-
-def each_operation_rounds(q, k, v, causal=False, scale=None):
-    """As a framework runs attention unfused: Q Kᵀ is written, and then multiplied by the scale."""
-    S = q @ k.mT * (scale or q.shape[-1] ** -0.5)
-    if causal:
-        S = S.masked_fill(torch.ones(S.shape[-2:]).triu(S.shape[-1] - S.shape[-2] + 1) > 0, -math.inf)
-    return torch.softmax(S, -1) @ v
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ import pandas as pd
 from fa_lib.check.carry import LOST, SUMS, carried, carry
 from fa_lib.check.contract import CALLS, GRADIENTS_AT, HEAD_DIM, LARGE, OF_SINKS, Ability, formats
 from fa_lib.check.diagnose import FAR
-from fa_lib.check.findings import Judgement, Severity
+from fa_lib.check.findings import Finding, Judgement, Severity
 from fa_lib.check.golden import Inputs
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
@@ -89,7 +89,7 @@ def _answer(judged: Judged, asked: str) -> Result:
     row = rows.iloc[0]
     told = noted(row.outcome, row.note, row.problem)
     if row.outcome == "no":
-        return Result(None, f"the kernel {told}")
+        return _unanswered(row.outcome, told)
     return Result(row.outcome == "yes", told and f"asked for {asked} it {told}")
 
 
@@ -98,8 +98,8 @@ def _gradients(judged: Judged, shape: str) -> Result:
     if not judged.able.gradients:
         return Result(None, "the kernel has no gradients")
     rows = pd.DataFrame(ruled(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=judged.able))
-    if (rows.outcome != "yes").any():
-        return Result(False, f"the kernel {rows.problem.iloc[0]}")
+    if rows.outcome.iloc[0] != "yes":
+        return _unanswered(rows.outcome.iloc[0], rows.problem.iloc[0])
     rows = rows[rows.tensor != "o"]
     if not len(rows):
         return Result(None, "the kernel has no gradients of this")
@@ -138,12 +138,15 @@ def _rule(judged: Judged, shape: str) -> Result:
 
 
 def _ruled(outcome: str, problem: str, times: float, fmt: str) -> Result:
-    if outcome == "no":
-        return Result(None, f"the kernel {problem}")
     if outcome != "yes":
-        return Result(False, f"the kernel {problem}")
+        return _unanswered(outcome, problem)
     told = f"{times:.3g} times Baseline's largest error in {fmt}; accepted are {ALLOWED['o']}"
     return Result(times <= ALLOWED["o"], told)
+
+
+def _unanswered(outcome: str, problem: str) -> Result:
+    """Of a call without an answer: what the kernel does not have cannot be asked, anything else is a failure."""
+    return Result(None if outcome == "no" else False, f"the kernel {problem}")
 
 
 def _carry(judged: Judged, what: str) -> Result:
@@ -189,8 +192,7 @@ def _relation(judged: Judged, key: str) -> Result:
         return Result(None, f"the kernel {problems[0]}" if problems else "the kernel has no such option")
     table = pd.DataFrame(rows).assign(key=key, fmt=judged.fmt)
     found = tuple(each for each in of_relations(table) if each.what == "relation")
-    groups = said_of(Judgement("kernel", "", found)).values()
-    said = " ".join(one.line for group in groups for one in group)
+    said = _said(found)
     if any(each.severity == Severity.FAILS for each in found):
         return Result(False, f"{said} Asked because of {RELATIONS[key].source}.")
     if any(each.number is None for each in found):  # NaN, that is told and not counted
@@ -198,20 +200,29 @@ def _relation(judged: Judged, key: str) -> Result:
     return Result(True, said)
 
 
-def conduct_of(kernel: str, conduct: pd.DataFrame) -> Result:
+def conduct_of(conduct: pd.DataFrame) -> Result:
     """What a kernel did beside its work, while it was asked. conduct: of its `apart.Apart`."""
     found = tuple(of_conduct(conduct))
-    groups = said_of(Judgement("kernel", kernel, found)).values()
-    passed = all(each.severity != Severity.FAILS for each in found)
-    return Result(passed, " ".join(one.line for group in groups for one in group))
+    return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
+
+
+def _said(findings: tuple[Finding, ...]) -> str:
+    """The lines of some findings, one after the other."""
+    groups = said_of(Judgement("kernel", "", findings)).values()
+    return " ".join(one.line for group in groups for one in group)
+
+
+def _name(kind: str, of: str) -> str:
+    """Of a check: "answer_head_dim_40"."""
+    return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', of.lower())}"
 
 
 CHECKS: dict[str, Callable[[Judged], Result]] = {
     **{f"error_{name}": partial(_error, distribution=name) for name in ("uniform", "normal")},
-    **{f"rule_{shape.replace(' ', '_')}": partial(_rule, shape=shape) for shape in QUICK.shapes},
-    **{f"gradients_{shape.replace(' ', '_')}": partial(_gradients, shape=shape) for shape in QUICK.shapes},
+    **{_name("rule", shape): partial(_rule, shape=shape) for shape in QUICK.shapes},
+    **{_name("gradients", shape): partial(_gradients, shape=shape) for shape in QUICK.shapes},
     **{f"carry_{what}": partial(_carry, what=what) for what in SUMS},
     **{f"rounding_{what}": partial(_rounding, what=what) for what in ("probs", "output")},
-    **{f"answer_{re.sub(r'[^a-z0-9]+', '_', asked.lower())}": partial(_answer, asked=asked) for asked in ANSWERS},
+    **{_name("answer", asked): partial(_answer, asked=asked) for asked in ANSWERS},
     **{key: partial(_relation, key=key) for key in RELATIONS},
 }

@@ -99,10 +99,12 @@ def contract(
         answer = attempt(_typed(fn) if first else fn, q, k, v, **options)
         outcome, note, asked_for = answer.outcome, "", diagnose.Call(q, k, v, fmt, options)
         if outcome == "yes" and times == 1:  # else a score's own rounding may turn the softmax
-            off = diagnose.distance(answer.o, asked_for.golden())
-            own.update({f"{fmt}": off} if first else {})
-            may = max(AWAY, TIMES * own[f"{fmt}"]) if asked.startswith(HEAD_DIM) else diagnose.FAR
-            outcome, note = _compared(answer.o, asked_for) if off > min(may, diagnose.FAR) else ("yes", "")
+            off, limit = diagnose.distance(answer.o, asked_for.golden()), diagnose.FAR
+            if first:
+                own[fmt] = off
+            if asked.startswith(HEAD_DIM):
+                limit = min(limit, max(AWAY, TIMES * own[fmt]))
+            outcome, note = _compared(answer.o, asked_for, limit) if off > limit else ("yes", "")
         elif outcome == "broken" and answer.o is None:
             note = diagnose.transposed_output(fn, asked_for)
         note = "causal_only" if causal and first and outcome == "yes" else note
@@ -171,13 +173,13 @@ def _typed(fn):
     return call
 
 
-def _compared(o, call):
-    """Outcome and note of an answer of the right shape to a diagnose.Call that is another one than attention's."""
+def _compared(o, call, limit):
+    """Outcome and note of an answer of the right shape to a diagnose.Call, further from attention's than a limit."""
     if call.options.get("causal"):
         top_left = torch.ones(call.q.shape[-2], call.k.shape[-2], dtype=torch.bool, device=o.device).tril()
-        if not _far(o, call.golden(causal=False, mask=top_left)):
+        if not diagnose.distance(o, call.golden(causal=False, mask=top_left)) > limit:
             return "yes", "top_left"
-        if not _far(o, call.golden(causal=False)):
+        if not diagnose.distance(o, call.golden(causal=False)) > limit:
             return "wrong", "unmasked"
     return "wrong", diagnose.diagnose(o, call)
 

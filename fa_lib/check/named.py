@@ -39,7 +39,7 @@ def check_named(kernel: str, names: Sequence[str], limit: float = LIMIT_S) -> di
         else:
             alone.wait()
         found = {check: result_of(check, kernel) for check in checks}
-        return found | ({} if alone is None else dict(conduct=conduct_of(kernel, alone.conduct())))
+        return found | ({} if alone is None else dict(conduct=conduct_of(alone.conduct())))
 
 
 def failed(results: Mapping[str, Result]) -> bool | None:

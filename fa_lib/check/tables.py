@@ -31,10 +31,10 @@ TEXTS = (  # columns that hold no numbers: the others are aligned at the right
 def by_call(asked: pd.DataFrame) -> pd.DataFrame:
     """A table of `contract`: the answer, what was asked, and a note in words. head_dims with one answer are one row."""
     told = asked.assign(note=[noted(row.outcome, row.note, row.problem) for row in asked.itertuples()])
-    of_dims = told.asked.str.startswith((HEAD_DIM, GRADIENTS_AT))
+    backward = told.asked.str.startswith(GRADIENTS_AT)
+    of_dims = backward | told.asked.str.startswith(HEAD_DIM)
     other = of_dims & ~told.outcome.isin(FAULTS)  # refusals differ by the number they name
-    kind = told.asked.str.startswith(GRADIENTS_AT)
-    alike = [rows.iloc[:1].assign(asked=as_one(rows.asked)) for _, rows in told[other].groupby(["outcome", kind])]
+    alike = [rows.iloc[:1].assign(asked=as_one(rows.asked)) for _, rows in told[other].groupby(["outcome", backward])]
     told = pd.concat([told[~other], *alike])
     dims = told[["head_dim"]] if told.head_dim.nunique() > 1 else told[[]]
     answers = [OUTCOMES.get(outcome, outcome) for outcome in told.outcome]

@@ -91,10 +91,10 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
 
     Args, Returns, Raises: as `kernels.baseline`.
     """
-    fmt, scale = Format.of(q.dtype), options.get("scale") or q.shape[-1] ** -0.5
-    if math.frexp(scale)[0] == 0.5 or fmt.precision >= FP32.precision:
+    scale = options.get("scale") or q.shape[-1] ** -0.5
+    if math.frexp(scale)[0] == 0.5:
         return kernels.baseline(q, k, v, **options)
-    return kernels.reference(q, k, v, precision=scored_twice(fmt), **options)
+    return kernels.reference(q, k, v, precision=scored_twice(Format.of(q.dtype)), **options)
 
 
 def scored_twice(fmt: Format) -> Precision:

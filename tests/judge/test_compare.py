@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from benchmarks.mutants import controls
 from fa_lib import draw, kernels
 from fa_lib.check.emulations import Emulation
 from fa_lib.check.log_probs import log_probs
@@ -32,6 +33,7 @@ on_a_hopper, one_by_one = emulated(products="hopper"), emulated(products="sequen
 small_tiles_low = emulated(tile=32, carried="BF16")
 parts = emulated(splits=8, partial="BF16")
 written_out = kernels.unfused
+rounds_scores_twice = controls.each_operation_rounds
 
 
 def noisy(q, k, v, **options):
@@ -81,10 +83,6 @@ def test_how_products_are_summed_is_a_cause(a, b):
     found = names(a, b, LONG)
     assert found.changes == ("products",) and found.explained == pytest.approx(1)
     assert "products summed as a Hopper's tensor cores do in B" in in_words(found)[-1]
-
-
-def rounds_scores_twice(q, k, v):
-    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
 
 
 def test_scores_that_are_rounded_before_their_scale_too_are_a_cause():

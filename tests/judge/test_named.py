@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from fa_lib import kernels
 from fa_lib.check.checks import CHECKS, Result, result_of
 from fa_lib.check.named import check_named, chosen, failed, in_lines
 from fa_lib.cli import app
@@ -73,3 +74,15 @@ def test_what_could_not_be_asked_is_no_pass():
 def test_what_cannot_be_done_is_told_in_a_line(words, message):
     done = command(*words)
     assert done.exit_code == 2 and message in done.stderr and done.stdout == ""
+
+
+def multiples_of_128(q, k, v):
+    """A kernel for lengths of whole tiles."""
+    if k.shape[-2] % 128:
+        raise NotImplementedError("multiples of 128 keys")
+    return kernels.as_shipped(q, k, v)
+
+
+def test_gradients_of_a_shape_that_a_kernel_refuses_are_not_asked():
+    found = {check: result_of(check, multiples_of_128).passed for check in ("rule_97", "gradients_97", "gradients_256")}
+    assert found == {"rule_97": None, "gradients_97": None, "gradients_256": True}

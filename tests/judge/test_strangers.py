@@ -399,3 +399,15 @@ def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kerne
 
     rows = {row["asked"]: row for row in contract(kernel, head_dims=(240, 248))}
     assert rows["head_dim 240"]["outcome"] == "yes" and rows["head_dim 248"]["outcome"] == due
+
+
+def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head_dim():
+    def kernel(q, k, v):
+        d = q.shape[-1]
+        keep = 240 if d == 248 else d
+        precision = Precision.kernel(q.dtype)
+        return kernels.reference(q[..., :keep], k[..., :keep], v, causal=True, scale=d**-0.5, precision=precision)
+
+    rows = {row["asked"]: row for row in contract(kernel, causal=True, head_dims=(240, 248))}
+    assert [rows[f"head_dim {d}"]["outcome"] for d in (240, 248)] == ["yes", "wrong"]
+    assert rows["head_dim 248"]["note"] != "top_left"
