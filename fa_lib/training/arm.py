@@ -9,7 +9,7 @@ from fa_lib.experiments.variant import known
 from fa_lib.kernels.eager import stepwise
 from fa_lib.training.spec import Arm
 
-NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-6, -4)  # powers of 10, beside the 1e-7 of "perturb"
+NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-8, -6, -4)  # powers of 10, beside the 1e-7 of "perturb"
 
 
 def small_tiles(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
