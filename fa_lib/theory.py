@@ -8,6 +8,7 @@ each line, and says where independence ends.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import replace
 from numbers import Integral
 
@@ -147,8 +148,10 @@ def bits_for(times: float, stored: FormatLike, **given) -> float:
         precision = replace(Precision.kernel(stored), accumulator=fmt, row_sum=fmt)
         return math.log2(largest_over_baseline(precision, stored, **given))
 
-    counts = range(2, 25)
-    return float(np.interp(-math.log2(times), [-over(count) for count in counts], counts))
+    counts, limit = range(2, 25), math.log2(times)  # the more bits, the smaller the error: halved until it is found
+    enough = bisect_left(counts, -limit, key=lambda count: -over(count))
+    near = counts[max(0, enough - 1) : enough + 1]
+    return float(np.interp(-limit, [-over(count) for count in near], near))
 
 
 def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:

@@ -13,7 +13,7 @@ def mean(table, by, value):
 
 
 def test_flashattention_3s_row_comes_out_where_its_own_tests_baseline_is_taken():
-    table = sweep(outliers, dict(n=8192, head_dim=128, golden_inputs=["exact", "rounded"], seed=range(4), rows=256))
+    table = sweep(outliers, dict(n=8192, head_dim=128, seed=range(4), rows=256))
     times = mean(table, "golden_inputs", ["times", "times_scaled_first"])
     assert 1.4 < times.times_scaled_first["exact"] < 2  # published: 1.7
     assert times.times["rounded"] > 3 > times.times["exact"]

@@ -32,6 +32,7 @@ from fa_lib.execution.same_code import refuse_another_fa_lib
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
+SHARED = ("fa_lib.training", "sweep(compare,")  # in a notebook's text: it takes runs, or cells, that others make too
 LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 
 
@@ -180,7 +181,7 @@ def run_beside(
     notebooks: list[Path], progress: Progress, command: Callable[[Path], list[str]], say: Callable = print
 ) -> bool:  # fmt: skip
     """Run a command for each notebook, as many at a time as the Progress says, each with its share of the cores; those
-    that train share their runs: one after the other. After each, say how far it is.
+    that share runs or cells (SHARED) one after the other. After each, say how far it is.
 
     Args:
         command: of a notebook, the words of a process, which ends with this one.
@@ -188,8 +189,10 @@ def run_beside(
     Returns:
         whether all ended well.
     """
-    trains = [path for path in notebooks if "fa_lib.training" in path.read_text()]
-    chains = [trains, *([path] for path in notebooks if path not in trains)]
+    chains: dict[str, list[Path]] = {}
+    for path in notebooks:
+        text = path.read_text()
+        chains.setdefault(next((word for word in SHARED if word in text), path.stem), []).append(path)
     running, stopped = [], threading.Event()
     share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // progress.jobs))}  # threads that wait cost time
 
@@ -209,7 +212,7 @@ def run_beside(
 
     with ThreadPoolExecutor(progress.jobs) as pool:
         try:
-            return all([future.result() for future in [pool.submit(follow, chain) for chain in chains]])
+            return all([future.result() for future in [pool.submit(follow, chain) for chain in chains.values()]])
         except BaseException:
             stopped.set()
             for process in running:

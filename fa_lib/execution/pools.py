@@ -1,11 +1,14 @@
 """Executors for `sweep`: processes of this machine, or the jobs of a cluster."""
 
+import atexit
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import forkserver
 
 import torch
 
@@ -33,7 +36,9 @@ def workers(count: int | str) -> Iterator[Executor | None]:
         return
     if type(count) is not int or count < 0:
         raise ValueError(f"executor: got {count!r}; accepted is 'slurm' or a number of processes")
-    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    context, others = multiprocessing.get_context("forkserver"), multiprocessing.active_children()
+    context.set_forkserver_preload(_imported())
+    atexit.register(forkserver._forkserver._stop)  # waited for, the seconds of the processes that it forked are counted
     with ProcessPoolExecutor(count, mp_context=context, initializer=_settle) as pool:
         try:
             yield pool
@@ -42,6 +47,11 @@ def workers(count: int | str) -> Iterator[Executor | None]:
                 if child not in others:
                     child.kill()
             raise
+
+
+def _imported():
+    """What workers may need of what is imported here: one process imports it, and they are forked from that."""
+    return sorted(name for name in sys.modules if name.startswith("fa_lib.") and not name.startswith("fa_lib.plots"))
 
 
 def _settle():

@@ -40,15 +40,13 @@ def rescaling(
     """
     known("order", order, ORDERS), known("maximum", maximum, MAXIMA)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, rows, 64), (1, n, 64)))  # head_dim 64
-    scores = (q @ k.mT)[0]  # (rows, n)
-    at = torch.arange(n).repeat(rows, 1)
     if order == "every_tile":
-        top = scores.topk(tiles, dim=1).indices  # largest first
+        top = (q @ k.mT)[0].topk(tiles, dim=1).indices  # (rows, tiles), largest first
         rest = torch.ones(rows, n, dtype=torch.bool).scatter_(1, top, False)
-        tails = at[rest].reshape(rows, tiles, n // tiles - 1)
+        tails = torch.arange(n).repeat(rows, 1)[rest].reshape(rows, tiles, n // tiles - 1)
         at = torch.cat([top.flip(1)[..., None], tails], -1).reshape(rows, n)
-    q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, head_dim), (rows, n, head_dim): an order for each row
-    options = dict(mask=-(q @ k.mT).amax(-1, keepdim=True).expand(-1, 1, n) / 8)  # (rows, 1, n)
+        q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, 64), (rows, n, 64): each row is a head with its keys
+    options = dict(mask=-(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8)  # as the scores
     golden = kernels.golden(q, k, v, inputs=FP64, **options)
     given = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
     how = Algorithm(algorithm, maximum=zero if maximum == "known" else None)

@@ -64,8 +64,8 @@ def by_rows(
 
 
 def rows_at_once(q: Tensor, width: int, options: Options) -> int:
-    """Rows whose tile of S, `width` keys wide, fits the cache."""
-    return max(16, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
+    """Rows whose tile of S, `width` keys wide, fits the cache; but enough for a matrix product to be worth its start."""
+    return max(64, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
 
 
 def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple[int, Tensor, Tensor]]:
