@@ -30,7 +30,7 @@ SLURM := $(shell command -v slurmctld)
 help: ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (JOBS=2: two at a time; EXECUTOR=slurm: on a cluster; make figure4: one of them)
+figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (two at a time; JOBS=1: one; EXECUTOR=slurm: on a cluster; make figure4: one of them)
 	@FA_LIB_PARENT=$$PPID $(FA_LIB) figures --scale="$$SCALE" $(if $(EXECUTOR),--executor="$$EXECUTOR") $(if $(JOBS),--jobs="$$JOBS")
 
 figure%: $(call has,figures) # of that number, as figure4 or figure9b

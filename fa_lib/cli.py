@@ -30,7 +30,9 @@ def figures(
     executor: Annotated[
         str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="notebooks at a time")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="notebooks at a time; 2 where nothing is said of where they run")
+    ] = None,
     beside: Annotated[bool, typer.Option("--beside", hidden=True, help="one of several, which another counts")] = False,
 ) -> None:
     """Draw the figures: run the notebooks whose results are not up to date, through papermill.
@@ -48,6 +50,8 @@ def figures(
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = notebooks_of(NOTEBOOKS, only)
         notebooks = notebooks if only else of_scale(notebooks, scale)
+        alone = executor is not None or scale == "gpu" or os.cpu_count() == 1
+        jobs = jobs or (1 if alone else min(2, len(notebooks)))
         if jobs == 1:
             run_all(notebooks, scale, build(), executor=executor, say=_say)
         else:

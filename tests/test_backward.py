@@ -56,7 +56,7 @@ def test_gradcheck(sizes, block_q, block_kv, causal, softcap, seed):
         lambda q, k, v: reference(q, k, v, precision=EXACT, **options),
         lambda q, k, v: tiled(q, k, v, tiling=Tiling(block_q, block_kv), precision=EXACT, **options),
     ):
-        assert torch.autograd.gradcheck(kernel, (q, k, v))
+        assert torch.autograd.gradcheck(kernel, (q, k, v), fast_mode=True)
 
 
 @pytest.mark.parametrize("asked", [
@@ -69,7 +69,7 @@ def test_gradients_do_not_depend_on_the_tiles_worked_on_at_once(asked, precision
     dO = draw("normal", 6, q.shape)[0]
     call = partial(tiled, tiling=Tiling(8, 16), precision=precision, **asked)
     together = gradients(call, q, k, v, dO)
-    monkeypatch.setitem(rows.CHUNK, "cpu", 1)  # 16 rows and one tile of keys
+    monkeypatch.setitem(rows.CHUNK, "cpu", 1)  # 64 rows and one tile of keys
     for ours, theirs in zip(gradients(call, q, k, v, dO), together):
         assert torch.equal(ours, theirs)
 

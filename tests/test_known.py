@@ -99,7 +99,7 @@ def test_fa3_in_fp8_is_a_straight_line_of_its_steps(two_level):
 
 
 def test_fa4_is_a_straight_line_of_its_steps():
-    core, n = TensorCore.of("B200", FP16), 700
+    core, n = TensorCore.of("B200", FP16), 400
     (q, k, v), parts = drawn(FP16, n, d=128, spread=3.0)
     polynomial = polynomial_exp2(3)
 

@@ -58,13 +58,13 @@ def made(tmp_path, monkeypatch):
 def test_a_step_that_fails_or_takes_too_long_stops_no_other_and_what_is_done_is_not_made_again(
     made, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(session, "LIMIT", 6 / 60)
+    monkeypatch.setattr(session, "LIMIT", 3 / 60)
     state, run, said = made()
     assert run == list(STEPS)
     status = {key: step["status"] for key, step in state["steps"].items()}
     assert status.pop("hardware") == "failed" and status.pop("validation") == "out of time"
     assert set(status.values()) == {"done"} and len(status) == len(STEPS) - 2
-    assert "no luck" in state["steps"]["hardware"]["words"] and 6 <= state["steps"]["validation"]["seconds"] < 60
+    assert "no luck" in state["steps"]["hardware"]["words"] and 3 <= state["steps"]["validation"]["seconds"] < 60
     assert json.loads((tmp_path / "out/record.json").read_text()) == state and state["device"] == {"gpu": "none"}
     assert (tmp_path / "out/log/tests.txt").read_text() == "this is tests\n"
     _, run, said = made(names=("speed", "hardware"))
@@ -74,7 +74,7 @@ def test_a_step_that_fails_or_takes_too_long_stops_no_other_and_what_is_done_is_
 
 
 def test_no_step_is_begun_that_does_not_fit(made, monkeypatch):
-    monkeypatch.setattr(session, "LIMIT", 6 / 60)
+    monkeypatch.setattr(session, "LIMIT", 3 / 60)
     state, run, said = made(budget=3)
     assert run[:1] == ["hardware"] and "tests: not begun, 3 minutes are left" in said
     assert "speed" not in run and "study" in run

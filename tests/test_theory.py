@@ -121,7 +121,7 @@ def test_the_largest_of_few_roundings_is_bounded_and_of_many_is_normal():
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6))
 def test_no_error_is_above_its_bounds(seed):
-    """20 random kernels an example; notebook 13 tries 10,000."""
+    """20 random kernels an example; notebook 13 tries 5,000."""
     table = pd.DataFrame(bounds(seed, settings=20))
     assert (table.deterministic <= 1).all() and (table.probable <= 1).all()
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 from runs import begun, command, ended, kill_when, run, same_weights
@@ -14,26 +15,38 @@ from fa_lib.training.run_folder import weights
 
 
 def test_killed_runs_end_with_the_same_bits(tmp_path):
-    """Of the study's arms: one by default, one with loss scaling, one that carries BF16, one nudged."""
+    """Of the study's arms: one by default, by the command line; and one with loss scaling, one that carries BF16, one
+    nudged, in processes that are forked."""
     names = ("baseline", "fp16_scaled", "flash_small_tiles", "perturb_1e-5")
-    killed = [tmp_path / f"killed {name}" for name in names]
-    words = [
-        command("--arm", name, "--steps", 30, "--every", 5, "--out", folder) for name, folder in zip(names, killed)
-    ]
-    kill_when([weights(folder, 10) for folder in killed], [begun(each, start_new_session=True) for each in words])
-    early = []
-    for folder in killed:
+    killed, size = {name: tmp_path / f"killed {name}" for name in names}, dict(steps=20, every=5)
+    words = command("--arm", "baseline", "--steps", 20, "--every", 5, "--out", killed["baseline"])
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["fa_lib.training.run"])
+    started = {name: context.Process(target=run, args=(killed[name], ARMS[name]), kwargs=size) for name in names[1:]}
+    for process in started.values():
+        process.start()
+    alive, first = dict(started), begun(words, start_new_session=True)
+    while alive:
+        for name, process in list(alive.items()):
+            assert process.is_alive()
+            if weights(killed[name], 10).exists():
+                alive.pop(name).kill()
+                process.join()
+        time.sleep(0.005)
+    kill_when([weights(killed["baseline"], 10)], [first])
+    early = {}
+    for name, folder in killed.items():
         assert not (folder / "run.json").exists() and (folder / "resume.ckpt").exists()
-        early.append(weights(folder, 5).stat().st_mtime_ns)
-    by_command = begun(words[0])
-    for name, folder in zip(names[1:], killed[1:]):
-        run(folder, ARMS[name], steps=30, every=5)
+        early[name] = weights(folder, 5).stat().st_mtime_ns
+    by_command = begun(words)
+    for name in names[1:]:
+        run(killed[name], ARMS[name], **size)
     assert ended(by_command).startswith("done, loss")
-    for name, folder, before in zip(names, killed, early):
-        assert weights(folder, 5).stat().st_mtime_ns == before  # it went on, and did not begin again
+    for name, folder in killed.items():
+        assert weights(folder, 5).stat().st_mtime_ns == early[name]  # it went on, and did not begin again
         undisturbed = tmp_path / name
-        run(undisturbed, ARMS[name], steps=30, every=5)
-        assert all(same_weights(undisturbed, folder, step) for step in (25, 30))
+        run(undisturbed, ARMS[name], **size)
+        assert all(same_weights(undisturbed, folder, step) for step in (15, 20))
         a, b = (json.loads((each / "run.json").read_text()) for each in (undisturbed, folder))
         assert a["losses"] == b["losses"] and a["zero_gradients"] == b["zero_gradients"]
 
