@@ -3,7 +3,7 @@
 import pytest
 
 from fa_lib import sweep
-from fa_lib.experiments.rescaling import MAXIMA, ORDERS, rescaling
+from fa_lib.experiments.rescaling import ORDERS, rescaling
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ def mean(table, by, value):
 @pytest.mark.parametrize("distribution", ["uniform", "normal"])
 def test_a_maximum_known_beforehand_leaves_the_error(distribution):
     """By 13 % at most of keys as drawn; forced rescales at every tile cost up to 1.5 x at 32 tiles."""
-    axes = dict(order=[*ORDERS], maximum=[*MAXIMA], tiles=[4, 32], distribution=distribution)
+    axes = dict(order=[*ORDERS], tiles=[4, 32], distribution=distribution)
     table = sweep(rescaling, axes | dict(seed=range(3), rows=16))
     rescales, error = (mean(table, ["order", "maximum", "tiles"], column) for column in ("rescales", "relative"))
     assert rescales["as_drawn", "known", 32] == 0 < rescales["as_drawn", "online", 32]
@@ -27,4 +27,4 @@ def test_a_maximum_known_beforehand_leaves_the_error(distribution):
 
 def test_an_unknown_order_is_refused():
     with pytest.raises(ValueError, match="order: got 'sorted'; accepted are as_drawn, every_tile"):
-        rescaling("sorted", "online", 4, "normal", 0)
+        rescaling("sorted", 4, "normal", 0)

@@ -106,8 +106,9 @@ def outliers(n: int, head_dim: int, seed: int, heads: int = 2, rows: int = 512) 
         n: keys. rows: queries of each head.
 
     Returns:
-        rows: golden_inputs, "rounded" or "exact", as of `microbenchmark.compare`; baseline; scaled_first, Baseline that multiplies K by the scale, in FP16, before the product, as
-        flash-attention's own tests do; flash; times and times_scaled_first, of flash's.
+        rows: golden_inputs, "rounded" or "exact", as of `microbenchmark.compare`; baseline; scaled_first, Baseline that
+        multiplies K by the scale, in FP16, before the product, as flash-attention's own tests do; flash; times and
+        times_scaled_first, of flash's.
     """
     q, k, v = draw("outliers", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
     precision, scaled = Precision.materialized(FP16), FP16(FP16(k) * head_dim**-0.5)

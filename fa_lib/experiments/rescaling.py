@@ -16,15 +16,8 @@ MAXIMA = {"online": "maximum found tile by tile", "known": "maximum known before
 
 
 def rescaling(
-    order: str,
-    maximum: str,
-    tiles: int,
-    distribution: str,
-    seed: int,
-    n: int = 2048,
-    rows: int = 64,
-    algorithm: str = "fa2",
-) -> dict[str, float]:
+    order: str, tiles: int, distribution: str, seed: int, n: int = 2048, rows: int = 64, algorithm: str = "fa2"
+) -> list[dict]:
     """A cell: the error of rows whose maximum is found tile by tile, which rescales, or is known, which never does.
 
     The row's largest score is subtracted from its scores by an additive mask, so that the maximum is 0 and both kernels
@@ -32,13 +25,13 @@ def rescaling(
     ascending, so that the maximum rises at nearly every tile. Every step is in BF16.
 
     Args:
-        order: a key of ORDERS. maximum: a key of MAXIMA. tiles: of n / tiles keys each.
+        order: a key of ORDERS. tiles: of n / tiles keys each.
 
     Returns:
-        dict: rescales (that raised a row's maximum, mean); relative, the root mean square of O - golden over that of
-        golden; bias, the mean signed error over the root mean square.
+        rows: maximum, a key of MAXIMA; rescales (that raised a row's maximum, mean); relative, the root mean square of
+        O - golden over that of golden; bias, the mean signed error over the root mean square.
     """
-    known("order", order, ORDERS), known("maximum", maximum, MAXIMA)
+    known("order", order, ORDERS)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, rows, 64), (1, n, 64)))  # head_dim 64
     if order == "every_tile":
         top = (q @ k.mT)[0].topk(tiles, dim=1).indices  # (rows, tiles), largest first
@@ -46,13 +39,16 @@ def rescaling(
         tails = torch.arange(n).repeat(rows, 1)[rest].reshape(rows, tiles, n // tiles - 1)
         at = torch.cat([top.flip(1)[..., None], tails], -1).reshape(rows, n)
         q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, 64), (rows, n, 64): each row is a head with its keys
-    options = dict(mask=-(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8)  # as the scores
+    options = dict(mask=-(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8)  # of the scores' shape
     golden = kernels.golden(q, k, v, inputs=FP64, **options)
     given = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
-    how = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
-    d = deviation(kernels.tiled(q, k, v, algorithm=how, **given), golden, BF16)
-    rescales = kernels.rescales(q, k, **given).double().mean().item() if maximum == "online" else 0.0
-    return dict(rescales=rescales, relative=d.relative, bias=d.bias / d.rmse)
+    found = []
+    for maximum in MAXIMA:
+        how = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
+        d = deviation(kernels.tiled(q, k, v, algorithm=how, **given), golden, BF16)
+        rescales = kernels.rescales(q, k, **given).double().mean().item() if maximum == "online" else 0.0
+        found.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
+    return found
 
 
 def zero(S: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ def by_rows(
 
 
 def rows_at_once(q: Tensor, width: int, options: Options) -> int:
-    """Rows whose tile of S, `width` keys wide, fits the cache; but enough for a matrix product to be worth its start."""
+    """Rows whose tile of S, `width` keys wide, fits the cache; but so many that matrix products are fast."""
     return max(64, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
 
 
