@@ -29,26 +29,10 @@ def test_where_all_differences_are_amplified_alike_the_first_step_predicts_the_c
     np.testing.assert_allclose(found.predicted, found.measured)
 
 
-@pytest.mark.parametrize("growth", [1.0, 1.01])
-def test_below_the_nudges_every_step_adds_the_first_ones_distance_once_more(growth):
-    """Two runs, of which each step of one adds independent errors of size d, and multiplies all by the growth."""
-    d, N = 1e-12, 1e-7
-    steps = (1, 2, 4, 10, 25, 100)
-    of_kernel = {t: d * np.sqrt(sum(growth ** (2 * (t - s)) for s in range(1, t + 1))) for t in steps}
-    of_nudge = {t: np.hypot(N * growth ** (t - 1), of_kernel[t]) for t in steps}
-    pairs = dict(flash=of_kernel, perturb=of_nudge)
-    rows = [dict(pair=k, seed=0, step=t, relative_l2=x) for k, curve in pairs.items() for t, x in curve.items()]
-    found = predicted(pd.DataFrame(rows), ["flash"])
-    np.testing.assert_allclose(found.predicted, found.measured, rtol=1e-6)
-
-
-def test_what_a_nudges_own_rounding_adds_is_not_added_again():
-    """A nudge far below what rounding adds has the kernel's own curve."""
-    d, steps = 1e-6, (1, 2, 5, 20)
-    curve = {t: d * np.sqrt(t) for t in steps}
-    rows = [dict(pair=k, seed=0, step=t, relative_l2=x) for k in ("flash", "perturb") for t, x in curve.items()]
-    found = predicted(pd.DataFrame(rows), ["flash"])
-    np.testing.assert_allclose(found.predicted, found.measured)
+def test_beyond_the_nudges_the_curve_is_the_nearest_ones():
+    first = {("perturb", 0): 1e-7, ("perturb_1e-3", 0): 1e-3, ("flash", 0): 1e-9, ("flash_emulated", 0): 1e-2}
+    found = predicted(study(first, {10: 20.0}), ["flash", "flash_emulated"])
+    assert found[found.step == 10].predicted.tolist() == pytest.approx([20e-7, 20e-3])
 
 
 def test_a_seed_without_all_nudges_is_left_out():

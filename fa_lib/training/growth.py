@@ -45,12 +45,8 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
     """The curves of some pairs, from nothing but their relative L2 distance after the first step.
 
     Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance at one checkpoint has become at the
-    next. It is read off between them, in logarithms; above the largest nudge it is the largest's.
-
-    A nudge comes once, but a kernel rounds anew at every step, and so do the two runs of a nudge. The model: each step
-    adds the first step's distance d once more, by squares, as independent errors do. What nudges have become contains
-    this. Below the smallest of them, N, growth is taken in proportion to it, which has (D / N)**2 of what steps add to
-    a distance D; the rest of it is added.
+    next. It is read off between them, in logarithms. Beyond the largest nudge it is the largest's, and below the smallest
+    the smallest's: its runs round at every step, as a kernel's do, so what it has become contains what rounding adds.
 
     Args:
         table: of `study.study`, with nudges of the twins of `pairs` (keys of PAIRS that begin with "perturb").
@@ -79,22 +75,16 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
 def _grown(first: float, nudges: pd.DataFrame) -> dict[int, float]:
     """What a distance after the first step becomes at each later one. nudges: (pair, step)."""
     steps = [step for step in nudges.columns if step >= 1]
-    found, D = {1: first}, first
+    found = {1: first}
     for since, step in zip(steps, steps[1:]):
-        grown, N = _read(D, nudges[since], nudges[step]), nudges[since].min()
-        if D < N:
-            a_step = (grown / D) ** (1 / (step - since))
-            added = sum((first * a_step ** (step - later)) ** 2 for later in range(since + 1, step + 1))
-            grown = np.sqrt(grown**2 + (1 - (D / N) ** 2) * added)
-        found[step] = D = float(grown)
+        found[step] = _read(found[since], nudges[since], nudges[step])
     return found
 
 
-def _read(D: float, nudges: pd.Series, become: pd.Series) -> float:
-    """What D becomes, read off what nudges do: in logarithms between them, in proportion below."""
+def _read(distance: float, nudges: pd.Series, become: pd.Series) -> float:
+    """What a distance becomes, read off what nudges do, in logarithms between them."""
     at = nudges.sort_values()
-    read = np.exp(np.interp(np.log(D), np.log(at), np.log(become[at.index])))
-    return min(1.0, D / at.iloc[0]) * read
+    return float(np.exp(np.interp(np.log(distance), np.log(at), np.log(become[at.index]))))
 
 
 def nudges_of(pair: str) -> list[str]:
