@@ -55,7 +55,9 @@ def figures(
         if jobs == 1:
             run_all(notebooks, scale, build(), executor=executor, say=_say)
         else:
-            options = ["--beside", "--scale", scale, *(["--executor", f"{executor}"] if executor else [])]
+            if executor is None and (os.cpu_count() or 1) < 2 * jobs:
+                executor = 0  # a core each: processes of a notebook's own would import, and wait for each other
+            options = ["--beside", "--scale", scale, *([] if executor is None else ["--executor", f"{executor}"])]
             python = [sys.executable, "-m", "fa_lib", "figures"]
             progress = progress_of(notebooks, scale, build(), jobs=jobs)
             if not run_beside(notebooks, progress, lambda path: [*python, path.stem, *options], _say):

@@ -119,3 +119,13 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):
 )  # fmt: skip
 def test_a_figure_is_named_by_its_number(name, notebook):
     assert [path.stem for path in notebooks_of(NOTEBOOKS, [name])] == [notebook]
+
+
+@pytest.mark.parametrize("cores, given, there", [(2, (), "0"), (8, (), None), (2, ("--executor", "3"), "3")])
+def test_notebooks_with_a_core_each_start_no_processes_of_their_own(cores, given, there, monkeypatch):
+    asked, at = [], "fa_lib.execution.notebook."
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(at + "end_as_interrupted", lambda: None)
+    monkeypatch.setattr(at + "run_beside", lambda notebooks, p, command, say: asked.extend(command(notebooks[0])))
+    CliRunner().invoke(app, ["figures", "--jobs", "2", *given], prog_name="fa-lib")
+    assert asked[-1] == there if there else "--executor" not in asked

@@ -190,7 +190,7 @@ def key_bias(table: pd.DataFrame, caption: str) -> Figure:
             if biased:
                 band(axes[1], by_seed(rows, "step", "key_bias") * 100, color, marker, PAIRS[name].label)
     axes[0].set(yscale="log", xlabel="training iteration", ylabel="Wasserstein distance,\nmean over tensors")
-    axes[1].set(ylim=(0, 100), xlabel="training iteration", ylabel="% of it in the biases of key projections")
+    axes[1].set(ylim=(0, 104), xlabel="training iteration", ylabel="% of it in the biases of key projections")
     axes[0].legend(fontsize=7)
     axes[1].legend()
     title = "Figure 8b. A warning: attention biases whose gradient is zero drown what is measured"

@@ -45,8 +45,9 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
     """The curves of some pairs, from nothing but their relative L2 distance after the first step.
 
     Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance at one checkpoint has become at the
-    next. It is read off between them, in logarithms. Beyond the largest nudge it is the largest's, and below the smallest
-    the smallest's: its runs round at every step, as a kernel's do, so what it has become contains what rounding adds.
+    next. It is read off between them, in logarithms. Beyond the largest nudge it is the largest's, and below the
+    smallest the smallest's: its runs round at every step, as a kernel's do, so what it has become contains what
+    rounding adds.
 
     Args:
         table: of `study.study`, with nudges of the twins of `pairs` (keys of PAIRS that begin with "perturb").
