@@ -31,7 +31,7 @@ def figures(
         str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="notebooks at a time; 2 where nothing is said of where they run")
+        int | None, typer.Option(min=1, help="notebooks at a time; 2, but 1 on one core, a GPU or with --executor")
     ] = None,
     beside: Annotated[bool, typer.Option("--beside", hidden=True, help="one of several, which another counts")] = False,
 ) -> None:
@@ -41,26 +41,27 @@ def figures(
     and started again it goes on where it was. `fa-lib publish` makes them the committed ones.
     """
     with told(kept=f"finished notebooks and cells are kept in build/: {AGAIN}", quiet=beside):
-        from fa_lib.execution.notebook import end_as_interrupted, of_scale, progress_of, run_all, run_beside
+        from fa_lib.execution import notebook
         from fa_lib.execution.parent import end_with_parent
         from fa_lib.paths import NOTEBOOKS, build
 
-        end_as_interrupted()
+        notebook.end_as_interrupted()
         end_with_parent()
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = notebooks_of(NOTEBOOKS, only)
-        notebooks = notebooks if only else of_scale(notebooks, scale)
-        alone = executor is not None or scale == "gpu" or os.cpu_count() == 1
+        notebooks = notebooks if only else notebook.of_scale(notebooks, scale)
+        cuda = any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
+        alone = executor is not None or cuda or os.cpu_count() == 1
         jobs = jobs or (1 if alone else min(2, len(notebooks)))
         if jobs == 1:
-            run_all(notebooks, scale, build(), executor=executor, say=_say)
+            notebook.run_all(notebooks, scale, build(), executor=executor, say=_say)
         else:
             if executor is None and (os.cpu_count() or 1) < 2 * jobs:
-                executor = 0  # a core each: processes of a notebook's own would import, and wait for each other
+                executor = 0  # a notebook has one core: more processes would import once more and compete for it
             options = ["--beside", "--scale", scale, *([] if executor is None else ["--executor", f"{executor}"])]
             python = [sys.executable, "-m", "fa_lib", "figures"]
-            progress = progress_of(notebooks, scale, build(), jobs=jobs)
-            if not run_beside(notebooks, progress, lambda path: [*python, path.stem, *options], _say):
+            progress = notebook.progress_of(notebooks, scale, build(), jobs=jobs)
+            if not notebook.run_beside(notebooks, progress, lambda path: [*python, path.stem, *options], _say):
                 raise RuntimeError("figures: some notebooks failed, as they said above")
         if beside:
             return

@@ -32,7 +32,7 @@ def largest(count: int, spread: float = 1.0, widths: Sequence[float] = ()) -> fl
         return 0.0
     half = 10 * deviation  # of the grid
     x = (np.arange(CELLS) - CELLS // 2) * (2 * half / CELLS)
-    s = 2 * np.pi * np.fft.rfftfreq(CELLS, 2 * half / CELLS)  # the transform is even: half of it is all
+    s = 2 * np.pi * np.fft.rfftfreq(CELLS, 2 * half / CELLS)  # 0 and up suffice: the transform is even
     f = 2 ** ((np.arange(16) + 0.5) / 16)
     transform = np.exp(-0.5 * s**2 * (spread**2 + (SMOOTHED * deviation) ** 2))
     for width in wide:

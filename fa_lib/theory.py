@@ -148,7 +148,7 @@ def bits_for(times: float, stored: FormatLike, **given) -> float:
         precision = replace(Precision.kernel(stored), accumulator=fmt, row_sum=fmt)
         return math.log2(largest_over_baseline(precision, stored, **given))
 
-    counts, limit = range(2, 25), math.log2(times)  # the more bits, the smaller the error: halved until it is found
+    counts, limit = range(2, 25), math.log2(times)  # halved, since the error falls with every bit
     enough = bisect_left(counts, -limit, key=lambda count: -over(count))
     near = counts[max(0, enough - 1) : enough + 1]
     return float(np.interp(-limit, [-over(count) for count in near], near))

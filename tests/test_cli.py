@@ -123,9 +123,24 @@ def test_a_figure_is_named_by_its_number(name, notebook):
 
 @pytest.mark.parametrize("cores, given, there", [(2, (), "0"), (8, (), None), (2, ("--executor", "3"), "3")])
 def test_notebooks_with_a_core_each_start_no_processes_of_their_own(cores, given, there, monkeypatch):
+    asked = of_two(monkeypatch, cores, "--jobs", "2", *given)
+    assert "--beside" in asked and (asked[-1] == there if there else "--executor" not in asked)
+
+
+@pytest.mark.parametrize("cores, given", [(1, ()), (8, ("--executor", "3")), (8, ("--scale", "gpu"))])
+def test_one_notebook_at_a_time_on_one_core_on_a_gpu_and_with_an_executor(cores, given, monkeypatch):
+    assert of_two(monkeypatch, cores, *given) == []
+    assert of_two(monkeypatch, 2) != []
+
+
+def of_two(monkeypatch, cores, *given):
+    """The words that begin the first of two notebooks that `fa-lib figures` has run side by side; none where it has one
+    after the other run."""
     asked, at = [], "fa_lib.execution.notebook."
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr(at + "end_as_interrupted", lambda: None)
-    monkeypatch.setattr(at + "run_beside", lambda notebooks, p, command, say: asked.extend(command(notebooks[0])))
-    CliRunner().invoke(app, ["figures", "--jobs", "2", *given], prog_name="fa-lib")
-    assert asked[-1] == there if there else "--executor" not in asked
+    monkeypatch.setattr(at + "run_all", lambda *args, **options: None)
+    monkeypatch.setattr(at + "run_beside", lambda paths, p, command, say: bool(asked.extend(command(paths[0])) or 1))
+    done = CliRunner().invoke(app, ["figures", "3", "4", *given], prog_name="fa-lib")
+    assert done.exit_code == 0, done.output
+    return asked

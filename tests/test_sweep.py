@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,11 +14,13 @@ from functools import partial
 from multiprocessing import active_children, get_context
 
 import pytest
+from victims import descendants, forked
 
 from fa_lib import draw, kernels, sweep
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import _as_done, expand
 from fa_lib.kernels.registry import _KERNELS, register
+from fa_lib.paths import PACKAGE, ROOT
 
 CALLS = []
 
@@ -145,14 +150,42 @@ def test_another_version_under_the_same_name_is_not_taken(tmp_path):
     assert len(CALLS) == 2
 
 
+SPAWNED = partial(ProcessPoolExecutor, mp_context=get_context("spawn"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=get_context("spawn"))])
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, SPAWNED, workers])
 def test_an_executor_gives_the_same_table(pool, tmp_path):
     grid = dict(n=[64, 96], kernel=["flash", "every_step"])
     here = sweep(through, grid)
     with pool(2) as executor:
         assert sweep(through, grid, cache=tmp_path, executor=executor).equals(here)
     assert sweep(through, grid, cache=tmp_path).equals(here)
+
+
+@pytest.mark.slow
+def test_workers_of_another_fa_lib_are_refused(tmp_path, monkeypatch, capfd):
+    """The server looks in the current folder first."""
+    shutil.copytree(PACKAGE, tmp_path / "fa_lib")
+    (tmp_path / "asks.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "import inspect\nfrom fa_lib import sweep\nfrom fa_lib.execution.pools import workers\n"
+        "if __name__ == '__main__':\n"
+        "    with workers(1) as pool:\n        print(pool.submit(inspect.getsourcefile, sweep).result())\n"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "asks.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    refused = f"worker: it imports {tmp_path / 'fa_lib'} and not {PACKAGE}"
+    assert done.stdout == f"{PACKAGE / 'execution/sweep.py'}\n" or refused in done.stderr, done
+
+
+@pytest.mark.slow
+def test_a_kill_finds_the_workers():
+    """Of tests/faults.py."""
+    with workers(2) as pool:
+        at = {pool.submit(os.getpid).result() for _ in range(8)}
+        below = descendants(os.getpid())
+        assert at <= {pid for pid in below if forked(pid)} <= {*pool._processes}
 
 
 def test_with_an_executor_a_cell_that_fails_is_reported_and_the_rest_are_finished(tmp_path, capsys):

@@ -1,13 +1,14 @@
 """Training in processes of its own, killed and started again. Several processes on one run: tests/cluster."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
 from multiprocessing import get_context
 from pathlib import Path
 
-from runs import begun, command, ended, kill_when, run, same_weights
+from runs import begun, command, ended, run, same_weights
 
 from fa_lib.paths import ROOT
 from fa_lib.training.arm import ARMS
@@ -25,15 +26,21 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
     started = {name: context.Process(target=run, args=(killed[name], ARMS[name]), kwargs=size) for name in names[1:]}
     for process in started.values():
         process.start()
-    alive, first = dict(started), begun(words, start_new_session=True)
-    while alive:
-        for name, process in list(alive.items()):
-            assert process.is_alive()
-            if weights(killed[name], 10).exists():
-                alive.pop(name).kill()
-                process.join()
-        time.sleep(0.005)
-    kill_when([weights(killed["baseline"], 10)], [first])
+    first, since = begun(words), time.monotonic()
+    alive = started | dict(baseline=first)
+    try:
+        while alive:
+            assert time.monotonic() - since < 240, f"no weights of step 10: {[*alive]}"
+            for name in list(alive):
+                if weights(killed[name], 10).exists():
+                    alive.pop(name).kill()
+            time.sleep(0.005)
+    finally:
+        for process in started.values():
+            process.kill()
+            process.join()
+        first.kill()
+    assert first.wait() == -signal.SIGKILL and all(p.exitcode == -signal.SIGKILL for p in started.values())
     early = {}
     for name, folder in killed.items():
         assert not (folder / "run.json").exists() and (folder / "resume.ckpt").exists()

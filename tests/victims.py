@@ -139,11 +139,11 @@ class Process:
     def kill(self, whom, chance):
         """SIGKILL, or False where nothing was running any more."""
         below = descendants(self.at.pid)
-        spawned = [p for p in below if b"spawn_main" in read(f"/proc/{p}/cmdline")]
+        workers = [p for p in below if forked(p)]
         if self.at.poll() is not None:
             return False
-        if whom == "a worker" and spawned:
-            send(chance.choice(spawned))
+        if whom == "a worker" and workers:
+            send(chance.choice(workers))
             self.at.wait(60)  # the sweep says so and ends, and does not hang
             return self.at.returncode != 0
         if whom in ("everyone", "the group"):
@@ -156,6 +156,12 @@ class Process:
             assert time.monotonic() - since < 30, f"left running after {whom} was killed"
             time.sleep(0.02)
         return landed
+
+
+def forked(pid):
+    """Whether it is a worker of a pool, and not the server that forks them, nor what counts their semaphores."""
+    parent = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1:2]
+    return all(b"forkserver import main" in read(f"/proc/{p}/cmdline") for p in (pid, *map(int, parent)))
 
 
 def send(pid):

@@ -82,7 +82,7 @@ def _judged(kernel) -> Judged | str:
 
 
 def _answer(judged: Judged, asked: str) -> Result:
-    """What it answers is attention, to FAR: an option, a length, a head_dim and its gradients."""
+    """What it answers is attention, as near as the contract asks: an option, a length, a head_dim and its gradients."""
     rows = judged.asked[(judged.asked.asked == asked) & (judged.asked.head_dim == judged.head_dim)]
     if not len(rows):
         return Result(None, "the kernel lacks what this is asked of")

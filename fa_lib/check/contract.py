@@ -174,7 +174,8 @@ def _typed(fn):
 
 
 def _compared(o, call, limit):
-    """Outcome and note of an answer of the right shape to a diagnose.Call, further from attention's than a limit."""
+    """Outcome and note of an answer of the right shape to a diagnose.Call whose distance from attention's is above a
+    limit."""
     if call.options.get("causal"):
         top_left = torch.ones(call.q.shape[-2], call.k.shape[-2], dtype=torch.bool, device=o.device).tril()
         if not diagnose.distance(o, call.golden(causal=False, mask=top_left)) > limit:

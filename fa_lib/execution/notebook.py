@@ -8,6 +8,7 @@ other is one job itself.
 """
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -32,7 +33,7 @@ from fa_lib.execution.same_code import refuse_another_fa_lib
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
-SHARED = ("fa_lib.training", "sweep(compare,")  # in a notebook's text: it takes runs, or cells, that others make too
+SHARED = (r"fa_lib\.training", r"sweep\(\s*compare\b")  # in the code of notebooks that share runs, or cells
 LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 
 
@@ -191,8 +192,8 @@ def run_beside(
     """
     chains: dict[str, list[Path]] = {}
     for path in notebooks:
-        text = path.read_text()
-        chains.setdefault(next((word for word in SHARED if word in text), path.stem), []).append(path)
+        code = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
+        chains.setdefault(next((words for words in SHARED if re.search(words, code)), path.stem), []).append(path)
     running, stopped = [], threading.Event()
     share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // progress.jobs))}  # threads that wait cost time
 

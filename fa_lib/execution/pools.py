@@ -8,17 +8,22 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from functools import cache
 
 import torch
 
 from fa_lib import allocation
+from fa_lib.paths import PACKAGE
 
 
 @contextmanager
 def workers(count: int | str) -> Iterator[Executor | None]:
     """An executor for `sweep`: that many processes, each with torch on one thread; None, which works here, for 0; or
     for "slurm" the jobs of a cluster (docs/cluster.md).
+
+    On Linux the processes are forked from a server that has imported what this process had imported when it began its
+    first pool; they have the environment of that moment, and of torch one thread, since others do not survive a fork.
+    Elsewhere they are spawned, and each imports anew.
 
     Raises:
         ValueError: count is something else, or the extra `cluster` is not installed.
@@ -36,10 +41,8 @@ def workers(count: int | str) -> Iterator[Executor | None]:
         return
     if type(count) is not int or count < 0:
         raise ValueError(f"executor: got {count!r}; accepted is 'slurm' or a number of processes")
-    context, others = multiprocessing.get_context("forkserver"), multiprocessing.active_children()
-    context.set_forkserver_preload(_imported())
-    atexit.register(forkserver._forkserver._stop)  # waited for, the seconds of the processes that it forked are counted
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_settle) as pool:
+    context, others = _context(), multiprocessing.active_children()
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_settle, initargs=(PACKAGE,)) as pool:
         try:
             yield pool
         except BrokenExecutor:  # of a worker killed while another began, Python 3.11 waits for the other
@@ -49,14 +52,30 @@ def workers(count: int | str) -> Iterator[Executor | None]:
             raise
 
 
-def _imported():
-    """What workers may need of what is imported here: one process imports it, and they are forked from that."""
-    return sorted(name for name in sys.modules if name.startswith("fa_lib.") and not name.startswith("fa_lib.plots"))
+@cache
+def _context():
+    """How processes begin."""
+    if sys.platform != "linux":  # macOS' libraries have threads that a fork breaks; Windows cannot fork
+        return multiprocessing.get_context("spawn")
+    from multiprocessing.forkserver import _forkserver as server
+
+    context = multiprocessing.get_context("forkserver")
+    known = [name for name in sys.modules if name.startswith("fa_lib.") and not name.startswith("fa_lib.plots")]
+    context.set_forkserver_preload(sorted(known))
+    atexit.register(server._stop)  # it is waited for, so that its workers' CPU seconds count as this process's
+    return context
 
 
-def _settle():
+def _settle(expected):
     """One thread, memory that is kept; and a worker whose parent is killed ends too, instead of working on beside what
-    takes over."""
+    takes over.
+
+    Raises:
+        RuntimeError: it has imported another fa_lib than that of the folder `expected`: the server looks in the current
+            folder first, and in Python 3.11 nowhere else that `sys.path` was changed to.
+    """
+    if expected != PACKAGE:
+        raise RuntimeError(f"worker: it imports {PACKAGE} and not {expected}; start it from another folder")
     torch.set_num_threads(1)
     allocation.keep()
 

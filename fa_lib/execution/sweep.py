@@ -32,7 +32,7 @@ def sweep(
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
             sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
         executor: a concurrent.futures.Executor; `pools.workers` makes one, of processes or of Slurm jobs. None works
-            here, one cell after the other. Processes must be spawned: torch's threads do not survive a fork.
+            here, one cell after the other. A process that is forked must have one thread: torch's do not survive.
 
     Returns:
         pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows. Of what is fixed

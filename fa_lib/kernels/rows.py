@@ -15,6 +15,7 @@ from fa_lib.kernels.options import Options, Scores
 from fa_lib.precision import Precision
 
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
+FEWEST = 64  # rows at once: products of fewer are slow
 
 
 def flat(x: Float[Tensor, "*lead n d"], precision: Precision) -> Float64[Tensor, "heads n d"]:
@@ -64,8 +65,8 @@ def by_rows(
 
 
 def rows_at_once(q: Tensor, width: int, options: Options) -> int:
-    """Rows whose tile of S, `width` keys wide, fits the cache; but so many that matrix products are fast."""
-    return max(64, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
+    """Rows whose tile of S, `width` keys wide, fits the cache; but at least FEWEST, though it may not fit then."""
+    return max(FEWEST, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
 
 
 def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple[int, Tensor, Tensor]]:

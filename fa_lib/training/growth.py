@@ -2,7 +2,7 @@
 
 Training amplifies any difference between two runs. Where it amplifies all of them alike, the curve of a kernel follows
 from two things: how far its first step moves the weights, and what nudges of the initial weights grow to, which need no
-kernel at all.
+kernel at all. Where the first step moves them less than the smallest nudge does, the second says it alone.
 """
 
 from collections.abc import Iterable
@@ -45,9 +45,9 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
     """The curves of some pairs, from nothing but their relative L2 distance after the first step.
 
     Nudges of the same twin's initial weights, by 1e-8 to 1e-3, say what a distance at one checkpoint has become at the
-    next. It is read off between them, in logarithms. Beyond the largest nudge it is the largest's, and below the
-    smallest the smallest's: its runs round at every step, as a kernel's do, so what it has become contains what
-    rounding adds.
+    next. It is read off between them, in logarithms. A distance above the largest nudge's becomes what that has become;
+    so does one below the smallest nudge's: two runs that differ so little round at every step as two kernels do, and
+    are as far apart soon after.
 
     Args:
         table: of `study.study`, with nudges of the twins of `pairs` (keys of PAIRS that begin with "perturb").

@@ -174,8 +174,8 @@ def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: i
 
 def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precision: str = "bf16-mixed",
            repeats: int = 30, device: str = "cpu") -> pd.DataFrame:  # fmt: skip
-    """Seconds of forward + backward of the model, kernels in turn: a table of kernel, repeat, seconds. On a CPU those
-    of the processor, of one thread: what else runs does not count."""
+    """Seconds of forward + backward of the model, kernels in turn: a table of kernel, repeat, seconds. On a CPU they
+    are CPU seconds of one thread, so that other programs do not count."""
     dtype, rows = PRECISIONS[precision], []
     models = {name: TextToImage(config, kernels.get(name), 0).to(device) for name in names}
     images = torch.randint(256, (config.batch, 3, config.image_size, config.image_size), dtype=torch.uint8)
@@ -183,17 +183,19 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     clock, threads = time.perf_counter if device == "cuda" else time.process_time, torch.get_num_threads()
     torch.set_num_threads(1)
-    for repeat in range(-1, repeats):  # the first one warms up
-        for name, model in models.items():
-            tokens = [t.to(device) for t in model.tokens(["small red circle top left"] * config.batch)]
-            wait()
-            started = clock()
-            with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-                loss = (model(noisy, timesteps, *tokens).float() - velocity).square().mean()
-            loss.backward()
-            wait()
-            rows.append(dict(kernel=name, repeat=repeat, seconds=clock() - started))
-            model.zero_grad()
-    torch.set_num_threads(threads)
+    try:
+        for repeat in range(-1, repeats):  # the first one warms up
+            for name, model in models.items():
+                tokens = [t.to(device) for t in model.tokens(["small red circle top left"] * config.batch)]
+                wait()
+                started = clock()
+                with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+                    loss = (model(noisy, timesteps, *tokens).float() - velocity).square().mean()
+                loss.backward()
+                wait()
+                rows.append(dict(kernel=name, repeat=repeat, seconds=clock() - started))
+                model.zero_grad()
+    finally:
+        torch.set_num_threads(threads)
     table = pd.DataFrame(rows)
     return table[table.repeat >= 0]
