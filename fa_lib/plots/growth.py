@@ -16,7 +16,8 @@ from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
 
-SHOWN = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32", "fp16_scaled", "perturb_fp16")
+SHOWN = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32", "perturb_fp32_1e-8", "fp16_scaled",
+         "perturb_fp16")  # fmt: skip
 
 
 @styled

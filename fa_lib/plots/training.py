@@ -35,6 +35,7 @@ STYLE = {  # of a pair: colour, marker, line
     "flash_fp32": (FLASH, "^", ":"),
     "perturb": (GREY, "v", "-"),
     "perturb_fp32": (GREY, "v", ":"),
+    "perturb_fp32_1e-8": (GREY, "^", "--"),
     "perturb_fp16": (FORMATS["FP16"][0], "v", ":"),
     "data_order": (GREY, "D", "--"),
     "init": ("#222222", "P", "-"),
@@ -103,14 +104,14 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
         tables: machine -> table of `study.study`. predicted: of `growth.predicted`, of the first table's Wasserstein
             distance: dashed lines.
     """
-    ends = [at_end(table, "wasserstein").unstack("pair") for table in tables.values()]
-    nudged = (ends[0]["flash"] / ends[0]["perturb"]).dropna()
+    ends = at_end(next(iter(tables.values())), "wasserstein").unstack("pair")
+    nudged = (ends["flash"] / ends["perturb"]).dropna()
     far = f"In BF16 Flash parts two runs {_times(nudged)} times as far as a nudge of 1e-7" if len(nudged) else ""
     figure, axes = plt.subplots(len(tables), 2, figsize=(11.4, 3.8 * len(tables)), squeeze=False)
     metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
     for row, (machine, table) in zip(axes, tables.items()):
         for ax, (metric, words) in zip(row, metrics.items()):
-            pairs = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32")
+            pairs = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32", "perturb_fp32_1e-8")
             _curves(ax, table, metric, [name for name in pairs if name in set(table.pair)])
             ax.set(yscale="log", xlabel="training iteration", ylabel=words)
         row[0].set_title(machine if len(tables) > 1 else "")
@@ -126,7 +127,7 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
 def _times(ratios):
     """The geometric mean of ratios, and its 95 % interval where there is one."""
     mean, low, high = geometric(ratios)
-    return f"{mean:.1f} ({low:.1f} to {high:.1f})" if low < high else f"{mean:.1f}"
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{mean:.2f}"
 
 
 LABELLED = ("init", "bf16", "flash", "perturb")  # the curves of figure 8
