@@ -52,7 +52,7 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
             if len(own):
                 color, marker, line = STYLE[name]
                 band(axes[2], by_seed(own, "step", "relative_l2"), color, marker, PAIRS[name].label, ls=line)
-        axes[2].set(xscale="log", yscale="log", xlabel="training iteration", title="until it levels off")
+        axes[2].set(xscale="log", yscale="log", xlabel="training iteration", title=f"over {long.step.max():,} steps")
         axes[2].set_ylabel("relative L2 distance")
         axes[2].legend(fontsize=6.5)
     return captioned(figure, _title(ratio), caption + BANDS)
