@@ -43,6 +43,7 @@ def figures(
     with told(kept=f"finished notebooks and cells are kept in build/: {AGAIN}", quiet=beside):
         from fa_lib.execution import notebook
         from fa_lib.execution.parent import end_with_parent
+        from fa_lib.execution.pools import share
         from fa_lib.paths import NOTEBOOKS, build
 
         notebook.end_as_interrupted()
@@ -50,13 +51,14 @@ def figures(
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = notebooks_of(NOTEBOOKS, only)
         notebooks = notebooks if only else notebook.of_scale(notebooks, scale)
-        cuda = any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
-        alone = executor is not None or cuda or os.cpu_count() == 1
-        jobs = jobs or (1 if alone else min(2, len(notebooks)))
+        if jobs is None:
+            alone = len(notebooks) == 1 or executor is not None or share() == 1
+            alone = alone or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
+            jobs = 1 if alone else 2
         if jobs == 1:
             notebook.run_all(notebooks, scale, build(), executor=executor, say=_say)
         else:
-            if executor is None and (os.cpu_count() or 1) < 2 * jobs:
+            if executor is None and share(jobs) == 1:
                 executor = 0  # a notebook has one core: more processes would import once more and compete for it
             options = ["--beside", "--scale", scale, *([] if executor is None else ["--executor", f"{executor}"])]
             python = [sys.executable, "-m", "fa_lib", "figures"]

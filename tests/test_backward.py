@@ -57,9 +57,8 @@ def test_gradcheck(sizes, block_q, block_kv, causal, softcap, seed):
         lambda q, k, v: reference(q, k, v, precision=EXACT, **options),
         lambda q, k, v: tiled(q, k, v, tiling=Tiling(block_q, block_kv), precision=EXACT, **options),
     ):
-        assert torch.autograd.gradcheck(
-            kernel, (q, k, v), fast_mode=sizes != (3, 4, 2)
-        )  # else every entry of the Jacobian
+        every_entry = sizes == (3, 4, 2)  # of the Jacobian; else a random projection of it
+        assert torch.autograd.gradcheck(kernel, (q, k, v), fast_mode=not every_entry)
 
 
 @pytest.mark.parametrize("asked", [

@@ -156,8 +156,7 @@ def over_training(table, pairs, metrics):
 
 
 def of_divergence(table):
-    pairs = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32", "perturb_fp32_1e-8")
-    return over_training(table, pairs, ("wasserstein", "max"))
+    return over_training(table, training.PARTING, ("wasserstein", "max"))
 
 
 def of_context(table):

@@ -164,7 +164,7 @@ def test_an_executor_gives_the_same_table(pool, tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_of_another_fa_lib_are_refused(tmp_path, monkeypatch, capfd):
+def test_workers_of_another_fa_lib_are_refused(tmp_path):
     """The server looks in the current folder first."""
     shutil.copytree(PACKAGE, tmp_path / "fa_lib")
     (tmp_path / "asks.py").write_text(

@@ -27,7 +27,7 @@ import yaml
 
 from fa_lib.execution import outcome, parent
 from fa_lib.execution.files import held, replacing
-from fa_lib.execution.pools import workers
+from fa_lib.execution.pools import share, workers
 from fa_lib.execution.progress import Progress
 from fa_lib.execution.same_code import refuse_another_fa_lib
 
@@ -195,14 +195,14 @@ def run_beside(
         code = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
         chains.setdefault(next((words for words in SHARED if re.search(words, code)), path.stem), []).append(path)
     running, stopped = [], threading.Event()
-    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // progress.jobs))}  # threads that wait cost time
+    threads = {"OMP_NUM_THREADS": str(share(progress.jobs))}  # threads that wait cost time
 
     def follow(chain):
         well = True
         for path in chain:
             if stopped.is_set():
                 return False
-            started, own = time.monotonic(), share | os.environ | {parent.NAME: str(os.getpid())}
+            started, own = time.monotonic(), threads | os.environ | {parent.NAME: str(os.getpid())}
             process = subprocess.Popen(command(path), env=own, process_group=0)  # Ctrl-C comes here alone
             running.append(process)
             well &= process.wait() == 0

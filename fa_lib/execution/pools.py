@@ -52,6 +52,11 @@ def workers(count: int | str) -> Iterator[Executor | None]:
             raise
 
 
+def share(jobs: int = 1) -> int:
+    """Cores that each of so many programs side by side has; at least one."""
+    return max(1, (os.cpu_count() or 1) // jobs)
+
+
 @cache
 def _context():
     """How processes begin."""

@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
-from fa_lib.plots.training import STYLE
+from fa_lib.plots.training import PARTING, STYLE
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
 
-SHOWN = ("flash", "flash_small_tiles", "perturb", "flash_fp32", "perturb_fp32", "perturb_fp32_1e-8", "fp16_scaled",
-         "perturb_fp16")  # fmt: skip
+SHOWN = (*PARTING, "fp16_scaled", "perturb_fp16")
 
 
 @styled

@@ -181,9 +181,8 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
     images = torch.randint(256, (config.batch, 3, config.image_size, config.image_size), dtype=torch.uint8)
     noisy, timesteps, velocity = (x.to(device) for x in noised(images, 0, 0))
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    clock, threads = time.perf_counter if device == "cuda" else time.process_time, torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    with repeatable("cpu"):  # one thread
         for repeat in range(-1, repeats):  # the first one warms up
             for name, model in models.items():
                 tokens = [t.to(device) for t in model.tokens(["small red circle top left"] * config.batch)]
@@ -195,7 +194,5 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
                 wait()
                 rows.append(dict(kernel=name, repeat=repeat, seconds=clock() - started))
                 model.zero_grad()
-    finally:
-        torch.set_num_threads(threads)
     table = pd.DataFrame(rows)
     return table[table.repeat >= 0]
