@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,20 +34,20 @@ def figures(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="notebooks at a time; 2, but 1 on one core, a GPU or with --executor")
     ] = None,
-    beside: Annotated[bool, typer.Option("--beside", hidden=True, help="one of several, which another counts")] = False,
 ) -> None:
     """Draw the figures: run the notebooks whose results are not up to date, through papermill.
 
     Figures and tables go to build/figures and build/data/results of the checkout, or of the current folder. Interrupted
     and started again it goes on where it was. `fa-lib publish` makes them the committed ones.
     """
-    with told(kept=f"finished notebooks and cells are kept in build/: {AGAIN}", quiet=beside):
+    with told(kept=f"finished notebooks and cells are kept in build/: {AGAIN}"):
         from fa_lib.execution import notebook
-        from fa_lib.execution.parent import end_with_parent
+        from fa_lib.execution.beside import run_beside
+        from fa_lib.execution.parent import end_as_interrupted, end_with_parent
         from fa_lib.execution.pools import share
         from fa_lib.paths import NOTEBOOKS, build
 
-        notebook.end_as_interrupted()
+        end_as_interrupted()
         end_with_parent()
         executor = int(executor) if executor and executor.isdigit() else executor
         notebooks = notebooks_of(NOTEBOOKS, only)
@@ -60,14 +61,22 @@ def figures(
         else:
             if executor is None and share(jobs) == 1:
                 executor = 0  # a notebook has one core: more processes would import once more and compete for it
-            options = ["--beside", "--scale", scale, *([] if executor is None else ["--executor", f"{executor}"])]
-            python = [sys.executable, "-m", "fa_lib", "figures"]
             progress = notebook.progress_of(notebooks, scale, build(), jobs=jobs)
-            if not notebook.run_beside(notebooks, progress, lambda path: [*python, path.stem, *options], _say):
+            if not run_beside(notebooks, progress, partial(_one_of_several, scale, executor), _say):
                 raise RuntimeError("figures: some notebooks failed, as they said above")
-        if beside:
-            return
         _say(f"figures are in {build() / 'figures'}, tables in {build() / 'data' / 'results'}")
+
+
+def _one_of_several(scale, executor, path, kernel):
+    """Run a notebook in a process of its own."""
+    from fa_lib.execution.notebook import run_all
+    from fa_lib.paths import build
+
+    try:
+        with told(quiet=True):
+            run_all([path], scale, build(), executor=executor, say=_say, kernel=kernel)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
 
 
 @app.command()

@@ -121,10 +121,10 @@ def test_a_figure_is_named_by_its_number(name, notebook):
     assert [path.stem for path in notebooks_of(NOTEBOOKS, [name])] == [notebook]
 
 
-@pytest.mark.parametrize("cores, given, there", [(2, (), "0"), (8, (), None), (2, ("--executor", "3"), "3")])
-def test_notebooks_with_a_core_each_start_no_processes_of_their_own(cores, given, there, monkeypatch):
-    asked = of_two(monkeypatch, cores, "--jobs", "2", *given)
-    assert "--beside" in asked and (asked[-1] == there if there else "--executor" not in asked)
+@pytest.mark.parametrize("cores, given, executor", [(2, (), 0), (8, (), None), (2, ("--executor", "3"), 3)])
+def test_notebooks_with_a_core_each_start_no_processes_of_their_own(cores, given, executor, monkeypatch):
+    [work] = of_two(monkeypatch, cores, "--jobs", "2", *given)
+    assert work.args == ("paper", executor)
 
 
 @pytest.mark.parametrize("cores, given", [(1, ()), (8, ("--executor", "3")), (8, ("--scale", "gpu"))])
@@ -134,13 +134,14 @@ def test_one_notebook_at_a_time_on_one_core_on_a_gpu_and_with_an_executor(cores,
 
 
 def of_two(monkeypatch, cores, *given):
-    """The words that begin the first of two notebooks that `fa-lib figures` has run side by side; none where it has one
-    after the other run."""
-    asked, at = [], "fa_lib.execution.notebook."
+    """What `fa-lib figures` has done for each of two notebooks side by side; [] where it runs them in turn."""
+    asked = []
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr(at + "end_as_interrupted", lambda: None)
-    monkeypatch.setattr(at + "run_all", lambda *args, **options: None)
-    monkeypatch.setattr(at + "run_beside", lambda paths, p, command, say: bool(asked.extend(command(paths[0])) or 1))
+    monkeypatch.setattr("fa_lib.execution.parent.end_as_interrupted", lambda: None)
+    monkeypatch.setattr("fa_lib.execution.notebook.run_all", lambda *args, **options: None)
+    monkeypatch.setattr(
+        "fa_lib.execution.beside.run_beside", lambda paths, progress, work, say: bool(asked.append(work) or 1)
+    )
     done = CliRunner().invoke(app, ["figures", "3", "4", *given], prog_name="fa-lib")
     assert done.exit_code == 0, done.output
     return asked

@@ -8,32 +8,28 @@ other is one job itself.
 """
 
 import os
-import re
 import resource
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import nbformat
 import papermill
 import yaml
+from jupyter_client import AsyncKernelManager
 
-from fa_lib.execution import outcome, parent
+from fa_lib.execution import outcome
 from fa_lib.execution.files import held, replacing
-from fa_lib.execution.pools import share, workers
+from fa_lib.execution.pools import workers
 from fa_lib.execution.progress import Progress
 from fa_lib.execution.same_code import refuse_another_fa_lib
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
-SHARED = (r"fa_lib\.training", r"sweep\(\s*compare\b")  # in the code of notebooks that share runs, or cells
 LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 
 
@@ -88,7 +84,7 @@ def _scale(folder, scale):
 
 def run(
     notebook: str | Path, scale: str, build: str | Path, *, into: str | Path | None = None,
-    executor: str | int | None = None, timeout: int = CELL_TIMEOUT,
+    executor: str | int | None = None, timeout: int = CELL_TIMEOUT, kernel: type[AsyncKernelManager] | None = None,
 ) -> Path | None:  # fmt: skip
     """Execute a notebook at a scale, unless its outcome is there and fresh.
 
@@ -98,6 +94,7 @@ def run(
         into: folder of the results; None is `build`.
         executor: as for `workers`, instead of the notebook's `processes`.
         timeout: seconds that a cell may take.
+        kernel: the manager that starts the notebook's kernel here; None starts the one that the notebook names.
 
     Returns:
         the executed copy's path; None where its outcome is fresh.
@@ -119,7 +116,7 @@ def run(
         accepted = papermill.inspect_notebook(str(notebook))
         if executor is not None and "processes" in accepted:
             given = given | dict(processes=executor)
-        return _execute_on(executor, notebook, scale, given, build, into, timeout)
+        return _execute_on(executor, notebook, scale, given, build, into, timeout, kernel)
 
 
 def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:
@@ -139,9 +136,10 @@ def outcome_path(notebook: Path, build: Path) -> Path:
 
 def run_all(
     notebooks: Iterable[Path], scale: str, build: Path, *, into: Path | None = None,
-    executor: str | int | None = None, say: Callable = print,
+    executor: str | int | None = None, say: Callable = print, kernel: type[AsyncKernelManager] | None = None,
 ) -> None:  # fmt: skip
-    """Run the notebooks of a scale that are stale, one after the other, and say what is done.
+    """Run the notebooks of a scale that are stale, one after the other, and say what is done. The arguments are those
+    of `run`.
 
     Raises:
         RuntimeError: a notebook failed; in words, with the path of the notebook as far as it came.
@@ -156,7 +154,8 @@ def run_all(
             say(f"{at}{name} is up to date")
         else:
             say(f"{at}{name} at scale {scale}")
-            _told(notebook, build, lambda: run(notebook, scale, build, into=into, executor=executor))  # noqa: B023
+            work = partial(run, notebook, scale, build, into=into, executor=executor, kernel=kernel)
+            _told(notebook, build, work)
             say(f"{name} done in {time.monotonic() - started:.0f} s")
         progress.done(notebook.stem, time.monotonic() - started)
 
@@ -176,57 +175,6 @@ def progress_of(
         )
 
     return Progress({path.stem: seconds(Path(path)) for path in map(Path, notebooks)}, jobs)
-
-
-def run_beside(
-    notebooks: list[Path], progress: Progress, command: Callable[[Path], list[str]], say: Callable = print
-) -> bool:  # fmt: skip
-    """Run a command for each notebook, as many at a time as the Progress says, each with its share of the cores; those
-    that share runs or cells (SHARED) one after the other. After each, say how far it is.
-
-    Args:
-        command: of a notebook, the words of a process, which ends with this one.
-
-    Returns:
-        whether all ended well.
-    """
-    chains: dict[str, list[Path]] = {}
-    for path in notebooks:
-        code = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
-        chains.setdefault(next((words for words in SHARED if re.search(words, code)), path.stem), []).append(path)
-    running, stopped = [], threading.Event()
-    threads = {"OMP_NUM_THREADS": str(share(progress.jobs))}  # threads that wait cost time
-
-    def follow(chain):
-        well = True
-        for path in chain:
-            if stopped.is_set():
-                return False
-            started, own = time.monotonic(), threads | os.environ | {parent.NAME: str(os.getpid())}
-            process = subprocess.Popen(command(path), env=own, process_group=0)  # Ctrl-C comes here alone
-            running.append(process)
-            well &= process.wait() == 0
-            if not stopped.is_set():
-                progress.done(path.stem, time.monotonic() - started)
-                say(progress.ended())
-        return well
-
-    with ThreadPoolExecutor(progress.jobs) as pool:
-        try:
-            return all([future.result() for future in [pool.submit(follow, chain) for chain in chains.values()]])
-        except BaseException:
-            stopped.set()
-            for process in running:
-                process.terminate()
-            raise
-
-
-def end_as_interrupted() -> None:
-    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it. What is ignored, as the
-    closed terminal under `nohup`, stays so."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
 
 
 def _told(notebook, build, work):
@@ -249,21 +197,23 @@ def _failed(notebook, build):
     return build / f"{notebook.stem}.failed.ipynb"
 
 
-def _execute_on(executor, notebook, scale, given, build, into, timeout):
+def _execute_on(executor, notebook, scale, given, build, into, timeout, kernel):
+    work = (notebook, scale, given, build, into)
     if executor != "slurm":
-        return _execute(notebook, scale, given, build, into, timeout)
+        return _execute(*work, timeout, kernel)
     with workers("slurm") as jobs:  # left by an error, it ends the jobs of a kernel too
-        work = (notebook, scale, given, build, into, None)  # jobs wait their turn, and have a time of their own
+        work = (*work, None)  # jobs wait their turn, and have a time of their own
         return _execute(*work) if "processes" in given else jobs.submit(_execute, *work).result()
 
 
-def _execute(notebook, scale, given, build, into, timeout):
+def _execute(notebook, scale, given, build, into, timeout, kernel=None):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
     started, before = time.monotonic(), _cpu_seconds()
     for left in build.glob(f"{notebook.stem}.*/"):  # by a run that was killed: this one holds the notebook
         shutil.rmtree(left, ignore_errors=True)
-    refuse_another_fa_lib(notebook.parent, _kernel(notebook))
+    if kernel is None:
+        refuse_another_fa_lib(notebook.parent, _kernel(notebook))
     source = _made_from(notebook, scale, parameters(notebook, scale))
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
     with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
@@ -274,7 +224,7 @@ def _execute(notebook, scale, given, build, into, timeout):
             papermill.execute_notebook(
                 str(notebook), str(executed), given, cwd=str(notebook.parent), execution_timeout=timeout,
                 progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
-                extra_arguments=QUIET,
+                extra_arguments=QUIET, **({} if kernel is None else dict(kernel_manager_class=kernel)),
             )  # fmt: skip
         except BaseException:
             if executed.exists():

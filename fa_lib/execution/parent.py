@@ -1,5 +1,6 @@
 """A process that ends with the one that started it, `make` or another of ours."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -12,15 +13,27 @@ NAME = "FA_LIB_PARENT"
 
 
 def end_with_parent() -> None:
-    """Where the environment says who the parent is (FA_LIB_PARENT, its process id), this process is interrupted, as by
-    `kill`, when that has ended, by SIGKILL too. Started otherwise, it may outlive its parent."""
-    parent = os.environ.pop(NAME, "")
-    if not parent.isdigit():
+    """This process is interrupted, as by `kill`, when the one that started it through multiprocessing has ended, by
+    SIGKILL too; or the parent that the environment names (FA_LIB_PARENT, its process id). Started otherwise, it may
+    outlive its parent."""
+    pid, starter = os.environ.pop(NAME, ""), multiprocessing.parent_process()
+    if not starter and not pid.isdigit():
         return
 
     def follow():
-        while os.getppid() == int(parent):
-            time.sleep(SECONDS)
+        if starter:
+            starter.join()
+        else:
+            while os.getppid() == int(pid):
+                time.sleep(SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def end_as_interrupted() -> None:
+    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it. What is ignored, as the
+    closed terminal under `nohup`, stays so."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)

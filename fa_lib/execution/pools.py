@@ -1,6 +1,5 @@
 """Executors for `sweep`: processes of this machine, or the jobs of a cluster."""
 
-import atexit
 import multiprocessing
 import os
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from multiprocessing.util import Finalize
 
 import torch
 
@@ -65,10 +65,14 @@ def _context():
     from multiprocessing.forkserver import _forkserver as server
 
     context = multiprocessing.get_context("forkserver")
-    known = [name for name in sys.modules if name.startswith("fa_lib.") and not name.startswith("fa_lib.plots")]
-    context.set_forkserver_preload(sorted(known))
-    atexit.register(server._stop)  # it is waited for, so that its workers' CPU seconds count as this process's
+    context.set_forkserver_preload([name for name in imported() if not name.startswith("fa_lib.plots")])
+    Finalize(None, server._stop, exitpriority=0)  # it is waited for: its workers' CPU seconds count as this process's
     return context
+
+
+def imported() -> list[str]:
+    """The modules of fa_lib that this process has imported."""
+    return sorted(name for name in sys.modules if name.startswith("fa_lib."))
 
 
 def _settle(expected):
