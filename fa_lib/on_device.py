@@ -92,6 +92,8 @@ def in_chunks(some: Callable, a: Tensor, b: Tensor, c: Tensor, width: int) -> Te
 
 def with_special(out: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """`out` with the exact sum's NaN and infinity where a factor or c is one."""
+    if all(x.sum().isfinite() for x in (a, b, c)):  # a sum that overflows is looked at like infinity
+        return out
     rows, columns = (~x.isfinite().all(-1) for x in (a, b))
     special = rows[:, :, None] | columns[:, None, :] | ~c.isfinite()
     return torch.where(special, c + a @ b.mT, out) if special.any() else out
