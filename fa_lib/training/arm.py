@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fa_lib.experiments.variant import known
-from fa_lib.kernels.eager import stepwise
+from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.training.spec import Arm
 
 NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-8, -6, -4)  # powers of 10, beside the 1e-7 of "perturb"
@@ -19,6 +19,11 @@ def small_tiles(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, 
     return stepwise(q, k, v, scale=scale, mask=mask, block_kv=8)
 
 
+def reversed_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
+    """Baseline with the keys in reverse order: the same steps, as exact, whose sums round otherwise at every call."""
+    return unfused(q, k.flip(-2), v.flip(-2), scale=scale, mask=None if mask is None else mask.flip(-1))
+
+
 _BASELINE, _FP32 = Arm(), Arm(precision="32-true")
 ARMS = {
     "baseline": _BASELINE,
@@ -26,11 +31,13 @@ ARMS = {
     "flash": replace(_BASELINE, kernel="flash"),
     "flash_emulated": replace(_BASELINE, kernel="stepwise"),  # or the exact "every_step", where its time allows
     "flash_small_tiles": replace(_BASELINE, kernel="fa_lib.training.arm:small_tiles"),
+    "reversed_keys": replace(_BASELINE, kernel="fa_lib.training.arm:reversed_keys"),
     "perturb": replace(_BASELINE, perturb=1e-7),
     "data_order": replace(_BASELINE, order=1),
     "init": replace(_BASELINE, init=1),
     "fp32": _FP32,
     "flash_fp32": replace(_FP32, kernel="flash"),
+    "reversed_keys_fp32": replace(_FP32, kernel="fa_lib.training.arm:reversed_keys"),
     "fp16": replace(_FP32, precision="16-mixed-unscaled"),
     "fp16_scaled": replace(_FP32, precision="16-mixed"),
     "perturb_fp32": replace(_FP32, perturb=1e-7),
@@ -59,6 +66,7 @@ PAIRS = {
     "flash": Pair("flash", "baseline", "Flash vs Baseline"),
     "flash_emulated": Pair("flash_emulated", "baseline", "Flash carried in BF16 vs Baseline"),
     "flash_small_tiles": Pair("flash_small_tiles", "baseline", "Flash carried in BF16, 32 tiles, vs Baseline"),
+    "reversed_keys": Pair("reversed_keys", "baseline", "Baseline, keys in reverse order"),
     "perturb": Pair("perturb", "baseline", "initial weights moved by 1e-7"),
     "data_order": Pair("data_order", "baseline", "another order of the data"),
     "init": Pair("init", "baseline", "another initialisation"),
@@ -66,6 +74,7 @@ PAIRS = {
     "fp16_scaled": Pair("fp16_scaled", "fp32", "FP16 vs FP32, scaled"),
     "bf16": Pair("baseline", "fp32", "BF16 vs FP32"),
     "flash_fp32": Pair("flash_fp32", "fp32", "Flash vs Baseline, both in FP32"),
+    "reversed_keys_fp32": Pair("reversed_keys_fp32", "fp32", "Baseline, keys in reverse order, in FP32"),
     "perturb_fp32": Pair("perturb_fp32", "fp32", "initial weights moved by 1e-7, in FP32"),
     "perturb_fp16": Pair("perturb_fp16", "fp16_scaled", "initial weights moved by 1e-7, in FP16, scaled"),
     **{key: Pair(key, "baseline", f"initial weights moved by 1e{power}")

@@ -60,11 +60,12 @@ PARTS = {
         Part("beside", ("flash_emulated", "flash_fp32", "perturb_fp32", "perturb_fp16", "data_order"), 5),
         Part("nudges", (*(f"perturb_1e{power}" for power in NUDGES),
                         *(f"perturb_fp32_1e{power}" for power in NUDGES_FP32)), 5),
+        Part("reversed", ("reversed_keys", "reversed_keys_fp32"), 5),
         Part("lower_rate", _CONTEXT, 5, lr=5e-4),
         Part("long", ("flash", "perturb", "init"), 3, steps=3000, every=250),
     )
 }  # fmt: skip
-ALIKE = ("again", "main", "beside", "nudges")
+ALIKE = ("again", "main", "beside", "nudges", "reversed")
 SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
 CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
