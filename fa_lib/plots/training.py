@@ -33,6 +33,8 @@ STYLE = {  # of a pair: colour, marker, line
     "flash_emulated": (FLASH, "s", "--"),
     "flash_small_tiles": (GREEN, "X", "-"),
     "flash_fp32": (FLASH, "^", ":"),
+    "reversed_keys": (BASELINE, "<", "-"),
+    "reversed_keys_fp32": (BASELINE, "<", ":"),
     "perturb": (GREY, "v", "-"),
     "perturb_fp32": (GREY, "v", ":"),
     "perturb_fp32_1e-8": (GREY, "^", "--"),

@@ -149,8 +149,9 @@ def drawn(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
     """Of the recorded study, all that has the steps and the learning rate of the main part, without the column; what
-    two parts share (a twin's run) once."""
-    return table[table.part.isin(ALIKE)].drop(columns="part").drop_duplicates().reset_index(drop=True)
+    two parts share (a twin's run, trained for both) once."""
+    rows = table[table.part.isin(ALIKE)].drop(columns="part")
+    return rows[~rows.duplicated([name for name in rows if name != "seconds"])].reset_index(drop=True)
 
 
 def part(table: pd.DataFrame, key: str) -> pd.DataFrame:
