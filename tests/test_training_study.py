@@ -44,7 +44,7 @@ def test_the_study_compares_every_pair(small_study):
     assert end["rerun"] == 0 and (table[table.pair == "rerun"].drop(columns=["pair", "seed", "step"]) == 0).all(
         axis=None
     )
-    others = end[~end.index.str.startswith(("rerun", "perturb"))]
+    others = end[~end.index.str.startswith(("rerun", "perturb", "reversed"))]
     assert (end.drop("rerun") > 0).all() and end["flash_fp32"] == others.min() and end["init"] == others.max()
     assert end["flash_fp32"] < end["flash"] / 100
     dtypes = runs.set_index("arm").dtype
