@@ -7,7 +7,7 @@ import pytest
 from fa_lib.execution import fingerprint
 from fa_lib.paths import PACKAGE
 
-LONG = ("test_training_processes", "test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums",
+LONG = ("test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums",
         "test_apart")  # fmt: skip
 
 

@@ -1,13 +1,10 @@
 """make figures: what papermill runs, refuses, leaves behind, and when it runs again."""
 
 import os
-import pty
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 
 import nbformat
 import papermill
@@ -180,47 +177,6 @@ def test_it_says_which_notebook_of_how_many_and_the_time_left(project):
     assert again[0] == "notebook 1 of 2, less than 1 min left: 01_small.ipynb is up to date"
     run_all(both[:1], "paper", project / "build", say=(alone := []).append)
     assert alone == ["01_small.ipynb is up to date"]
-
-
-def pressed(words, cwd, when):
-    """The exit code and all that a terminal shows of a command at which Ctrl-C is pressed once it shows `when`."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(cwd)
-        for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # the tests may run by make themselves
-            os.environ.pop(name, None)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that was started in the background ignores it
-        os.execvp(words[0], words)
-    shown = b""
-    with open(terminal, "r+b", buffering=0) as keys, suppress(OSError):  # the terminal ends with an error
-        while got := keys.read(1 << 16):
-            shown += got
-            if when and when.encode() in shown:
-                keys.write(b"\x03")
-                when = ""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(tmp_path, jobs):
-    """`make figures` in a terminal, with a notebook that is done and one that runs."""
-    for name in ("fa_lib", "Makefile", "pyproject.toml"):
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
-    (tmp_path / "notebooks/scales").mkdir(parents=True)
-    (tmp_path / "notebooks/scales/paper.yaml").write_text("01_small: {n: 3}\n02_slow: {n: 3}\n")
-    write(tmp_path, "01_small")
-    write(tmp_path, "02_slow", middle="import sys, time\nprint('begun', file=sys.stderr)\ntime.sleep(100)")
-    command = [sys.executable, "-m", "fa_lib", "figures", "01_small"]
-    own = os.environ | {"PYTHONPATH": str(tmp_path)}
-    assert subprocess.run(command, cwd=tmp_path, env=own, capture_output=True).returncode == 0
-    code, shown = pressed(["make", f"PYTHON={sys.executable}", "figures", f"JOBS={jobs}"], tmp_path, "begun")
-    assert code != 0
-    after = [line for line in shown[shown.index("^C") :].splitlines()[1:] if line]
-    assert after[0].startswith("fa-lib: interrupted; finished notebooks and cells are kept in build/: the same command")
-    assert len(after) == 2 and after[1].startswith("make: ***")
-    assert "Traceback" not in shown and "IPKernelApp" not in shown
-    again = subprocess.run([*command, "--scale", "paper"], cwd=tmp_path, env=own, capture_output=True, text=True)
-    assert "01_small.ipynb is up to date" in again.stdout
 
 
 def test_a_damaged_outcome_is_none(tmp_path):

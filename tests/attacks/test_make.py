@@ -1,11 +1,13 @@
 """`make`: what is given to it is data; a `make` that is killed leaves nothing running and nothing lying about."""
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
@@ -55,7 +57,7 @@ def test_a_folder_with_a_colon_is_refused(tmp_path):
 
 CELLS = (
     "seconds = 60\nout = ''",
-    "import os, time\nfrom pathlib import Path\n"
+    "import os, sys, time\nfrom pathlib import Path\nprint('begun', file=sys.stderr)\n"
     "Path('../started').write_text(str(os.getpid()))\nwith open('../ran', 'a') as ran:\n    ran.write('x')\n"
     "time.sleep(seconds)\n"
     "figure = Path(out) / 'figures/a.png'\nfigure.parent.mkdir(parents=True)\nfigure.write_text('drawn')",
@@ -136,6 +138,46 @@ def test_a_make_that_is_killed_leaves_no_notebook_running(number, jobs, checkout
         and not (checkout / "build/figures").exists()
         and not list(checkout.glob("build/*.outcome.json"))
     )
+
+
+def pressed(words, cwd, when):
+    """The exit code and all that a terminal shows of a command at which Ctrl-C is pressed once it shows `when`."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # the tests may run by make themselves
+            os.environ.pop(name, None)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that was started in the background ignores it
+        os.execvp(words[0], words)
+    shown = b""
+    with open(terminal, "r+b", buffering=0) as keys, suppress(OSError):  # the terminal ends with an error
+        while got := keys.read(1 << 16):
+            shown += got
+            if when and when.encode() in shown:
+                keys.write(b"\x03")
+                when = ""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(checkout, jobs):
+    """`make figures` in a terminal, with a notebook that is done and one that runs."""
+    done, slow = checkout / "notebooks/01_small.ipynb", checkout / "notebooks/02_slow.ipynb"
+    slow.write_text(done.read_text().replace("../ran", "../slow").replace("a.png", "b.png"))
+    (checkout / "notebooks/scales/paper.yaml").write_text("01_small: {seconds: 0}\n02_slow: {seconds: 100}\n")
+    try:
+        command = [sys.executable, "-m", "fa_lib", "figures", "01_small"]
+        own = dict(cwd=checkout, env=environment(PYTHONPATH=str(checkout)), capture_output=True, text=True)
+        assert subprocess.run(command, **own).returncode == 0
+        code, shown = pressed(["make", f"PYTHON={sys.executable}", "figures", f"JOBS={jobs}"], checkout, "begun")
+        assert code != 0
+        after = [line for line in shown[shown.index("^C") :].splitlines()[1:] if line]
+        assert after[0].startswith("fa-lib: interrupted; finished notebooks and cells are kept in build/: the same")
+        assert len(after) == 2 and after[1].startswith("make: ***")
+        assert "Traceback" not in shown and "IPKernelApp" not in shown
+        assert "01_small.ipynb is up to date" in subprocess.run(command, **own).stdout
+    finally:
+        slow.unlink()
 
 
 def test_make_figures_under_nohup_outlives_its_terminal_and_clears_what_a_killed_one_left(checkout):
