@@ -9,7 +9,7 @@ import pytest
 from fa_lib.paths import PACKAGE
 
 LAYERS = [  # from the top: what stands lower may import what stands higher
-    {"allocation", "paths", "rounding_loops", "waiting"},
+    {"allocation", "paths", "rounding_loops", "sorting", "waiting"},
     {"adders", "block_formats", "double_double", "formats", "on_device", "dots", "precision", "tiling", "inputs",
      "metrics"},
     {"kernels"},

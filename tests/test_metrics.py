@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from fa_lib import BF16, FP32, deviation, wasserstein
+from fa_lib import BF16, FP32, deviation, metrics, wasserstein
+from fa_lib.sorting import sorted_values
 
 VALUES = st.floats(-1e3, 1e3, width=32)
 
@@ -61,6 +62,25 @@ def test_wasserstein_of_moved_and_shuffled_weights(a, shift):
     b = np.random.default_rng(0).permutation(a)
     assert wasserstein(torch.from_numpy(a.reshape(4, 10)), torch.from_numpy(b)) == 0
     assert wasserstein(a.astype(np.float64), b.astype(np.float64) + shift) == pytest.approx(abs(shift), abs=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(arrays(np.uint32, st.integers(1, 60), elements=st.integers(0, 2**32 - 1)))
+def test_values_are_sorted_as_numpy_sorts_them(bits):
+    """Any bits: infinities, zeros of both signs, subnormals, and NaN, which stands at either end."""
+    x = bits.view(np.float32)
+    found = sorted_values(x)
+    assert np.array_equal(np.sort(found.view(np.uint32)), np.sort(bits)) and np.array_equal(x.view(np.uint32), bits)
+    assert np.array_equal(found[~np.isnan(found)], np.sort(x[~np.isnan(x)]))
+
+
+@pytest.mark.parametrize("sizes", [(70_000, 70_000), (70_000, 50_000)])
+def test_wasserstein_of_many_values_is_scipys(sizes, monkeypatch):
+    monkeypatch.setattr(metrics, "MANY", 60_000)  # one of them, or both, by their bits
+    a, b = (np.random.default_rng(size).standard_normal(size).astype(np.float32) for size in sizes)
+    assert wasserstein(a, b + 1) == pytest.approx(stats.wasserstein_distance(a, b + 1), rel=1e-6)
+    assert wasserstein(a, np.random.default_rng(1).permutation(a)) == 0
+    assert math.isnan(wasserstein(a, np.append(b[1:], -np.float32(math.nan))))
 
 
 def test_wasserstein_takes_any_format_and_refuses_nothing_to_compare():

