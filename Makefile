@@ -86,7 +86,7 @@ test-faults: $(call has,test) ## kill, fill and damage at random, and count what
 	$(PYTHON) tests/faults.py $(if $(KILLS),--kills="$$KILLS")
 
 test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q tests/test_gallery.py tests/test_finds.py
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q tests/gallery
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
