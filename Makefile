@@ -80,7 +80,7 @@ test-browser: $(call has,browser) $(if $(wildcard $(CHROMIUM)),,/usr/bin/chromiu
 	$(PYTHON) -m pytest -s tests/browser.py
 
 test-cluster: $(call has,cluster) $(if $(SLURM),,/usr/sbin/slurmctld) ## test sweeps, training and notebooks on a Slurm of two nodes, started on this machine
-	$(PYTHON) -m pytest tests/cluster
+	$(PYTHON) -m pytest -n 2 --dist worksteal tests/cluster
 
 test-faults: $(call has,test) ## kill, fill and damage at random, and count what is lost; KILLS=200 writes docs/reliability.md
 	$(PYTHON) tests/faults.py $(if $(KILLS),--kills="$$KILLS")

@@ -1,4 +1,4 @@
-"""Two Slurm nodes for the tests of this folder."""
+"""Two Slurm nodes for the tests of this folder, and two more for each further process of pytest."""
 
 import os
 import shutil
@@ -23,7 +23,8 @@ def slurm(tmp_path_factory):
     os.environ |= dict(SLURM_CONF=str(folder / "slurm.conf"), FA_LIB_CLUSTER=str(folder / "cluster.yaml"))
     os.environ["PYTHONPATH"] = f"{ROOT}:{HERE}"  # for the jobs
     with open(folder / "log", "w") as log:
-        nodes = subprocess.Popen([HERE / "slurm.sh", folder], stdout=log, stderr=log)
+        port = 17817 + 3 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        nodes = subprocess.Popen([HERE / "slurm.sh", folder, str(port)], stdout=log, stderr=log)
     try:
         wait(lambda: ask("sinfo", "-h", "-o", "%D %T") == "2 idle", lambda: (folder / "log").read_text())
         yield

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Two Slurm nodes on loopback, for tests: `tests/cluster/slurm.sh FOLDER` serves until it is ended, and leaves its
-# settings in FOLDER/slurm.conf for `SLURM_CONF`. Debian's slurm-wlm alone: no munge, no cgroups, no accounting.
+# Two Slurm nodes on loopback, for tests: `tests/cluster/slurm.sh FOLDER PORT` serves until it is ended, on three ports
+# from PORT on, and leaves its settings in FOLDER/slurm.conf for `SLURM_CONF`. Debian's slurm-wlm alone: no munge, no
+# cgroups, no accounting.
 set -euo pipefail
 at=$(realpath "$1")
+port=$2
 host=$(hostname -s)
 mkdir -p "$at/state" "$at/n1" "$at/n2"
 
@@ -11,7 +13,7 @@ mkdir -p "$at/state" "$at/n1" "$at/n2"
 cat > "$at/slurm.conf" <<CONF
 ClusterName=loopback
 SlurmctldHost=$host(127.0.0.1)
-SlurmctldPort=17817
+SlurmctldPort=$port
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)
 AuthType=auth/none
@@ -34,7 +36,7 @@ SlurmctldPidFile=$at/slurmctld.pid
 SlurmdPidFile=$at/%n.pid
 SlurmctldLogFile=$at/slurmctld.log
 SlurmdLogFile=$at/%n.log
-NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[17818-17819] CPUs=1 RealMemory=8000
+NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((port + 1))-$((port + 2))] CPUs=1 RealMemory=8000
 PartitionName=test Nodes=n[1-2] Default=YES MaxTime=60 State=UP
 CONF
 
