@@ -169,7 +169,9 @@ def of_context(table):
 def of_growth(rates, predicted):
     rows = rates[rates.pair.isin(growth.SHOWN) & (rates.since > 0)]
     ratio = predicted.predicted / predicted.measured
-    return [*spread(rows.rate, [rows.pair, rows.step]), *spread(ratio, [predicted.pair, predicted.step])]
+    one_rate = np.log(predicted.one_rate / predicted.measured).groupby([predicted.pair, predicted.step]).mean()
+    found = spread(rows.rate, [rows.pair, rows.step]), spread(ratio, [predicted.pair, predicted.step])
+    return [*found[0], *found[1], *np.exp(one_rate)]
 
 
 def of_health(runs, signals):

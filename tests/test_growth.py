@@ -35,6 +35,17 @@ def test_beyond_the_nudges_the_curve_is_the_nearest_ones():
     assert found[found.step == 10].predicted.tolist() == pytest.approx([20e-7, 20e-3])
 
 
+@pytest.mark.parametrize("metric", ["relative_l2", "wasserstein"])
+def test_two_numbers_are_the_first_step_and_the_rate_of_the_nearest_nudge(metric):
+    nudges = {("perturb", 0): 1e-7, ("perturb_1e-3", 0): 1e-3}
+    table = pd.concat([study(nudges, {11: 7.0, 21: np.e**2}), study({("flash", 0): 1e-6}, {11: 20.0, 21: 30.0})])
+    found = predicted(table, ["flash"], metric).set_index("step").one_rate
+    first, nudge = (table[(table.pair == pair) & (table.step == 1)][metric].item() for pair in ("flash", "perturb"))
+    end = table[(table.pair == "perturb") & (table.step == 21)][metric].item()
+    assert found[[1, 21]].tolist() == pytest.approx([first, first * end / nudge])
+    assert found[11] == pytest.approx((found[1] * found[21]) ** 0.5)  # a straight line, in logarithms
+
+
 def test_a_seed_without_all_nudges_is_left_out():
     first = {(pair, seed): size for pair, size in NUDGES.items() for seed in (0, 1)} | {
         ("flash", 0): 3e-6,

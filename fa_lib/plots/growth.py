@@ -40,6 +40,9 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     for name, own in ratio.groupby("pair", sort=False):
         color, marker, line = STYLE[name]
         band(axes[1], by_seed(own, "step", "ratio"), color, marker, PAIRS[name].label, ls=line)
+        mean = np.exp(np.log(own.one_rate / own.measured).groupby(own.step).mean())
+        axes[1].plot(mean, color=color, ls=line, lw=0.8, alpha=0.7)
+    axes[1].plot([], color=GREY, lw=0.8, label="thin: from the first step and one rate")
     axes[1].axhline(1, color=INK, lw=0.9)
     axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", xlabel="training iteration")
     axes[1].set(ylabel="predicted / measured distance", title="the curve from the first step")
@@ -51,10 +54,12 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
             if len(own):
                 color, marker, line = STYLE[name]
                 band(axes[2], by_seed(own, "step", "relative_l2"), color, marker, PAIRS[name].label, ls=line)
-        axes[2].set(xscale="log", yscale="log", xlabel="training iteration", title=f"over {long.step.max():,} steps")
+        axes[2].set(xscale="log", yscale="log", xlabel="training iteration")
+        axes[2].set_title(f"over {long.step.max():,} steps, {long.seed.nunique()} seeds")
         axes[2].set_ylabel("relative L2 distance")
         axes[2].legend(fontsize=6.5)
-    return captioned(figure, _title(ratio), caption + BANDS)
+    words = " Thin lines, geometric means: as if distances grew at one rate throughout, the nearest nudge's mean."
+    return captioned(figure, _title(ratio), caption + BANDS + words)
 
 
 def _title(ratio):

@@ -55,7 +55,9 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
             distance.
 
     Returns:
-        table: pair, seed, step, measured, predicted; of the seeds that have all nudges that any has.
+        table: pair, seed, step, measured, predicted, one_rate; of the seeds that have all nudges that any has.
+        one_rate is what two numbers predict: the distance after the first step, and for all of training the mean rate
+        of growth of the nudge whose first step comes nearest.
     """
     curves, others = (
         table.pivot_table(index=["seed", "pair"], columns="step", values=name) for name in ("relative_l2", metric)
@@ -67,10 +69,14 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
             known = curves.index.unique("pair").intersection(nudges_of(pair))
             if known.empty or not known.isin(own.index).all() or not own.loc[pair, 1] > 0:
                 continue
+            nearest = theirs.loc[np.log(own.loc[known, 1] / own.loc[pair, 1]).abs().idxmin()]
+            last = nearest.index[-1]
+            rate = np.log(nearest[last] / nearest[1]) / (last - 1)
             for step, distance in _grown(own.loc[pair, 1], own.loc[known]).items():
                 read = distance if metric == "relative_l2" else _read(distance, own.loc[known, step], theirs[step])
-                rows.append(dict(pair=pair, seed=seed, step=step, measured=theirs.loc[pair, step], predicted=read))
-    return pd.DataFrame(rows, columns=["pair", "seed", "step", "measured", "predicted"])
+                row = dict(pair=pair, seed=seed, step=step, measured=theirs.loc[pair, step], predicted=read)
+                rows.append(row | dict(one_rate=theirs.loc[pair, 1] * np.exp(rate * (step - 1))))
+    return pd.DataFrame(rows, columns=["pair", "seed", "step", "measured", "predicted", "one_rate"])
 
 
 def _grown(first: float, nudges: pd.DataFrame) -> dict[int, float]:
