@@ -74,7 +74,7 @@ def main(extras: str = "", more: str = "") -> None:
     with tempfile.TemporaryDirectory() as folder:
         versions, locked = Path(folder) / "versions.txt", Path(folder) / "locked.txt"
         versions.write_text("\n".join(entry.split(" \\")[0] for entry in known.values()) + "\n")
-        install = ["install", "--quiet", "--no-compile"]  # Python compiles what is imported; most never is
+        install = ["install", "--quiet"]
         told = pip(*install, "--dry-run", "--report", "-", "--constraint", versions, *wanted, stdout=subprocess.PIPE)
         lines, others = split(json.loads(told.stdout)["install"], known)
         locked.write_text("\n".join(lines) + "\n")
