@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -135,5 +136,6 @@ def _tested(name, words, out):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # by which a session ends a step; ignored under `nohup`
     key, device, scale, out = sys.argv[1:]
     {name: globals()[name] for name in STEPS}[key](device, scale, Path(out))
