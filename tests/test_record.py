@@ -22,7 +22,8 @@ from fa_lib.record.plan import LIMIT, STEPS, chosen, fits, scale_of
 from fa_lib.record.tensor_cores import EXPECTED
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as `record.steps`: tests in the background ignore it
 key = sys.argv[1]
 print("this is", key)
 if key == "hardware":
