@@ -122,13 +122,13 @@ def wasserstein(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     if not a.size or not b.size:
         raise ValueError(f"a, b: got {a.size} and {b.size} values; accepted is at least one each")
     if a.size + b.size < 1 << 16:  # threads take longer to start
-        a, b = np.sort(a), np.sort(b)
+        a, b = _sorted(a), _sorted(b)
     else:
         with ThreadPoolExecutor(2) as pool:  # both sorts let go of the GIL, and are faster than torch's
             a, b = pool.map(_sorted, (a, b))
     if a.size == b.size:
         return float(_mean_distance(a, b))
-    both = np.sort(np.concatenate((a, b)))
+    both = _sorted(np.concatenate((a, b)))
     share_a, share_b = (np.searchsorted(x, both[:-1], side="right") / x.size for x in (a, b))
     return float(np.abs(share_a - share_b) @ np.diff(both).astype(np.float64))
 

@@ -170,8 +170,8 @@ def of_growth(rates, predicted):
     rows = rates[rates.pair.isin(growth.SHOWN) & (rates.since > 0)]
     ratio = predicted.predicted / predicted.measured
     one_rate = np.log(predicted.one_rate / predicted.measured).groupby([predicted.pair, predicted.step]).mean()
-    found = spread(rows.rate, [rows.pair, rows.step]), spread(ratio, [predicted.pair, predicted.step])
-    return [*found[0], *found[1], *np.exp(one_rate)]
+    return [*spread(rows.rate, [rows.pair, rows.step]), *spread(ratio, [predicted.pair, predicted.step]),
+            *np.exp(one_rate)]  # fmt: skip
 
 
 def of_health(runs, signals):

@@ -44,6 +44,7 @@ def test_two_numbers_are_the_first_step_and_the_rate_of_the_nearest_nudge(metric
     end = table[(table.pair == "perturb") & (table.step == 21)][metric].item()
     assert found[[1, 21]].tolist() == pytest.approx([first, first * end / nudge])
     assert found[11] == pytest.approx((found[1] * found[21]) ** 0.5)  # a straight line, in logarithms
+    assert predicted(table[table.step == 1], ["flash"], metric).one_rate.item() == first
 
 
 def test_a_seed_without_all_nudges_is_left_out():

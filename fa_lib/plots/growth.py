@@ -40,8 +40,8 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
     for name, own in ratio.groupby("pair", sort=False):
         color, marker, line = STYLE[name]
         band(axes[1], by_seed(own, "step", "ratio"), color, marker, PAIRS[name].label, ls=line)
-        mean = np.exp(np.log(own.one_rate / own.measured).groupby(own.step).mean())
-        axes[1].plot(mean, color=color, ls=line, lw=0.8, alpha=0.7)
+        one_rate = (own.one_rate / own.measured).groupby(own.step).apply(lambda x: geometric(x)[0])
+        axes[1].plot(one_rate, color=color, ls=line, lw=0.8, alpha=0.7)
     axes[1].plot([], color=GREY, lw=0.8, label="thin: from the first step and one rate")
     axes[1].axhline(1, color=INK, lw=0.9)
     axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", xlabel="training iteration")

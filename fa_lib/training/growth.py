@@ -71,7 +71,7 @@ def predicted(table: pd.DataFrame, pairs: Iterable[str], metric: str = "relative
                 continue
             nearest = theirs.loc[np.log(own.loc[known, 1] / own.loc[pair, 1]).abs().idxmin()]
             last = nearest.index[-1]
-            rate = np.log(nearest[last] / nearest[1]) / (last - 1)
+            rate = np.log(nearest[last] / nearest[1]) / max(last - 1, 1)  # of one step alone, 0
             for step, distance in _grown(own.loc[pair, 1], own.loc[known]).items():
                 read = distance if metric == "relative_l2" else _read(distance, own.loc[known, step], theirs[step])
                 row = dict(pair=pair, seed=seed, step=step, measured=theirs.loc[pair, step], predicted=read)
