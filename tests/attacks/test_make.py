@@ -121,7 +121,8 @@ def _parent(path):
         return None
 
 
-@pytest.mark.parametrize("number, jobs", [(signal.SIGTERM, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 2)])
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_make_that_is_killed_leaves_no_notebook_running(number, jobs, checkout):
     """With two jobs, its command is killed too, which started a process for each notebook."""
     make, kernel = begun(checkout, 8, jobs=jobs)
