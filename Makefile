@@ -86,7 +86,7 @@ test-faults: $(call has,test) ## kill, fill and damage at random, and count what
 	$(PYTHON) tests/faults.py $(if $(KILLS),--kills="$$KILLS")
 
 test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q tests/gallery
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 tests/gallery
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
@@ -142,7 +142,8 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python install_locked.py '$(EXTRAS)'
 	@touch $@
 
-.venv/.gallery: fa_lib/gallery/requirements.txt fa_lib/gallery/requirements.hashes .venv/.figures # one environment
+.venv/.gallery: fa_lib/gallery/requirements.txt fa_lib/gallery/requirements.hashes pyproject.toml requirements.hashes \
+		install_locked.py | .venv/bin/python
 	.venv/bin/python install_locked.py notebooks,train fa_lib/gallery
 	@touch $@
 

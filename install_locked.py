@@ -3,10 +3,13 @@
     python install_locked.py figures,test         # extras of pyproject.toml; none is the library alone
     python install_locked.py "" FOLDER            # and the requirements.txt of a folder, by the hashes beside it
 
+pip comes first: the one that Python brings may take three times as long to choose among all versions there are.
+
 One archive may have another hash: torch's, where an index or a folder of the reader's has another build of the same
 version, one without CUDA for instance. It is then installed by its version, and this is said.
 """
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -66,8 +69,18 @@ def pip(*words, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "pip", *map(str, words)], check=True, **options)
 
 
+def renew_pip(known: dict[str, str]) -> None:
+    """Make this environment's pip the one of requirements.hashes."""
+    if not known["pip"].startswith(f"pip=={importlib.metadata.version('pip')} "):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(known["pip"])
+            file.flush()
+            pip("install", "--quiet", "--no-deps", "--require-hashes", "--requirement", file.name)
+
+
 def main(extras: str = "", more: str = "") -> None:
     known, wanted = hashed(), asked(extras)
+    renew_pip(known)
     if more:
         known |= hashed(Path(more))
         wanted += ["--requirement", str(Path(more) / "requirements.txt")]

@@ -7,7 +7,7 @@ import pytest
 from fa_lib.execution import fingerprint
 from fa_lib.paths import PACKAGE
 
-LONG = ("test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums", "test_apart")
+LONG = ("test_make", "test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums", "test_apart")
 
 
 def pytest_collection_modifyitems(items):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,12 @@ def recorded(locked, found, monkeypatch):
         return type("Done", (), dict(stdout=locked.json.dumps(dict(install=found))))
 
     monkeypatch.setattr(locked, "pip", pip)
+    monkeypatch.setattr(locked.importlib.metadata, "version", lambda name: pinned(locked, name))
     return calls
+
+
+def pinned(locked, name):
+    return locked.hashed()[name].split()[0].partition("==")[2]
 
 
 def test_every_version_of_the_lock_has_hashes_and_the_build_backend_is_pinned(locked):
@@ -64,7 +70,7 @@ def test_the_gallerys_packages_have_hashes_too(locked, monkeypatch):
 def test_an_archive_of_another_hash_is_refused(locked):
     known = locked.hashed()
     sha = re.search("sha256:([0-9a-f]{64})", known["numpy"])[1]
-    version = known["numpy"].split()[0].partition("==")[2]
+    version = pinned(locked, "numpy")
     assert locked.split([chosen("NumPy", version, sha)], known) == ([known["numpy"]], [])
     for name, other in (("numpy", "0" * 64), ("numpy", sha[:-1] + "x"), ("never-heard-of", sha)):
         with pytest.raises(SystemExit, match=f"{name} {version}: its archive is none of requirements.hashes"):
@@ -73,7 +79,7 @@ def test_an_archive_of_another_hash_is_refused(locked):
 
 def test_another_build_of_torch_is_told(locked):
     known = locked.hashed()
-    version = known["torch"].split()[0].partition("==")[2]
+    version = pinned(locked, "torch")
     assert locked.split([chosen("torch", f"{version}+cpu", "0" * 64)], known) == ([], [f"torch=={version}+cpu"])
     with pytest.raises(SystemExit, match="torch 1.0: its archive"):
         locked.split([chosen("torch", "1.0", "0" * 64)], known)
@@ -83,7 +89,7 @@ def test_pip_is_asked_for_hashes_of_all_but_other_builds(locked, monkeypatch):
     """And nothing is installed before all of it is known."""
     known = locked.hashed()
     sha = re.search("sha256:([0-9a-f]{64})", known["numpy"])[1]
-    found = [chosen("numpy", known["numpy"].split()[0].partition("==")[2], sha)]
+    found = [chosen("numpy", pinned(locked, "numpy"), sha)]
 
     calls = recorded(locked, found, monkeypatch)
     locked.main("test")
@@ -93,3 +99,14 @@ def test_pip_is_asked_for_hashes_of_all_but_other_builds(locked, monkeypatch):
     with pytest.raises(SystemExit):
         locked.main("test")
     assert len(calls) == 4
+
+
+def test_an_older_pip_is_replaced_by_hash(locked, monkeypatch):
+    known, installed = locked.hashed(), []
+    monkeypatch.setattr(locked, "pip", lambda *words: installed.append(Path(words[-1]).read_text()))
+    monkeypatch.setattr(locked.importlib.metadata, "version", lambda name: "23.2.1")
+    locked.renew_pip(known)
+    assert installed == [known["pip"]]
+    monkeypatch.setattr(locked.importlib.metadata, "version", lambda name: pinned(locked, name))
+    locked.renew_pip(known)
+    assert installed == [known["pip"]]
