@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
 from fa_lib.execution.files import replacing
 from fa_lib.paths import CHECKOUT, RECORDED, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STARTED = time.perf_counter()
 LIBRARIES = (
@@ -65,11 +66,13 @@ def save(
             save_figure(figure, Path(out) / "figures" / figure_name)
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
+def save_figure(figure: "Figure", path: str | Path) -> None:
     """Write a figure as `path`.png and `path`.svg. Without dates and versions inside, the same data on the same machine
     gives the same bytes, whatever the reader's matplotlibrc and backend."""
+    from matplotlib import style  # here: most processes draw nothing, and it takes half a second
+
     for kind, backend, metadata in (("png", "agg", {"Software": None}), ("svg", "svg", {"Date": None})):
-        with replacing(Path(f"{path}.{kind}")) as temporary, plt.style.context(STYLE):
+        with replacing(Path(f"{path}.{kind}")) as temporary, style.context(STYLE):
             figure.savefig(temporary, metadata=metadata, backend=backend)
 
 
