@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 OTHER_BUILDS = ("torch",)
+SHARES, AT_ONCE = 4, 2  # of the packages, each installed by a pip of its own, which keeps one core busy
 
 
 def hashed(folder: Path = ROOT) -> dict[str, str]:
@@ -85,17 +87,20 @@ def main(extras: str = "", more: str = "") -> None:
         known |= hashed(Path(more))
         wanted += ["--requirement", str(Path(more) / "requirements.txt")]
     with tempfile.TemporaryDirectory() as folder:
-        versions, locked = Path(folder) / "versions.txt", Path(folder) / "locked.txt"
+        versions = Path(folder) / "versions.txt"
         versions.write_text("\n".join(entry.split(" \\")[0] for entry in known.values()) + "\n")
         install = ["install", "--quiet"]
         told = pip(*install, "--dry-run", "--report", "-", "--constraint", versions, *wanted, stdout=subprocess.PIPE)
         lines, others = split(json.loads(told.stdout)["install"], known)
-        locked.write_text("\n".join(lines) + "\n")
-        if lines:
-            pip(*install, "--no-deps", "--require-hashes", "--requirement", locked)
         for other in others:
             print(f"{other}: another build than PyPI's, installed without a hash", file=sys.stderr)
-            pip(*install, "--no-deps", other)
+        shares = [["--no-deps", other] for other in others]
+        for i in range(min(SHARES, len(lines))):
+            share = Path(folder) / f"share{i}.txt"
+            share.write_text("\n".join(lines[i::SHARES]) + "\n")
+            shares.append(["--no-deps", "--require-hashes", "--requirement", share])
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # no package needs another one to be installed
+            list(pool.map(lambda share: pip(*install, *share), shares))
         pip(*install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
 
 
