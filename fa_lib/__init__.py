@@ -1,23 +1,24 @@
 """fa_lib: is an attention kernel numerically safe? Reference, tiled-emulated and real kernels, and their deviation."""
 
-from fa_lib import waiting
+from fa_lib import collecting, waiting
 
 waiting.in_commands()  # before torch is imported
 
-import torch  # noqa: E402
+with collecting.put_off():
+    import torch
 
-# The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in
-# how MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick, and what
-# measures errors of 1e-4 makes it before anything else.
-for _dtype in (torch.float32, torch.float64):
-    torch.exp(torch.zeros(64, dtype=_dtype))
+    # The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in
+    # how MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick, and what
+    # measures errors of 1e-4 makes it before anything else.
+    for _dtype in (torch.float32, torch.float64):
+        torch.exp(torch.zeros(64, dtype=_dtype))
 
-from fa_lib import kernels  # noqa: E402
-from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to  # noqa: E402
-from fa_lib.inputs import draw, load  # noqa: E402
-from fa_lib.metrics import deviation, wasserstein  # noqa: E402
-from fa_lib.precision import Precision  # noqa: E402
-from fa_lib.tiling import Tiling  # noqa: E402
+    from fa_lib import kernels
+    from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to
+    from fa_lib.inputs import draw, load
+    from fa_lib.metrics import deviation, wasserstein
+    from fa_lib.precision import Precision
+    from fa_lib.tiling import Tiling
 
 __all__ = [
     "BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "Precision", "Tiling",

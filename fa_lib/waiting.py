@@ -13,9 +13,14 @@ def environment() -> dict[str, str]:
     return PASSIVE | os.environ
 
 
-def in_commands() -> None:
-    """Set it for this process and those that it starts, if it is the command `fa-lib` or `python -m fa_lib`; a program
-    that imports fa_lib keeps its own. OpenMP reads it when torch is imported: later it has no effect."""
+def is_command() -> bool:
+    """Whether this process is the command `fa-lib` or `python -m fa_lib`, and not a program that imports fa_lib."""
     name = sys.argv[0] if sys.argv else ""  # "-m" while the package of python -m is imported
-    if Path(name).stem == "fa-lib" or (name == "-m" and "fa_lib" in sys.orig_argv):
+    return Path(name).stem == "fa-lib" or (name == "-m" and "fa_lib" in sys.orig_argv)
+
+
+def in_commands() -> None:
+    """Set it for this process and those that it starts, if it is a command; a program that imports fa_lib keeps its
+    own. OpenMP reads it when torch is imported: later it has no effect."""
+    if is_command():
         os.environ.update(environment())

@@ -1,5 +1,6 @@
 """The order of the tests, and what several of them need."""
 
+import gc
 import shutil
 
 import pytest
@@ -8,6 +9,16 @@ from fa_lib.execution import fingerprint
 from fa_lib.paths import PACKAGE
 
 LONG = ("test_make", "test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums", "test_apart")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What the tests import stays, and Python need not look through it for garbage again and again."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    gc.freeze()
+    return result
 
 
 def pytest_collection_modifyitems(items):
