@@ -133,9 +133,16 @@ def test_one_notebook_at_a_time_on_one_core_on_a_gpu_and_with_an_executor(cores,
     assert of_two(monkeypatch, 2) != []
 
 
-def of_two(monkeypatch, cores, *given):
+@pytest.mark.parametrize("fresh", [["03_golden_value"], ["02_precision", "03_golden_value"]])
+def test_what_is_up_to_date_has_no_process_made_for_it(fresh, monkeypatch):
+    assert of_two(monkeypatch, 2, fresh=fresh) == []
+    assert of_two(monkeypatch, 2, "--jobs", "2", fresh=fresh) != []  # as the reader says
+
+
+def of_two(monkeypatch, cores, *given, fresh=()):
     """What `fa-lib figures` has done for each of two notebooks side by side; [] where it runs them in turn."""
     asked = []
+    monkeypatch.setattr("fa_lib.execution.notebook.is_fresh", lambda path, *_: path.stem in fresh)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr("fa_lib.execution.parent.end_as_interrupted", lambda: None)
     monkeypatch.setattr("fa_lib.execution.notebook.run_all", lambda *args, **options: None)
