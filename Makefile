@@ -101,7 +101,7 @@ bench: $(call has,test) ## measure what is promised of speed, each as a ratio in
 mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels and two other judges, 20 draws, into docs/mutants.md (SEEDS=5: fewer)
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds="$$SEEDS")
 
-mutants-quick: $(call has,test) ## every second kernel, one draw, our judge alone, in a few minutes
+mutants-quick: $(call has,test) ## every third kernel, one draw, our judge alone, in a few minutes
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge --quick
 
 scale: $(call has,test) ## write docs/scale.md: what the paper's scale would take, from unit costs measured here

@@ -265,7 +265,7 @@ anew after an edit.
 
 def main():
     parser = argparse.ArgumentParser(description="count what faults lose")
-    parser.add_argument("--kills", type=int, default=30, help=f"at least so many; from {FULL} the record is written")
+    parser.add_argument("--kills", type=int, default=20, help=f"at least so many; from {FULL} the record is written")
     parser.add_argument("--seed", type=int, default=0, help="of the moments, the victims and the flipped bits")
     parser.add_argument("--jobs", type=int, default=len(KINDS), help="kinds of faults at once")
     given = parser.parse_args()
