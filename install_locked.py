@@ -99,7 +99,7 @@ def main(extras: str = "", more: str = "") -> None:
             share = Path(folder) / f"share{i}.txt"
             share.write_text("\n".join(lines[i::SHARES]) + "\n")
             shares.append(["--no-deps", "--require-hashes", "--requirement", share])
-        with ThreadPoolExecutor(AT_ONCE) as pool:  # no package needs another one to be installed
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # none needs another one in order to be installed
             list(pool.map(lambda share: pip(*install, *share), shares))
         pip(*install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
 

@@ -32,10 +32,7 @@ def figures(
         str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="notebooks at a time; 2, but 1 on one core, a GPU, with --executor, or where only one is stale"
-        ),
+        int | None, typer.Option(min=1, help="notebooks at a time; 2, but 1 on one core, a GPU or with --executor")
     ] = None,
 ) -> None:
     """Draw the figures: run the notebooks whose results are not up to date, through papermill.
@@ -56,9 +53,9 @@ def figures(
         notebooks = notebooks_of(NOTEBOOKS, only)
         notebooks = notebooks if only else notebook.of_scale(notebooks, scale)
         if jobs is None:
-            stale = [path for path in notebooks if not notebook.is_fresh(path, scale, build(), build())]
-            alone = len(stale) < 2 or executor is not None or share() == 1
+            alone = executor is not None or share() == 1
             alone = alone or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
+            alone = alone or sum(not notebook.is_fresh(path, scale, build(), build()) for path in notebooks) < 2
             jobs = 1 if alone else 2
         if jobs == 1:
             notebook.run_all(notebooks, scale, build(), executor=executor, say=_say)

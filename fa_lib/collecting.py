@@ -10,8 +10,8 @@ from fa_lib.waiting import is_command
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """No search inside. A command never looks through what is there at the end; a program that imports fa_lib does, for
-    that may be garbage of its own by then."""
+    """Nothing is searched inside. In a command, what is there at the end is left out of every later search; not in a
+    program that imports fa_lib, where it may become garbage of that program's."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -13,7 +13,7 @@ LONG = ("test_make", "test_notebook", "test_report", "test_strangers", "test_car
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What the tests import stays, and Python need not look through it for garbage again and again."""
+    """What tests import stays until the end, so Python need not search it for garbage again and again."""
     gc.disable()
     result = yield
     gc.enable()
