@@ -20,6 +20,8 @@ with collecting.put_off():
     from fa_lib.precision import Precision
     from fa_lib.tiling import Tiling
 
+collecting.in_commands()
+
 __all__ = [
     "BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "Precision", "Tiling",
     "deviation", "draw", "kernels", "load", "round_to", "sweep", "wasserstein",

@@ -11,6 +11,8 @@ import numba
 import numpy as np
 from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
 
+from fa_lib.collecting import put_off
+
 EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
 
 
@@ -29,6 +31,7 @@ def nearest(x, grid):
 # Compiled anew in each process, in half a second: numba's cache on disk carries no checksum, and of flipped bits in it
 # some round wrongly in silence.
 @cache
+@put_off()
 def nearest_loop() -> Callable:
     """Function of an address, a count and a grid's five numbers: so many values from the address on are rounded to
     nearest where they lie. It lets go of the GIL.
