@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from fa_lib.collecting import put_off
 from fa_lib.execution import fingerprint
 from fa_lib.paths import PACKAGE
 
@@ -14,9 +15,8 @@ LONG = ("test_make", "test_notebook", "test_report", "test_strangers", "test_car
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What tests import stays until the end, so Python need not search it for garbage again and again."""
-    gc.disable()
-    result = yield
-    gc.enable()
+    with put_off():
+        result = yield
     gc.freeze()
     return result
 

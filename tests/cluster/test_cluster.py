@@ -32,13 +32,13 @@ IMPORTS = "from cells import {}\nfrom fa_lib.execution.pools import workers\nfro
 def test_two_nodes_finish_a_sweep_with_the_table_of_one_process(tmp_path):
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-    grid = dict(fmt=["BF16", "FP16"], seed=range(2))
+    grid = dict(fmt=["BF16", "FP16"], seed=range(6))
     here = sweep(on_a_node, grid | dict(folder=str(tmp_path / "here")))
     with workers("slurm") as jobs:
         there = sweep(on_a_node, grid | dict(folder=str(tmp_path / "there")), executor=jobs)
         pd.testing.assert_frame_equal(there.drop(columns="folder"), here.drop(columns="folder"), check_exact=True)
     cells = [(tmp_path / "there" / node).read_text().splitlines() for node in ("n1", "n2")]
-    assert all(cells) and sum(map(len, cells)) == 4
+    assert all(cells) and sum(map(len, cells)) == 12
     assert not jobs.folder.exists()  # nothing failed, nothing to read
 
 
@@ -157,14 +157,14 @@ def test_a_sender_inside_a_job(tmp_path):
 
 def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
     with pytest.raises((ValueError, RuntimeError)), workers("slurm") as jobs:
-        sweep(sometimes, dict(a=range(4), how=1), cache=tmp_path, executor=jobs)
+        sweep(sometimes, dict(a=range(5), how=1), cache=tmp_path, executor=jobs)
     printed = [line for line in capfd.readouterr().err.splitlines() if "the other cells go on" in line]
     by_cell = {a: line for line in printed for a in (1, 2) if f"'a': {a}" in line}
     assert len(printed) == len(by_cell) == 2
     assert by_cell[1].startswith("ValueError: no luck; its log: ") and "was killed; its log: " in by_cell[2]
     logs = {a: Path(line.split("its log: ")[1].split(";")[0]).read_text() for a, line in by_cell.items()}
     assert "ValueError: no luck" in logs[1] and "Starting with JobEnvironment" in logs[2]
-    assert len(list(tmp_path.rglob("*.json"))) == 2  # the others are done and kept
+    assert len(list(tmp_path.rglob("*.json"))) == 3  # the others are done and kept
 
 
 def write(project, parameters, middle):
