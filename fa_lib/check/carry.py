@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import pandas as pd
 import torch
@@ -60,11 +61,9 @@ def carry(
     rows = []
     for what in SUMS:
         for n, keys in TERMS:
-            q, k, v, large = _sum_of(what, fmt, keys, n, head_dim)
-            golden = kernels.golden(q[:, :, :1], k, v[..., [0, -1]], inputs=FP64)  # of like rows, columns
-            golden, of_large = golden.split(1, -1)  # (first, last, control; keys; 1; 1)
+            q, k, v, large, golden, of_large = _sum_of(what, fmt, tuple(keys), n, head_dim)
             ulp = fmt.ulp(torch.maximum(golden, large))  # of the sum, whether O grows by small terms or O / l shrinks
-            answer = _answer(fn, fmt, (q, k, v), queries, device)
+            answer = _answer(fn, fmt, (q, k, v), head_dim, queries, device)
             lost = control = [math.nan] * len(keys)
             if answer.o is not None:
                 o = answer.o.double().cpu()[:, :, -1:] if causal else answer.o.double().cpu()
@@ -107,23 +106,34 @@ def carried(table: pd.DataFrame) -> list[dict]:
     return found
 
 
-def _answer(fn, fmt, tensors, queries, device):
+def _answer(fn, fmt, sums, head_dim, queries, device):
     """What a kernel gives for these sums: in FP32 where it has no fmt, for all queries where it takes no fewer."""
-    q, k, v = tensors
+    q, k, v = sums
     for dtype in (fmt.dtype, torch.float32):
         for n_q in (queries, q.shape[2]) if queries == max(QUERIES) else (queries,):
-            answer = attempt(fn, *(x.to(device, dtype).contiguous() for x in (q[:, :, :n_q], k, v)))
+            answer = attempt(fn, *_whole(*(x.to(device, dtype) for x in (q[:, :, :n_q], k, v)), head_dim))
             if answer.o is not None:
                 return answer
     return answer
 
 
+def _whole(q, k, v, head_dim):
+    """Q, K, V (first, last, control; keys; n; head_dim) of what `_sum_of` holds: of Q and K the other features are 0,
+    those of V are like the first."""
+    pad = torch.nn.functional.pad
+    v = torch.cat([v[..., :1].expand(*v.shape[:-1], head_dim - 1), v[..., 1:]], -1)
+    return pad(q, (0, head_dim - 1)), pad(k, (0, head_dim - 1)), v
+
+
+@lru_cache(maxsize=32)  # the same for every kernel; a megabyte each
 def _sum_of(what, fmt, keys, n, head_dim):
-    """Q, K, V (large term first, last, control; keys; n; head_dim), rounded to fmt, whose outputs are `carry`'s sums,
-    in the last column of V the large term alone; and the golden value if the small terms were lost (keys, 1, 1)."""
+    """Q and K (large term first, last, control; keys; n; 1), their first feature, and V (first, last, control; keys; n;
+    2), its first and last columns, rounded to fmt, whose outputs are `carry`'s sums, in the last column of V the large
+    term alone; the golden value if the small terms were lost (keys, 1, 1); and the golden values of both columns
+    (first, last, control; keys; 1; 1)."""
     ulp = 2 * fmt.unit_roundoff
     small = torch.tensor([0.45 * ulp / b for b in keys], dtype=torch.float64)[:, None, None]  # (keys, 1, 1)
-    q, k, v = torch.zeros(3, 3, len(keys), n, 1, dtype=torch.float64)  # the first feature
+    q, k, v = torch.zeros(3, 3, len(keys), n, 1, dtype=torch.float64)
     if what == "accumulator":
         v[:2] = LARGE * small
         v[0, :, 0] = v[1, :, -1] = v[2, :, 0] = LARGE
@@ -135,8 +145,8 @@ def _sum_of(what, fmt, keys, n, head_dim):
         v[0, :, 0] = v[1, :, -1] = LARGE
         v[2, :, -ALONE:] = LARGE
         large = torch.full((len(keys), 1, 1), LARGE, dtype=torch.float64)
-    v = v.repeat(1, 1, 1, head_dim)
-    v[..., -1] = 0
-    v[0, :, 0, -1] = v[1, :, -1, -1] = v[2, :, 0, -1] = LARGE
-    q, k = (torch.nn.functional.pad(fmt(x), (0, head_dim - 1)) for x in (q, k))  # of Q and K the others are 0
-    return q, k, fmt(v), large
+    alone = torch.zeros_like(v)
+    alone[0, :, 0] = alone[1, :, -1] = alone[2, :, 0] = LARGE
+    q, k, v = (fmt(x) for x in (q, k, torch.cat([v, alone], -1)))
+    golden = kernels.golden(*_whole(q[:, :, :1], k, v, head_dim)[:2], v, inputs=FP64)  # of like rows, columns
+    return q, k, v, large, *golden.split(1, -1)

@@ -84,7 +84,8 @@ def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> s
     for cell in cells:
         code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
         names += _imports(code, "", False)
-        texts |= {node.value for node in _nodes(code) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        nodes = ast.walk(_tree(code))
+        texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names += [(text.split(":")[0], "") for text in sorted(texts) if NAMED.fullmatch(text)]
     found = _walked(names, folder)
     packages = {name.rpartition(".")[0] for name in found if name.split(".")[0] == PACKAGE.name} - {""}
@@ -108,17 +109,19 @@ def _walked(names, reader):
     """module -> SHA-256, of the modules of `names` and of what they import: fa_lib's, and, where `reader` is a folder,
     the reader's, in that folder or wherever Python finds them."""
     found, left, seen = {}, list(names), set()
+    beside = {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}
     while left:
         imported = left.pop()
         if imported in seen:
             continue
         seen.add(imported)
-        if imported[0].split(".")[0] == PACKAGE.name:
-            name, path = _file(imported, PACKAGE.parent)
+        first = imported[0].partition(".")[0]
+        if first == PACKAGE.name:
+            name, path = _own_file(imported, PACKAGE.parent)
         elif reader is None:
             continue
         else:
-            name, path = _file(imported, reader)
+            name, path = _file(imported, reader) if first in beside else (imported[0], None)
             name, path = (name, path) if path else _found(imported)
             left += [(each, "") for each in _above(name)]
         if path is None or name in found:
@@ -142,21 +145,27 @@ def _found(imported):
     """Module and file of an import where Python finds it, as `_file`; (module, None) for one of the standard library or
     of an installed package."""
     module, name = imported
-    if not module or module.split(".")[0] in {*sys.stdlib_module_names, *LIBRARIES}:
+    first = module.partition(".")[0]
+    if not module or first in sys.stdlib_module_names or first in LIBRARIES or _in_packages(_located(first)):
         return module, None
     for each in (f"{module}.{name}", module) if name else (module,):
         file = _located(each)
         if file and Path(file).is_file():
-            path = Path(file).resolve()
-            return each, None if _installed(path) else path
+            return each, None if _in_packages(file) else Path(file).resolve()
     return module, None
+
+
+@cache
+def _in_packages(file):
+    """Whether a file, None where there is none, is one of an installed package."""
+    return file is not None and _installed(Path(file).resolve())
 
 
 @cache
 def _imports(text, module, package):
     """What a source imports: (module, name or "") for `from module import name` and `import module`."""
     found = []
-    for node in _nodes(text):
+    for node in _statements(text):
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -167,12 +176,22 @@ def _imports(text, module, package):
     return found
 
 
-def _nodes(text):
-    """Of a source's syntax tree; none of a text that is no Python."""
+def _statements(text):
+    """Of a source, at any depth: where imports are. Their expressions, most of the syntax tree, are not looked at."""
+    left = [_tree(text)]
+    while left:
+        node = left.pop()
+        yield node
+        for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, inner, ())
+
+
+def _tree(text):
+    """A source's syntax tree; an empty one of a text that is no Python."""
     try:
-        return list(ast.walk(ast.parse(text)))
+        return ast.parse(text)
     except (SyntaxError, ValueError):
-        return []
+        return ast.Module([], [])
 
 
 def _file(imported, folder):
@@ -187,18 +206,30 @@ def _file(imported, folder):
     return module, None
 
 
+# fa_lib's own files as they were when first asked for, which is what this process runs
+_own_file = cache(_file)
+
+
 @cache
-def _as_loaded(path):
+def _own_text(path):
     return path.read_text(errors="replace")
 
 
+@cache
+def _own_sha(path):
+    return hashlib.sha256(_own_text(path).encode()).hexdigest()
+
+
 def _text(path):
-    """The text of a file; of fa_lib's own as it was when first asked for, which is what this process runs."""
-    return _as_loaded(path) if PACKAGE in path.parents else path.read_text(errors="replace")
+    return _own_text(path) if _is_own(path) else path.read_text(errors="replace")
 
 
 def _sha(path):
-    return hashlib.sha256(_text(path).encode()).hexdigest()
+    return _own_sha(path) if _is_own(path) else hashlib.sha256(_text(path).encode()).hexdigest()
+
+
+def _is_own(path):
+    return path.is_relative_to(PACKAGE)
 
 
 def _texts(value) -> Iterator[str]:
