@@ -12,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 
 from fa_lib.execution.files import replacing
 from fa_lib.paths import CHECKOUT, RECORDED, STYLE
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # jobs and `fa-lib figures` write no table, and need not wait for pandas
+    import pandas as pd
     from matplotlib.figure import Figure
 
 STARTED = time.perf_counter()
@@ -30,7 +30,7 @@ QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "
 
 
 def save(
-    out: str | Path, name: str, parameters: dict, table: pd.DataFrame, claims: Sequence[dict] = (),
+    out: str | Path, name: str, parameters: dict, table: "pd.DataFrame", claims: Sequence[dict] = (),
     figures: Any = (), more: Any = (), pool: Executor | None = None,
 ) -> None:  # fmt: skip
     """Write a notebook's results below `out`, or nothing where `out` is empty.
@@ -48,6 +48,8 @@ def save(
     """
     if not out:
         return
+    import pandas as pd
+
     results = Path(out) / "data" / "results"
     for suffix, each in {"": table, **{f".{key}": each for key, each in dict(more).items()}}.items():
         kind = "csv" if isinstance(each, pd.DataFrame) else "json"
@@ -76,8 +78,10 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
             figure.savefig(temporary, metadata=metadata, backend=backend)
 
 
-def recorded(name: str) -> dict[str, pd.DataFrame]:
+def recorded(name: str) -> dict[str, "pd.DataFrame"]:
     """device -> the table that `fa-lib record` left of a notebook, for every device it has run on."""
+    import pandas as pd
+
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))
     return {path.parents[2].name.replace("_", " "): pd.read_csv(path) for path in found}
 

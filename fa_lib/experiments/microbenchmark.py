@@ -3,9 +3,9 @@
 import inspect
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fa_lib import kernels
 from fa_lib.dots import DOUBLE_DOUBLE, EXACT
@@ -14,6 +14,9 @@ from fa_lib.inputs import draw
 from fa_lib.metrics import deviation
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
+
+if TYPE_CHECKING:  # a cell, which may be a job of its own, makes no table, and need not wait for pandas
+    import pandas as pd
 
 PAIRS = (  # kernel, against
     ("flash", "golden"),
@@ -124,30 +127,32 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
     return rows
 
 
-def wide(table: pd.DataFrame, value: str, columns: str, **where) -> pd.DataFrame:
+def wide(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFrame":
     """Rows of `table` that equal `where`, as one line per (distribution, seed) and one column per `columns`."""
     for column, wanted in where.items():
         table = table[table[column] == wanted]
     return table.pivot_table(index=["distribution", "seed"], columns=columns, values=value, sort=False)
 
 
-def factors(wide: pd.DataFrame) -> pd.DataFrame:
+def factors(wide: "pd.DataFrame") -> "pd.DataFrame":
     """Each column of what `wide` gives over the next one, under the name of the first."""
     return wide.iloc[:, :-1] / wide.iloc[:, 1:].to_numpy()
 
 
-def exponent(wide: pd.DataFrame) -> pd.Series:
+def exponent(wide: "pd.DataFrame") -> "pd.Series":
     """b of the power law value = a * column**b that fits each line best (least squares of the logarithms)."""
     x = np.log(wide.columns.to_numpy(dtype=float))
     return wide.apply(lambda line: np.polyfit(x, np.log(line.to_numpy(dtype=float)), 1)[0], axis=1)
 
 
-def tiles_of_sram(sram: Iterable[int], head_dim: int) -> pd.DataFrame:
+def tiles_of_sram(sram: Iterable[int], head_dim: int) -> "pd.DataFrame":
     """The tiles of figure 6: for each SRAM size M the paper's formula, its dimensions swapped, and a square.
 
     Returns:
         DataFrame: sram, variant ("as_given", "swapped", "square"), block_q, block_kv, area (of the tile as given).
     """
+    import pandas as pd
+
     rows = []
     for elements in sram:
         given = Tiling.from_sram(elements, head_dim)
