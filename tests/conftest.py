@@ -2,12 +2,18 @@
 
 import gc
 import shutil
+import sys
 
+import nbval.kernel
 import pytest
+from ready_kernel import ReadyKernel
 
 from fa_lib.collecting import put_off
 from fa_lib.execution import fingerprint
 from fa_lib.paths import PACKAGE
+
+if sys.platform == "linux":
+    nbval.kernel.KernelManager = ReadyKernel
 
 LONG = ("test_make", "test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums", "test_apart")
 

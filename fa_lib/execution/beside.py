@@ -45,7 +45,7 @@ def run_beside(
     Raises:
         KeyboardInterrupt: after the processes were interrupted too.
     """
-    codes = {path: _code(path) for path in notebooks}
+    codes = {path: code_of(path) for path in notebooks}
     waiting: dict[str, list[Path]] = {}
     for path, code in codes.items():
         waiting.setdefault(next((words for words in SHARED if re.search(words, code)), path.stem), []).append(path)
@@ -77,7 +77,8 @@ def run_beside(
     return well
 
 
-def _code(path):
+def code_of(path: Path) -> str:
+    """That of a notebook."""
     return "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
 
 

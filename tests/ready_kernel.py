@@ -1,0 +1,51 @@
+"""nbval's kernels as forks of a process that has imported and compiled what notebooks use: a kernel that imports it
+itself takes five seconds to do so. Linux only."""
+
+import os
+import re
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from unittest.mock import patch
+
+from jupyter_client import KernelManager
+
+from fa_lib import waiting
+from fa_lib.execution import beside
+from fa_lib.execution.forked_kernel import Waiting
+from fa_lib.paths import NOTEBOOKS
+
+
+class _Server(forkserver.ForkServer):
+    """One more: that of multiprocessing is for `pools` and `beside`, which stop it."""
+
+    def __init__(self):
+        super().__init__()
+        code = "\n".join(map(beside.code_of, NOTEBOOKS.glob("[0-9]*.ipynb")))
+        imported = sorted({*re.findall(beside.IMPORT, code, re.MULTILINE)})
+        self.set_forkserver_preload(["fa_lib.execution.warm", *imported])
+
+    def connect_to_new_process(self, fds):
+        own = waiting.environment() | dict(MPLBACKEND=beside.INLINE)
+        with patch.dict(os.environ, own):  # it may begin here
+            return super().connect_to_new_process(fds)
+
+
+_SERVER = _Server()
+
+
+class _Process(ForkServerProcess):
+    @staticmethod
+    def _Popen(process):
+        with patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):
+            return ForkServerProcess._Popen(process)
+
+
+class _Context(ForkServerContext):
+    Process = _Process
+
+
+class ReadyKernel(KernelManager):
+    """Takes the place of jupyter_client's in nbval."""
+
+    async def _async_launch_kernel(self, kernel_cmd, **options):
+        Waiting(_Context()).serve(self, kernel_cmd, **options)
