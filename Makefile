@@ -111,7 +111,7 @@ times: $(call has,test) ## write docs/times.md: where the time of `make figures`
 	$(PYTHON) benchmarks/times.py
 
 docs: $(call has,docs) ## build the site into docs/_build: the pages, the interface, the notebooks as `make figures` ran them
-	$(PYTHON) -m sphinx -W --keep-going -q -b html docs docs/_build
+	$(PYTHON) -m sphinx -j auto -W --keep-going -q -b html docs docs/_build
 	@echo "the site is in docs/_build/index.html"
 
 lint: $(call has,test) ## check and format the code, check its types and the workflows, strip the notebooks

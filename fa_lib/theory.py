@@ -168,12 +168,10 @@ def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
     total = []
     for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade
         t = np.arange(2, tiles + 1)
-        ulp = 2 * u * 2.0 ** np.floor(np.log2(first * t))
-        s = spread * first / ulp  # (tiles - 1,)
-        # the error of a harmonic has one phase within a binade: its amplitudes add up there
-        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (tiles - 1, harmonics)
-        _, binade = np.unique(ulp, return_inverse=True)
-        sums = np.stack([amplitude[binade == b].sum(0) for b in range(binade.max() + 1)]) if tiles > 1 else 0.0
+        ulp, terms = np.unique(2 * u * 2.0 ** np.floor(np.log2(first * t)), return_counts=True)  # of each binade
+        s = spread * first / ulp  # (binades,)
+        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (binades, harmonics)
+        sums = amplitude * terms[:, None]  # a harmonic's error has one phase within a binade
         total.append(0.5 * np.sum(np.square(sums)) / (first * tiles) ** 2)
     return math.sqrt(np.mean(total))
 

@@ -18,7 +18,6 @@ import urllib.request
 import pytest
 from playwright.sync_api import sync_playwright
 
-from fa_lib import reports
 from fa_lib.paths import ROOT
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -103,7 +102,15 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def page(lab, browser):
+def reporting(tmp_path_factory):
+    """A report in the making, and its folder: it is made while the lab starts."""
+    folder = tmp_path_factory.mktemp("reports")
+    words = ["check", "kernel", "examples.my_kernel:attention", "--quick", "--out", folder]
+    return subprocess.Popen([sys.executable, "-m", "fa_lib", *map(str, words)], cwd=ROOT), folder
+
+
+@pytest.fixture(scope="module")
+def page(reporting, lab, browser):
     """The notebook after Run All Cells, watched."""
     with contextlib.closing(browser.new_page(viewport=dict(width=1280, height=720), device_scale_factor=1.5)) as page:
         page.errors = []
@@ -116,6 +123,7 @@ def page(lab, browser):
         page.locator(".jp-OutputArea img").wait_for(timeout=120_000)
         page.wait_for_timeout(1000)  # it scrolls to the panel
         page.evaluate(WATCH)
+        reporting[0].wait(300)  # nothing runs beside what is timed
         yield page
 
 
@@ -316,9 +324,12 @@ LOW = """() => {  // texts whose colour is below 4.5 : 1 on the first ground beh
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(reporting):
     """The page of a kernel that fails in many ways."""
-    return reports.check_kernel("examples.my_kernel:attention", "quick", tmp_path_factory.mktemp("reports")).page
+    running, folder = reporting
+    assert running.wait(300) == 0  # it fails, and no --gate was asked for
+    (page,) = folder.glob("*.html")
+    return page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

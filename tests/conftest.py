@@ -8,10 +8,12 @@ import nbval.kernel
 import pytest
 from ready_kernel import ReadyKernel
 
+from fa_lib import allocation
 from fa_lib.collecting import put_off
 from fa_lib.execution import fingerprint
 from fa_lib.paths import PACKAGE
 
+allocation.keep()  # as commands do
 if sys.platform == "linux":
     nbval.kernel.KernelManager = ReadyKernel
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import submitit
 import torch
 
+from fa_lib import allocation
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.results import device
@@ -22,6 +23,7 @@ class Calls(submitit.helpers.Checkpointable):
 
     def __call__(self, calls):
         torch.set_num_threads(1)
+        allocation.keep()
         for (fn, args, kwargs, code), path in calls:
             if path.exists():
                 continue

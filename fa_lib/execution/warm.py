@@ -5,9 +5,11 @@ import torch
 
 import fa_lib.execution.forked_kernel
 import fa_lib.execution.notebook  # noqa: F401
+from fa_lib import allocation
 from fa_lib.dots import DOUBLE_DOUBLE
 from fa_lib.formats import BF16
 
+allocation.keep()
 ONE = torch.ones(1, 1, dtype=torch.float64)
 BF16(ONE)
 DOUBLE_DOUBLE.exp_(DOUBLE_DOUBLE.matmul(ONE, ONE))
