@@ -78,7 +78,7 @@ def run_beside(
 
 
 def code_of(path: Path) -> str:
-    """That of a notebook."""
+    """The code of a notebook, its cells one after the other."""
     return "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
 
 

@@ -109,7 +109,7 @@ def _walked(names, reader):
     """module -> SHA-256, of the modules of `names` and of what they import: fa_lib's, and, where `reader` is a folder,
     the reader's, in that folder or wherever Python finds them."""
     found, left, seen = {}, list(names), set()
-    beside = {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}
+    there = {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}  # "": relative imports
     while left:
         imported = left.pop()
         if imported in seen:
@@ -121,7 +121,7 @@ def _walked(names, reader):
         elif reader is None:
             continue
         else:
-            name, path = _file(imported, reader) if first in beside else (imported[0], None)
+            name, path = _file(imported, reader) if first in there else (imported[0], None)
             name, path = (name, path) if path else _found(imported)
             left += [(each, "") for each in _above(name)]
         if path is None or name in found:
