@@ -3,6 +3,7 @@ itself takes five seconds to do so. Linux only."""
 
 import os
 import re
+from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from unittest.mock import patch
@@ -30,13 +31,13 @@ class _Server(forkserver.ForkServer):
             return super().connect_to_new_process(fds)
 
 
-_SERVER = _Server()
+_server = cache(_Server)  # it reads all notebooks: where none is tested, there is none
 
 
 class _Process(ForkServerProcess):
     @staticmethod
     def _Popen(process):
-        with patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):
+        with patch.object(forkserver, "connect_to_new_process", _server().connect_to_new_process):
             return ForkServerProcess._Popen(process)
 
 
