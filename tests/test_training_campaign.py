@@ -1,11 +1,19 @@
 """The study in parts: its tables, its rounds of seeds, and that it goes on with the same bits."""
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 
+import nbformat
 import pandas as pd
 import pytest
+from nbclient import NotebookClient
 
+from fa_lib.paths import NOTEBOOKS
 from fa_lib.training import campaign
+from fa_lib.training.arithmetic import arithmetic, difference
 from fa_lib.training.config import Config
 from fa_lib.training.study import StudySpec, study
 
@@ -57,11 +65,51 @@ def test_a_short_run_has_the_first_bits_of_a_longer_one(small, tmp_path, monkeyp
     held["sha256"] = held.sha256.str[::-1]
     other = campaign.same_bits(runs, held)
     assert not other.same.any()
-    with pytest.raises(RuntimeError, match="study: 0 of 6 weights .* with the same arithmetic"):
-        campaign.agreement(other, out)
-    another = dict(torch="2.99", instructions="NEON", summed_in_fp32="BF16 FP16")
+    words = campaign.agreement(other, out)  # no error, though every name is the same
+    assert words.startswith("0 of 6 weights") and words.endswith("this machine is the same as the recording's")
+    another = campaign.arithmetic() | dict(torch="2.99", instructions="NEON", summed_in_fp32="BF16 FP16")
     monkeypatch.setattr(campaign, "arithmetic", lambda: another)
-    assert campaign.agreement(other, out).endswith("and this is torch 2.99, NEON, BF16 and FP16 summed in FP32")
+    words = campaign.agreement(other, out)
+    assert "here 2.99" in words and "here NEON" in words and another["processor"] not in words
+
+
+def test_the_arithmetic_has_every_name_and_follows_onednns_setting():
+    names = arithmetic()
+    assert set(names) == {"torch", "processor", "instructions", "onednn", "mkl", "summed_in_fp32"}
+    assert all(names.values())
+    if names["onednn"].startswith("Intel"):  # x86
+        code = "from fa_lib.training.arithmetic import arithmetic; print(arithmetic()['onednn'])"
+        environ = os.environ | dict(ONEDNN_MAX_CPU_ISA="SSE41")
+        asked = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+        assert asked.stdout == "Intel SSE4.1\n"
+
+
+def test_a_recording_that_names_less_says_so():
+    here = dict(torch="2.13", processor="GenuineIntel, family 6, model 143", instructions="AVX512",
+                onednn="Intel AVX-512 with AMX", mkl="2024.0", summed_in_fp32="FP16")  # fmt: skip
+    words = difference(here, dict(torch="2.13", instructions="AVX512", summed_in_fp32="FP16"))
+    assert words.startswith("the recording does not name") and "model 143" in words and "AMX" in words
+
+
+FAKED = """
+from fa_lib.training import campaign
+campaign._arithmetics = lambda out: dict(main=campaign.arithmetic())  # recorded by the same names as here
+"""
+BRIEF = dict(steps=2, every=1, seeds=1, study_recorded=True,
+             pairs=["rerun", "flash", "perturb", "flash_fp32", "perturb_fp32"])  # fmt: skip
+
+
+@pytest.mark.slow
+def test_notebook_07_runs_to_its_end_where_all_names_agree_and_the_bits_do_not(tmp_path):
+    """The runs here are of another model than the recorded one, so that no bit is the same."""
+    book = nbformat.read(NOTEBOOKS / "07_weight_divergence.ipynb", as_version=4)
+    at = next(i for i, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", ()))
+    given = "\n".join(f"{name} = {value!r}" for name, value in BRIEF.items())
+    book.cells.insert(at + 1, nbformat.v4.new_code_cell(f"{given}\nout = {str(tmp_path)!r}\n{FAKED}"))
+    done = NotebookClient(book, timeout=600, resources=dict(metadata=dict(path=str(NOTEBOOKS)))).execute()
+    text = "".join(each.get("text", "") for cell in done.cells for each in cell.get("outputs", ()))
+    assert re.search(r"\n?0 of \d+ weights made here have the bits of the recorded study; by all its names", text)
+    assert (tmp_path / "figures" / "figure7_weight_divergence.png").exists()
 
 
 def test_an_unknown_part_is_named(small, tmp_path):

@@ -20,10 +20,10 @@ from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.variant import known
 from fa_lib.paths import RECORDED
+from fa_lib.training.arithmetic import arithmetic, difference
 from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
 from fa_lib.training.distances import direction
-from fa_lib.training.half_products import slow
 from fa_lib.training.run_folder import steps_of, weights
 from fa_lib.training.spectra import entropies
 from fa_lib.training.study import StudySpec, jobs, samples, study
@@ -174,37 +174,18 @@ def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
-    """In a sentence, whether runs made here have the bits of the recorded study's main part.
+    """One sentence: how many weights made here have the bits of the recorded study's main part, and, where not all
+    have, how this machine differs from the one that recorded it. Another machine is no error.
 
     Args:
         same: of `same_bits`. out: as of `carry_out`.
 
     Raises:
-        ValueError: it has no main part.
-        RuntimeError: they have not, though this machine has the arithmetic of the one that recorded it.
+        ValueError: the recorded study has no main part.
     """
-    kept, here = known("part", "main", _arithmetics(out)), arithmetic()
     words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
-    if kept != here:
-        return f"{words}; it was recorded with {_in_words(kept)}, and this is {_in_words(here)}"
-    if not same.same.all():
-        raise RuntimeError(f"study: {words}, which was recorded with the same arithmetic: {_in_words(kept)}")
-    return words
-
-
-def _in_words(arithmetic):
-    """As in a sentence: "torch 2.13.0+cpu, AVX512, BF16 and FP16 summed in FP32"."""
-    summed = " and ".join(arithmetic["summed_in_fp32"].split())
-    whole = f"torch {arithmetic['torch']}, {arithmetic['instructions']}"
-    return f"{whole}, {summed} summed in FP32" if summed else whole
-
-
-def arithmetic() -> dict[str, str]:
-    """What the bits of a training step on a CPU depend on, beside the code: torch, its instructions, and the formats
-    whose products are summed in FP32 for want of them."""
-    summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return dict(torch=torch.__version__, instructions=instructions, summed_in_fp32=" ".join(summed))
+    recorded = known("part", "main", _arithmetics(out))
+    return words if same.same.all() else f"{words}; {difference(arithmetic(), recorded)}"
 
 
 def bits(arm: str, seed: int, at: str) -> pd.DataFrame:

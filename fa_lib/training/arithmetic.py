@@ -1,0 +1,81 @@
+"""What the bits of a training step on a CPU depend on, beside the code: names that say more than "AVX512".
+
+Two processors whose names here are all the same may still give other bits. So the names explain a difference, and no
+difference is an error.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from fa_lib.training.half_products import slow
+
+LABELS = {  # of `arithmetic`, in the order of a sentence
+    "torch": "torch", "processor": "processor", "instructions": "torch's instructions", "onednn": "oneDNN",
+    "mkl": "MKL", "summed_in_fp32": "summed in FP32",
+}  # fmt: skip
+NONE = "none"
+CPU_FIELDS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")  # of /proc/cpuinfo
+ASKS = "import torch as t; t.ones(8, 8).to_mkldnn(); t.ones(64, 64) @ t.ones(64, 64)"  # one call of each
+ASKS_S = 120.0  # seconds until the process that asks must have ended
+ONEDNN = re.compile(r"^onednn_verbose.*,cpu,isa:(.+)$", re.MULTILINE)
+MKL = re.compile(r"^MKL_VERBOSE oneMKL (.+?) Product .*? architecture (.+), (?:Lnx|Mac|Win) ", re.MULTILINE)
+REPRODUCIBLE = re.compile(r"^MKL_VERBOSE .* CNR:(\S+)", re.MULTILINE)  # what MKL_CBWR asks for
+
+
+def arithmetic() -> dict[str, str]:
+    """What the bits of a training step depend on.
+
+    Returns:
+        name -> text, of LABELS: torch's version; processor (vendor, family and model); instructions that torch's own
+        loops use; the instruction set that oneDNN dispatches to; MKL's version and the path that it takes (on other
+        vendors' processors than Intel's it names no instructions); summed_in_fp32, the formats whose products
+        `half_products` sums in FP32. NONE where there is no such library, or it does not say.
+    """
+    summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
+    own = dict(torch=torch.__version__, processor=_processor(), instructions=torch.backends.cpu.get_cpu_capability())
+    return own | _libraries() | dict(summed_in_fp32=" ".join(summed) or NONE)
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    """What oneDNN and MKL say of themselves where they are asked to be verbose: in a process of its own, since both
+    read that wish once, when they begin."""
+    environ = os.environ | dict(ONEDNN_VERBOSE="1", MKL_VERBOSE="1")
+    try:
+        asked = subprocess.run([sys.executable, "-P", "-c", ASKS], env=environ, capture_output=True, text=True, timeout=ASKS_S)
+        printed = asked.stdout
+    except (OSError, subprocess.TimeoutExpired):
+        printed = ""
+    onednn, mkl, mode = (pattern.search(printed) for pattern in (ONEDNN, MKL, REPRODUCIBLE))
+    path = " for ".join(mkl.groups()) if mkl else NONE
+    path += f", MKL_CBWR {mode[1]}" if mode and mode[1] != "OFF" else ""
+    return dict(onednn=onednn[1].strip() if onednn else NONE, mkl=path)
+
+
+def _processor() -> str:
+    """Vendor, family and model: "AuthenticAMD, family 25, model 1"."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return NONE
+    said = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    found = [said[name] if name == "vendor_id" else f"{name.removeprefix('cpu ')} {said[name]}"
+             for name in CPU_FIELDS if name in said]  # fmt: skip
+    return ", ".join(found) or NONE
+
+
+def difference(here: Mapping[str, str], recorded: Mapping[str, str]) -> str:
+    """One sentence on how this machine's `arithmetic` differs from that of a recording, which may name less of it."""
+    other = [f"{LABELS[name]} {recorded[name] or NONE}, here {here[name]}"
+             for name in LABELS if name in recorded and (recorded[name] or NONE) != here[name]]  # fmt: skip
+    unknown = [f"{LABELS[name]} (here {here[name]})" for name in LABELS if name not in recorded]
+    parts = [f"the recording had {'; '.join(other)}"] if other else []
+    parts += [f"the recording does not name {', '.join(unknown)}"] if unknown else []
+    return "; ".join(parts) or "by all its names this machine is the same as the recording's"
