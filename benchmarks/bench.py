@@ -16,10 +16,10 @@ from scipy.stats import wasserstein_distance
 from fa_lib import BF16, Precision, Tiling, draw, kernels, round_to, wasserstein
 from fa_lib.check.apart import in_a_process
 from fa_lib.check.kernel import examine
-from fa_lib.dots import TensorCore
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.paths import build
+from fa_lib.tensor_cores import TensorCore
 
 
 def ratio(ours, other, turns=5):

@@ -11,12 +11,11 @@ import torch
 
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
-from fa_lib.formats import BF16, FP16, FP32, Format
+from fa_lib.formats import BF16, FP16, FP32, Format, truncated
 from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.paths import ROOT
 from fa_lib.precision import Precision
-from fa_lib.suspects import Truncated
 from fa_lib.tiling import Tiling
 from fa_lib.tolerance import tolerance
 
@@ -87,7 +86,7 @@ def wrong() -> Iterator[Kernel]:
         yield Kernel(f"O and l carried in {low}, FA1", fmt, emulated("fa1", accumulator=low, row_sum=low), p, {})
         yield Kernel(f"scores in {low}", fmt, emulated(scores=low), p, {})
         if fmt != FP32:
-            yield Kernel(f"P truncated to {low}", fmt, emulated(probs=Truncated.like(low)), p, {})
+            yield Kernel(f"P truncated to {low}", fmt, emulated(probs=truncated(low)), p, {})
             yield Kernel("no scale", fmt, partial(kernels.flash, scale=1.0), p, {})
             yield Kernel("causal, not asked for", fmt, partial(kernels.flash, causal=True), p, {})
 

@@ -1,8 +1,8 @@
 """fa_lib: is an attention kernel numerically safe? Reference, tiled-emulated and real kernels, and their deviation."""
 
-from fa_lib import collecting, waiting
+from fa_lib import collecting, environment
 
-waiting.in_commands()  # before torch is imported
+environment.in_commands()  # before torch is imported
 
 with collecting.put_off():
     import torch

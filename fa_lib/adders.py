@@ -21,7 +21,7 @@ SLICE = 1 << 16  # products that are worth a thread
 
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
-def _power(e):
+def power_of_two(e):
     return np.int64(np.int64(e + 1023) << 52).view(np.float64)
 
 
@@ -78,14 +78,14 @@ def chained(a, b, c, out, rule, grid, to_nearest):
                 for j in range(width):
                     t = 0 if top[j] < NOTHING // 2 else top[j]  # nothing but zeros
                     top[j] = t
-                    scale[j] = _power(F - t)
+                    scale[j] = power_of_two(F - t)
                     terms[j] = np.trunc(d[j] * scale[j])
                 for k in range(first, last):
                     a_k, row = a[i, k], b[k, j0 : j0 + width]
                     for j in range(width):
                         terms[j] += np.trunc(a_k * row[j] * scale[j])  # whole numbers: exact in any order
                 for j in range(width):
-                    x = terms[j] * _power(top[j] - F)
+                    x = terms[j] * power_of_two(top[j] - F)
                     r = nearest(x, grid) if to_nearest else _toward_zero(x, grid)
                     d[j] = d[j] if np.isinf(d[j]) else r
                 if flush and (last == k_all or (first // block + 1) % flush == 0):
@@ -127,11 +127,11 @@ def grouped(a, b, c, out, rule, grid):
                     for j in range(width):
                         top[j] = max(top[j], np.int32(a_e + row_e[j])) if sizes[j] > 0.0 else top[j]
                 for j in range(width):
-                    scale[j] = _power(F - top[j])
+                    scale[j] = power_of_two(F - top[j])
                     total = np.trunc(d[j] * scale[j]) + 0.0  # a sum of nothing but negative zeros is 0
                     for g in range(groups):
                         total += np.trunc(sums[g, j] * scale[j])
-                    r = _toward_zero(total * _power(top[j] - F), grid)
+                    r = _toward_zero(total * power_of_two(top[j] - F), grid)
                     d[j] = d[j] if np.isinf(d[j]) else r
             for j in range(width):
                 out[i, j0 + j] = d[j]

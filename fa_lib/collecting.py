@@ -5,7 +5,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fa_lib.waiting import is_command
+from fa_lib.environment import is_command
 
 
 @contextmanager

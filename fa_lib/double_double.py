@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from fa_lib.adders import LANES, _power
+from fa_lib.adders import LANES, power_of_two
 
 SHIFT = 10
 STEPS = 1 << SHIFT  # of exp's table, per factor of two
@@ -110,7 +110,7 @@ def _exp(x, y, high, low, values, values_low, constants):
             whole = np.int64(steps[i])
             v[i], v_low[i] = values[whole & (STEPS - 1)], values_low[whole & (STEPS - 1)]
             n = whole >> SHIFT
-            one[i], other[i] = _power(n >> 1), _power(n - (n >> 1))  # 2**n, which may be no float64
+            one[i], other[i] = power_of_two(n >> 1), power_of_two(n - (n >> 1))  # 2**n, which may be no float64
         for i in range(width):  # its series, below r**4 in float64, times 2**(k / STEPS)
             t = r[i]
             h, g = _add(1 / 24, t * (1 / 120 + t * (1 / 720 + t * (1 / 5040 + t / 40320))))

@@ -10,9 +10,9 @@ import ctypes
 import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import gfloat.formats
 import torch
@@ -37,8 +37,13 @@ class Format:
         emin, emax: exponents of the smallest and of the largest normal number.
         max: the largest finite value.
         has_inf: overflow gives infinity if True, and saturates to `max` if False.
+        mode: how a value is rounded to it, one of MODES. seed: of "stochastic": what is drawn depends on it and on the
+            values that are rounded, so that a kernel's result is the same on any number of threads.
 
     A format is callable: `BF16(x)` is `round_to(x, BF16)`.
+
+    Raises:
+        ValueError: the mode is none of MODES.
     """
 
     name: str
@@ -48,6 +53,11 @@ class Format:
     emax: int
     max: float
     has_inf: bool
+    mode: str = "nearest"
+    seed: int = 0
+
+    def __post_init__(self):
+        _refuse_unknown(self.mode)
 
     @classmethod
     def of(cls, spec: "FormatLike") -> "Format":
@@ -55,7 +65,7 @@ class Format:
         torch.dtype, or a pair (exponent bits 2..10, precision 2..24) laid out as IEEE 754 does.
 
         Raises:
-            ValueError: the name is not known, or the pair is out of range.
+            ValueError: the name is not known, or the pair is out of range or not of whole numbers.
         """
         if isinstance(spec, Format):
             return spec
@@ -103,8 +113,8 @@ class Format:
         return round_to(x, self)
 
     def round_(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-        """`round_to(x, self)`, written over x where x is contiguous and on a CPU."""
-        if not (x.is_cpu and x.is_contiguous()):
+        """`round_to(x, self)`, written over x where x is contiguous, on a CPU, and rounded to nearest."""
+        if self.mode != "nearest" or not (x.is_cpu and x.is_contiguous()):
             return self(x)
         return _nearest_of(_roundable(x), x, self)
 
@@ -115,31 +125,28 @@ class Format:
 FormatLike: TypeAlias = Format | str | torch.dtype | tuple[int, int]
 
 
-@dataclass(frozen=True, repr=False)
-class Stochastic(Format):
-    """A format that is rounded to stochastically. What is drawn depends on the seed and on the values that are rounded,
-    so a kernel's result is the same on any number of threads."""
-
-    seed: int = 0
-
-    def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-        mixed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), self.seed)
-        return round_to(x, self, "stochastic", torch.Generator(x.device).manual_seed(mixed))
-
-    round_ = __call__
-
-
-def stochastic(fmt: FormatLike, seed: int) -> Stochastic:
+def stochastic(fmt: FormatLike, seed: int) -> Format:
     """`fmt` with stochastic rounding, for a field of a Precision."""
     fmt = Format.of(fmt)
-    given: dict[str, Any] = asdict(fmt) | dict(name=f"{fmt} stochastic", seed=seed)
-    return Stochastic(**given)
+    return replace(fmt, name=f"{fmt} stochastic", mode="stochastic", seed=seed)
+
+
+def truncated(fmt: FormatLike) -> Format:
+    """`fmt` with rounding toward zero, for a field of a Precision."""
+    fmt = Format.of(fmt)
+    return replace(fmt, name=f"{fmt} truncated", mode="toward_zero")
+
+
+def _refuse_unknown(mode):
+    if mode not in MODES:
+        raise ValueError(f"mode: got {mode!r}; accepted are {', '.join(MODES)}")
 
 
 def _ieee(exponent_bits, precision, name=None):
-    if not (2 <= exponent_bits <= 10 and 2 <= precision <= 24):
+    whole = type(exponent_bits) is int and type(precision) is int
+    if not (whole and 2 <= exponent_bits <= 10 and 2 <= precision <= 24):
         raise ValueError(
-            f"format: got (exponent_bits={exponent_bits}, precision={precision}); accepted are 2..10 exponent "
+            f"format: got (exponent_bits={exponent_bits!r}, precision={precision!r}); accepted are 2..10 exponent "
             "bits and 2..24 significant bits, for which emulation in float64 is exact"
         )
     emax = 2 ** (exponent_bits - 1) - 1
@@ -174,7 +181,7 @@ _BY_NAME |= {str(dtype).removeprefix("torch."): _BY_NAME[name.lower()] for name,
 
 
 def round_to(
-    x: Float64[Tensor, "*shape"], fmt: FormatLike, mode: str = "nearest", generator: torch.Generator | None = None
+    x: Float64[Tensor, "*shape"], fmt: FormatLike, mode: str | None = None, generator: torch.Generator | None = None
 ) -> Float64[Tensor, "*shape"]:
     """Round a float64 tensor to values of a format, correctly: straight from float64, never through float32.
 
@@ -182,8 +189,9 @@ def round_to(
         x: float64 tensor of any shape, on any device.
         fmt: a Format, or what `Format.of` takes.
         mode: "nearest" (ties to even), "toward_zero", or "stochastic" (up in magnitude with a probability
-            equal to the fraction of the gap, resolved to 2**-53).
-        generator: torch.Generator on x's device for "stochastic".
+            equal to the fraction of the gap, resolved to 2**-53); None is the format's own.
+        generator: torch.Generator on x's device for "stochastic"; None is torch's own, or, where the format's own mode
+            is stochastic, one that its seed and the values of x determine.
 
     Returns:
         float64 tensor of x's shape: a new one, but x itself where fmt is FP64. Overflow gives infinity, or the
@@ -194,8 +202,11 @@ def round_to(
         ValueError: x is not float64 or requires a gradient, or the format or mode is not known.
     """
     fmt = Format.of(fmt)
-    if mode not in MODES:
-        raise ValueError(f"mode: got {mode!r}; accepted are {', '.join(MODES)}")
+    if mode is None and fmt.mode == "stochastic" and generator is None:
+        mixed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), fmt.seed)
+        generator = torch.Generator(x.device).manual_seed(mixed)
+    mode = mode or fmt.mode
+    _refuse_unknown(mode)
     x = _roundable(x)
     if fmt.precision == 53:
         return x

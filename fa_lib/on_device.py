@@ -41,7 +41,7 @@ def with_exponents(x: Tensor, scale: Tensor, fmt: Any, group: int) -> Tensor:
     """The values of elements x (..., k) with their scales (..., k / size), and beside them (..., k / group) what each
     group adds to the exponent of its term. fmt: one of `block_formats.BLOCKS`."""
     e = exponents(scale, fmt.scale).repeat_interleave(fmt.size // group, -1)
-    e = e + exponents(x, fmt) if group == 1 else e
+    e = e + exponents(x, fmt.element) if group == 1 else e
     return torch.cat([x * scale.repeat_interleave(fmt.size, -1), e.double()], -1)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,12 @@ class Roundings:
 def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Roundings:
     """The roundings of one part of the keys.
 
-    Args: as `expected`.
+    Args: as `theory.expected`.
+
+    Raises:
+        ValueError: the algorithm, the values or the number of tiles is none of those accepted.
     """
+    accepted_kernel(algorithm, values, tiles)
     t, growth = np.arange(1, tiles + 1), VALUES[values].growth
     share, share_of_l = (t / tiles) ** (2 * growth), (t / tiles) ** 2  # after tile t, squared; l's terms have one sign
     own, own_of_l = np.full(tiles, tiles ** -(2 * growth)), np.full(tiles, tiles**-2.0)  # of one tile's own terms
@@ -72,6 +77,20 @@ def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Ro
     row_sum = np.concatenate(weights(algorithm, share_of_l, own_of_l, raised, divided=False))
     terms = _of_terms(VALUES[values], block_kv if algorithm == "fa1" else tiles * block_kv, tiles * block_kv)
     return Roundings(accumulator, row_sum, terms)
+
+
+def accepted_kernel(algorithm: str, values: str, tiles: int) -> None:
+    """Raise a ValueError that names what is not accepted: an algorithm, a key of VALUES, or a number of tiles."""
+    for name, got, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, VALUES)):
+        if got not in accepted:
+            raise ValueError(f"{name}: got {got!r}; accepted are {', '.join(accepted)}")
+    if not is_count(tiles):
+        raise ValueError(f"tiles: got {tiles!r}; accepted is a whole number from 1")
+
+
+def is_count(x: Any) -> bool:
+    """Whether x is a whole number of at least 1, of Python's or numpy's."""
+    return isinstance(x, Integral) and not isinstance(x, bool) and x >= 1
 
 
 def weights(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.judge import EXPLAINED
 from fa_lib.check.sampling import both
-from fa_lib.formats import BF16, FP16, FP32, FP64, Format, round_to
+from fa_lib.formats import BF16, FP16, FP32, FP64, Format, truncated
 from fa_lib.kernels.options import Options
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
@@ -29,19 +29,6 @@ STEPS = {  # of a Precision, that are in 16 bits
 }
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
 MISSING = {"sinks": dict(sinks=None), "softcap": dict(softcap=None), "keep": dict(keep=None, dropout_p=0.0)}
-
-
-@dataclass(frozen=True, repr=False)
-class Truncated(Format):
-    """A format that is rounded to toward zero."""
-
-    @classmethod
-    def like(cls, fmt: Format) -> "Truncated":
-        """`fmt`, truncated."""
-        return cls(**{field.name: getattr(fmt, field.name) for field in fields(Format)})
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return round_to(x, self, "toward_zero")
 
 
 @dataclass(frozen=True)
@@ -153,7 +140,7 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
                 for algorithm in ("fa2", "fa1") if carried else ("fa2",):
                     yield key, about, emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
     given, told = dict(tiling=Tiling(64, block), algorithm="fa2"), dict(fmt=precision.probs.name, declared=True)
-    cut = replace(exact, probs=Truncated.like(precision.probs))
+    cut = replace(exact, probs=truncated(precision.probs))
     yield "probs_truncated", told, emulated(cut, **given)
 
 

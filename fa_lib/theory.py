@@ -10,7 +10,6 @@ each line, and says where independence ends.
 import math
 from bisect import bisect_left
 from dataclasses import replace
-from numbers import Integral
 
 import numpy as np
 from scipy import special
@@ -18,7 +17,7 @@ from scipy import special
 from fa_lib.extremes import RMS, largest
 from fa_lib.formats import Format, FormatLike
 from fa_lib.precision import Precision
-from fa_lib.roundings import ALGORITHMS, VALUES, roundings
+from fa_lib.roundings import VALUES, accepted_kernel, is_count, roundings
 
 
 def _log_sum_exp(keys: int) -> tuple[float, float]:
@@ -54,14 +53,9 @@ def expected(
     Raises:
         ValueError: an argument is none of those accepted.
     """
-    for name, got, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, VALUES)):
-        if got not in accepted:
-            raise ValueError(f"{name}: got {got!r}; accepted are {', '.join(accepted)}")
-    for name, got, most in (("tiles", tiles, math.inf), ("splits", splits, tiles)):
-        if not isinstance(got, Integral) or not 1 <= got <= most:
-            raise ValueError(
-                f"{name}: got {got!r}; accepted is a whole number from 1{'' if most > tiles else ' to tiles'}"
-            )
+    accepted_kernel(algorithm, values, tiles)
+    if not is_count(splits) or splits > tiles:
+        raise ValueError(f"splits: got {splits!r}; accepted is a whole number from 1 to the {tiles} tiles")
     variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.steps()}
     counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
     carried = counts.accumulator.sum() * variance["accumulator"] + counts.row_sum.sum() * variance["row_sum"]
@@ -209,7 +203,13 @@ def bound(
 
     Returns:
         the factor; infinity where the bound says nothing.
+
+    Raises:
+        ValueError: the algorithm is neither, or tiles is no whole number from 1.
     """
+    if algorithm not in ("fa1", "fa2"):
+        raise ValueError(f"algorithm: got {algorithm!r}; accepted are fa1, fa2")
+    accepted_kernel(algorithm, "one_sign", tiles)
     u = {step: getattr(precision, step).unit_roundoff for step in ("accumulator", "row_sum", "factors")}
     rescales = tiles if rise else 0
     # roundings of a term on its way into O, into l, and into both alike: those change the weights of keys

@@ -1,6 +1,7 @@
 """The order of the tests, and what several of them need."""
 
 import gc
+import os
 import shutil
 import sys
 
@@ -10,10 +11,12 @@ from ready_kernel import ReadyKernel
 
 from fa_lib import allocation
 from fa_lib.collecting import put_off
+from fa_lib.environment import without_amx
 from fa_lib.execution import fingerprint
 from fa_lib.paths import PACKAGE
 
 allocation.keep()  # as commands do
+os.environ |= without_amx() | os.environ
 if sys.platform == "linux":
     nbval.kernel.KernelManager = ReadyKernel
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from jupyter_client import KernelManager
 
-from fa_lib import waiting
+from fa_lib import environment
 from fa_lib.execution import beside
 from fa_lib.execution.forked_kernel import Waiting
 from fa_lib.paths import NOTEBOOKS
@@ -26,7 +26,7 @@ class _Server(forkserver.ForkServer):
         self.set_forkserver_preload(["fa_lib.execution.warm", *imported])
 
     def connect_to_new_process(self, fds):
-        own = waiting.environment() | dict(MPLBACKEND=beside.INLINE)
+        own = environment.environment() | dict(MPLBACKEND=beside.INLINE)
         with patch.dict(os.environ, own):  # it may begin here
             return super().connect_to_new_process(fds)
 

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_lib import kernels
-from fa_lib.dots import E8M13, EXACT, PAIRWISE, SEQUENTIAL, UNITS, TensorCore
-from fa_lib.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to
+from fa_lib.dots import EXACT, PAIRWISE, SEQUENTIAL
+from fa_lib.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to, truncated
 from fa_lib.inputs import draw
 from fa_lib.kernels import known, reference, tiled
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import E8M13, UNITS, TensorCore
 from fa_lib.tiling import Tiling
 
 PLAIN = [core for core in UNITS if type(core) is TensorCore]  # tests/test_scaled_dots.py has those with block scales
@@ -215,7 +216,11 @@ def test_wrong_arguments_are_named():
     for call, told in (
         (lambda: TensorCore.of("H300", FP16), "unit: got 'H300'; accepted are V100"),
         (lambda: TensorCore.of("V100", BF16), "inputs: got BF16 for V100; accepted are FP16"),
-        (lambda: TensorCore.of("H100", BF16, result=FP16), "result: got FP16 for BF16"),
+        (lambda: TensorCore.of("H100", BF16, result=FP16), "result: got FP16 for BF16 on H100; accepted is FP32"),
+        (lambda: TensorCore.of("H100", BF16, result=BF16), "result: got BF16 for BF16 on H100; accepted is FP32"),
+        (lambda: TensorCore.of("A100", FP16, result="TF32"), "result: got TF32 for FP16 .* FP32 and FP16"),
+        (lambda: TensorCore.of("H100", E4M3, result=FP32), "result: got FP32 for E4M3 on H100; accepted is E8M13"),
+        (lambda: SEQUENTIAL(truncated(BF16)), "fmt: got BF16 truncated, rounded toward_zero"),
         (lambda: TensorCore.of("H100", E4M3, two_level=0), "two_level: got 0"),
         (lambda: EXACT(x.float(), x), "a: got torch.float32"),
         (lambda: EXACT(x, x[:3]), "b: got 3 factors"),

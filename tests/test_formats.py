@@ -1,6 +1,7 @@
 """round_to against gfloat, bit for bit."""
 
 import math
+from dataclasses import replace
 
 import gfloat
 import gfloat.formats
@@ -10,6 +11,7 @@ import torch
 from gfloat import RoundMode
 from scipy import stats
 
+from fa_lib.block_formats import MXFP8, NVFP4
 from fa_lib.formats import (
     BF16,
     E4M3,
@@ -19,11 +21,12 @@ from fa_lib.formats import (
     FP64,
     TF32,
     Format,
-    Stochastic,
     _round_torch,
     round_to,
     stochastic,
+    truncated,
 )
+from fa_lib.precision import Precision
 
 NARROW = gfloat.FormatInfo(
     "E5P3", k=8, precision=3, bias=15, is_signed=True, domain=gfloat.Domain.Extended, has_nz=True, num_high_nans=3,
@@ -159,7 +162,7 @@ def test_large_and_strided_tensors():
     assert round_to(x, FP64) is x
 
 
-@pytest.mark.parametrize("fmt", [*ORACLE, stochastic(BF16, seed=3)], ids=str)
+@pytest.mark.parametrize("fmt", [*ORACLE, stochastic(BF16, seed=3), truncated(FP16)], ids=str)
 def test_rounding_in_place_has_the_same_bits(fmt):
     x = torch.from_numpy(np.concatenate([random_bits(50_001, 5), near_the_range(fmt, 50_000, 6)]))
     for each in (x, x[:100_000].view(1000, 100).T, x[:0], x.repeat(24)):  # strided; large enough for two threads
@@ -167,7 +170,7 @@ def test_rounding_in_place_has_the_same_bits(fmt):
         given = each.clone()
         ours = fmt.round_(given)
         assert (bits(ours.numpy()) == due).all() and ours.shape == each.shape
-        assert ours is given or not given.is_contiguous() or isinstance(fmt, Stochastic)
+        assert ours is given or not given.is_contiguous() or fmt.mode != "nearest"
     assert FP64.round_(x) is x
     with pytest.raises(ValueError, match="x: got torch.float32; accepted is torch.float64"):
         fmt.round_(x.float())
@@ -200,10 +203,49 @@ def test_names():
     assert BF16(torch.tensor(1.003, dtype=torch.float64)).item() == 1.0
 
 
-@pytest.mark.parametrize("spec", ["bf17", 16, (1, 8), (8, 25), (11, 20), "ocp_e8m0", "ocp_int8", None, "round_ndarray"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "bf17",
+        16,
+        (1, 8),
+        (8, 25),
+        (11, 20),
+        "ocp_e8m0",
+        "ocp_int8",
+        None,
+        "round_ndarray",
+        (8, 7.5),
+        (8.0, 8),
+        (True, 8),
+        MXFP8,
+        "MXFP8",
+    ],
+)
 def test_unknown_formats_are_refused(spec):
     with pytest.raises(ValueError, match="format: got.*accepted"):
         Format.of(spec)
+
+
+def test_a_formats_own_mode_is_how_every_way_to_round_rounds():
+    """There is one kind of Format, whose mode `round_to`, a call and `round_` follow alike."""
+    assert Format.__subclasses__() == []
+    x = torch.randn(1000, dtype=torch.float64)
+    low = truncated(BF16)
+    due = round_to(x, BF16, "toward_zero")
+    assert torch.equal(low(x), due) and torch.equal(low.round_(x.clone()), due) and torch.equal(round_to(x, low), due)
+    assert torch.equal(round_to(x, low, "nearest"), BF16(x))
+    drawn = stochastic(BF16, seed=1)
+    assert torch.equal(round_to(x, drawn), drawn(x)) and torch.equal(drawn.round_(x.clone()), drawn(x))
+    with pytest.raises(ValueError, match="mode: got 'up'"):
+        replace(BF16, mode="up")
+
+
+def test_block_formats_are_no_formats():
+    x = torch.ones(32, dtype=torch.float64)
+    for call in (lambda: round_to(x, NVFP4), lambda: Precision.uniform(MXFP8), lambda: Precision.kernel("NVFP4")):
+        with pytest.raises(ValueError, match="format: got .*accepted are a Format"):
+            call()
 
 
 def test_bad_calls_are_refused():

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fa_lib.dots import TensorCore
 from fa_lib.formats import BF16, E4M3, FP16, FP32
 from fa_lib.inputs import draw
 from fa_lib.kernels import known, tiled
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import mixed_exp2, polynomial_exp2
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import TensorCore
 from fa_lib.tiling import Tiling
 
 DIMS = (64, 96, 128, 192, 256)

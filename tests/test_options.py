@@ -271,6 +271,28 @@ def test_bad_options_are_refused(given, message):
     q, k, v = draw("normal", 0, (1, 4, 8))
     with pytest.raises(ValueError, match=message):
         kernels.tiled(q, k, v, tiling=TILING, precision=EXACT, algorithm=Algorithm(**given))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(window=5), "window: got 5; accepted is .left, right."),
+        (dict(window=(1, "2")), "window: got"),
+        (dict(window=(1.5, 0)), "window: got"),
+        (dict(window=(True, 0)), "window: got"),
+        (dict(scale="x"), "scale: got 'x'; accepted is a finite number above 0"),
+        (dict(scale=True), "scale: got True"),
+        (dict(softcap="50"), "softcap: got '50'"),
+        (dict(dropout_p="0.1"), "dropout_p: got '0.1'"),
+    ],
+)
+def test_options_of_a_call_are_refused_by_name(given, message):
+    q, k, v = draw("normal", 0, (1, 4, 8))
+    with pytest.raises(ValueError, match=message):
+        kernels.golden(q, k, v, inputs=BF16, **given)
+
+
+def test_the_degree_of_a_polynomial_is_refused():
     with pytest.raises(ValueError, match="degree: got 0"):
         polynomial_exp(0)
 

@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, panel
-from fa_lib.dots import SEQUENTIAL, TensorCore
+from fa_lib.dots import SEQUENTIAL
 from fa_lib.experiments import microbenchmark
 from fa_lib.experiments.comparison import STEPS, Setting, compare, products_for
 from fa_lib.panel import APART, explore, follow, in_numbers, in_words, message, read, reasons
 from fa_lib.plots.panel import PRECISIONS, described, png
+from fa_lib.tensor_cores import TensorCore
 
 SMALL, NORMAL = Setting(n=256), dict(distribution="normal")
 

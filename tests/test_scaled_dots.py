@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_lib.block_formats import BLOCKS, E8M0
-from fa_lib.dots import UNITS, ScaledCore, TensorCore
 from fa_lib.formats import FP32, round_to
 from fa_lib.kernels.scaling import Scheme
+from fa_lib.tensor_cores import UNITS, ScaledCore, TensorCore
 
 CORES = [core for core in UNITS if isinstance(core, ScaledCore)]
 MXFP8, MXFP4, NVFP4 = (TensorCore.of("B200", name) for name in ("MXFP8", "MXFP4", "NVFP4"))
@@ -43,7 +43,7 @@ def in_integers(core, a, b, c, a_scales, b_scales):
             products = [whole(a[k]) * whole(b[k]) for k in range(start, start + core.group)]
             e = exponent(s, fmt.scale.emin) + exponent(t, fmt.scale.emin)
             if core.group == 1:
-                e += exponent(a[start], fmt.emin) + exponent(b[start], fmt.emin)
+                e += exponent(a[start], fmt.element.emin) + exponent(b[start], fmt.element.emin)
             if any(products) and s and t:
                 terms.append((sum(products) * whole(s) * whole(t), e))
         unit = max(e for _, e in terms) - core.F + 4 * BITS
@@ -66,7 +66,8 @@ def drawn(core, n, k, seed, wide):
         return x * 2.0 ** torch.randint(low, high + 1, shape, generator=g).double()
 
     def factor():
-        x = fmt(some(n, k, low=fmt.emin - 2, high=2).clamp(-fmt.max, fmt.max))
+        of = fmt.element
+        x = of(some(n, k, low=of.emin - 2, high=2).clamp(-of.max, of.max))
         scale = some(n, k // fmt.size, low=-60 if fmt.scale == E8M0 else -9, high=60 if fmt.scale == E8M0 else 8).abs()
         scale = 2.0 ** scale.log2().floor() if fmt.scale == E8M0 else fmt.scale(scale.clamp(max=fmt.scale.max))
         return x * (torch.rand(n, k, generator=g) > 0.1), scale
@@ -236,7 +237,7 @@ def test_wrong_arguments_are_named():
     for call, told in (
         (lambda: TensorCore.of("H100", "MXFP8"), "inputs: got MXFP8 for H100; accepted are FP16"),
         (lambda: TensorCore.of("B200", "MXFP8", two_level=4), "two_level: got 4 for MXFP8; accepted is None"),
-        (lambda: TensorCore.of("B200", "NVFP4", result="FP16"), "result: got FP16 for NVFP4; accepted is FP32"),
+        (lambda: TensorCore.of("B200", "NVFP4", result="FP16"), "result: got FP16 for NVFP4 on B200; accepted is FP32"),
         (lambda: MXFP8(x, x), "scales: got None; accepted are a's and b's, as kernels.quantization"),
         (lambda: MXFP8(x, x, None, (s, s[:1])), "b: got 64 elements with 1 scales"),
         (lambda: MXFP8(x, x[:32], None, (s, s[:1])), "b: got 32 elements with 1 scales"),

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from fa_lib.dots import ScaledCore, TensorCore
 from fa_lib.formats import BF16, FP32, FP64
 from fa_lib.inputs import draw
 from fa_lib.kernels import tiled
@@ -14,6 +13,7 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.quantization import Quantization, attention
 from fa_lib.kernels.scaling import Scheme
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import ScaledCore, TensorCore
 from fa_lib.tiling import Tiling
 
 MXFP8 = TensorCore.of("B200", "MXFP8")

@@ -239,6 +239,15 @@ def test_attention_is_straight_line_numpy(name):
     assert np.array_equal(ours.numpy(), theirs)
 
 
+def test_baseline_quantises_p_by_its_scheme_too():
+    """P is quantised by the products, whoever calls them: here by `reference`, which divides P first."""
+    q, k, v = (BF16(x) for x in draw("normal", 5, (64, 64)))
+    steps = Quantization(p="MXFP8").steps(replace(Precision.uniform(FP64), output=FP64))
+    P = torch.softmax(q @ k.mT / 8, -1)
+    ours = kernels.reference(q, k, v, precision=steps)
+    assert deviation(ours, Scheme.of("MXFP8").apply(P) @ v).max < 1e-12 < deviation(ours, P @ v).max
+
+
 def test_operands_and_a_cache():
     q, k, v = draw("normal", 5, (1, 2, 64, 64))
     mxfp8 = Scheme.of("MXFP8")

@@ -141,7 +141,9 @@ def test_a_sum_key_by_key_breaks_the_probabilistic_bound_and_not_the_other():
     "given, message",
     [
         (dict(tiles=0), "tiles: got 0; accepted is a whole number from 1"),
-        (dict(tiles=4, splits=5), "splits: got 5; accepted is a whole number from 1 to tiles"),
+        (dict(tiles="8"), "tiles: got '8'; accepted is a whole number from 1"),
+        (dict(tiles=4, splits="2"), "splits: got '2'; accepted is a whole number from 1 to the 4 tiles"),
+        (dict(tiles=4, splits=5), "splits: got 5; accepted is a whole number from 1 to the 4 tiles"),
         (dict(tiles=4, algorithm="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, baseline"),
         (dict(tiles=4, values="positive"), "values: got 'positive'; accepted are one_sign, one_sign_peaked, zero_mean"),
     ],
@@ -149,6 +151,20 @@ def test_a_sum_key_by_key_breaks_the_probabilistic_bound_and_not_the_other():
 def test_what_it_does_not_know_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         theory.expected(Precision.uniform(BF16), **given)
+
+
+def test_every_formula_refuses_an_algorithm_it_does_not_know():
+    for call in (
+        lambda: theory.bound(Precision.uniform(BF16), tiles=4, algorithm="fa3"),
+        lambda: theory.bound(Precision.uniform(BF16), tiles=4, algorithm="baseline"),  # it has no tiles
+        lambda: theory.bits(BF16, tiles=4, algorithm="fa3"),
+        lambda: theory.bits_for(2.0, BF16, tiles=4, algorithm="fa3"),
+        lambda: theory.largest_over_baseline(Precision.uniform(BF16), BF16, tiles=4, algorithm="fa3"),
+    ):
+        with pytest.raises(ValueError, match="algorithm: got '(fa3|baseline)'; accepted are fa1, fa2"):
+            call()
+    with pytest.raises(ValueError, match="tiles: got 2.5; accepted is a whole number from 1"):
+        theory.bits(BF16, tiles=2.5)
 
 
 @pytest.mark.slow

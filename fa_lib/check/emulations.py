@@ -10,13 +10,14 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.splits import in_splits
-from fa_lib.dots import EXACT, SEQUENTIAL, TensorCore
+from fa_lib.dots import EXACT, SEQUENTIAL
 from fa_lib.experiments.rule import Written
 from fa_lib.formats import BF16, FP16, FP32, TF32, Format
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, polynomial_exp
 from fa_lib.kernels.options import within
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import TensorCore
 from fa_lib.tiling import Tiling
 
 EXPONENTIALS = {"exact": torch.exp, "fast": fast_exp, "polynomial": polynomial_exp(3)}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check import worker
-from fa_lib.waiting import environment
+from fa_lib.environment import environment
 
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors

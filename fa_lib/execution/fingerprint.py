@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +22,11 @@ from typing import Any
 
 import torch
 
+from fa_lib.execution.machine import model
+
 PACKAGE = Path(__file__).resolve().parent.parent  # fa_lib
 LIBRARIES = ("torch", "numpy", "gfloat", "numba")
+SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")  # of the environment, that change bits
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
 
 
@@ -56,8 +60,9 @@ def versions() -> list[str]:
 
 
 def hardware(gpu: bool = False) -> list[str]:
-    """The processor's instructions as torch uses them, and the GPU where it counts."""
-    found = [torch.backends.cpu.get_cpu_capability()]
+    """The processor, the instructions that torch uses, what the reader's SETTINGS say, and the GPU where it counts: on
+    two processors with the same instructions, oneDNN and MKL may compute other bits."""
+    found = [torch.backends.cpu.get_cpu_capability(), model(), *(os.environ.get(name, "") for name in SETTINGS)]
     return found + ([torch.cuda.get_device_name()] if gpu and torch.cuda.is_available() else [])
 
 

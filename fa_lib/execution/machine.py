@@ -10,6 +10,10 @@ from pathlib import Path
 # instructions, by Linux's names, that decide which formats a processor computes in
 FORMATS_OF = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "fphp")
 
+MODEL = {  # of /proc/cpuinfo: field -> label
+    "vendor_id": "", "cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part",
+}  # fmt: skip
+
 
 def processor() -> str:
     """The processor's name; its architecture where the system does not tell."""
@@ -19,6 +23,18 @@ def processor() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
+
+
+def model() -> str:
+    """The processor's vendor, family and model: "AuthenticAMD, family 25, model 1"; where the system
+    does not tell, Python's name of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    said = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    found = [f"{label} {said[name]}".strip() for name, label in MODEL.items() if name in said]
+    return ", ".join(found) or platform.processor()
 
 
 def instructions() -> list[str]:

@@ -29,6 +29,7 @@ from fa_lib.execution.progress import Progress
 from fa_lib.execution.same_code import refuse_another_fa_lib
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
+SLOW_S = 600  # seconds that a kernel may take to start, and outputs to arrive: a loaded machine is no error
 QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
 LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 
@@ -223,6 +224,7 @@ def _execute(notebook, scale, given, build, into, timeout, kernel=None):
         try:
             papermill.execute_notebook(
                 str(notebook), str(executed), given, cwd=str(notebook.parent), execution_timeout=timeout,
+                iopub_timeout=SLOW_S, start_timeout=SLOW_S,
                 progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
                 extra_arguments=QUIET, **({} if kernel is None else dict(kernel_manager_class=kernel)),
             )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.dots import EXACT, TensorCore
+from fa_lib.dots import EXACT
 from fa_lib.experiments.variant import known
 from fa_lib.formats import BF16, FP64
 from fa_lib.inputs import draw
@@ -14,6 +14,7 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.quantization import OPERANDS, Quantization, attention
 from fa_lib.metrics import deviation, over_baseline
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import TensorCore
 from fa_lib.tiling import Tiling
 
 TILING = Tiling(64, 64)

@@ -7,12 +7,13 @@ from functools import lru_cache
 import torch
 
 from fa_lib import kernels
-from fa_lib.dots import EXACT, SEQUENTIAL, UNITS, Dot, TensorCore
+from fa_lib.dots import EXACT, SEQUENTIAL, Dot
 from fa_lib.experiments.rule import ALLOWED
 from fa_lib.formats import BF16, FP32, Format, FormatLike
 from fa_lib.inputs import draw
 from fa_lib.metrics import Deviation, deviation, over_baseline
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import UNITS, TensorCore
 from fa_lib.tiling import Tiling
 
 STEPS = (  # of a forward pass

@@ -10,7 +10,7 @@ import torch
 from scipy import special
 
 from fa_lib import kernels
-from fa_lib.dots import EXACT, UNITS, Dot, TensorCore
+from fa_lib.dots import EXACT, Dot
 from fa_lib.experiments.variant import Variant, by_key, known
 from fa_lib.formats import E4M3, FP32, Format, round_to
 from fa_lib.inputs import draw
@@ -18,6 +18,7 @@ from fa_lib.kernels.exponentials import polynomial_exp
 from fa_lib.kernels.known import fa2_cuda, fa3_cuda
 from fa_lib.metrics import deviation, over_baseline
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import UNITS, TensorCore
 from fa_lib.tiling import Tiling
 
 MATTERS = 0.01  # a change of the error that is told
@@ -100,7 +101,7 @@ class Choice(Variant):
     """A choice that real kernels make, alone.
 
     Attributes:
-        unit: of `dots.UNITS`, whose sums it takes.
+        unit: of `tensor_cores.UNITS`, whose sums it takes.
     """
 
     unit: str = ""

@@ -114,7 +114,7 @@ def _in_words(error):
     code = torch.backends.cpu.get_cpu_capability()
     return (
         f"torch runs as {code} code here, on a processor with AMX, and packs K and V for AMX in AVX512 code alone; "
-        "unset ATEN_CPU_CAPABILITY"
+        "unset ATEN_CPU_CAPABILITY, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 as well"
     )
 
 

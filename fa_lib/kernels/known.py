@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from fa_lib.dots import TensorCore
 from fa_lib.formats import BF16, E4M3, FP16, Format, FormatLike
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, mixed_exp2
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import TensorCore
 from fa_lib.tiling import Tiling
 
-AMPERE_ON, HOPPER, BLACKWELL = ("A100", "L40S", "H100", "H200", "B200"), ("H100", "H200"), ("B200",)  # of `dots.UNITS`
+AMPERE_ON, HOPPER, BLACKWELL = ("A100", "L40S", "H100", "H200", "B200"), ("H100", "H200"), ("B200",)  # of tensor_cores.UNITS
 
 
 def torch_cpu(fmt: FormatLike, n_q: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Literal
 
 import numpy as np
@@ -84,12 +85,14 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
         raise ValueError(f"k: got {k.shape[-3]} heads; accepted is a divisor of q's {q.shape[-3]} heads (GQA)")
     for name in ("scale", "softcap"):
         x = getattr(asked, name)
-        if x is not None and not (math.isfinite(x) and x > 0):
+        if x is not None and not (_is_number(x) and math.isfinite(x) and x > 0):
             raise ValueError(f"{name}: got {x!r}; accepted is a finite number above 0, or None")
     window, p = asked.window, asked.dropout_p
-    if window is not None and (len(window) != 2 or any(side is not None and side < 0 for side in window)):
+    if window is not None and not (
+        isinstance(window, (tuple, list)) and len(window) == 2 and all(map(_is_side, window))
+    ):
         raise ValueError(f"window: got {window!r}; accepted is (left, right), keys from 0, or None for no limit")
-    if not 0 <= p < 1 or (p > 0) != (asked.keep is not None):
+    if not (_is_number(p) and 0 <= p < 1) or (p > 0) != (asked.keep is not None):
         raise ValueError(f"dropout_p: got {p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask")
     full = (*q.shape[:-1], k.shape[-2])
     for name, kinds in (("mask", "boolean or floating-point"), ("keep", "boolean")):
@@ -108,6 +111,15 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
     if x is not None and not (isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape) == due):
         raise ValueError(f"sinks: got {_describe(x)}; accepted is a floating-point tensor of shape {due}, one a head")
     return asked
+
+
+def _is_number(x):
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _is_side(x):
+    """Whether x is one side of a window: None, or a number of keys."""
+    return x is None or isinstance(x, Integral) and not isinstance(x, bool) and x >= 0
 
 
 def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: torch.device) -> Tensor:

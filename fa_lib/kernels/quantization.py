@@ -1,12 +1,12 @@
 """Attention whose Q, K, V and P are quantised: in all of them, in some, or in a cache of K and V."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fa_lib.dots import ScaledCore
+from fa_lib.dots import Dot
 from fa_lib.formats import BF16, FP64, Format
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.options import check
@@ -15,19 +15,30 @@ from fa_lib.kernels.scaled_products import ScaledProducts
 from fa_lib.kernels.scaling import Scheme, rotated, smoothed
 from fa_lib.kernels.tiled import tiled
 from fa_lib.precision import Precision
+from fa_lib.tensor_cores import ScaledCore
 from fa_lib.tiling import Tiling
 
 OPERANDS = ("q", "k", "v", "p")
 
 
-@dataclass(frozen=True, repr=False)
-class Scaled(Format):
-    """The format of a scheme's elements, that quantises by the scheme: for `Precision.probs`."""
+@dataclass(frozen=True)
+class QuantizedP(Dot):
+    """The sums of another Dot, with P quantised by a scheme before it meets V."""
 
-    scheme: Scheme = field(kw_only=True)
+    sums: Dot
+    scheme: Scheme
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.scheme.apply(x)
+    def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        return self.sums.scores(Q, K)
+
+    def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        return self.sums.matmul(self.scheme.apply(A), B, C)
+
+    def totals(self, P: Tensor) -> Tensor:
+        return self.sums.totals(P)
+
+    def exp_(self, x: Tensor) -> Tensor:
+        return self.sums.exp_(x)
 
 
 @dataclass(frozen=True)
@@ -91,12 +102,11 @@ class Quantization:
         given: dict[str, Any] = {name: None for name in OPERANDS if name != operand}
         return replace(self, **given)
 
-    def probs(self, otherwise: Format) -> Format:
-        """The format of P for a Precision: where P is not quantised, the one given."""
+    def steps(self, precision: Precision) -> Precision:
+        """A Precision whose products quantise P; where P is not quantised, the one given."""
         if self.p is None:
-            return otherwise
-        given: dict[str, Any] = asdict(self.p.element)
-        return Scaled(**given, scheme=self.p)
+            return precision
+        return replace(precision, probs=FP64, products=QuantizedP(precision.products, self.p))
 
     def spread(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q and K, smoothed and rotated where asked."""
@@ -132,7 +142,7 @@ def attention(
     """`tiled` with operands quantised as declared. Forward alone: the result has no gradient.
 
     Products are summed as `precision.products` says, from the values of the elements times their scales; or, where it
-    is a unit with block scales (`dots.TensorCore.of("B200", "MXFP8")`), as that sums elements and scales
+    is a unit with block scales (`tensor_cores.TensorCore.of("B200", "MXFP8")`), as that sums elements and scales
     (`scaled_products`). Then Q, K, V and P must have groups like the unit's.
 
     Args:
@@ -168,5 +178,5 @@ def attention(
         steps = replace(steps, inputs=FP64, probs=FP64, products=products)
     else:
         loaded = quantization.loaded(q_, k_, v_, steps.inputs)
-        steps = replace(steps, inputs=FP64, probs=quantization.probs(steps.probs))
+        steps = replace(quantization.steps(steps), inputs=FP64)
     return stored(tiled(*loaded, tiling=tiling, precision=steps, algorithm=algorithm, **options), q.dtype)

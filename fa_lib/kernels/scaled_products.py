@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fa_lib.dots import Dot, ScaledCore
+from fa_lib.dots import Dot
 from fa_lib.kernels.scaling import Scheme
+from fa_lib.tensor_cores import ScaledCore
 
 
 @dataclass(frozen=True, eq=False)

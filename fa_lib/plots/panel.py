@@ -9,9 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fa_lib.dots import EXACT, Dot, Ordered, TensorCore
+from fa_lib.dots import EXACT, Dot, Ordered
 from fa_lib.experiments.comparison import Found, Setting
 from fa_lib.plots.style import BASELINE, FLASH, no_minor_ticks, plain_ticks, styled
+from fa_lib.tensor_cores import TensorCore
 
 KERNELS, COLORS = {"flash": "Flash", "baseline": "Baseline"}, {"flash": FLASH, "baseline": BASELINE}
 PRECISIONS = {"every_step": "every step", "as_shipped": "as shipped", "custom": "custom"}

@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
 import torch
 
+from fa_lib.execution.machine import model
 from fa_lib.training.half_products import slow
 
 LABELS = {  # of `arithmetic`, in the order of a sentence
@@ -21,7 +21,6 @@ LABELS = {  # of `arithmetic`, in the order of a sentence
     "mkl": "MKL", "summed_in_fp32": "summed in FP32",
 }  # fmt: skip
 NONE = "none"
-CPU_FIELDS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")  # of /proc/cpuinfo
 ASKS = "import torch as t; t.ones(8, 8).to_mkldnn(); t.ones(64, 64) @ t.ones(64, 64)"  # one call of each
 ASKS_S = 120.0  # seconds until the process that asks must have ended
 ONEDNN = re.compile(r"^onednn_verbose.*,cpu,isa:(.+)$", re.MULTILINE)
@@ -39,7 +38,7 @@ def arithmetic() -> dict[str, str]:
         `half_products` sums in FP32. NONE where there is no such library, or it does not say.
     """
     summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
-    own = dict(torch=torch.__version__, processor=_processor(), instructions=torch.backends.cpu.get_cpu_capability())
+    own = dict(torch=torch.__version__, processor=model() or NONE, instructions=torch.backends.cpu.get_cpu_capability())
     return own | _libraries() | dict(summed_in_fp32=" ".join(summed) or NONE)
 
 
@@ -49,7 +48,9 @@ def _libraries() -> dict[str, str]:
     read that wish once, when they begin."""
     environ = os.environ | dict(ONEDNN_VERBOSE="1", MKL_VERBOSE="1")
     try:
-        asked = subprocess.run([sys.executable, "-P", "-c", ASKS], env=environ, capture_output=True, text=True, timeout=ASKS_S)
+        asked = subprocess.run(
+            [sys.executable, "-P", "-c", ASKS], env=environ, capture_output=True, text=True, timeout=ASKS_S
+        )
         printed = asked.stdout
     except (OSError, subprocess.TimeoutExpired):
         printed = ""
@@ -57,18 +58,6 @@ def _libraries() -> dict[str, str]:
     path = " for ".join(mkl.groups()) if mkl else NONE
     path += f", MKL_CBWR {mode[1]}" if mode and mode[1] != "OFF" else ""
     return dict(onednn=onednn[1].strip() if onednn else NONE, mkl=path)
-
-
-def _processor() -> str:
-    """Vendor, family and model: "AuthenticAMD, family 25, model 1"."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return NONE
-    said = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
-    found = [said[name] if name == "vendor_id" else f"{name.removeprefix('cpu ')} {said[name]}"
-             for name in CPU_FIELDS if name in said]  # fmt: skip
-    return ", ".join(found) or NONE
 
 
 def difference(here: Mapping[str, str], recorded: Mapping[str, str]) -> str:

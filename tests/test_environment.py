@@ -1,4 +1,4 @@
-"""Threads that wait asleep: in commands, and not in a program that imports fa_lib."""
+"""What commands set for themselves and for what they start, and a program that imports fa_lib does not."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fa_lib import waiting
+from fa_lib import environment
 from fa_lib.paths import ROOT
 
 COMMAND = ["-m", "fa_lib", "--help"]
@@ -28,10 +28,20 @@ def test_threads_of_a_command_sleep_unless_the_reader_says_otherwise(words, poli
 
 def test_what_the_reader_has_set_is_kept(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert waiting.environment()["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert environment.environment()["OMP_WAIT_POLICY"] == "ACTIVE"
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    assert waiting.environment()["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment.environment()["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/fa-lib", "check"])
-    monkeypatch.setattr(os, "environ", {})
-    waiting.in_commands()
-    assert os.environ == waiting.PASSIVE
+    monkeypatch.setattr(os, "environ", dict(ATEN_CPU_CAPABILITY="avx512"))
+    environment.in_commands()
+    assert os.environ == environment.PASSIVE | dict(ATEN_CPU_CAPABILITY="avx512")
+
+
+@pytest.mark.parametrize("code, isa", [("avx2", "AVX512_CORE_FP16"), ("DEFAULT", "AVX512_CORE_FP16"), ("avx512", None)])
+def test_onednn_leaves_amx_alone_where_torch_runs_older_code(monkeypatch, code, isa):
+    """Else torch's flash kernel packs K and V for AMX, and has no code to do so."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", code)
+    assert environment.environment().get("ONEDNN_MAX_CPU_ISA") == isa
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # the reader's own
+    assert environment.environment()["ONEDNN_MAX_CPU_ISA"] == "AVX2"
