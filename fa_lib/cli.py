@@ -1,6 +1,5 @@
 """The one command, `fa-lib` (also `python -m fa_lib`): a page of --help for each thing it does."""
 
-import os
 import re
 import sys
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fa_lib import allocation, cli_captured, cli_check
+from fa_lib import allocation, cli_captured, cli_check, modules
 from fa_lib.cli_check import EXIT, colored, told
 from fa_lib.paths import other_checkout
 
@@ -296,5 +295,5 @@ def main() -> None:
         print(f"fa-lib: {words}", file=sys.stderr)
         sys.exit(2)
     allocation.keep()
-    sys.path.insert(0, os.getcwd())  # kernels and models of the reader's are found in the current folder
+    modules.add_current_folder()  # kernels and models of the reader's
     app(prog_name="fa-lib", color=colored())

@@ -5,7 +5,6 @@ imports it.
 """
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -14,8 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fa_lib import modules
 from fa_lib.check.attempt import first_line, shown
 from fa_lib.check.page_files import PageFiles
+from fa_lib.check.process import signal_name
 
 INSIDE = """
 import json, sys
@@ -40,7 +41,7 @@ def check_model(function: str, out: str | Path, say: Callable[[str], Any], **giv
     with TemporaryDirectory() as folder:
         problem = Path(folder) / "problem"
         given = {name: f"{x}" if isinstance(x, Path) else x for name, x in given.items()}
-        order = dict(path=sys.path, problem=f"{problem}", given=given | dict(function=function, out=f"{out}"))
+        order = dict(path=modules.path(), problem=f"{problem}", given=given | dict(function=function, out=f"{out}"))
         process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-c", INSIDE, json.dumps(order)], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace",
@@ -56,7 +57,7 @@ def check_model(function: str, out: str | Path, say: Callable[[str], Any], **giv
         if problem.exists():
             raise ValueError(problem.read_text(errors="backslashreplace"))
     if not files.page.exists():
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        how = f"exit code {code}" if code >= 0 else signal_name(-code)
         raise ValueError(f"function: {function} ended its process, with {how}, before it was judged")
     return files
 

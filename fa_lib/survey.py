@@ -110,14 +110,17 @@ def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2)
     # XLA takes most of a GPU's memory unless it is told not to
     environment = os.environ | dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
     with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
-        for _ in range(jobs):
-            idle.put(stack.enter_context(Forks(prepare, environment)))
+        every = [stack.enter_context(Forks(prepare, environment)) for _ in range(jobs)]
+        for forks in every:
+            idle.put(forks)
         calls = [pool.submit(judge, entry) for entry in left]
         try:
             for done in as_completed(calls):
                 say(done.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for forks in every:
+                forks.interrupt()
             raise
     return rows(keys, manner)
 
@@ -196,9 +199,9 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
     groups = lengths.queries.where(lengths.queries < lengths.n, "many").astype(str)
     for queries, rows in lengths.groupby(groups):
         if queries in QUERIES:
-            broken = (rows.outcome == "broken") & rows.problem.str.contains("infinite")
-            numbers[f"times_{queries}"] = float("inf") if broken.any() else float(rows.times_max.max())
-            numbers[f"relative_{queries}"] = float("inf") if broken.any() else float(rows.relative.max())
+            infinite = (~rows.finite.astype(bool)).any()
+            numbers[f"times_{queries}"] = float("inf") if infinite else float(rows.times_max.max())
+            numbers[f"relative_{queries}"] = float("inf") if infinite else float(rows.relative.max())
     return numbers
 
 
@@ -290,4 +293,6 @@ def _kept(entry, manner):
         record = _read(entry, manner)
     except (OSError, ValueError):
         return False
-    return record.get("key") == _key(entry, manner) and not record["problem"]
+    if not isinstance(record, dict):  # damaged
+        return False
+    return record.get("key") == _key(entry, manner) and record.get("problem") == ""

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from fa_lib import modules
 from fa_lib.cli import app, main, notebooks_of
 from fa_lib.cli_check import colored
 from fa_lib.inputs import draw
@@ -23,6 +24,20 @@ def command(*words, cwd=ROOT, **env):
     return subprocess.run(
         [sys.executable, "-m", "fa_lib", *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env
     )
+
+
+def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
+    """They are looked for behind all that is installed; in the processes where their own code runs, in front."""
+    for name in ("token", "yaml", "jinja2", "html"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / "mine.py").write_text("import beside\n\ndef attention(q, k, v):\n    return beside.f(q, k, v)")
+    (tmp_path / "beside.py").write_text("from torch.nn.functional import scaled_dot_product_attention as f")
+    program = [sys.executable, "-P", "-c", "from fa_lib.cli import main; main()"]  # as the installed command
+    env = os.environ | dict(PYTHONPATH=str(ROOT), TQDM_DISABLE="1")
+    for words in (["claims"], ["check", "kernel", "mine:attention", "--only", "strides"], ["figures", "none"]):
+        done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, env=env)
+        assert "the wrong one" not in done.stdout + done.stderr and done.returncode == 2 * (words[0] == "figures")
+    assert modules.path()[: len(modules._FOLDERS)] == modules._FOLDERS[::-1]
 
 
 PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("figures",), ("publish",),

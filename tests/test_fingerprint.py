@@ -39,6 +39,16 @@ def test_of_a_notebook_the_code_it_imports_counts(tmp_path):
     assert metrics != tiling == longer
 
 
+def test_a_line_that_begins_with_an_operator_is_no_magic(tmp_path):
+    """IPython knows one from the other, and so does the key: the cell's imports stay in it."""
+    plain = "from fa_lib.metrics import deviation\nwords = ('%d of'\n         % 3)"
+    metrics = of_notebook(["from fa_lib.metrics import deviation"], {}, tmp_path)
+    assert of_notebook([plain], {}, tmp_path) == metrics != of_notebook(["x = 1"], {}, tmp_path)
+    with_magics = "%matplotlib inline\n!ls\nfrom fa_lib.metrics import deviation\nx = !ls\n%time y = 1"
+    assert of_notebook([with_magics], {}, tmp_path) == metrics
+    assert of_notebook(["%%bash\nls\n", plain], {}, tmp_path) == metrics
+
+
 def own_kernel(q, k, v):
     return q
 

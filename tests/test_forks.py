@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -60,6 +62,42 @@ def test_how_a_call_ends_is_told_and_the_next_one_runs(forks):
     with pytest.raises(TimeoutError):
         forks.call(time.sleep, 60, limit_s=0.2)
     assert forks.call(says_who_it_is, limit_s=60)[0] == 0
+
+
+def leaves_children(path, then):
+    Path(path).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+    then()
+
+
+def wait(done, seconds=60):
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def ended(pid):
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("ends", ["in time", "too late", "interrupted"])
+def test_what_a_call_has_started_ends_with_it(forks, tmp_path, ends):
+    """The compiler that a kernel runs, say."""
+    path = tmp_path / "child"
+    if ends == "in time":
+        assert forks.call(leaves_children, path, print, limit_s=60)[0] == 0
+    elif ends == "too late":
+        with pytest.raises(TimeoutError):
+            forks.call(leaves_children, path, signal.pause, limit_s=2)
+    else:
+        threading.Thread(target=lambda: (wait(path.exists), forks.interrupt())).start()
+        assert forks.call(leaves_children, path, signal.pause, limit_s=60)[0] == -signal.SIGINT
+    wait(lambda: ended(int(path.read_text())))
+    if ends == "interrupted":  # and so is a call that has not begun
+        assert forks.call(signal.pause, limit_s=60)[0] == -signal.SIGINT
 
 
 def test_a_process_that_has_ended_is_told(forks):

@@ -9,7 +9,7 @@ import pytest
 from fa_lib.paths import PACKAGE
 
 LAYERS = [  # from the top: what stands lower may import what stands higher
-    {"allocation", "paths", "sorting", "environment"},
+    {"allocation", "modules", "paths", "sorting", "environment"},
     {"collecting"},
     {"rounding_loops"},
     {"adders", "block_formats", "double_double", "formats", "on_device", "dots", "tensor_cores", "precision", "tiling",

@@ -16,10 +16,11 @@ from fa_lib.gallery.catalogue import ENTRIES
 
 ENTRY = ENTRIES["torch_math"]
 LENGTHS = pd.DataFrame([
-    dict(n=n, queries=queries, times_max=times, relative=times / 100, outcome=outcome, problem=problem)
-    for n, queries, times, outcome, problem in (
-        (128, 1, 0.5, "yes", ""), (4096, 1, 50.0, "yes", ""), (128, 16, 0.7, "yes", ""), (128, 128, 0.9, "yes", ""),
-        (4096, 16, math.nan, "broken", "returns 3 NaN or infinite values of 1024"), (1500, 1500, 0.8, "no", "raises"),
+    dict(n=n, queries=queries, times_max=times, relative=times / 100, outcome=outcome, problem=problem, finite=finite)
+    for n, queries, times, outcome, problem, finite in (
+        (128, 1, 0.5, "yes", "", True), (4096, 1, 50.0, "yes", "", True), (128, 16, 0.7, "yes", "", True),
+        (128, 128, 0.9, "yes", "", True), (4096, 16, math.nan, "broken", "in whatever words", False),
+        (1500, 1500, 0.8, "no", "raises", True),
     )
 ])  # fmt: skip
 
@@ -121,6 +122,7 @@ def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
         survey.judge_all(["torch_math"], survey.Manner(str(tmp_path), depth), print)
     assert runs == ["torch_math"] * 2
     assert survey.judgement_of("torch_math", survey.Manner(str(tmp_path))).carries == ("accumulator",)
-    (tmp_path / "torch_math.json").write_text("{")  # cut off
-    survey.judge_all(["torch_math"], survey.Manner(str(tmp_path)), print)
-    assert runs == ["torch_math"] * 3
+    for count, damaged in enumerate(("{", "[]", "null", '{"key": 1}'), 3):
+        (tmp_path / "torch_math.json").write_text(damaged)
+        survey.judge_all(["torch_math"], survey.Manner(str(tmp_path)), print)
+        assert runs == ["torch_math"] * count

@@ -33,7 +33,7 @@ class Answer:
     """What a kernel gave.
 
     Attributes:
-        o: its output; None where it is of no use.
+        o: its output; None where it is of no use. One with NaN or infinite values is "broken", and there.
         outcome: "yes", or that of a KernelError.
         problem: in words, a verb and its object; "" where there is none.
     """
@@ -41,6 +41,11 @@ class Answer:
     o: torch.Tensor | None
     outcome: str = "yes"
     problem: str = ""
+
+    @property
+    def finite(self) -> bool:
+        """False where it gave an output of the right shape with NaN or infinite values."""
+        return self.o is None or self.outcome == "yes"
 
 
 def shown(text: str) -> str:

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import pandas as pd
 
+from fa_lib import kernels
 from fa_lib.check.carry import LOST, SUMS, carried, carry
 from fa_lib.check.contract import CALLS, GRADIENTS_AT, HEAD_DIM, LARGE, OF_SINKS, Ability, formats
 from fa_lib.check.diagnose import FAR
@@ -68,8 +69,20 @@ def result_of(check: str, kernel: str | Callable) -> Result:
     return CHECKS[check](judged)
 
 
-@cache
-def _judged(kernel) -> Judged | str:
+_JUDGED: dict[tuple[str, int], tuple[Callable, Judged | str]] = {}  # name and id of a function -> it, what was found
+
+
+def _judged(kernel: str | Callable) -> Judged | str:
+    """`_judge` of a kernel, once for each function: a name may stand for another one later, and a function need not be
+    hashable."""
+    name = kernel if isinstance(kernel, str) else ""
+    fn = kernels.get(name.rpartition("@")[0] or kernel)  # a layout makes a new function each time
+    if (name, id(fn)) not in _JUDGED:
+        _JUDGED[name, id(fn)] = fn, _judge(kernel)  # the function is held, so that its id stays its own
+    return _JUDGED[name, id(fn)][1]
+
+
+def _judge(kernel) -> Judged | str:
     """The Judged; or, where the kernel answers in no format, what it does instead."""
     asked, head_dim, able = contracted(kernel, "cpu")
     can = formats(asked[asked.head_dim == head_dim])

@@ -267,8 +267,8 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
     Returns:
         rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
         Baseline's on the same outputs), factor and by_factor (`golden.fitted`), bits (`golden.bits`),
-        outwards (`golden.outwards`) and baseline_outwards (Baseline's own); outcome and problem (of `attempt`). Where
-        there is a problem the numbers are NaN.
+        outwards (`golden.outwards`) and baseline_outwards (Baseline's own); outcome and problem (of `attempt`), and
+        finite: False where the output holds NaN or infinite values. Where there is a problem the numbers are NaN.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
     known_here, rows = kept(truth, inputs), []
@@ -285,5 +285,6 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
             numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
             numbers |= dict(factor=factor, by_factor=by_factor, outwards=outwards(o, golden, fmt), bits=bits(o, fmt))
         told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
+        told |= dict(finite=answer.finite)
         rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
     return rows

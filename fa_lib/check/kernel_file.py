@@ -1,8 +1,9 @@
 """A kernel that is named by its file, path/to/file.py:function, as the module that it is."""
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+from fa_lib import modules
 
 ACCEPTED = "accepted is path/to/file.py:function"
 
@@ -10,8 +11,8 @@ ACCEPTED = "accepted is path/to/file.py:function"
 def module_name(kernel: str) -> str:
     """package.module:function of a kernel that is named by its file; any other name as it is.
 
-    The folder that the module is imported from goes to the front of sys.path, which a kernel's own process is given. It
-    is the file's, or the one around its packages. Nothing is imported.
+    `modules.add` is told of the folder that the module is imported from: the file's, or the one around its packages.
+    Nothing is imported.
 
     Raises:
         ValueError: there is no such file or no function is named, it can be no module, or Python finds another module
@@ -34,7 +35,7 @@ def module_name(kernel: str) -> str:
     own = {first.with_suffix(".py"), first / "__init__.py"}
     spec = find_spec(parts[0])
     if spec is None or spec.origin is None:
-        sys.path.insert(0, str(folder))
+        modules.add(str(folder))
     elif Path(spec.origin).resolve() not in own:
         where = spec.origin if spec.has_location else "Python's own"
         raise ValueError(f"kernel: got {kernel!r}; there is another module {parts[0]}, {where}: rename the file")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fa_lib import modules
 from fa_lib.check import worker
 from fa_lib.environment import environment
 
@@ -50,6 +51,9 @@ class Process:
     Args:
         module, function: of the kernel.
 
+    Raises:
+        RuntimeError: it ends before it has heard of the kernel.
+
     Attributes:
         printed: bytes that it wrote to "stdout" and "stderr".
     """
@@ -73,7 +77,10 @@ class Process:
         self.readers = [threading.Thread(target=self._count, args=(name,), daemon=True) for name in self.printed]
         for reader in self.readers:
             reader.start()
-        self._send(dict(path=sys.path, module=module, function=function, threads=threads))
+        try:
+            self._send(dict(path=modules.path(), module=module, function=function, threads=threads))
+        except Ended as ended:
+            raise _not_begun(ended) from ended
 
     def hello(self, limit: float) -> dict:
         """What came of the import, as `worker.serve` tells it.
@@ -85,7 +92,7 @@ class Process:
         try:
             self._answer(START_S)
         except Ended as ended:
-            raise RuntimeError(f"kernel: the process for it {ended}, before it is imported") from ended
+            raise _not_begun(ended) from ended
         return self._answer(limit)
 
     def ask(self, tensors: Sequence[Tensor], order: dict, limit: float) -> dict:
@@ -175,7 +182,7 @@ class Process:
         if code is None:
             return Ended("crashes", problem or "closes its connection to the judge")
         if code < 0:
-            name = signal.Signals(-code).name
+            name = signal_name(-code)
             return Ended("crashes", f"ends its process by {name}", name)
         return Ended("exits", f"ends its process with exit code {code}", number=code)
 
@@ -197,6 +204,14 @@ class Process:
         with getattr(self.process, name) as stream:
             while got := stream.read1(2**16):
                 self.printed[name] += len(got)
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; "signal 40" of a real-time signal, for which Python has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def pack(file: int, tensors: Sequence[Tensor]) -> tuple[list, list[dict]]:
@@ -246,6 +261,11 @@ def unpack(file: int, specs: Any, most: int, device: torch.device) -> list[Tenso
             done += got
         found.append(x.to(device))
     return found
+
+
+def _not_begun(ended):
+    """Of a process that ended before the kernel was imported: no fault of the kernel's."""
+    return RuntimeError(f"kernel: the process for it {ended}, before it is imported")
 
 
 def _nameless():

@@ -181,7 +181,7 @@ def packed_sequences(subject: Subject, case: str) -> Found:
         alone = [x[:, :, part].contiguous() for x in (q, k, v)]
         most = limit + subject.allowed(*alone, **options)
         found.append(apart(packed[:, :, part], subject(*alone, **options), most))
-    return max(found, key=lambda each: each.number / each.limit)
+    return max(found, key=lambda each: each.times)
 
 
 def visible(subject: Subject, added: bool = False) -> Tensor:

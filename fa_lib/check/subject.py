@@ -16,6 +16,7 @@ from fa_lib.experiments.rule import ALLOWED, scored_twice, yardstick
 from fa_lib.formats import BF16, FP32, FP64, Format
 from fa_lib.inputs import draw
 from fa_lib.kernels.options import finite, within
+from fa_lib.metrics import over_baseline
 from fa_lib.precision import Precision
 
 BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
@@ -151,6 +152,11 @@ class Found:
     number: float
     limit: float = 0.0
     problem: str = ""
+
+    @property
+    def times(self) -> float:
+        """How many times its limit the number is."""
+        return over_baseline(self.number, self.limit)
 
     @property
     def outcome(self) -> str:

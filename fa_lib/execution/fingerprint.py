@@ -85,9 +85,11 @@ def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> s
     Args:
         cells: of code. parameters: what they are run with. folder: in which they run, and find modules of the reader's.
     """
+    from IPython.core.inputtransformer2 import TransformerManager  # comes with notebooks, and only they need it
+
     folder, names, texts = Path(folder).resolve(), [], {*_texts(parameters)}
     for cell in cells:
-        code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
+        code = TransformerManager().transform_cell(cell)  # magics become calls; an operator % stays what it is
         names += _imports(code, "", False)
         nodes = ast.walk(_tree(code))
         texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

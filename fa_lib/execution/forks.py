@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,11 +31,14 @@ class Forks:
     def __init__(self, prepare: Callable[[], None], environment: Mapping[str, str]):
         self.prepare, self.environment = prepare, dict(environment)
         self.server: subprocess.Popen[bytes] | None = None  # from the first call on
+        self.running = 0  # the process, and group of processes, of the call that runs
+        self.interrupted = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end(signal.SIGKILL)
         if self.server is not None:
             self.server.terminate()
             self.server.communicate()
@@ -43,7 +47,8 @@ class Forks:
         """Call fn(*args) in a new process.
 
         Args:
-            fn, args: that pickle can send. limit_s: seconds after which the process is killed.
+            fn, args: that pickle can send. limit_s: seconds after which the process is killed, with all that it has
+                started.
 
         Returns:
             (code, text): the exit status, 1 after an exception and -n after signal n, and all that was printed.
@@ -62,14 +67,30 @@ class Forks:
             pickle.dump(self.prepare, server.stdin)
         with tempfile.NamedTemporaryFile(prefix="fa_lib-call-") as printed:
             pickle.dump((fn, args, printed.name), server.stdin)
-            pid = _number(server.stdout)
+            self.running = _number(server.stdout)
+            if self.interrupted:  # before it began
+                self._end(signal.SIGINT)
             try:
                 code = _number(server.stdout, limit_s)
             except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
+                self._end(signal.SIGKILL)
                 _number(server.stdout)
                 raise
+            self._end(signal.SIGKILL)  # what it has left behind
+            self.running = 0
             return code, Path(printed.name).read_text(errors="backslashreplace")
+
+    def interrupt(self) -> None:
+        """Interrupt the call that runs, with all that it has started, and every later one. (Ctrl-C in a terminal does
+        not reach them.)"""
+        self.interrupted = True
+        self._end(signal.SIGINT)
+
+    def _end(self, number):
+        """Send a signal to the call that runs, and to all that it has started."""
+        if self.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.running, number)
 
 
 def _number(stream, limit_s=None):
@@ -90,24 +111,28 @@ def serve() -> None:
     os.dup2(2, 1)  # nothing that is imported may print between the numbers
     calls = io.BufferedReader(io.FileIO(0))
     pickle.load(calls)()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the call, and for whoever asked for it
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # it is for the call, which a fork lets through
     while calls.peek(1):
         fn, args, printed = pickle.load(calls)
         pid = os.fork()
         if not pid:
             say.close()
+            os.setpgid(0, 0)
             _end(_call(fn, args, printed))
+        with suppress(PermissionError, ProcessLookupError):  # the child may have been faster
+            os.setpgid(pid, pid)
         print(pid, file=say, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=say, flush=True)
 
 
 def _call(fn, args, printed):
     """In the forked process: the exit status of a call."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for target in (1, 2):
         os.dup2(os.open(printed, os.O_WRONLY | os.O_APPEND), target)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # one that came before is an interruption, too
         fn(*args)
     except KeyboardInterrupt:
         return -signal.SIGINT

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import select
 import signal
 import threading
 import time
@@ -14,8 +15,8 @@ NAME = "FA_LIB_PARENT"
 
 def end_with_parent() -> None:
     """This process is interrupted, as by `kill`, when the one that started it through multiprocessing has ended, by
-    SIGKILL too; or the parent that the environment names (FA_LIB_PARENT, its process id). Started otherwise, it may
-    outlive its parent."""
+    SIGKILL too; or the process that the environment names (FA_LIB_PARENT, its id): whether a shell stands between the
+    two or not. Started otherwise, it may outlive its parent."""
     pid, starter = os.environ.pop(NAME, ""), multiprocessing.parent_process()
     if not starter and not pid.isdigit():
         return
@@ -24,11 +25,33 @@ def end_with_parent() -> None:
         if starter:
             starter.join()
         else:
-            while os.getppid() == int(pid):
-                time.sleep(SECONDS)
+            _wait(int(pid))
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def _wait(pid):
+    """Until a process, of which this one need not be the child, has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)  # Linux; no later process of that id is meant
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        while _is_alive(pid):
+            time.sleep(SECONDS)
+    else:
+        select.select([descriptor], [], [])
+
+
+def _is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another's
+        pass
+    return True
 
 
 def end_as_interrupted() -> None:

@@ -17,7 +17,11 @@ from fa_lib.precision import Precision
 from fa_lib.tensor_cores import TensorCore
 from fa_lib.tiling import Tiling
 
-AMPERE_ON, HOPPER, BLACKWELL = ("A100", "L40S", "H100", "H200", "B200"), ("H100", "H200"), ("B200",)  # of tensor_cores.UNITS
+AMPERE_ON, HOPPER, BLACKWELL = (
+    ("A100", "L40S", "H100", "H200", "B200"),
+    ("H100", "H200"),
+    ("B200",),
+)  # of UNITS
 
 
 def torch_cpu(fmt: FormatLike, n_q: int) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 An `mma` here is a function (a, b, c) -> d with d_i = c_i + sum_k a_ik b_ik: a, b float64 of shape (n, k) on the grid
 of the input format, c float64 of shape (n,) on the result's grid, d float32 of shape (n,).
 
-The model is `fa_lib.tensor_cores.TensorCore`, and its docstring the rule. Subnormal operands count as normalised here: a
-Rule knows no format of inputs. Sources: arXiv 2511.10909 and 2512.07004, which measured it on V100 to B200.
+The model is `fa_lib.tensor_cores.TensorCore`, and its docstring the rule. Subnormal operands count as normalised here:
+a Rule knows no format of inputs. Sources: arXiv 2511.10909 and 2512.07004, which measured it on V100 to B200.
 """
 
 import math

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shlex
 import shutil
 import signal
 import subprocess
@@ -139,6 +140,25 @@ def test_a_make_that_is_killed_leaves_no_notebook_running(number, jobs, checkout
         and not (checkout / "build/figures").exists()
         and not list(checkout.glob("build/*.outcome.json"))
     )
+
+
+@pytest.mark.parametrize("shell", ["exec ", ""])
+def test_a_shell_between_make_and_the_command_changes_nothing(shell, tmp_path):
+    """Whether the shell of a recipe becomes its command or waits for it, the command ends when make does."""
+    program = (
+        "import os, sys, time; from fa_lib.execution.parent import end_with_parent; end_with_parent(); "
+        "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(3); open(sys.argv[2], 'w'); time.sleep(60)"
+    )
+    path, alive = tmp_path / "pid", tmp_path / "alive"
+    code = shlex.join([sys.executable, "-c", program, str(path), str(alive)])
+    make = subprocess.Popen(
+        ["/bin/sh", "-c", f"FA_LIB_PARENT=$$ /bin/sh -c {shlex.quote(f'{shell}{code}; true')}; true"],
+        env=environment(PYTHONPATH=str(ROOT)),
+    )
+    wait(alive.exists)  # it has not ended itself
+    make.kill()
+    make.wait()
+    wait(lambda: ended(int(path.read_text())), seconds=10)
 
 
 def pressed(words, cwd, when):

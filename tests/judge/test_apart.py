@@ -14,7 +14,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fa_lib import kernels, reports
+from fa_lib import kernels, model_process, reports
+from fa_lib.check import worker
 from fa_lib.check.apart import ENDINGS, Apart, in_a_process
 from fa_lib.check.attempt import ENDED, UNASKED, KernelError, attempt, guarded, judged_by_one_thread
 from fa_lib.check.checks import result_of
@@ -87,6 +88,36 @@ def judged(name, limit=60.0):
 
 def found(judgement, what):
     return [finding for finding in judgement.findings if finding.what == what]
+
+
+@pytest.mark.parametrize("number, words", [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
+def test_any_signal_is_a_crash_and_later_calls_are_made(stranger, number, words):
+    """Python has no name for a real-time signal."""
+    name = stranger("dies", f"def f(q, k, v):\n    if q.shape[-1] == 80: os.kill(os.getpid(), {number})\n    "
+                            "return right(q, k, v)")  # fmt: skip
+    with in_a_process(name) as fn:
+        with pytest.raises(KernelError, match=f"ends its process by {words}") as error:
+            fn(*draw(80))
+        assert error.value.outcome == ENDED
+        assert torch.equal(fn(*draw()), right(*draw()))
+        (row,) = fn.conduct().itertuples()
+    assert (row.what, row.detail) == ("crashes", words)
+
+
+def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp_path):
+    """It ends before it has heard of the kernel, and its socket with it."""
+    program = tmp_path / "worker.py"
+    program.write_text("import os, sys\nos.close(int(sys.argv[1]))\nos._exit(3)")
+    monkeypatch.setattr(worker, "__file__", str(program))
+    for _ in range(3):  # the socket may still be there when the first order is sent
+        with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
+            Apart("any:f").wait()
+
+
+def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
+    name = stranger("model", "def f():\n    os.kill(os.getpid(), 40)")
+    with pytest.raises(ValueError, match="ended its process, with signal 40, before it was judged"):
+        model_process.check_model(name, tmp_path, print)
 
 
 def test_what_crosses_has_the_same_bits_there_and_back(stranger):

@@ -1,14 +1,17 @@
 """Some checks of a kernel by name: which there are, what is told, and the exit codes."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fa_lib import kernels
 from fa_lib.check.checks import CHECKS, Result, result_of
 from fa_lib.check.named import check_named, chosen, failed, in_lines
 from fa_lib.cli import app
+from fa_lib.kernels import registry
 
 MINE = "examples.my_kernel:attention"  # carries BF16
 
@@ -22,6 +25,24 @@ def test_a_name_is_a_check_and_a_first_word_all_of_its_kind():
     assert len(chosen(["rule"])) == sum(check.startswith("rule_") for check in CHECKS) > 2
     with pytest.raises(ValueError, match=r"only: got 'carr'; accepted are error_uniform, .*, or their first words"):
         chosen(["carr"])
+
+
+def test_a_kernel_need_not_be_hashable_and_a_name_may_stand_for_another_one_later():
+    @dataclass
+    class Kernel:
+        times: float
+
+        def __call__(self, q, k, v):
+            return self.times * torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    right, wrong = Kernel(1.0), Kernel(2.0)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(right)
+    check = "answer_fewer_queries_than_keys"
+    assert result_of(check, right).passed and not result_of(check, wrong).passed
+    for kernel in (right, wrong):
+        with registry.standing_in("by_name", kernel):
+            assert result_of(check, "by_name").passed == (kernel is right)
 
 
 def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):

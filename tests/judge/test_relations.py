@@ -17,7 +17,7 @@ from fa_lib.check.kernel import QUICK, REPORT
 from fa_lib.check.kernel_words import SAY
 from fa_lib.check.relations import RELATIONS, Relation, relate
 from fa_lib.check.relations_value import weights
-from fa_lib.check.subject import Found, Subject
+from fa_lib.check.subject import BITWISE, BREAKS, Found, Subject
 from fa_lib.check.tables import by_relation
 from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.paths import ROOT
@@ -301,3 +301,12 @@ def test_the_table_of_the_documentation_is_that_of_the_code():
     assert set(RELATIONS) == set(BREAKERS)
     for each in RELATIONS.values():
         assert isinstance(each, Relation) and f"| `{each.key}` | {each.says} | {each.source} |" in lines
+
+
+@pytest.mark.parametrize("key", ["packed_sequences", "two_runs"])
+def test_a_call_that_allows_no_error_at_all_is_compared_too(key, monkeypatch):
+    """Where Baseline itself is exact, as for V = 0."""
+    monkeypatch.setattr(Subject, "_allowed", lambda *_, **__: 0.0)
+    monkeypatch.setattr(Subject, "allowed_gradients", lambda *_, **__: (0.0,) * 3)
+    rows = relate(attention, key, "BF16", n=N)
+    assert rows and {row["outcome"] for row in rows} <= {BITWISE, BREAKS} and {row["limit"] for row in rows} == {0.0}
