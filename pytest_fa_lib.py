@@ -12,10 +12,10 @@ def pytest_addoption(parser):
     group = parser.getgroup("fa_lib", "fa_lib: is an attention kernel numerically safe?")
     group.addoption(
         "--fa-lib-kernel",
-        metavar="MODULE:FUNCTION",
+        metavar="FILE.py:FUNCTION",
         default="",
-        help="run every check of fa_lib on this kernel f(q, k, v, causal=..., scale=...), and nothing else where no "
-        "files are named",
+        help="run every check of fa_lib on this kernel f(q, k, v, causal=..., scale=...), path/to/file.py:function or "
+        "package.module:function, and nothing else where no files are named",
     )
 
 

@@ -149,7 +149,7 @@ def check_kernel(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="this check alone, by its name in pytest, or by its first word: carry; may be repeated"),
+        typer.Option(help="this check alone, by its pytest name, or all with a word, as carry; repeatable; no page"),
     ] = None,
     on: Annotated[
         Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
@@ -173,8 +173,10 @@ def check_kernel(
         if only and on:
             raise ValueError("only, on: got both; accepted is one of them")
         if only or on:
-            _no_others("only" if only else "on", quick=quick, seed=seed is not None, out=only and out)
+            _no_others("only" if only else "on", quick=quick, seed=seed is not None)
         if only:
+            if out and json_file is None:
+                json_file = PageFiles.of(out, laid_out).page.with_suffix(".checks.json")
             return _named(laid_out, only, json_file, gate, device, limit)
         if on:
             with in_a_process(name, limit):
@@ -217,7 +219,12 @@ def check_tensors(
 
 @app.command("model")
 def check_model(
-    function: Annotated[str, typer.Argument(help="package.module:function; called without arguments, runs the model")],
+    function: Annotated[
+        str,
+        typer.Argument(
+            help="path/to/file.py:function or package.module:function; called without arguments, runs the model"
+        ),
+    ],
     save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
     kernel: Annotated[list[str] | None, typer.Option(help="computed beside the model's own; may be repeated")] = None,
     out: OUT = "",
@@ -231,8 +238,9 @@ def check_model(
     with told(json_file):
         from functools import partial
 
+        from fa_lib.check.kernel_file import module_name
         from fa_lib.model_process import check_model as judged
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        files = judged(function, out, partial(say, err=True), save=save, **names)
+        files = judged(module_name(function, "function"), out, partial(say, err=True), save=save, **names)
         _judged(files, json_file, gate)

@@ -16,6 +16,7 @@ from fa_lib.check.capture import captured
 from fa_lib.check.emulations import Emulation, Fit, begun, changed, choices, described, nearest, smallest_change
 from fa_lib.check.judge import EXPLAINED
 from fa_lib.check.log_probs import VOCABULARY, log_probs
+from fa_lib.check.said import as_times
 from fa_lib.check.sampling import Sample, both, sampled
 from fa_lib.check.skipped import place
 from fa_lib.execution.results import provenance
@@ -260,11 +261,11 @@ def in_words(found: Compared) -> list[str]:
     if "layer" in found.about:
         lines.append(f"The inputs were captured at {place(found.about)}.")
     for side, errors in found.errors.items():
-        over = f"{errors['times_max']:.2f} times Baseline's, rms {errors['rmse']:.3g}"
+        over = f"{as_times(errors['times_max'])} times Baseline's, rms {errors['rmse']:.3g}"
         lines.append(f"{side.upper()} to the golden value: at most {errors['max']:.3g}, {over}.")
     if not apart["max"]:
         return [*lines, "A and B give the same bits."]
-    over = f"{apart['times_max']:.2f} times Baseline's largest error, rms {apart['rmse']:.3g}"
+    over = f"{as_times(apart['times_max'])} times Baseline's largest error, rms {apart['rmse']:.3g}"
     lines += [
         f"A to B: at most {apart['max']:.3g}, {over}; {apart['differing']:.1%} of the outputs differ.",
         f"As log-probabilities: {log['mean']:.2g} apart on average, {log['max']:.2g} at most. (No model was run: one "

@@ -6,9 +6,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fa_lib.check.worker import unusable
-from fa_lib.kernels.options import finite
+from fa_lib.kernels.options import finite, visible_rows
 
 ENDED, UNASKED = "ended", "unasked"
 _KERNELS_THREADS: ContextVar[int | None] = ContextVar("_KERNELS_THREADS", default=None)
@@ -106,13 +107,15 @@ def _its_threads():
 
 
 def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """fn(q, k, v, **options).
+    """fn(q, k, v, **options); of a kernel that returns several tensors, such as (o, lse), the first.
 
     Raises:
         KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
     """
     with blamed(), _its_threads():
         o = fn(q, k, v, **options)
+    if isinstance(o, (tuple, list)) and o:
+        o = o[0]
     if not isinstance(o, torch.Tensor):
         raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
     if problem := unusable(o, q.device):
@@ -147,8 +150,20 @@ def attempt(fn: Callable, q, k, v, **options) -> Answer:
     if changed:
         return Answer(None, "broken", f"changes its inputs: {', '.join(changed)}")
     if not finite(o):
-        return Answer(o, "broken", f"returns {int((~o.isfinite()).sum())} NaN or infinite values of {o.numel()}")
+        return Answer(o, "broken", f"returns {nonfinite(o, q, k, v, options)}")
     return Answer(o)
+
+
+def nonfinite(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict) -> str:
+    """What is not finite in an output, in words: how many values, of how many rows, and how many of these see a key."""
+    bad = ~o.isfinite()
+    rows = bad.any(-1)  # (..., n_q)
+    seen = visible_rows(q, k, v, **options).to(rows.device).expand_as(rows)
+    where = tuple(rows.nonzero()[0].tolist())
+    blind = int((rows & ~seen).sum())
+    which = "all of which see keys" if not blind else f"{blind} of which see no key"
+    words = f"{int(bad.sum())} values that are NaN or infinite, of {o.numel()}, in {int(rows.sum())} rows, {which}"
+    return f"{words}; the first is row {where}"
 
 
 class _Guarded(torch.autograd.Function):

@@ -111,7 +111,9 @@ def captured(path: str | Path, fmt: str = "", allow_large: bool = False) -> Capt
             dO = None if dO is None else to(dO.double()).to(to.dtype)
             o = o if q.dtype == was else None
         if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            raise ValueError(f"format: got {q.dtype}; accepted are BF16, FP16 and FP32: FORMAT=BF16 rounds them first")
+            raise ValueError(
+                f"format: got {q.dtype}; accepted are BF16, FP16 and FP32: --format BF16 rounds them first"
+            )
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     return Capture(q, k, v, options, o, dO, about)

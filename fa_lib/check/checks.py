@@ -38,11 +38,13 @@ class Result:
     """Of one check.
 
     Attributes:
-        passed: None where it was not asked. why: what was found, or why it was not asked.
+        passed: None where that was not decided. why: what was found, or why it was not asked.
+        reported: it was asked, and what was found does not count: NaN, where many kernels give it.
     """
 
     passed: bool | None
     why: str = ""
+    reported: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,8 @@ def _relation(judged: Judged, key: str) -> Result:
     said = _said(found)
     if any(each.severity == Severity.FAILS for each in found):
         return Result(False, f"{said} Asked because of {RELATIONS[key].source}.")
-    if any(each.number is None for each in found):  # NaN, that is told and not counted
-        return Result(None, said)
+    if any(each.number is None for each in found):  # NaN
+        return Result(None, said, reported=True)
     return Result(True, said)
 
 

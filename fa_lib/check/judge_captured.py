@@ -83,7 +83,8 @@ def judge_model(
     nonfinite: Mapping | None = None,
 ) -> Judgement:  # fmt: skip
     """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
-    within the rule, as times Baseline's largest, and no call held a NaN or an infinity.
+    within the rule, as times Baseline's largest, and no call held a NaN or an infinity. Where no call was compared, it
+    is not judged.
 
     Args:
         baseline, skipped, nonfinite: of the Probe.
@@ -99,7 +100,7 @@ def judge_model(
             severity = within(times, ALLOWED["o"]) if judged else Severity.NOTES
             findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
     if not any(finding.what == "layer_error" and finding.severity != Severity.NOTES for finding in findings):
-        findings.insert(0, Finding("nothing_compared", Severity.FAILS))
+        findings.insert(0, Finding("nothing_compared", Severity.NOTES))
     for (kernel, why), count in dict(skipped or {}).items():
         findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))
     return Judgement("model", subject, tuple(findings))

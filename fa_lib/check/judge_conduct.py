@@ -12,7 +12,7 @@ TOLD = ("prints", "unasked")  # of acts: they are not counted
 
 def of_conduct(conduct: pd.DataFrame) -> Iterator[Finding]:
     """A finding for each kind of act: what ends the process, leaks, or changes what other code computes by fails; what
-    is printed and drawn from random numbers is told.
+    calls print and draw from random numbers is told.
 
     Args:
         conduct: rows what, detail, on_import, number, times, at.
@@ -25,6 +25,6 @@ def of_conduct(conduct: pd.DataFrame) -> Iterator[Finding]:
         where = dict(details=[*dict.fromkeys(rows.detail)], times=int(rows.times.sum()), at=rows["at"].iloc[0])
         where |= dict(on_import=bool(rows.on_import.any()))
         yield Finding(what, Severity.NOTES if what in TOLD else Severity.FAILS, where, rows.number.max())
-    drawn = conduct[state & conduct.detail.isin(DRAWS)]
+    drawn = conduct[state & conduct.detail.isin(DRAWS) & ~conduct.on_import.astype(bool)]  # imports draw for libraries
     if len(drawn):
         yield Finding("draws", Severity.NOTES, dict(details=[*dict.fromkeys(drawn.detail)]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fa_lib.check.contract import as_one
 from fa_lib.check.findings import Severity
 from fa_lib.check.relations import RELATIONS
-from fa_lib.check.said import Said, each, times
+from fa_lib.check.said import Said, as_times, each, times
 from fa_lib.check.subject import BROKEN, ROUNDING
 
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
@@ -17,6 +17,7 @@ NOTES = {  # of `contract`
     "unmasked": "takes causal=True and does not mask",
     "other": "answers with something else than attention's output",
     "bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
+    "bhsd": "reads (batch, heads, sequence, head_dim), by the look of its answer: leave out --layout bshd",
     "output_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
     "output_reshaped": "returns O in the order (batch, sequence, heads, head_dim), reshaped and not transposed",
     "heads_reversed": "gives the heads in the reverse order, by the look of its answer",
@@ -125,10 +126,10 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def _growth(f, at):
-    to = "not finite" if f.number is None else f"{f.number:.1f} × Baseline's"
+    to = "not finite" if f.number is None else f"{as_times(f.number)} × Baseline's"
     return Said(
-        f"With N, its largest error goes from {at['from_number']:.1f} × Baseline's at N = {at['from_n']:,} to that at "
-        f"N = {at['n']:,} ({at['distribution']} inputs, {at['fmt']}, {queries_in_words(at['queries'])})", to,
+        f"With N, its largest error goes from {as_times(at['from_number'])} × Baseline's at N = {at['from_n']:,} to "
+        f"that at N = {at['n']:,} ({at['distribution']} inputs, {at['fmt']}, {queries_in_words(at['queries'])})", to,
     )  # fmt: skip
 
 

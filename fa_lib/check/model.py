@@ -252,8 +252,12 @@ class Probe(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward and not torch.compiler.is_compiling():
+            before = self.calls
             with handed_on(self._seen):
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+            if self.calls == before and kwargs.get("need_weights", True):
+                self._skip("all", Why.WEIGHTS)
+            return result
         o = func(*args, **kwargs)
         if func is SDPA and not torch.compiler.is_compiling():
             self._seen(o, args, kwargs)

@@ -9,7 +9,8 @@ from fa_lib.check.checks import CHECKS, Result, conduct_of, result_of
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Keys of CHECKS: each by its name, or all of a kind by its first word, as `carry`.
+    """Keys of CHECKS: each by its name, all of a kind by its first word, as `carry`, or all that hold its words, as
+    `softcap`.
 
     Raises:
         ValueError: there is no such check.
@@ -17,8 +18,9 @@ def chosen(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         own = [check for check in CHECKS if check == name or check.startswith(f"{name}_")]
+        own = own or [check for check in CHECKS if f"_{name}_" in f"_{check}_"]
         if not own:
-            raise ValueError(f"only: got {name!r}; accepted are {', '.join(CHECKS)}, or their first words")
+            raise ValueError(f"only: got {name!r}; accepted are {', '.join(CHECKS)}, or words of these")
         found += own
     return list(dict.fromkeys(found))
 
@@ -48,13 +50,19 @@ def failed(results: Mapping[str, Result]) -> bool | None:
     return None if not asked else not all(asked)
 
 
+def _outcome(result):
+    if result.passed is None:
+        return "reported" if result.reported else "unasked"
+    return "passed" if result.passed else "failed"
+
+
 def in_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
     """How many of the checks passed, then a line for each."""
-    words = {True: "passes", False: "FAILS", None: "not asked"}
-    passed = [result.passed for result in results.values()]
-    told = {True: "passed", False: "failed", None: "not asked"}
-    counts = [f"{passed.count(which)} {word}" for which, word in told.items() if which in passed]
-    lines = [f"{kernel}: {len(passed)} check{'s' * (len(passed) > 1)}: {', '.join(counts)}."]
+    words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not asked")
+    told = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")
+    came = {check: _outcome(result) for check, result in results.items()}
+    counts = [f"{[*came.values()].count(which)} {word}" for which, word in told.items() if which in came.values()]
+    lines = [f"{kernel}: {len(came)} check{'s' * (len(came) > 1)}: {', '.join(counts)}."]
     for check, result in results.items():
-        lines.append(f"  {check}: {words[result.passed]}{f': {result.why}' if result.why else ''}")
+        lines.append(f"  {check}: {words[came[check]]}{f': {result.why}' if result.why else ''}")
     return [shown(line) for line in lines]

@@ -73,10 +73,20 @@ def times(finding: Finding) -> tuple[str, str]:
     limit = "" if finding.limit is None else f"{finding.limit:g} ×"
     if finding.number is None:
         return "not finite", limit
+    return f"{as_times(finding.number, finding.limit)} × Baseline's", limit
+
+
+def as_times(number: float, limit: float | None = None) -> str:
+    """How many times something is something else, with as many digits as show that it is not 0, and on which side of a
+    limit it is: "2.4", "0.03", "2.001"."""
     digits = 1
-    while finding.limit and round(finding.number, digits) == finding.limit != finding.number and digits < 6:
-        digits += 1  # no "2.0, limit 2" of what fails
-    return f"{finding.number:,.{digits}f} × Baseline's", limit
+    while number > 0 and not round(number, digits) and digits < 4:
+        digits += 1
+    while limit and round(number, digits) == limit != number and digits < 6:
+        digits += 1
+    if number > 0 and not round(number, digits):
+        return f"less than {10.0**-digits:g}"
+    return f"{number:,.{digits}f}"
 
 
 def folded(group: Iterable[Said]) -> list[tuple[list[Said], list[Said]]]:

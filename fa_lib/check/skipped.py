@@ -15,6 +15,7 @@ class Why(StrEnum):
     FUSED = "fused"
     NONFINITE = "nonfinite"
     TRACED = "traced"
+    WEIGHTS = "weights"
 
 
 TOLD = {  # what it was, what to do
@@ -31,6 +32,10 @@ TOLD = {  # what it was, what to do
         "nn.MultiheadAttention in eval mode on torch's fast path", "torch.backends.mha.set_fastpath_enabled(False)",
     ),
     Why.NONFINITE: ("NaN or infinite inputs", "look at what comes before the first of them"),
+    Why.WEIGHTS: (
+        "nn.MultiheadAttention with need_weights=True, which calls no scaled_dot_product_attention",
+        "call it with need_weights=False",
+    ),
     Why.TRACED: ("calls while torch.jit traces", "run the model untraced"),
 }  # fmt: skip
 

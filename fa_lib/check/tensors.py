@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.attempt import Answer, attempt
+from fa_lib.check.attempt import Answer, attempt, nonfinite
 from fa_lib.check.capture import captured
 from fa_lib.check.golden import BIASED, drawn
 from fa_lib.experiments.rule import yardstick
 from fa_lib.experiments.variant import Variant, by_key
 from fa_lib.formats import FP16, FP32, TF32, Format
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.options import Options
+from fa_lib.kernels.options import Options, finite
 from fa_lib.kernels.rows import by_rows
 from fa_lib.metrics import deviation, over_baseline
 from fa_lib.precision import Precision
@@ -165,8 +165,9 @@ def yardstick_of(baseline: Tensor, golden: Tensor, fmt: Format) -> tuple[str, fl
 
 def _answer(name, tensors, options, ran):
     if name == RAN:
-        count = int((~ran.isfinite()).sum())
-        return Answer(ran) if not count else Answer(ran, "broken", f"returned {count} values that are NaN or infinite")
+        if finite(ran):
+            return Answer(ran)
+        return Answer(ran, "broken", f"returned {nonfinite(ran, *tensors, options)}")
     return attempt(kernels.plain(name), *(x.clone() for x in tensors), **options)
 
 

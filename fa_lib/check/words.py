@@ -9,7 +9,7 @@ from fa_lib.check.attempt import shown
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.kernel_words import NAMES, SAY, SUMS
 from fa_lib.check.kv_cache import CACHES
-from fa_lib.check.said import Said, each, folded, times
+from fa_lib.check.said import Said, as_times, each, folded, times
 from fa_lib.check.skipped import first_nonfinite, place, told
 from fa_lib.check.tensors import CHANGES, RAN, ROUNDED
 
@@ -42,7 +42,7 @@ def title(judgement: Judgement) -> str:
     if judgement.kind == "model":
         own = [f.number for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
         if own and None not in own:
-            error = f"attention's largest error is at most {max(own):.1f} × Baseline's"
+            error = f"attention's largest error is at most {as_times(max(own))} × Baseline's"
             return f"{headline(judgement)} In each layer, over all its heads, {error}"
     return headline(judgement).removesuffix(".")
 

@@ -131,6 +131,20 @@ def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: tor
     return visible if left is None else visible.triu(n_kv - n_q - left)
 
 
+def visible_rows(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+    """Whether each row of a call sees a key: boolean, and broadcasts to (*lead, n_q).
+
+    Raises:
+        ValueError: as `check`.
+    """
+    asked, n_q, n_kv = check(q, k, v, **options), q.shape[-2], k.shape[-2]
+    left, right = asked.window or (None, None)
+    near = within(n_q, n_kv, left, 0 if asked.causal else right, q.device)
+    if asked.mask is None:
+        return near.any(-1)
+    return (near & (asked.mask if asked.mask.dtype == torch.bool else asked.mask > -math.inf)).any(-1)
+
+
 def _describe(x):
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 

@@ -146,7 +146,9 @@ def test_log_probabilities_differ_by_what_a_few_lines_say():
 
 
 def test_what_is_no_kernel_is_told(tmp_path):
-    with pytest.raises(ValueError, match="kernel: test_compare:nan returns 8192 NaN or infinite values of 8192"):
+    with pytest.raises(
+        ValueError, match="kernel: test_compare:nan returns 8192 values that are NaN or infinite, of 8192"
+    ):
         names("shipped", "nan")
     words = ["compare", "test_compare:shipped", "test_compare:low", "--n", "128", "--distribution", "uniform"]
     done = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "a.json")], prog_name="fa-lib")

@@ -23,7 +23,7 @@ def command(*words):
 def test_a_name_is_a_check_and_a_first_word_all_of_its_kind():
     assert chosen(["carry", "strides", "carry_row_sum"]) == ["carry_accumulator", "carry_row_sum", "strides"]
     assert len(chosen(["rule"])) == sum(check.startswith("rule_") for check in CHECKS) > 2
-    with pytest.raises(ValueError, match=r"only: got 'carr'; accepted are error_uniform, .*, or their first words"):
+    with pytest.raises(ValueError, match=r"only: got 'carr'; accepted are error_uniform, .*, or words of these"):
         chosen(["carr"])
 
 
