@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from fa_lib.cli_check import ALLOW_LARGE, KERNEL_NAMES, kernel_name, say, told
+from fa_lib.cli_check import (
+    ALLOW_LARGE,
+    CAUSAL,
+    FILE_LAYOUT,
+    KERNEL_NAMES,
+    SCALE,
+    SOFTCAP,
+    WINDOW,
+    kernel_name,
+    reading_of,
+    say,
+    told,
+)
 
 app = typer.Typer()
 
@@ -16,6 +28,11 @@ def shrink(
     kernel: Annotated[str, typer.Option(help=f"built-in (every_step), {KERNEL_NAMES}")],
     out: Annotated[Path | None, typer.Option(help="the test; test_<function>.py in this folder if not named")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
     allow_large: ALLOW_LARGE = False,
 ) -> None:
     """Make a captured call at which a kernel fails as small as it still fails, and write it as a pytest file.
@@ -29,7 +46,8 @@ def shrink(
 
         name = kernel_name(kernel)
         with in_processes([name]):
-            found = shrinking.shrink(name, file, device, allow_large=allow_large)
+            reading = reading_of("", layout, causal, scale, softcap, window, allow_large)
+            found = shrinking.shrink(name, file, device, reading=reading)
         out = out or Path(f"test_{name.rpartition(':')[2]}.py")
         shrinking.write(found, out, device)
         say(f"{shrinking.in_words(found)}\nLeft: {shrinking.sizes_in_words(found)}\n{out}")
@@ -46,6 +64,11 @@ def compare(
     distribution: Annotated[str, typer.Option(help="of drawn inputs: normal, uniform, peaked, ...")] = "normal",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the numbers, with versions")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
     allow_large: ALLOW_LARGE = False,
 ) -> None:
     """Why do two kernels disagree? Their errors, their difference, and which change of one gives the other.
@@ -59,7 +82,8 @@ def compare(
         from fa_lib.check.apart import in_processes
         from fa_lib.execution.files import replacing
 
-        question = comparing.Question(on, fmt, distribution, n, decode=decode, device=device, allow_large=allow_large)
+        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
+        question = comparing.Question(on, reading, fmt or "BF16", distribution, n, decode=decode, device=device)
         names = kernel_name(a), kernel_name(b)
         with in_processes(dict.fromkeys(names)):
             found = comparing.compare(*names, question)

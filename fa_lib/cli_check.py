@@ -4,9 +4,12 @@ import os
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from fa_lib.check.named_tensors import Reading
 
 EXIT = (
     "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why; 3 "
@@ -131,7 +134,35 @@ LAYOUT = Annotated[
     typer.Option(help="of its tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"),
 ]
 DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
+FILE_LAYOUT = Annotated[
+    str, typer.Option("--layout", help="of the file's tensors: bhsd; bshd (batch, sequence, heads, head_dim)")
+]
+CAUSAL = Annotated[bool | None, typer.Option("--causal/--no-causal", help="of the call; else as the file says")]
+SCALE = Annotated[float | None, typer.Option(help="of the call; 1 / sqrt(head_dim) if neither this nor the file says")]
+SOFTCAP = Annotated[float | None, typer.Option(help="of the call")]
+WINDOW = Annotated[str, typer.Option(help="of the call: keys to the left and right, as 128,0; -1 for no limit")]
 ALLOW_LARGE = Annotated[bool, typer.Option("--allow-large", help="read files of more than 2 GiB of tensors")]
+
+
+def reading_of(
+    fmt: str, layout: str, causal: bool | None, scale: float | None, softcap: float | None, window: str,
+    allow_large: bool,
+) -> "Reading":  # fmt: skip
+    """What the command line says of a file's tensors.
+
+    Raises:
+        ValueError: the window is no pair of whole numbers, or another argument does not fit.
+    """
+    from fa_lib.check.named_tensors import Reading
+
+    sides = None
+    if window:
+        try:
+            left, right = (None if int(side) < 0 else int(side) for side in window.split(","))
+        except ValueError:
+            raise ValueError(f"window: got {window!r}; accepted are two whole numbers, as 128,0") from None
+        sides = (left, right)
+    return Reading(fmt, layout, causal, scale, sides, softcap, allow_large)
 
 
 @app.command("kernel")
@@ -182,7 +213,8 @@ def check_kernel(
             with in_a_process(name, limit):
                 from fa_lib import reports
 
-                reports.check_tensors(on, "", out, (laid_out, *reports.FELLOWS), device, allow_large)
+                reading = reading_of("", "bhsd", None, None, None, "", allow_large)
+                reports.check_tensors(on, reading, out, (laid_out, *reports.FELLOWS), device)
             return _judged(PageFiles.of(out, on.stem), json_file, gate)
         files = PageFiles.of(out, laid_out)
         files.clear()
@@ -202,18 +234,25 @@ def check_tensors(
     json_file: JSON = None,
     gate: GATE = False,
     device: DEVICE = "cpu",
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
     allow_large: ALLOW_LARGE = False,
 ) -> None:
     """Judge captured Q, K and V: which heads are risky, how far kernels are on them, which change would help.
 
-    Tensors mask, causal and scale of the file are used if there are any. Nothing is loaded by pickle.
+    Every tensor of the file is used, or refused: o (the output that is judged), mask, causal, scale, softcap, window,
+    sinks, dO, under the names that torch and flash-attn give them, too. Nothing is loaded by pickle.
     """
     with told(json_file):
         from fa_lib import reports
         from fa_lib.check.page_files import PageFiles
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        reports.check_tensors(file, fmt, out, device=device, allow_large=allow_large, **names)
+        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
+        reports.check_tensors(file, reading, out, device=device, **names)
         _judged(PageFiles.of(out, file.stem), json_file, gate)
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.attempt import attempt
-from fa_lib.check.capture import captured
+from fa_lib.check.capture import AS_IT_IS, captured
 from fa_lib.check.emulations import Emulation, Fit, begun, changed, choices, described, nearest, smallest_change
 from fa_lib.check.judge import EXPLAINED
 from fa_lib.check.log_probs import VOCABULARY, log_probs
+from fa_lib.check.named_tensors import Reading
 from fa_lib.check.said import as_times
 from fa_lib.check.sampling import Sample, both, sampled
 from fa_lib.check.skipped import place
@@ -37,18 +38,18 @@ class Question:
     """What two kernels are compared on.
 
     Attributes:
-        on: a file as `capture.captured` takes it; None draws inputs.
-        fmt, distribution, n, head_dim, heads, seed: of drawn inputs; fmt rounds those of a file, too, "" does not.
+        on, reading: a file and what is said of it, as `capture.captured` takes them; None draws inputs.
+        fmt, distribution, n, head_dim, heads, seed: of drawn inputs.
         decode: A gets the whole call, causally; B each query alone, with the keys up to its own.
         device: torch's.
-        allow_large: as of `inputs.tensors`.
 
     Raises:
         ValueError: the file cannot be read, or a name is not known.
     """
 
     on: str | Path | None = None
-    fmt: FormatLike | str = ""
+    reading: Reading = AS_IT_IS
+    fmt: FormatLike = BF16
     distribution: str = "normal"
     n: int = 1024
     head_dim: int = 64
@@ -56,26 +57,27 @@ class Question:
     seed: int = 0
     decode: bool = False
     device: str = "cpu"
-    allow_large: bool = False
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, dict[str, Any], dict[str, str]]:
         """q, k, v (batch, heads, sequence, head_dim) on the device; options; where they were captured."""
         if self.on is None:
-            fmt, options, about = Format.of(self.fmt or BF16), {}, {}
+            fmt, options, about = Format.of(self.fmt), {}, {}
             shape = (1, self.heads, self.n, self.head_dim)
             found = [fmt(x).to(fmt.dtype) for x in draw(self.distribution, self.seed, shape)]
         else:
-            held = captured(self.on, str(self.fmt), self.allow_large)
+            held = captured(self.on, self.reading)
             found, options, about = [held.q, held.k, held.v], dict(held.options), held.about
         q, k, v = (x[(None,) * (4 - x.ndim)].flatten(0, -4).to(self.device) for x in found)
         if "mask" in options:
             mask = options["mask"].expand(*found[0].shape[:-1], k.shape[-2])
             options["mask"] = mask[(None,) * (4 - mask.ndim)].flatten(0, -4).to(self.device)
+        if "sinks" in options:
+            options["sinks"] = options["sinks"].to(self.device)
         if not options.get("causal"):
             options.pop("causal", None)
         if self.decode:
-            if q.shape[2] != k.shape[2] or "mask" in options:
-                raise ValueError("decode: got fewer queries than keys, or a mask; accepted is a call without")
+            if q.shape[2] != k.shape[2] or {"mask", "window"} & options.keys():
+                raise ValueError("decode: got fewer queries than keys, a mask or a window; accepted is a call without")
             options["causal"] = True
         return q, k, v, options, about
 
@@ -115,7 +117,7 @@ class Compared:
         """All of it as JSON can hold it, with versions."""
         found = {name: x for name, x in asdict(self).items() if name != "question"}
         found |= dict(is_explained=self.is_explained, enough=EXPLAINED)
-        settings = asdict(self.question) | dict(on=f"{self.question.on or ''}", fmt=f"{self.question.fmt}")
+        settings = asdict(self.question) | dict(on=f"{self.question.on or ''}", fmt=f"{Format.of(self.question.fmt)}")
         return _finite(found) | provenance(settings)
 
 
@@ -217,7 +219,10 @@ def _most_apart(part, outs, golden):
         below = within(rows, n_kv, None, 0, size.device)
         mask = both(below[kept][None, None], mask)
     k, v = (x[entry : entry + 1, groups] for x in (part.k, part.v))
-    small = replace(part, q=cut(part.q), k=k, v=v, options=part.options | dict(causal=False, mask=mask))
+    options = part.options | dict(causal=False, mask=mask)
+    if "sinks" in options:
+        options["sinks"] = options["sinks"][heads]
+    small = replace(part, q=cut(part.q), k=k, v=v, options=options)
     return small, {side: cut(o) for side, o in outs.items()}, cut(golden)
 
 
@@ -234,7 +239,7 @@ def _explained(question, part, outs, golden):
     if torch.equal(*outs.values()):
         return {}, (), None
     small, outs, golden = _most_apart(part, outs, golden)
-    alone = {name: x for name, x in small.options.items() if name == "scale"}
+    alone = {name: x for name, x in small.options.items() if name in ("scale", "softcap", "sinks")}
 
     def emulated(side: str, on: Sample) -> Callable[[Emulation], Tensor]:
         if side == "b" and question.decode:
@@ -242,7 +247,7 @@ def _explained(question, part, outs, golden):
         return cache(lambda emulation: emulation(on.q, on.k, on.v, **on.options))
 
     fmt = Format.of(small.q.dtype)
-    tried, few = choices(fmt, small.options["mask"]), _fewer(small, FEW)
+    tried, few = choices(fmt, small.options), _fewer(small, FEW)
     first = begun(fmt) if tried["partial"][1:] else [each for each in begun(fmt) if each.partial == "FP32"]
     fits: dict[str, Fit] = {}
     emulate = {side: emulated(side, small) for side in outs}

@@ -1,7 +1,7 @@
 """Q, K, V: drawn from a seed by distribution, or read from a file."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -110,11 +110,12 @@ def load(path: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K, V from a file: the tensors named q, k and v of `tensors`, each (batch, heads, sequence, head_dim) or any
     leading dimensions, in the file's dtype."""
     held = tensors(path)
+    require(held, path, held)
     return held["q"], held["k"], held["v"]
 
 
 def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file that holds q, k and v: .safetensors, .npz, or .pt without pickle.
+    """The tensors of a file: .safetensors, .npz, or .pt without pickle.
 
     Args:
         allow_large: read more than LARGE bytes too. Sizes are looked at before anything is unpacked.
@@ -124,7 +125,7 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file's kind, content, size or a missing name, with the path.
+        ValueError: the file's kind, content or size, with the path.
     """
     path = Path(path)
     if not allow_large and path.exists():
@@ -153,10 +154,14 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
         raise ValueError(f"{path}: holds {type(held).__name__}; accepted are named tensors, q, k and v among them")
     if not allow_large:  # of few numbers in a file a view may make many
         _refuse_large(path, sum(x.numel() * x.element_size() for x in held.values()))
+    return held
+
+
+def require(held: Mapping[str, Tensor], path: str | Path, there: Iterable[str]) -> None:
+    """Raise a ValueError where q, k or v is not among the tensors of a file. there: the names it has."""
     for name in "qkv":
         if name not in held:
-            raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(held)}; q, k and v are needed")
-    return held
+            raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(there)}; q, k and v are needed")
 
 
 def _refuse_large(path, size):

@@ -18,13 +18,14 @@ from fa_lib import kernels
 from fa_lib.check import kv_cache, tables, tensors
 from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.attempt import judged_by_one_thread, message, shown
-from fa_lib.check.capture import captured
+from fa_lib.check.capture import AS_IT_IS, captured
 from fa_lib.check.captured_gradients import gradients
 from fa_lib.check.findings import Judgement
 from fa_lib.check.judge import judge_kernel
 from fa_lib.check.judge_captured import judge_model, judge_tensors
 from fa_lib.check.kernel import DEPTHS, Depth, examine
 from fa_lib.check.model import Probe
+from fa_lib.check.named_tensors import Reading
 from fa_lib.check.page_files import PageFiles
 from fa_lib.check.report import Section, page
 from fa_lib.check.skipped import place
@@ -125,14 +126,13 @@ def check_kernel(
 
 
 def check_tensors(
-    path: str | Path, fmt: str = "", out: str | Path = "",
-    names: tuple[str, ...] | None = None, device: str = "cpu", allow_large: bool = False,
+    path: str | Path, reading: Reading = AS_IT_IS, out: str | Path = "", names: tuple[str, ...] | None = None,
+    device: str = "cpu",
 ) -> Report:  # fmt: skip
     """Judge captured tensors and write their page.
 
     Args:
-        path: of a .safetensors, .npz or .pt file, as `tensors.read` takes it; fmt: to round them to first;
-            allow_large: as there.
+        path, reading: of a .safetensors, .npz or .pt file, as `capture.captured` takes them.
         names: kernels; the first is judged. None: the kernel that ran where the file holds its output, else torch's;
             and FELLOWS beside it.
 
@@ -141,8 +141,14 @@ def check_tensors(
     """
     files = PageFiles.of(out, Path(path).stem)
     files.clear()
-    held = captured(path, fmt, allow_large)
+    held = captured(path, reading)
     if names is None:
+        if "without_o" in held.about:
+            fmt = held.about["without_o"]
+            raise ValueError(
+                f"format: rounding q, k and v to {fmt} changes them, so that the o of {path} is no answer to them; "
+                "accepted is the file's own format, or a --kernel to judge"
+            )
         names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
     with in_processes(names) as alone:
         for name in names:
@@ -151,7 +157,7 @@ def check_tensors(
             elif held.o is None:
                 raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
         q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
-        options = held.options | ({"mask": held.options["mask"].to(device)} if "mask" in held.options else {})
+        options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in held.options.items()}
         ran = None if held.o is None else held.o.to(device)
         far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
         back = pd.DataFrame()
@@ -175,11 +181,14 @@ def check_tensors(
     ]  # fmt: skip
     where = place(held.about) if "layer" in held.about else "not told by the file"
     about = {"File": Path(path).name, "Kernel": KERNELS.get(names[0], names[0]), "Captured at": where} | _here(device)
-    shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}"
+    stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
+    shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}{stored}"
     about |= {"Tensors": " ".join(filter(None, (shapes, shortened(risky))))}
-    settings = dict(file=f"{path}", fmt=fmt, names=[*names], device=device) | {
-        name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about
-    }
+    settings = (
+        dict(file=f"{path}", names=[*names], device=device)
+        | asdict(reading)
+        | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
+    )
     finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
     panels = tensors_panels(risky, far, finite)
     found = dict(risks=risky, deviations=far, caches=cached, gradients=back, conduct=conduct)

@@ -14,8 +14,9 @@ import torch
 
 from fa_lib import kernels
 from fa_lib.check.attempt import UNASKED, KernelError, called
-from fa_lib.check.capture import Capture, captured
+from fa_lib.check.capture import AS_IT_IS, Capture, captured
 from fa_lib.check.limit import judged
+from fa_lib.check.named_tensors import Reading
 from fa_lib.check.skipped import place
 from fa_lib.check.standalone import standalone
 from fa_lib.execution.files import replacing
@@ -82,6 +83,8 @@ class Cut:
         if "mask" in options:
             full = options["mask"].expand(*call.q.shape[:3], call.k.shape[2])
             options["mask"] = _at(full, self.batch, heads, self.rows, self.keys)
+        if "sinks" in options:
+            options["sinks"] = _at(options["sinks"], heads)
         return Capture(q, k, v, options, about=call.about)
 
 
@@ -115,7 +118,7 @@ class Shrunk:
 def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
     """How a kernel fails at a call. It is called with those options that the call has need of."""
     tensors = [x.to(device, copy=True) for x in (call.q, call.k, call.v)]
-    options = {name: x.to(device) if name == "mask" else x for name, x in call.options.items()}
+    options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.options.items()}
     try:
         o = called(fn, options, *tensors).detach().cpu()
     except KernelError as error:
@@ -150,8 +153,18 @@ def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -
     return items
 
 
+def last_ones(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
+    """As `smallest`, but what is left are the last items: of a window, whose distances stay then."""
+    fewer = len(items) // 2
+    while fewer:
+        while len(items) > fewer and stays(items[-max(1, len(items) - fewer) :]):
+            items = items[-max(1, len(items) - fewer) :]
+        fewer //= 2
+    return items
+
+
 def shrink(
-    kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3, allow_large: bool = False
+    kernel: str, path: str | Path, device: str = "cpu", rounds: int = 3, reading: Reading = AS_IT_IS
 ) -> Shrunk:  # fmt: skip
     """The smallest heads, then queries, keys and head_dim of a captured call at which a kernel's failure stays.
 
@@ -160,7 +173,7 @@ def shrink(
     differ, and that would be another failure.
 
     Args:
-        kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path, allow_large: as of `capture.captured`.
+        kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path, reading: as of `capture.captured`.
         rounds: of all axes, until none gets smaller.
 
     Raises:
@@ -169,7 +182,7 @@ def shrink(
     fn = kernels.get(kernel)
     if kernels.emulates(fn):
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
-    call = _needed(captured(path, allow_large=allow_large))
+    call = _needed(captured(path, reading))
     first = failure(fn, call, device)
     if first.kind == "right":
         limit = "twice Baseline's, or what roundings of P and of the output can come to where that is more"
@@ -192,7 +205,8 @@ def shrink(
         def stays(items):
             return tried(replace(cut, **dict.fromkeys(names, items)))
 
-        return replace(cut, **dict.fromkeys(names, smallest(getattr(cut, names[0]), stays)))
+        fewer = last_ones if "window" in call.options and {"rows", "keys"} & {*names} else smallest
+        return replace(cut, **dict.fromkeys(names, fewer(getattr(cut, names[0]), stays)))
 
     for _ in range(rounds):
         before = cut

@@ -21,6 +21,7 @@ from fa_lib.check.captured_gradients import of_gradients
 from fa_lib.check.findings import Judgement, Severity
 from fa_lib.check.judge_captured import judge_model
 from fa_lib.check.model import Probe
+from fa_lib.check.named_tensors import Reading
 from fa_lib.check.skipped import Why
 from fa_lib.check.words import in_words
 from fa_lib.cli import app
@@ -285,9 +286,9 @@ def test_a_rounded_capture_has_no_output_and_a_wrong_shape_is_refused(tmp_path):
     probe = Probe(save=path)
     with probe:
         probe(*(x.float() for x in (q, k, v)), kernels.flash(*(x.float() for x in (q, k, v))))
-    assert captured(path).o is not None and captured(path, "BF16").o is None
+    assert captured(path).o is not None and captured(path, Reading("BF16")).o is None
     with pytest.raises(ValueError, match="names: got 'ran'; .* holds no o"):
-        reports.check_tensors(path, "BF16", tmp_path, names=("ran",))
+        reports.check_tensors(path, Reading("BF16"), tmp_path, names=("ran",))
     with safe_open(path, "pt") as file:
         held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     torch.save(held | dict(dO=held["o"][..., :4]), tmp_path / "a.pt")

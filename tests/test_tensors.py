@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from fa_lib import BF16, FP16, FP32, draw, kernels, reports
 from fa_lib.check import tensors as capture
 from fa_lib.check.judge_captured import flags, judge_tensors
+from fa_lib.check.named_tensors import Reading
 from fa_lib.check.words import in_words
 from fa_lib.plots.tensors_report import RISKS, tensors_report
 
@@ -39,7 +40,7 @@ def test_a_file_holds_tensors_and_how_they_were_used(tmp_path, suffix):
     got = capture.read(written(tmp_path / f"a.{suffix}", **held))
     assert all(torch.equal(a, b) for a, b in zip(got[:3], (q, k, v)))
     assert got[3].keys() == {"causal", "scale", "mask"} and got[3]["causal"] is True and got[3]["scale"] == 0.5
-    rounded = capture.read(tmp_path / f"a.{suffix}", "BF16")
+    rounded = capture.read(tmp_path / f"a.{suffix}", Reading("BF16"))
     assert rounded[0].dtype == torch.bfloat16 and torch.equal(rounded[0], q.bfloat16())
 
 
@@ -53,7 +54,10 @@ def test_files_that_will_not_do_are_refused_with_what_to_do(tmp_path):
         "m.safetensors": (dict(q=q, k=k), "holds no tensor named 'v', but .*q, k and v are needed"),
         "d.safetensors": (dict(q=q, k=k, v=v.float()), "v: got torch.float32"),
         "f.safetensors": (dict(q=q.double(), k=k.double(), v=v.double()), "--format BF16 rounds them first"),
-        "c.safetensors": (dict(q=q, k=k, v=v, causal=torch.tensor([True, True])), "Scalar"),
+        "c.safetensors": (
+            dict(q=q, k=k, v=v, causal=torch.tensor([True, True])),
+            "causal: got 2 numbers; accepted is one",
+        ),
         "a.safetensors": (dict(q=q, k=k, v=v, mask=torch.full((40, 40), math.nan)), "mask: got NaN"),
         "h.safetensors": (dict(q=q[..., :8].contiguous(), k=k, v=v), "k: got head_dim 16; accepted is q's, 8"),
     }
@@ -165,7 +169,7 @@ def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
 
 def test_a_capture_is_reported_on_in_one_page(tmp_path):
     path = written(tmp_path / "mine.npz", **dict(zip("qkv", tensors(dtype=torch.float32))))
-    report = reports.check_tensors(path, "BF16", tmp_path)
+    report = reports.check_tensors(path, Reading("BF16"), tmp_path)
     words, html = in_words(report.judgement), (tmp_path / "mine.html").read_text()
     assert words.startswith(
         "flash passes on these tensors. Over 2 heads the largest error of flash is within the rule (head "

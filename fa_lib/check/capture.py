@@ -1,6 +1,7 @@
 """One captured call of attention in a file: Q, K, V, how they were used, what came out, its gradient, and where it was.
 
-The tensors are named q, k, v, mask, causal, scale, o and dO; where it was stands in the header of a .safetensors file.
+The tensors are named q, k, v, mask, causal, scale, ... (`named_tensors`); where it was stands in the header of a
+.safetensors file.
 """
 
 import weakref
@@ -13,10 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fa_lib.check.attempt import shown
+from fa_lib.check.named_tensors import Reading, by_meaning, narrower_format, option_values, refuse_ambiguous, turned
 from fa_lib.execution.files import replacing
 from fa_lib.formats import Format
-from fa_lib.inputs import tensors
+from fa_lib.inputs import require, tensors
 from fa_lib.kernels.options import check
+
+JUDGED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which calls are judged
+WIDE = (torch.float64,)
+AS_IT_IS = Reading()
 
 
 @dataclass
@@ -25,7 +31,7 @@ class Capture:
 
     Attributes:
         q, k, v: (batch, heads, sequence, head_dim), or any leading dimensions.
-        options: of a kernel: causal, scale, mask; those that there are.
+        options: of a kernel: causal, scale, mask, window, softcap, sinks; those that there are.
         o: what the kernel that ran gave; None where it is not known.
         dO: the gradient of o; None where no backward pass came by.
         about: where it was, as texts: model, step, layer, call, ...; empty where it is not known.
@@ -44,7 +50,7 @@ class Capture:
         """Copies on the CPU of a call's tensors, of (batch, heads, sequence, head_dim). Its dO is the gradient of `o`
         in the first backward pass that reaches it: nothing of the model is kept alive for that."""
         used = dict(causal=False, scale=q.shape[-1] ** -0.5) | options
-        used = {name: used[name] for name in ("causal", "scale", "mask") if name in used}
+        used = {name: used[name] for name in ("causal", "scale", "mask") if name in used}  # torch's call has no others
         if "mask" in used:
             used["mask"] = _copy(used["mask"])
         captured = cls(*map(_copy, (q, k, v)), used, _copy(o), about=dict(about))
@@ -71,26 +77,37 @@ def _copy(x):
     return x.detach()[(None,) * (4 - x.ndim)].to("cpu", copy=True).contiguous()
 
 
-def captured(path: str | Path, fmt: str = "", allow_large: bool = False) -> Capture:
+def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
     """The Capture that a file holds.
 
+    Where all values of q, k, v and o are BF16's or FP16's, stored in a wider dtype, as a .npz file holds them, they are
+    taken in that format, and `about` says so as "stored_in". With `reading.fmt` q, k and v are rounded to it; where
+    that changes a value, o is left out (it is no answer to these inputs), and `about` says so as "without_o".
+
     Args:
-        fmt: a format of torch's to round q, k, v and dO to first, for a file that holds wider numbers than the kernel
-            takes. Where that changes their dtype, o is left out: it is no answer to these inputs.
-        path: .safetensors, .npz or .pt without pickle, with tensors named q, k, v, and, where there were any, mask
-            (boolean or added to the scores), causal (one truth value), scale (one number), o and dO.
-        allow_large: as of `inputs.tensors`.
+        path: .safetensors, .npz or .pt without pickle, with tensors q, k, v, and, where there were any, o, dO, mask
+            (boolean or added to the scores), causal (one truth value), scale, softcap (one number each), window (two),
+            sinks: under any of `named_tensors.NAMES`.
 
     Raises:
-        ValueError: the file is of another kind or cannot be read, a name is missing, the shapes do not fit each other,
-            or values of q, k or v are NaN or infinite.
+        ValueError: the file is of another kind or cannot be read, a name is missing, means nothing or stands twice, the
+            shapes do not fit each other, the file and the reading contradict each other, or values of q, k or v are NaN
+            or infinite.
     """
-    held, about = {name: x.detach() for name, x in tensors(path, allow_large).items()}, _header(path)
-    q, k, v, o, dO = (held.get(name) for name in ("q", "k", "v", "o", "dO"))
+    held, about = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}, _header(path)
     try:
-        options = {name: held[name].item() for name in ("causal", "scale") if name in held}
-        if "mask" in held:
-            options["mask"] = held["mask"]
+        named = by_meaning(held)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    require(named, path, held)
+    try:
+        refuse_ambiguous(held, named)
+        held = turned(named, reading.layout)
+        q, k, v, o, dO = (held.get(name) for name in ("q", "k", "v", "o", "dO"))
+        options = reading.options(option_values(held))
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dtype not in WIDE and x.dtype not in JUDGED:
+                raise ValueError(f"{name}: got {x.dtype}; accepted are BF16, FP16, FP32 and FP64")
         check(q, k, v, **options)
         due = (*q.shape[:-1], v.shape[-1])
         for name, x in (("o", o), ("dO", dO)):
@@ -105,18 +122,29 @@ def captured(path: str | Path, fmt: str = "", allow_large: bool = False) -> Capt
                     f"{name}: {count} of {x.numel()} values are NaN or infinite{at}; accepted are finite values: "
                     "capture a call from before the loss went wrong"
                 )
-        if fmt:
-            to, was = Format.of(fmt), q.dtype
-            q, k, v = (to(x.double()).to(to.dtype) for x in (q, k, v))
-            dO = None if dO is None else to(dO.double()).to(to.dtype)
-            o = o if q.dtype == was else None
-        if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            raise ValueError(
-                f"format: got {q.dtype}; accepted are BF16, FP16 and FP32: --format BF16 rounds them first"
-            )
+        own = "" if reading.fmt else narrower_format(held)
+        if own:
+            about = about | dict(stored_in=Format.of(q.dtype).name)
+        if reading.fmt or own:
+            to = Format.of(reading.fmt or own)
+            rounded = [to(x.double()) for x in (q, k, v)]
+            if any(not torch.equal(x, was.double()) for x, was in zip(rounded, (q, k, v))) and o is not None:
+                o, about = None, about | dict(without_o=to.name)
+            q, k, v = (x.to(to.dtype) for x in rounded)
+            o, dO = _in_format(o, to), None if dO is None else to(dO.double()).to(to.dtype)
+        if q.dtype not in JUDGED:
+            raise ValueError(f"q: got {q.dtype}; accepted are BF16, FP16 and FP32: --format BF16 rounds them first")
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     return Capture(q, k, v, options, o, dO, about)
+
+
+def _in_format(o, to):
+    """An output in a format's dtype where that changes no value; else as it is."""
+    if o is None:
+        return None
+    narrow = to(o.double())
+    return narrow.to(to.dtype) if torch.equal(narrow, o.double()) else o
 
 
 def _header(path):

@@ -28,6 +28,7 @@ PRODUCTS = {  # of a 16-bit format -> the Dot of its products
 SIXTEEN = "hopper", "written"  # keys of PRODUCTS for BF16 and FP16 alone
 SPLITS = (2, 4, 8, 16)
 SWEEPS = 3  # over all fields, at most
+NO_OPTIONS: Mapping[str, Any] = {}
 FIELDS = {  # of an Emulation: what it is, and one value in words
     "tile": ("keys summed at once", lambda x: f"tiles of {x}" if x else "attention written out"),
     "order": ("order of the tiles", lambda x: {"forward": "the first tile first", "reverse": "the last tile first"}[x]),
@@ -120,13 +121,14 @@ def _rounded_parts(q, k, v, splits, fmt, options):
     return in_splits(q, k, v, splits=splits, fmt=fmt, mask=mask)
 
 
-def choices(fmt: Format, mask: Tensor | None = None) -> dict[str, tuple]:
-    """field of an Emulation -> its values that are tried, for inputs of a format."""
+def choices(fmt: Format, options: Mapping[str, Any] = NO_OPTIONS) -> dict[str, tuple]:
+    """field of an Emulation -> its values that are tried, for inputs of a format and the options of a call."""
     formats = tuple(dict.fromkeys([FP32.name, fmt.name, BF16.name]))
-    added = mask is not None and mask.dtype != torch.bool  # `in_splits` has none
+    mask = options.get("mask")
+    alone = (mask is None or mask.dtype == torch.bool) and not {"softcap", "sinks"} & options.keys()  # for `in_splits`
     return dict(
         tile=(64, 32, 128, 256, 512, 16, 0), order=("forward", "reverse"), splits=(1, *SPLITS),
-        partial=(FP32.name,) if added else (FP32.name, fmt.name), normalised=("end", "tile"), carried=formats,
+        partial=(FP32.name, fmt.name) if alone else (FP32.name,), normalised=("end", "tile"), carried=formats,
         probs=tuple(dict.fromkeys([fmt.name, FP32.name, BF16.name, FP16.name, TF32.name])), scores=formats,
         softmax=formats, exponential=(*EXPONENTIALS,),
         products=tuple(key for key in PRODUCTS if key not in SIXTEEN or fmt in (BF16, FP16)),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fa_lib.kernels.options import within
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -14,7 +16,7 @@ class Sample:
 
     Attributes:
         q, k, v: (entries, heads, rows, head_dim), and all of the keys and values of these entries.
-        options: causal, mask, scale, for these rows.
+        options: causal, mask, and what else the call has, for these rows.
         taken: a function that takes the same entries and rows of a tensor like Q.
     """
 
@@ -32,7 +34,10 @@ class Sample:
         return seen & (mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
 
 
-def sampled(q, k, v, queries: int | None, causal: bool = False, mask: Tensor | None = None, **options) -> Sample:
+def sampled(
+    q: Tensor, k: Tensor, v: Tensor, queries: int | None, causal: bool = False, mask: Tensor | None = None,
+    window: tuple | None = None, **options,
+) -> Sample:  # fmt: skip
     """The Sample of a call: `queries` rows of Q for each head (None: all), spread evenly over the sequence and over up
     to sqrt(queries) entries of the batch."""
     batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
@@ -49,9 +54,10 @@ def sampled(q, k, v, queries: int | None, causal: bool = False, mask: Tensor | N
         return x if x.shape[2] == 1 else x[:, :, here]
 
     mask = None if mask is None else taken(mask)
-    if causal and rows < n_q:
-        visible = torch.arange(n_kv, device=q.device) <= here[:, None] + n_kv - n_q  # (rows, n_kv)
-        causal, mask = False, both(visible, mask)
+    if window is not None or causal and rows < n_q:  # rows that are left out move the others
+        left, right = window or (None, None)
+        near = within(n_q, n_kv, left, 0 if causal else right, q.device)[here]  # (rows, n_kv)
+        causal, mask = False, both(near, mask)
     return Sample(taken(q), k[at], v[at], dict(options, causal=causal, mask=mask), taken)
 
 

@@ -8,6 +8,7 @@ import torch
 from fa_lib.check.capture import Capture
 from fa_lib.check.limit import judged
 
+TENSORS = ("mask", "sinks")  # of the options
 TEST = '''"""{what}
 
 {about}
@@ -57,12 +58,12 @@ def standalone(kernel: str, call: Capture, what: str, about: str, device: str = 
     Args:
         kernel: package.module:function. what: its first line. about: its second paragraph.
     """
-    held = dict(q=call.q, k=call.k, v=call.v) | {name: x for name, x in call.options.items() if name == "mask"}
+    held = dict(q=call.q, k=call.k, v=call.v) | {name: x for name, x in call.options.items() if name in TENSORS}
     what, about, module = map(_in_docstring, (what, about, kernel.partition(":")[0]))
     return TEST.format(
         what=what, about=about, module=module, kernel=kernel, device=device,
         judged=inspect.getsource(judged) + "\n",
-        options={name: x for name, x in call.options.items() if name != "mask"},
+        options={name: x for name, x in call.options.items() if name not in TENSORS},
         tensors="".join(f"    {name!r}: {_written(x)},\n" for name, x in held.items()),
     )  # fmt: skip
 

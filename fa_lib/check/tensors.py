@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.attempt import Answer, attempt, nonfinite
-from fa_lib.check.capture import captured
+from fa_lib.check.capture import AS_IT_IS, captured
 from fa_lib.check.golden import BIASED, drawn
+from fa_lib.check.named_tensors import Reading
 from fa_lib.experiments.rule import yardstick
 from fa_lib.experiments.variant import Variant, by_key
 from fa_lib.formats import FP16, FP32, TF32, Format
@@ -50,9 +51,7 @@ def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tenso
     return [torch.cat(each, 1).bfloat16() for each in zip(*heads)]
 
 
-def read(
-    path: str | Path, fmt: str = "", allow_large: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
+def read(path: str | Path, reading: Reading = AS_IT_IS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
     """Q, K, V of a file, and how they were used.
 
     Args, Raises: as `capture.captured`, which has what else the file holds.
@@ -60,7 +59,7 @@ def read(
     Returns:
         q, k, v: (batch, heads, sequence, head_dim), or any leading dimensions. options: of a kernel.
     """
-    held = captured(path, fmt, allow_large)
+    held = captured(path, reading)
     return held.q, held.k, held.v, held.options
 
 

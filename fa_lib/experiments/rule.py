@@ -70,16 +70,15 @@ class Case:
         return dict(zip(ALLOWED, [o.detach(), *(torch.autograd.grad(o, x, dO) if self.gradients else ())]))
 
 
-def yardstick(fmt: Format | str, window: tuple[int, int] | None = None) -> Callable:
+def yardstick(fmt: Format | str) -> Callable:
     """The Baseline that errors are counted in.
 
     In 16 bits it is emulated, its sums exact beside the format (`written_out`). In FP32 and FP64 a real kernel rounds
     its sums too, and how much that costs is a matter of their order. There the yardstick is Baseline with its sums
     taken one term after the other, the plainest order there is: a kernel that adds more carefully is better than it,
-    and one that computes a step in 16 bits is tens of times worse and more. (It has no window: with one, the emulated
-    Baseline is taken.)
+    and one that computes a step in 16 bits is tens of times worse and more.
     """
-    return sequential if Format.of(fmt).precision >= FP32.precision and not window else written_out
+    return sequential if Format.of(fmt).precision >= FP32.precision else written_out
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
@@ -118,7 +117,7 @@ def exact(case: Case) -> dict[str, Tensor]:
     """What every kernel is held to: the golden values of a Case under the names of ALLOWED, and `baseline`, the largest
     error of Baseline in each, in their order."""
     golden = case.results(partial(kernels.golden, inputs=Format.of(case.fmt)), torch.float64)
-    baseline = case.results(yardstick(case.fmt, known("shape", case.shape, CALLS).options.get("window")))
+    baseline = case.results(yardstick(case.fmt))
     errors = [deviation(baseline[tensor], golden[tensor]).max for tensor in golden]
     return golden | dict(baseline=torch.tensor(errors, dtype=torch.float64))
 

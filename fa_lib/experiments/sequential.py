@@ -6,48 +6,71 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fa_lib.kernels import unfused
-from fa_lib.kernels.eager import as_many_heads, masked
-from fa_lib.kernels.options import check
+from fa_lib.kernels.eager import as_many_heads
+from fa_lib.kernels.options import check, within
 
 
 def sequential(
-    q: Float[Tensor, "*lead n_q d"],
-    k: Float[Tensor, "*kv_lead n_kv d"],
-    v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Tensor | None = None,
-) -> Float[Tensor, "*lead n_q d_v"]:
-    """`kernels.unfused` whose sums, over head_dim and over keys, are taken in order: each product and addition rounds.
+    q: Float[Tensor, "*lead n_q d"], k: Float[Tensor, "*kv_lead n_kv d"], v: Float[Tensor, "*kv_lead n_kv d_v"],
+    *, causal: bool = False, scale: float | None = None, mask: Tensor | None = None, window: tuple | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None,
+) -> Float[Tensor, "*lead n_q d_v"]:  # fmt: skip
+    """Attention written out, whose sums, over head_dim and over keys, are taken in order: each product and addition
+    rounds.
 
     A library adds many terms apart and then together, so its FP32 sums are 5 to 7 times better at 2,048 keys than those
-    of a plain loop. Both are FP32. Its gradients are those of `unfused`.
+    of a plain loop. Both are FP32. Its gradients are those of torch's own sums. A row that sees no key is 0.
 
-    Args, Returns, Raises: as `kernels.unfused`; but a row that sees no key is 0, and so are its gradients.
+    Args, Returns, Raises: as `kernels.reference`, of whose options it has all but dropout.
     """
-    check(q, k, v, causal=causal, scale=scale, mask=mask)
-    n_q, n_kv = q.shape[-2], k.shape[-2]
-    if mask is not None or (causal and n_q > n_kv):
-        added = masked(q.new_zeros(n_q, n_kv), causal, mask)  # (..., n_q, n_kv)
-        seen = added.amax(-1, keepdim=True) > -math.inf  # (..., n_q, 1)
-        if not seen.all():  # such a row sees all keys instead, and is 0 afterwards
-            shown = sequential(q, k, v, scale=scale, mask=added.masked_fill(~seen, 0.0))
-            return shown.where(seen, 0.0)
-    with torch.no_grad():
-        o = _forward(q, k, v, causal, scale or 1 / math.sqrt(q.shape[-1]), mask)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        return _GradientsOf.apply(unfused(q, k, v, causal=causal, scale=scale, mask=mask), o)
-    return o
-
-
-def _forward(q, k, v, causal, scale, mask):
+    options = dict(causal=causal, mask=mask, window=window, softcap=softcap, sinks=sinks)
+    check(q, k, v, scale=scale, **options)
+    scale, added, blind = scale or 1 / math.sqrt(q.shape[-1]), None, None
+    if causal or mask is not None or window is not None:
+        added = _added(q, k, causal, mask, window)  # (..., n_q, n_kv)
+        blind = added.amax(-1, keepdim=True) == -math.inf  # (..., n_q, 1)
+        added = added.masked_fill(blind, 0.0)  # such a row sees all keys instead, and is 0 afterwards
+    if sinks is not None:
+        k, v, added = _with_sink(q, k, v, added, sinks)
     k, v = (as_many_heads(x, q) for x in (k, v))
+    with torch.no_grad():
+        o = _in_order(q, k, v, scale, added, softcap)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        P = torch.softmax(_masked(q @ k.mT * scale, added, softcap), -1)
+        o = _GradientsOf.apply(P @ v, o)
+    return o if blind is None else o.masked_fill(blind, 0.0)
+
+
+def _added(q, k, causal, mask, window):
+    """What is added to the scores: 0, what a mask adds, or -inf where a key is hidden."""
+    n_q, n_kv = q.shape[-2], k.shape[-2]
+    left, right = window or (None, None)
+    near = within(n_q, n_kv, left, 0 if causal else right, q.device)
+    added = q.new_zeros(n_q, n_kv)
+    if mask is not None:
+        added = added.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else added + mask.to(q.dtype)
+    return added.masked_fill(~near, -math.inf)
+
+
+def _with_sink(q, k, v, added, sinks):
+    """One more key, the last: its score is the sink's, and its value 0."""
+    k, v = (torch.cat([x, torch.zeros_like(x[..., :1, :])], -2) for x in (k, v))
+    whole = q.new_zeros(*q.shape[:-1], k.shape[-2])
+    whole[..., :-1] = 0.0 if added is None else added
+    whole[..., -1] = sinks.to(q)[:, None]
+    return k, v, whole
+
+
+def _masked(S, added, softcap):
+    S = S if softcap is None else softcap * torch.tanh(S / softcap)
+    return S if added is None else S + added
+
+
+def _in_order(q, k, v, scale, added, softcap):
     S = 0.0
     for i in range(q.shape[-1]):
         S = S + q[..., i, None] * k[..., None, :, i]  # (..., n_q, n_kv)
-    S = masked(S * scale, causal, mask)
+    S = _masked(S * scale, added, softcap)
     P = torch.exp(S - S.amax(-1, keepdim=True))
     P = P.movedim(-1, 0)[..., None].contiguous()  # (n_kv, ..., n_q, 1)
     l, O = torch.zeros_like(P[0]), torch.zeros_like(P[0] * v[..., :1, :])  # (..., n_q, 1), (..., n_q, d_v)

@@ -131,7 +131,7 @@ def test_captured_inputs_with_a_mask_shared_heads_and_a_scale(tmp_path):
     found = names("shipped", "written_out", Question(on=path))
     assert found.is_explained and found.fits["a"]["tile"] == 64 and found.fits["b"]["tile"] == 0
     assert "The inputs were captured at step 3, layer h.2." in in_words(found)
-    with pytest.raises(ValueError, match="decode: got fewer queries than keys, or a mask"):
+    with pytest.raises(ValueError, match="decode: got fewer queries than keys, a mask or a window"):
         names("shipped", "shipped", Question(on=path, decode=True))
 
 

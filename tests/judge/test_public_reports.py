@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -10,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from fa_lib import kernels
+from fa_lib import kernels, modules
 from fa_lib.check.attempt import attempt
 from fa_lib.check.contract import contract
 from fa_lib.check.findings import Finding, Severity
@@ -24,6 +28,7 @@ from fa_lib.cli import app
 from fa_lib.experiments.sequential import sequential
 from fa_lib.formats import BF16, FP32
 from fa_lib.inputs import draw
+from fa_lib.paths import ROOT
 
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
 
@@ -151,3 +156,100 @@ def test_a_layout_that_was_given_and_is_not_the_kernels_is_told_so():
     rows = contract("flash@bshd")
     assert {row["note"] for row in rows if row["outcome"] == "wrong"} == {"bhsd"}
     assert "leave out --layout bshd" in NOTES["bhsd"] and BF16.name in {row["asked"] for row in rows}
+
+
+OPTIONS = {  # of a call -> what a file and the command line call it
+    "softcap": (dict(softcap=1.5), dict(softcap=torch.tensor(1.5)), ("--softcap", "1.5")),
+    "window": (dict(window=(24, 0)), dict(window_size=torch.tensor([24, 0])), ("--window", "24,0")),
+    "sinks": (dict(sinks=torch.tensor([2.0, 1.0])), dict(s_aux=torch.tensor([2.0, 1.0])), None),
+    "scale": (dict(scale=0.5), dict(softmax_scale=torch.tensor(0.5)), ("--scale", "0.5")),
+    "causal": (dict(causal=True), dict(is_causal=torch.tensor(True)), ("--causal",)),
+    "mask": (dict(mask=left_padding(96, 0)), dict(attn_mask=left_padding(96, 0)), None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_in_a_file_is_used_whatever_it_is_called(tmp_path, name, dtype):
+    """The right output passes, and that of a kernel which does not know the option fails."""
+    given, named, words = OPTIONS[name]
+    q, k, v = normal(1, 2, 96, 32, dtype=dtype)
+    right, wrong = (kernels.as_shipped(q, k, v, **options) for options in (given, {}))
+    for o, code in ((right, 0), (wrong, 1)):
+        path = saved(tmp_path, query=q, key=k, value=v, attn_output=o, **named)
+        done = command("check", "tensors", path, "--out", tmp_path, "--gate")
+        assert done.exit_code == code, done.output
+        if words:
+            path = saved(tmp_path, q=q, k=k, v=v, out=o)
+            assert command("check", "tensors", path, "--out", tmp_path, "--gate", *words).exit_code == code
+
+
+def test_a_tensor_that_means_nothing_or_stands_twice_or_contradicts_the_command_is_refused(tmp_path):
+    q, k, v = normal(1, 2, 16, 8)
+    o = kernels.as_shipped(q, k, v)
+    for more, words, told in (
+        (dict(o=o, o2=2 * o), (), "o2: got a tensor of this name, which would not be used; accepted are q or query"),
+        (dict(o=o, out=2 * o), (), "out: got it beside o; accepted is one of the two"),
+        (dict(o=o, scale=torch.tensor([1.0, 2.0])), (), "scale: got 2 numbers; accepted is one number"),
+        (dict(o=o, scale=torch.tensor(0.5)), ("--scale", "0.25"), "scale: got 0.25, and 0.5 in the file"),
+        (dict(o=o, window=torch.tensor(5)), (), "window: got 1 numbers; accepted is two"),
+        (dict(o=o), ("--window", "5"), "window: got '5'; accepted are two whole numbers"),
+    ):
+        done = command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, **more), *words)
+        assert done.exit_code == 2 and told in done.output.replace("\n", " "), done.output
+    path = saved(tmp_path, q=q[:, :, :4], k=k, v=v, is_causal=torch.tensor(True))
+    done = command("check", "tensors", path)
+    assert done.exit_code == 2 and "torch aligns it top-left" in done.output
+    path = saved(tmp_path, **{name: x.to(torch.float8_e4m3fn) for name, x in zip("qkv", (q, k, v))})
+    done = command("check", "tensors", path)
+    assert done.exit_code == 2 and "q: got torch.float8_e4m3fn; accepted are BF16, FP16, FP32 and FP64" in done.output
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_that_are_stored_in_more_are_judged_in_sixteen(tmp_path, dtype):
+    """A .npz file has no BF16."""
+    q, k, v = normal(1, 2, 96, 32, dtype=dtype)
+    o, fmt = kernels.flash(q, k, v), {torch.bfloat16: "BF16", torch.float16: "FP16"}[dtype]
+    wide = {name: x.float() for name, x in dict(q=q, k=k, v=v, o=o).items()}
+    for held in (wide, {name: x.double() for name, x in wide.items()}):
+        np.savez(tmp_path / "a.npz", **{name: x.numpy() for name, x in held.items()})
+        for words in ((), ("--format", fmt)):
+            done = command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--gate", *words)
+            assert done.exit_code == 0 and "The kernel that ran passes" in done.output, done.output
+    assert "stored in FP64" in (tmp_path / "a.html").read_text() or words
+    np.savez(tmp_path / "a.npz", **{name: x.numpy() for name, x in (wide | dict(o=wide["o"] * 1.0001)).items()})
+    assert command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--gate").exit_code == 1  # FP32's o
+
+
+def test_an_output_that_is_no_answer_to_rounded_inputs_is_not_replaced_in_silence(tmp_path):
+    q, k, v = normal(1, 2, 32, 8)
+    path = saved(tmp_path, q=q, k=k, v=v, o=kernels.as_shipped(q, k, v))
+    done = command("check", "tensors", path, "--format", "BF16")
+    assert done.exit_code == 2 and "rounding q, k and v to BF16 changes them" in done.output
+    assert command("check", "tensors", path, "--format", "BF16", "--kernel", "flash", "--gate").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["window", "softcap", "sinks"])
+def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch):
+    given, named, _ = OPTIONS[name]
+    (tmp_path / f"forgets_{name}.py").write_text(
+        "from fa_lib import kernels\n"
+        f"def right(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, {name}={name}, **options)\n"
+        f"def wrong(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, **options)\n"
+    )
+    monkeypatch.setattr(modules, "_FOLDERS", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    q, k, v = (x.transpose(1, 2) for x in normal(1, 2, 96, 32, dtype=torch.bfloat16))
+    path = saved(tmp_path, q=q, k=k, v=v, **named)
+    mine = tmp_path / f"forgets_{name}.py"
+    done = command("compare", f"{mine}:right", "as_shipped", "--on", path, "--layout", "bshd")
+    assert done.exit_code == 0 and "A and B give the same bits" in done.output, done.output
+    done = command("shrink", path, "--kernel", f"{mine}:right", "--layout", "bshd", "--out", tmp_path / "test_r.py")
+    assert done.exit_code == 2 and "does not fail" in done.output
+    done = command("shrink", path, "--kernel", f"{mine}:wrong", "--layout", "bshd", "--out", tmp_path / "test_w.py")
+    assert done.exit_code == 0, done.output
+    for kernel, code in (("", 1), (f"forgets_{name}:right", 0)):
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_w.py"]
+        env = os.environ | dict(KERNEL=kernel)
+        assert subprocess.run(words, cwd=tmp_path, env=env, capture_output=True).returncode == code

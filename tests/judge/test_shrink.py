@@ -101,7 +101,7 @@ def test_a_kernel_that_is_wrong_for_one_head_shrinks_to_that_head(tmp_path):
     bad, good = run(test), run(test, "test_shrink:right")
     assert bad.returncode == 1 and "times what a right kernel may have" in bad.stdout
     assert good.returncode == 0, good.stdout
-    assert "fa_lib" not in test.read_text().partition("import base64")[2] and test.stat().st_size < 6000
+    assert "fa_lib" not in test.read_text().partition("import base64")[2] and test.stat().st_size < 6500
 
 
 def test_a_kernel_that_carries_bf16_keeps_the_keys_that_it_needs(tmp_path, monkeypatch):
