@@ -192,6 +192,10 @@ def check_kernel(
     With --only, some checks alone are asked and told in a line each; with --on, the kernel is judged on the tensors of
     a file, as by `check tensors`.
 
+    Its options may be called causal or is_causal; scale, softmax_scale, sm_scale or scaling; mask, attn_mask,
+    attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
+    it does not take one, the verdict says so.
+
     It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
     carries from tile to tile, inputs that make trouble, bias, determinism. The page has all of it.
     """
@@ -266,6 +270,7 @@ def check_model(
     ],
     save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
     kernel: Annotated[list[str] | None, typer.Option(help="computed beside the model's own; may be repeated")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="it is a decoder: no row may see later keys")] = False,
     out: OUT = "",
     json_file: JSON = None,
     gate: GATE = False,
@@ -281,5 +286,7 @@ def check_model(
         from fa_lib.model_process import check_model as judged
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
-        files = judged(module_name(function, "function"), out, partial(say, err=True), save=save, **names)
+        files = judged(
+            module_name(function, "function"), out, partial(say, err=True), save=save, causal=causal, **names
+        )
         _judged(files, json_file, gate)

@@ -1,11 +1,10 @@
 """The three checks from start to end: examine, judge, draw, write a page: a kernel, captured tensors, a model."""
 
-import importlib
 import math
 import platform
 import secrets
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,10 +19,12 @@ from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.attempt import judged_by_one_thread, message, shown
 from fa_lib.check.capture import AS_IT_IS, captured
 from fa_lib.check.captured_gradients import gradients
+from fa_lib.check.closeness import Furthest, closeness
 from fa_lib.check.findings import Judgement
 from fa_lib.check.judge import judge_kernel
-from fa_lib.check.judge_captured import judge_model, judge_tensors
+from fa_lib.check.judge_captured import More, judge_model, judge_tensors
 from fa_lib.check.kernel import DEPTHS, Depth, examine
+from fa_lib.check.kernel_file import function_of
 from fa_lib.check.model import Probe
 from fa_lib.check.named_tensors import Reading
 from fa_lib.check.page_files import PageFiles
@@ -159,18 +160,22 @@ def check_tensors(
         q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
         options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in held.options.items()}
         ran = None if held.o is None else held.o.to(device)
-        far = pd.DataFrame(tensors.deviations(q, k, v, options, list(names), ran))
+        answers = tensors.answered(q, k, v, options, names, ran)
         back = pd.DataFrame()
         if held.dO is not None and names[0] != tensors.RAN:
             back = pd.DataFrame(gradients(q, k, v, held.dO.to(device), options, names[0]))
         conduct = alone[names[0]].conduct() if names[0] in alone else pd.DataFrame()
+    far = pd.DataFrame(tensors.deviations(q, k, v, options, answers))
+    own = answers[names[0]]
+    close = pd.DataFrame(closeness(own.o, q, k, v, options) if own.outcome == "yes" else [])
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
     cached = pd.DataFrame(kv_cache.caches(q, k, v, options))
-    judgement = judge_tensors(list(names), risky, far, better, held.about, cached, back, conduct)
+    judgement = judge_tensors(list(names), risky, far, better, More(held.about, close, cached, back, conduct))
     sections = [
         Section("heads", "How far each kernel is from the golden value", tables.by_kernel(far, KERNELS),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
+        Section("bound", "The judged output beside its own bound", tables.by_bound(close)),
         Section("gradients", "Its gradients, for the dO that was captured", tables.by_gradient(back)),
         Section("conduct", "What it does beside its work", tables.by_conduct(conduct)),
         Section("risky", "How risky each head is", tables.by_head(risky)),
@@ -191,13 +196,13 @@ def check_tensors(
     )
     finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
     panels = tensors_panels(risky, far, finite)
-    found = dict(risks=risky, deviations=far, caches=cached, gradients=back, conduct=conduct)
+    found = dict(risks=risky, deviations=far, bound=close, caches=cached, gradients=back, conduct=conduct)
     return _written(files, judgement, sections, panels, found, about, settings)
 
 
 def check_model(
     function: str, out: str | Path = "", save: str | Path | None = None,
-    names: tuple[str, ...] = ("as_shipped", "every_step"),
+    names: tuple[str, ...] = ("as_shipped", "every_step"), causal: bool = False,
 ) -> Report:  # fmt: skip
     """Run a model under a Probe, judge its attention and write the page.
 
@@ -205,6 +210,7 @@ def check_model(
         function: "package.module:function", that runs the model on a few batches; it is called without arguments.
         save: .safetensors file for the worst call's tensors.
         names: kernels computed beside the attention that runs.
+        causal: no row may see a later key than its own.
 
     Raises:
         ValueError: there is no such function, or it raises; an argument of Probe does not fit.
@@ -212,7 +218,8 @@ def check_model(
     files = PageFiles.of(out, function)
     files.clear()
     with in_processes(names):
-        run, probe = _function(function), Probe(names, save=save)
+        furthest = Furthest()
+        run, probe = function_of(function), Probe(names, save=save, also=furthest)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
@@ -220,14 +227,15 @@ def check_model(
                     run()
         except (Exception, SystemExit) as error:
             raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
-    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite)
+    close = furthest.table()
+    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close)
     sections = [
         Section("by_layer", "Layer by layer", tables.by_layer(probe.table),
                 "The largest error over Baseline's largest; the rule allows 2.")
     ]  # fmt: skip
     about = {"Model": function, "Package": _version(function)} | _here("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
-    settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}")
+    settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}", causal=causal)
     return _written(files, judgement, sections, model_panels(probe.table), dict(probe=probe.table), about, settings)
 
 
@@ -278,20 +286,3 @@ def _literal(figure):
     for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
         text.set_text("\n".join(map(shown, text.get_text().split("\n"))))
         text.set_parse_math(False)
-
-
-def _function(name: str) -> Callable:
-    """The function that "package.module:function" names."""
-    accepted = "accepted is package.module:function, a function without arguments that runs the model"
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ValueError(f"function: got {name!r}; {accepted}")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
-        where = "modules are looked for in the current folder and on PYTHONPATH"
-        raised = f"{shown(type(error).__name__)}: {message(error)}"
-        raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
-    if not callable(found):
-        raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
-    return found

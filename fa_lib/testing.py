@@ -2,38 +2,21 @@
 `parametrize_with_checks`, which makes a test of every check of a kernel. docs/testing.md says how to use them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fa_lib.check.cause_words import subject
 from fa_lib.check.checks import CHECKS, result_of
+from fa_lib.check.suspects import Cause, Rows, cause
 from fa_lib.formats import FormatLike
 from fa_lib.precision import Precision
-from fa_lib.suspects import Cause, Rows, cause
 from fa_lib.tolerance import BLOCK, Tolerance, declared, tolerance
 
 __all__ = ["assert_attention_close", "parametrize_with_checks"]
 
-CAUSES = {  # key of a Cause -> its subject, with its verb
-    "accumulator": "O carried in {fmt} over {tiles} tiles",
-    "sums": "O and l carried in {fmt} over {tiles} tiles",
-    "row_sum": "the row sum l carried in {fmt} over {tiles} tiles",
-    "scores": "scores rounded to {fmt}",
-    "every_step": "every step in {fmt} over {tiles} tiles",
-    "inputs": "Q, K and V rounded to {fmt}",
-    "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
-    "scale_missing": "attention without a scale",
-    "scale_twice": "attention with its scale multiplied in twice",
-    "sinks_missing": "attention without sinks",
-    "softcap_missing": "attention without softcap",
-    "keep_missing": "attention without dropout",
-    "top_left": "a causal mask aligned top-left (query i sees keys 0 .. i)",
-    "unmasked": "attention without the mask",
-    "mask_rounded": "a mask rounded to Q's format before it is added",
-    "causal": "attention with a causal mask that was not asked for",
-}
 WORST = 3  # rows that are listed
 
 
@@ -121,8 +104,8 @@ def _told(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None) ->
     if found is None:
         why = "no mistake that was tried has this error"
     else:
-        subject = CAUSES[found.key].format(fmt=found.fmt, tiles=found.tiles)
-        why = f"{subject} has this error" if found.same else f"{subject} has an error of this size"
+        of = subject(asdict(found))
+        why = f"{of} has this error" if found.same else f"{of} has an error of this size"
     lines = [f"o: {by_row[first]:.3g} times the bound in {_count(over)}, worst {first}: {why}"]
     for place in places:
         at = int(times[place].argmax())

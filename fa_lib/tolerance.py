@@ -182,7 +182,7 @@ class _Law:
     def of_scores(self, q: Tensor, k: Tensor, scores: Scores, S: Tensor, m: Tensor) -> Tensor:
         """The variance of each exponent S - m and of its exponential: (rows, n_kv)."""
         d, scale = q.shape[-1], scores.o.scale
-        raw, squares = q @ k.mT * scale, q.square() @ k.mT.square() * scale**2
+        raw, squares = q @ k.mT * scale, q.square() @ k.mT.square() * (scale * scale)
         products = (d + 1) * (squares / 6 + raw.square() / 3) + squares + raw.square()  # d products, their sums, scale
         if scores.o.softcap is not None:  # a quotient, its tanh, a product
             products = products + 3 * S.square()

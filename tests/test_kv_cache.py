@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels, reports
 from fa_lib.check import kv_cache
-from fa_lib.check.judge_captured import judge_tensors
+from fa_lib.check.judge_captured import More, judge_tensors
 from fa_lib.check.words import in_lines
 from fa_lib.kernels.quantization import Quantization, attention
 
@@ -53,7 +53,7 @@ def test_a_head_that_overflows_does_not_bear_the_cache():
     assert not cached.relative.le(kv_cache.BEARS).any()
     far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="yes", problem="")])
     risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
-    judgement = judge_tensors(["flash"], risky, far, {}, cached=cached)
+    judgement = judge_tensors(["flash"], risky, far, {}, More(cached=cached))
     assert [f.where["heads"] for f in judgement.findings if f.what == "cache"] == [[0]] * len(kv_cache.CACHES)
     assert "on 1 of 1 heads (head 0): O is not finite" in "\n".join(in_lines(judgement))
 
@@ -68,7 +68,7 @@ def test_what_a_head_does_not_bear_is_told_and_not_counted():
     cached = pd.DataFrame(kv_cache.caches(q, k, v, {}))
     far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="yes", problem="")])
     risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
-    judgement = judge_tensors(["flash"], risky, far, {}, cached=cached)
+    judgement = judge_tensors(["flash"], risky, far, {}, More(cached=cached))
     assert judgement.passed
     found = {f.where["cache"]: f for f in judgement.findings if f.what == "cache"}
     worst = cached.groupby("cache").relative.max()

@@ -25,7 +25,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"check"},
     {"training"},
     {"plots"},
-    {"panel", "claims", "reports", "suspects", "shrink", "compare"},
+    {"panel", "claims", "reports", "shrink", "compare"},
     {"model_process"},
     {"testing"},
     {"kernel_checks"},

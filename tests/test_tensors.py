@@ -114,7 +114,8 @@ def test_deviations_are_those_of_the_kernels_and_refusals_are_rows():
     q, k, v = tensors(2)
     kernels.register("no capture", lambda q, k, v: 1 / 0)
     mask = torch.ones(40, 40).tril() > 0
-    far = pd.DataFrame(capture.deviations(q, k, v, dict(mask=mask), ["flash", "stepwise", "every_step"]))
+    answers = capture.answered(q, k, v, dict(mask=mask), ["flash", "stepwise", "every_step"])
+    far = pd.DataFrame(capture.deviations(q, k, v, dict(mask=mask), answers))
     (refused,) = far[far.kernel == "stepwise"].itertuples()
     assert refused.outcome == "no" and refused.problem.startswith("raises ValueError: mask: got")
     golden = kernels.golden(q, k, v, inputs=BF16, mask=mask)
@@ -130,7 +131,7 @@ def test_a_kernel_that_misbehaves_is_a_row_and_harms_no_other():
     kernels.register("nan", lambda q, k, v: v * math.nan)
     kernels.register("changes", lambda q, k, v: kernels.flash(q.mul_(2), k, v))
     names = ["nan", "changes", "flash"]
-    far = pd.DataFrame(capture.deviations(q, k, v, {}, names))
+    far = pd.DataFrame(capture.deviations(q, k, v, {}, capture.answered(q, k, v, {}, names)))
     assert far[far.kernel == "nan"].problem.iloc[0].startswith("returns 1280 values that are NaN or infinite, of 1280")
     assert far[far.kernel == "changes"].problem.iloc[0] == "changes its inputs: q"
     assert (far[far.kernel == "flash"].times_max < 2).all()
@@ -143,7 +144,7 @@ def test_a_kernel_that_misbehaves_is_a_row_and_harms_no_other():
 
 def test_fp32_is_held_against_sums_that_round_too():
     q, k, v = tensors(2, n=512, dtype=torch.float32)
-    far = pd.DataFrame(capture.deviations(q, k, v, {}, ["flash"]))
+    far = pd.DataFrame(capture.deviations(q, k, v, {}, capture.answered(q, k, v, {}, ["flash"])))
     assert (far[far.kernel == "flash"].times_rmse < 2).all()
 
 
@@ -183,7 +184,7 @@ def test_a_capture_is_reported_on_in_one_page(tmp_path):
 def test_the_figure_says_of_each_head_how_risky_it_is():
     q, k, v = capture.example(n=64)
     risky = pd.DataFrame(capture.risks(q, k, v))
-    far = pd.DataFrame(capture.deviations(q, k, v, {}, ["flash", "every_step"]))
+    far = pd.DataFrame(capture.deviations(q, k, v, {}, capture.answered(q, k, v, {}, ["flash", "every_step"])))
     judgement = judge_tensors(["flash"], risky, far, {})
     figure = tensors_report(judgement, risky, far, {"every_step": capture.changes(q, k, v, {}, "every_step")}, "", 5)
     cells = [text.get_text() for text in figure.axes[0].texts]

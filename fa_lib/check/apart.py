@@ -19,6 +19,7 @@ from fa_lib.check.attempt import ENDED, UNASKED, KernelError, first_line, shown
 from fa_lib.check.memory import Memory
 from fa_lib.check.process import Ended, Process
 from fa_lib.kernels import registry
+from fa_lib.kernels.option_names import documented
 
 LIMIT_S = 60.0  # of one call
 FIRST = 5  # times that for the import, and for a process's first call: kernels are compiled there
@@ -164,6 +165,8 @@ class Apart:
             self.dead = True
             raise registry.uncallable(self.kernel, shown(f"{told.get('type')}"))
         self.parameters, self.ready = told.get("parameters"), True
+        if self.parameters is None and (names := documented(self.kernel.rpartition(":")[2], f"{told.get('doc')}")):
+            self.parameters = [[name, 1, i > 2] for i, name in enumerate(names)]  # by position or by name
 
     def _asked(self, do, tensors, order):
         """What the process tells of an order, where it is an answer."""

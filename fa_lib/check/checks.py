@@ -9,7 +9,7 @@ import pandas as pd
 
 from fa_lib import kernels
 from fa_lib.check.carry import LOST, SUMS, carried, carry
-from fa_lib.check.contract import CALLS, GRADIENTS_AT, HEAD_DIM, LARGE, OF_SINKS, Ability, formats
+from fa_lib.check.contract import CALLS, GRADIENTS_AT, HEAD_DIM, LARGE, MORE, OF_SINKS, Ability, formats
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity
 from fa_lib.check.golden import Inputs
@@ -30,7 +30,13 @@ RUNS = 3  # of a call, for noise
 QUERIES = 16  # at a time, that carries are asked for with
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
 DIMS = tuple(asked for asked in CALLS if asked.startswith(HEAD_DIM))
-ANSWERS = (*CALLS, LARGE.key, *(asked.replace(HEAD_DIM, GRADIENTS_AT) for asked in DIMS), OF_SINKS)  # of `contract`
+ANSWERS = (
+    *CALLS,
+    *(call.key for call in MORE.values()),
+    LARGE.key,
+    *(asked.replace(HEAD_DIM, GRADIENTS_AT) for asked in DIMS),
+    OF_SINKS,
+)  # of `contract`
 
 
 @dataclass(frozen=True)

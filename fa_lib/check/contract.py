@@ -1,8 +1,10 @@
 """What somebody's kernel can do: formats, shapes, options and gradients, each asked for once."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
@@ -38,10 +40,35 @@ def _alibi(heads, n):
     return -slopes * torch.where(later > 0, 2 * later, -later)
 
 
+def _boolean(n):
+    """A mask (n, n) that hides two of three keys behind a row's own and one of three before it, and all beyond 20."""
+    behind = torch.arange(n) - torch.arange(n)[:, None]  # of a query's key: how many keys behind its own
+    return torch.where(behind > 0, behind % 3 == 1, behind % 3 != 1) & (behind <= 20)
+
+
+def _last_row(option):
+    return {name: x[..., -1:, :] if name == "mask" else x for name, x in option.items()}
+
+
+def _hidden_first(added):
+    """A mask (64, 1300) that hides the first 1,100 keys from every second row: whole tiles of up to 1,024 keys."""
+    visible = torch.ones(64, 1300, dtype=torch.bool)
+    visible[::2, :1100] = False
+    return torch.zeros(64, 1300).masked_fill(~visible, -math.inf) if added else visible
+
+
 HEAD_DIM = "head_dim "  # and which, of a call that asks for another
 GRADIENTS_AT = f"gradients at {HEAD_DIM}"
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
+CAUSAL, BOOLEAN, ADDED, WINDOW = "causal", "a boolean mask", "an added mask, ALiBi", "a window of 64 and 32 keys"
+ONE_QUERY, CAUSAL_FEWER = "one query, as in decoding", "causal, fewer queries than keys"
+CAUSAL_ONE = "causal, one query"
+OPTIONS = {  # what is asked beside Q, K and V -> the option
+    CAUSAL: dict(causal=True), BOOLEAN: dict(mask=_boolean(256)),
+    ADDED: dict(mask=_alibi(2, 256)), WINDOW: dict(window=(64, 32)), "softcap": dict(softcap=2.0),
+    "sinks": dict(sinks=torch.tensor([6.0, 4.0])),
+}  # fmt: skip
 CALLS = by_key([  # asked for in the first format that it has
     Call("a length off the tiles, N = 203", 203, 203),
     Call("a length off large tiles, N = 1500", 1500, 1500, 1, 1),
@@ -49,16 +76,25 @@ CALLS = by_key([  # asked for in the first format that it has
     Call("V of another head_dim, 192 and 128", 256, 256, head_dim=192, v_dim=128),
     Call("V of another head_dim, 576 and 512, one key head", 64, 256, 4, 1, head_dim=576, v_dim=512),
     Call("another scale", 256, 256, options=dict(scale=0.05)),
-    Call("causal", 256, 256, options=dict(causal=True)),
     Call("fewer queries than keys", 64, 256),
-    Call("causal, fewer queries than keys", 64, 256, options=dict(causal=True)),
-    Call("one query, as in decoding", 1, 256),
+    Call(CAUSAL_FEWER, 64, 256, options=dict(causal=True)),
+    Call(ONE_QUERY, 1, 256),
+    Call(CAUSAL_ONE, 1, 256, options=dict(causal=True)),
     Call("key heads shared, GQA 4 to 2", 256, 256, heads=4),
-    Call("a boolean mask", 256, 256, options=dict(mask=torch.ones(256, 256, dtype=torch.bool).tril(20))),
-    Call("an added mask, ALiBi", 256, 256, options=dict(mask=_alibi(2, 256))),
-    Call("softcap", 256, 256, options=dict(softcap=2.0)),
-    Call("sinks", 256, 256, options=dict(sinks=torch.tensor([6.0, 4.0]))),
+    *(Call(key, 256, 256, options=option) for key, option in OPTIONS.items()),
 ])  # fmt: skip
+MORE = {  # asked for where the kernel has all that is named first -> the call
+    (BOOLEAN,): Call("a boolean mask that hides 1,100 first keys", 64, 1300, options=dict(mask=_hidden_first(False))),
+    (ADDED,): Call("a mask of -inf that hides 1,100 first keys", 64, 1300, options=dict(mask=_hidden_first(True))),
+    **{
+        (a, b): Call(f"{a}, and {b}", 256, 256, options=OPTIONS[a] | OPTIONS[b])
+        for a, b in combinations(OPTIONS, 2) if {a, b} != {BOOLEAN, ADDED}
+    },
+    **{
+        (a, ONE_QUERY): Call(f"{a}, and one query", 1, 256, options=_last_row(OPTIONS[a]))
+        for a in OPTIONS if a != CAUSAL
+    },
+}  # fmt: skip
 LARGE = Call("scores up to some 250", 256, 256)
 OF_SINKS = "gradient of the sinks"
 AWAY, TIMES = 0.05, 4  # of another head_dim: beyond both, as a distance and over that at its own, it is wrong there
@@ -115,8 +151,10 @@ def contract(
 
     can = [fmt for fmt in FORMATS if ask(f"{fmt}", fmt, FIRST) == "yes"]
     if can:
-        for asked, call in CALLS.items():
-            ask(asked, can[0], call)
+        has = {asked for asked, call in CALLS.items() if ask(asked, can[0], call) == "yes"}
+        for needed, call in MORE.items():
+            if has.issuperset(needed):
+                ask(call.key, can[0], call)
         for d in head_dims:
             if (other := f"{HEAD_DIM}{d}") not in CALLS:
                 ask(other, can[0], Call(other, 64, 64, head_dim=d))
@@ -168,6 +206,7 @@ def _typed(fn):
 
     def call(q, k, v, **options):
         o = fn(q, k, v, **options)
+        o = o[0] if isinstance(o, (tuple, list)) and o else o
         if isinstance(o, torch.Tensor) and o.dtype != q.dtype:
             raise KernelError("no", f"returns {o.dtype}, where {q.dtype} is due")
         return o
@@ -178,12 +217,8 @@ def _typed(fn):
 def _compared(o, call, limit):
     """Outcome and note of an answer of the right shape to a diagnose.Call whose distance from attention's is above a
     limit."""
-    if call.options.get("causal"):
-        top_left = torch.ones(call.q.shape[-2], call.k.shape[-2], dtype=torch.bool, device=o.device).tril()
-        if not diagnose.distance(o, call.golden(causal=False, mask=top_left)) > limit:
-            return "yes", "top_left"
-        if not diagnose.distance(o, call.golden(causal=False)) > limit:
-            return "wrong", "unmasked"
+    if call.options.get("causal") and not diagnose.distance(o, diagnose.GUESSES["top_left"].of(call)) > limit:
+        return "yes", "top_left"
     return "wrong", diagnose.diagnose(o, call)
 
 

@@ -65,13 +65,15 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     "coverage": ("lengths",), "rounded_splits": ("splits",), "relation": ("relations",),
     "relations": ("relations",), "repeats": ("repeats",), "noise": ("repeats",), "rounding_mode": ("rounding",),
     "scale": ("lengths",), "coarse": ("lengths",),
-    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "top_left", "causal_only", "unsupported"),
-                    ("asked",)),
+    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "top_left", "alignment", "causal_only",
+                     "unsupported"), ("asked",)),
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
     "finite_change": ("better",), **dict.fromkeys(("baseline_overflows", "baseline_undefined"), ("heads",)),
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
-    "captured_gradients": ("gradients",), "cache": ("caches",), "layer_error": ("layers", "by_layer"),
+    "captured_gradients": ("gradients",), **dict.fromkeys(("bound", "mistake"), ("bound", "heads")),
+    "cache": ("caches",), "layer_error": ("layers", "by_layer"),
+    **dict.fromkeys(("sees_later", "own_hidden"), ("by_layer",)),
 }  # fmt: skip
 
 

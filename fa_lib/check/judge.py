@@ -1,6 +1,6 @@
 """From the tables of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -8,6 +8,7 @@ from scipy import special
 
 from fa_lib.check.attempt import ENDED, FAULTS, UNASKED
 from fa_lib.check.carry import LOST, carried
+from fa_lib.check.contract import CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.judge_conduct import of_conduct
@@ -47,6 +48,7 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
         *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if whole else _row_sum(sums)),
         *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
+        *alignment(asked),
         *_shapes(counted), *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
         *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), sums),
         coverage(lengths, counted), *unsupported,
@@ -158,6 +160,15 @@ def _causal(asked, top_left):
         yield Finding("causal_only", Severity.NOTES)
     if top_left:
         yield Finding("top_left", Severity.NOTES)
+
+
+def alignment(asked: pd.DataFrame) -> Iterator[Finding]:
+    """A causal mask that is aligned otherwise for one query than for several, where queries are fewer than keys: chunks
+    of a prompt and single tokens then see other keys. asked: table of `contract`."""
+    right = asked[asked.outcome == "yes"]
+    notes = [*(right.note[right.asked == each] for each in (CAUSAL_FEWER, CAUSAL_ONE))]
+    if all(map(len, notes)) and len({each.iloc[0] for each in notes}) > 1:
+        yield Finding("alignment", Severity.FAILS, dict(several=notes[0].iloc[0], one=notes[1].iloc[0]))
 
 
 def _counted(shapes):

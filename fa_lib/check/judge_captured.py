@@ -1,11 +1,13 @@
 """From the tables of captured tensors, and of a model's calls, to findings."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pandas as pd
 
 from fa_lib.check.captured_gradients import of_gradients
+from fa_lib.check.cause_words import ROUNDINGS
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
 from fa_lib.check.judge_conduct import of_conduct
@@ -15,22 +17,39 @@ from fa_lib.check.tensors import OVERFLOWS, UNDEFINED, cheapest
 from fa_lib.experiments.rule import ALLOWED
 
 UNDERFLOW = 1e-3  # of a row's probability
+LITTLE = 0.5  # of rows that see their own key: fewer do not by padding alone
+
+
+@dataclass(frozen=True)
+class More:
+    """What is known of captured tensors beside the errors on them; each is empty where it is not known.
+
+    Attributes:
+        about: of the Capture. close: rows of `closeness.closeness` of the kernel that is judged. cached: table of
+            `kv_cache.caches`. gradients: of `captured_gradients.gradients`. conduct: of the first kernel's
+            `apart.Apart`.
+    """
+
+    about: Mapping[str, str] = field(default_factory=dict)
+    close: pd.DataFrame = field(default_factory=pd.DataFrame)
+    cached: pd.DataFrame = field(default_factory=pd.DataFrame)
+    gradients: pd.DataFrame = field(default_factory=pd.DataFrame)
+    conduct: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def judge_tensors(
-    names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]],
-    about: Mapping[str, str] | None = None, cached: pd.DataFrame | None = None, gradients: pd.DataFrame | None = None,
-    conduct: pd.DataFrame | None = None,
+    names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]], more: More | None = None
 ) -> Judgement:  # fmt: skip
-    """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one:
-    where Baseline itself overflows there is none, and where that is so on all of them, they are not judged.
+    """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
+    and its error is not that of another attention. Where Baseline itself overflows there is no rule, and where that is
+    so on all heads, they are not judged.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
-        about: of the Capture. cached: table of `kv_cache.caches`. gradients: of `captured_gradients.gradients`.
-        conduct: of the first kernel's `apart.Apart`.
     """
-    findings = [] if conduct is None else [*of_conduct(conduct)]
+    more = more or More()
+    about, cached = more.about, more.cached
+    findings = [*of_conduct(more.conduct)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
         bad = rows[rows.outcome != "yes"]
@@ -45,9 +64,9 @@ def judge_tensors(
         where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
         severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
-    findings += _no_yardstick(names[0], far)
-    findings += [] if gradients is None else of_gradients(gradients)
-    if about and "layer" in about:
+    findings += [*_of_bound(more.close, names[0]), *_no_yardstick(names[0], far)]
+    findings += of_gradients(more.gradients)
+    if "layer" in about:
         findings.append(Finding("captured", Severity.NOTES, dict(about)))
     for what, heads in flags(risky).items():
         if heads:
@@ -57,12 +76,27 @@ def judge_tensors(
         where = dict(base=base, change=found and found["change"])
         what = "finite_change" if found and found["times_less"] == math.inf else "change"
         findings.append(Finding(what, Severity.NOTES, where, found and found["times_less"]))
-    if cached is not None and len(cached):
+    if len(cached):
         for cache, rows in cached.groupby("cache", sort=False):
             far_off = rows["head"][~(rows.relative <= BEARS)].tolist()  # NaN too
             where = dict(cache=cache, heads=far_off, of=len(rows))
             findings.append(Finding("cache", Severity.NOTES, where, rows.relative.max(skipna=False), BEARS))
     return Judgement("tensors", names[0], tuple(findings))
+
+
+def _of_bound(close, kernel):
+    """The judged output beside its own bound. Beyond it, with the very error of another attention, it fails: the rule
+    does not see that where Baseline's own error is large, as where few keys have most of the weight. Beyond it with the
+    error of a rounding, or of nothing that was tried, it is reported: a kernel in less than FP32 is beyond it, too."""
+    for row in close.to_dict("records"):
+        cause = {name: row[name] for name in ("key", "same", "share", "fmt", "tiles", "factor")}
+        where = dict(kernel=kernel, rows=row["rows"], of=row["of"]) | cause
+        if row["times"] <= 1:
+            yield Finding("bound", Severity.PASSES, where, row["times"], 1.0)
+        elif row["same"] and row["key"] not in ROUNDINGS:
+            yield Finding("mistake", Severity.FAILS, where, row["times"], 1.0)
+        else:
+            yield Finding("bound", Severity.NOTES, where, row["times"], 1.0)
 
 
 def _no_yardstick(judged, far):
@@ -80,14 +114,15 @@ def _no_yardstick(judged, far):
 
 def judge_model(
     subject: str, table: pd.DataFrame, baseline: str = "baseline", skipped: Mapping[tuple[str, str], int] | None = None,
-    nonfinite: Mapping | None = None,
+    nonfinite: Mapping | None = None, causal: bool = False, close: Sequence[Mapping] = (),
 ) -> Judgement:  # fmt: skip
     """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
     within the rule, as times Baseline's largest, and no call held a NaN or an infinity. Where no call was compared, it
     is not judged.
 
     Args:
-        baseline, skipped, nonfinite: of the Probe.
+        baseline, skipped, nonfinite: of the Probe. causal: no row may see a later key than its own.
+        close: rows of `closeness.Furthest`.
     """
     found, findings = summary(table, baseline), []
     if nonfinite:
@@ -101,9 +136,26 @@ def judge_model(
             findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
     if not any(finding.what == "layer_error" and finding.severity != Severity.NOTES for finding in findings):
         findings.insert(0, Finding("nothing_compared", Severity.NOTES))
+    findings += [*_of_bound(pd.DataFrame([*close]), "attention"), *_of_masks(table, causal)]
     for (kernel, why), count in dict(skipped or {}).items():
         findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))
     return Judgement("model", subject, tuple(findings))
+
+
+def _of_masks(table, causal):
+    """What the masks of calls with as many queries as keys show: keys behind a row's own, which a decoder may not see,
+    and rows that do not see their own key, as under a mask of the other polarity."""
+    if "later" not in table or not table.later.notna().any():
+        return
+    names = [name for name in ("model", "step", "layer", "call") if name in table]
+    calls = table[table.later.notna()].drop_duplicates(names)
+    for what, some in (("sees_later", calls[calls.later > 0]), ("own_hidden", calls[calls.own < LITTLE])):
+        if len(some):
+            first = some.iloc[0]
+            where = dict(calls=len(some), of=len(calls)) | {name: f"{first[name]}" for name in names}
+            share = some.later.max() if what == "sees_later" else 1 - some.own.min()
+            fails = what == "sees_later" and causal
+            yield Finding(what, Severity.FAILS if fails else Severity.NOTES, where, share)
 
 
 def flags(risky: pd.DataFrame) -> dict[str, list[int]]:

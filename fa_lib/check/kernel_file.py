@@ -1,9 +1,12 @@
 """A kernel that is named by its file, path/to/file.py:function, as the module that it is."""
 
+import importlib
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from fa_lib import modules
+from fa_lib.check.attempt import message, shown
 
 ACCEPTED = "accepted is path/to/file.py:function"
 
@@ -43,3 +46,20 @@ def module_name(named: str, what: str = "kernel") -> str:
         where = spec.origin if spec.has_location else "Python's own"
         raise ValueError(f"{what}: got {named!r}; there is another module {parts[0]}, {where}: rename the file")
     return f"{'.'.join(parts)}:{function}"
+
+
+def function_of(name: str) -> Callable:
+    """The function that "package.module:function" names."""
+    accepted = "accepted is package.module:function, a function without arguments that runs the model"
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"function: got {name!r}; {accepted}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:
+        where = "modules are looked for in the current folder and on PYTHONPATH"
+        raised = f"{shown(type(error).__name__)}: {message(error)}"
+        raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
+    if not callable(found):
+        raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")
+    return found

@@ -30,6 +30,11 @@ NOTES = {  # of `contract`
     "scale_log2_e": "multiplies the scores by log2(e) once too often, by the look of its answer",
     "scale_ln_2": "takes 2 to the power of the scores, without log2(e), by the look of its answer",
     "mask_ignored": "takes a mask and does not mask",
+    "mask_inverted": "hides the keys that the mask shows, and shows those that it hides",
+    "mask_added": "adds a boolean mask to the scores as 0 and 1, and hides no key",
+    "window_ignored": "takes a window and does not apply it",
+    "all_masks_ignored": "applies none of the masks that it is given",
+    "softcap_after_mask": "caps the scores after the mask, so that hidden keys are seen",
     "softcap_ignored": "takes a softcap and does not cap",
     "sinks_ignored": "takes sinks and leaves them out",
     "factor": "returns a multiple of attention's output, by the look of its answer",
@@ -176,6 +181,15 @@ def _top_left(f, at):
     )  # fmt: skip
 
 
+def _alignment(f, at):
+    several, one = ("top-left" if at[name] == "top_left" else "bottom-right" for name in ("several", "one"))
+    return Said(
+        f"Where queries are fewer than keys its causal mask has two alignments: {several} for several queries, "
+        f"{one} for one", more="A chunk of a prompt and a single token then see other keys.",
+        change="choose one alignment",
+    )  # fmt: skip
+
+
 def _causal_only(f, at):
     return Said("It has a causal mask and no other way: all of it was judged causally")
 
@@ -257,7 +271,8 @@ SAY = {
     "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
     "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
     "causal_only": each(_causal_only), "coverage": each(_coverage), "sum_error": each(_sum_error),
-    "problem": each(_problem), "top_left": each(_top_left), "outputs": each(_shapes), "gradients": each(_shapes),
+    "problem": each(_problem), "top_left": each(_top_left), "alignment": each(_alignment),
+    "outputs": each(_shapes), "gradients": each(_shapes),
     "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
     "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "relation": each(_relation),
     "relations": each(_relations), "unsupported": each(_unsupported),

@@ -9,7 +9,7 @@ import math
 import torch
 
 
-def judged(o, q, k, v, causal=False, scale=None, mask=None, window=None, softcap=None, sinks=None):
+def judged(o, q, k, v, causal=False, scale=None, mask=None, **more):
     """The error of o and how far the output of a right kernel may be from the golden value.
 
     The golden value is attention in float64 on these inputs. A right kernel rounds P once, and its output once, to the
@@ -24,12 +24,13 @@ def judged(o, q, k, v, causal=False, scale=None, mask=None, window=None, softcap
     Args:
         o: (batch, heads, n_q, v_dim), q: (batch, heads, n_q, head_dim), k, v: (batch, kv_heads, n_kv, ...), on the CPU.
         causal: aligned bottom-right. scale: None is 1 / sqrt(head_dim). mask: boolean, or added to the scores.
-        window: (keys to the left, keys to the right), None for no limit, around key i + n_kv - n_q of query i.
-        softcap: S becomes softcap tanh(S / softcap), before masks. sinks: (heads,), one more score without a value.
+        more: window, (keys to the left, keys to the right), None for no limit, around key i + n_kv - n_q of query i;
+            softcap: S becomes softcap tanh(S / softcap), before masks; sinks: (heads,), one more score without a value.
 
     Returns:
         error: float64 (batch, heads, n_q), the largest of each row; 0 where a row sees no key. limit: a number.
     """
+    window, softcap, sinks = (more.get(name) for name in ("window", "softcap", "sinks"))
     dtype, (n_q, d), n_kv = q.dtype, q.shape[-2:], k.shape[-2]
     u, w = torch.finfo(dtype).eps / 2, 2.0**-24
     step = torch.finfo(dtype).smallest_normal * u

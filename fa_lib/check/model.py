@@ -5,12 +5,13 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fa_lib import kernels
@@ -18,7 +19,7 @@ from fa_lib.check.attempt import KernelError, called, message, shown
 from fa_lib.check.call_sites import Asked, Places, apart, compiled, handed_on
 from fa_lib.check.capture import Capture
 from fa_lib.check.model_state import kept
-from fa_lib.check.sampling import sampled, size
+from fa_lib.check.sampling import Sample, not_finite, sampled, shares_seen, size
 from fa_lib.check.skipped import Why, line
 from fa_lib.experiments.rule import written_out, yardstick
 from fa_lib.formats import Format
@@ -28,7 +29,7 @@ SDPA = F.scaled_dot_product_attention
 EMULATED = (written_out, kernels.baseline, kernels.as_shipped, kernels.every_step)  # some rows of Q have the same bits
 CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "head", "kernel", "against"]
 COLUMNS = [
-    *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", *PLACE[2:], "max", "rmse", "scale", "ratio"
+    *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", "later", "own", *PLACE[2:], "max", "rmse", "scale", "ratio"
 ]  # fmt: skip
 
 
@@ -77,12 +78,14 @@ class Probe(TorchFunctionMode):
         baseline: the kernel whose error is the yardstick of `table` and `summary`, compared as if it were among names;
             None is none. "baseline" is `rule.yardstick`: emulated in 16 bits, and with its sums taken one term
             after the other in FP32, where a real kernel rounds sums too.
+        also: called with the compared rows of each call, and what the kernel that ran gave for them, float64.
         worst: the kernel whose largest error (over the golden root mean square and the unit roundoff) says which call
             is the worst: "ran", or one of names.
 
     Attributes:
         rows: dicts of where it was, rows (of Q compared for each head), hidden (of all these, the ones that see no key,
-            left out), head, kernel ("ran", or a name), against ("golden", and "ran" for the others), max, rmse,
+            left out), later and own (`sampling.shares_seen`: the shares of them that see a later key than their own,
+            and their own), head, kernel ("ran", or a name), against ("golden", and "ran" for the others), max, rmse,
             scale: the root mean square of the golden value, and ratio: max over Baseline's at this call and head (NaN
             against "ran"). Where differences are not finite, max is inf.
         calls: calls seen, compared or not.
@@ -98,7 +101,7 @@ class Probe(TorchFunctionMode):
     def __init__(
         self, names: str | Iterable[str] = ("as_shipped",), every: int = 1, queries: int | None = 256,
         limit: int | None = 100_000, save: str | Path | None = None, baseline: str | None = "baseline",
-        worst: str = "ran",
+        worst: str = "ran", also: Callable[[Sample, Tensor], None] | None = None,
     ):  # fmt: skip
         super().__init__()
         names = [baseline, *([names] if isinstance(names, str) else names)]
@@ -115,7 +118,7 @@ class Probe(TorchFunctionMode):
         if worst not in ("ran", *self.kernels):
             raise ValueError(f"worst: got {worst!r}; accepted are {', '.join(('ran', *self.kernels))}")
         self.every, self.queries, self.limit = every, queries, limit
-        self.save, self.baseline, self.worst = save, baseline, worst
+        self.save, self.baseline, self.worst, self.also = save, baseline, worst, also
         self.rows, self.calls, self.skipped = [], 0, Counter()
         self.nonfinite = None
         self._largest, self._worst = 0.0, None  # of the worst call so far: its error and Capture
@@ -143,7 +146,7 @@ class Probe(TorchFunctionMode):
             out = o
             q, k, v, o = (x.detach()[(None,) * (4 - x.ndim)] for x in (q, k, v, o))
             q, k, v = q.expand(*o.shape[:2], -1, -1), *(x.expand(len(o), -1, -1, -1) for x in (k, v))
-            wrong = _nonfinite(q, k, v, o, options)
+            wrong = not_finite(q, k, v, o, options)
             if wrong and self.nonfinite is None:
                 self.nonfinite = dict(given) | dict(tensor=wrong)
                 self._hold(math.inf, self.nonfinite, (q, k, v, options, out))
@@ -157,12 +160,15 @@ class Probe(TorchFunctionMode):
                     outs[name] = self._computed(name, part, (q, k, v), options).double()
                 except KernelError as error:
                     self._skip(name, error)
+            if self.also is not None and not wrong:
+                self.also(part, outs["ran"])
             seen = part.seeing(golden)  # (entries, heads, rows, 1)
             pairs = [(name, "golden") for name in outs] + [(name, "ran") for name in outs if name != "ran"]
             sizes = [size(outs[a] - (golden if b == "golden" else outs[b]), seen) for a, b in pairs]
             count = seen.sum((0, 2, 3)).double().expand(2, -1)
             (count, _), (_, scale), *sizes = torch.stack([count, size(golden, seen), *sizes]).tolist()
         given = dict(given) | dict(rows=seen[:, 0].numel(), hidden=seen.numel() - int(sum(count)))
+        given |= shares_seen(q, k, options)
         for head, (number, rms) in enumerate(zip(count, scale)):
             if number:  # else no row of this head sees a key
                 errors = {pair: (largest[head], rmse[head]) for pair, (largest, rmse) in zip(pairs, sizes)}
@@ -284,20 +290,3 @@ class Probe(TorchFunctionMode):
         q, k, v = (x.detach().to(o.dtype) for x in (asked.query, asked.key, asked.value))  # as autocast does
         fmt = Format.of(o.dtype).name
         self(q, k, v, o, place | dict(fmt=fmt, n_q=q.shape[-2], n_kv=k.shape[-2]), **asked.options(o.dtype))
-
-
-def _nonfinite(q, k, v, o, options):
-    """The name of the first tensor of a call that holds NaN or an infinity, or None. A mask may hold -inf; o counts
-    where the inputs are finite, in rows that see a key."""
-    mask = options.get("mask")
-    right = [x.isfinite().all() for x in (q, k, v, o)]
-    right.append(torch.ones_like(right[0]) if mask is None or mask.dtype == torch.bool else (mask < math.inf).all())
-    *inputs, output, masked = torch.stack(right).tolist()
-    if not all(inputs):
-        return "qkv"[inputs.index(False)]
-    if not masked:
-        return "mask"
-    if output:
-        return None
-    seen = sampled(q, k, v, None, **options).seeing(o)
-    return None if o.masked_fill(~seen, 0.0).isfinite().all() else "o"

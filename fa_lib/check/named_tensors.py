@@ -10,17 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fa_lib.kernels.option_names import OPTION_NAMES
+
 NAMES = {  # what it is -> the names that it is given: torch's, flash-attn's, those of model libraries
     "q": ("q", "query"), "k": ("k", "key"), "v": ("v", "value"),
     "o": ("o", "out", "output", "attn_output", "attn_out"),
     "dO": ("dO", "dout", "grad_out", "grad_output"),
-    "mask": ("mask", "attn_mask", "attention_mask", "attn_bias"),
-    "causal": ("causal", "is_causal"), "scale": ("scale", "softmax_scale", "sm_scale", "scaling"),
-    "window": ("window", "window_size"), "softcap": ("softcap", "logit_softcap", "logits_soft_cap"),
-    "sinks": ("sinks", "s_aux"),
+    **OPTION_NAMES,
 }  # fmt: skip
 LAID_OUT = ("q", "k", "v", "o", "dO")  # tensors that have a layout
-OPTIONS = ("causal", "scale", "window", "softcap", "sinks", "mask")
 FILE_LAYOUTS = ("bhsd", "bshd")  # of kernels.LAYOUTS, those of tensors in a file
 FEWEST = 64  # values of o that are not 0: each has a chance of 2^-13 to lie on FP16's grid if it is FP32's
 
@@ -57,7 +55,7 @@ class Reading:
         Raises:
             ValueError: both name one, and differ.
         """
-        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name in OPTIONS}
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name in OPTION_NAMES}
         said = {name: x for name, x in said.items() if x is not None}
         for name, x in said.items():
             if name in held and held[name] != x:

@@ -74,3 +74,36 @@ def size(x: Tensor, seen: Tensor) -> Tensor:
     count = seen.sum((0, 2, 3)) * x.shape[-1]
     largest = x.abs().amax((0, 2, 3)).nan_to_num(nan=math.inf, posinf=math.inf)
     return torch.stack([largest, (x.square().sum((0, 2, 3)) / count).sqrt()])
+
+
+def not_finite(q: Tensor, k: Tensor, v: Tensor, o: Tensor, options: dict) -> str | None:
+    """The name of the first tensor of a call that holds NaN or an infinity, or None. A mask may hold -inf; o counts
+    where the inputs are finite, in rows that see a key."""
+    mask = options.get("mask")
+    right = [x.isfinite().all() for x in (q, k, v, o)]
+    right.append(torch.ones_like(right[0]) if mask is None or mask.dtype == torch.bool else (mask < math.inf).all())
+    *inputs, output, masked = torch.stack(right).tolist()
+    if not all(inputs):
+        return "qkv"[inputs.index(False)]
+    if not masked:
+        return "mask"
+    if output:
+        return None
+    seen = sampled(q, k, v, None, **options).seeing(o)
+    return None if o.masked_fill(~seen, 0.0).isfinite().all() else "o"
+
+
+def shares_seen(q: Tensor, k: Tensor, options: dict) -> dict[str, float]:
+    """Of a call with as many queries as keys, later: the share of rows that see a key behind their own; own: the share
+    that see their own. Both NaN of another call."""
+    n_q, n_kv = q.shape[-2], k.shape[-2]
+    if n_q != n_kv or n_q < 2:
+        return dict(later=math.nan, own=math.nan)
+    mask = options.get("mask")
+    visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
+    if mask is not None:
+        visible = (mask if mask.dtype == torch.bool else mask > -math.inf).expand(*mask.shape[:-2], n_q, n_kv)
+    if options.get("causal"):
+        visible = visible & within(n_q, n_kv, None, 0, q.device)
+    later = visible.triu(1).any(-1)[..., :-1]  # the last row has none behind it
+    return dict(later=later.double().mean().item(), own=visible.diagonal(dim1=-2, dim2=-1).double().mean().item())

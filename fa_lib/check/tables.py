@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from fa_lib.check.attempt import ENDED, FAULTS
+from fa_lib.check.cause_words import subject
 from fa_lib.check.contract import GRADIENTS_AT, HEAD_DIM, as_one
 from fa_lib.check.judge import interval
 from fa_lib.check.kernel_words import CASTS, MODES, NAMES, noted
@@ -24,7 +25,7 @@ COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", 
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
     "FP32", "of", "into", "casts", "kernel", "change", "cost", "layer", "model", "what", "detail", "first at",
-    "merged in", "gradient",
+    "merged in", "gradient", "what has this error",
 )  # fmt: skip
 
 
@@ -186,6 +187,15 @@ def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([
         {"largest error / Baseline's": _number(row.times_max), "root mean square, of its own": f"{row.relative:.2g}",
          "gradient": NAMES[row.tensor]} for row in ran.itertuples()
+    ])  # fmt: skip
+
+
+def by_bound(close: pd.DataFrame) -> pd.DataFrame:
+    """A table of `closeness.closeness`: the largest error over its own bound, and the rows beyond it."""
+    return pd.DataFrame([
+        {BROKE: row.times > 1, "largest error / its bound": _number(row.times), "rows beyond it": f"{row.rows:,}",
+         "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else ""}
+        for row in close.itertuples()
     ])  # fmt: skip
 
 

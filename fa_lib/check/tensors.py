@@ -1,6 +1,7 @@
 """Captured Q, K, V: how risky each head is, how far kernels are on it, and the cheapest change that helps."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,11 +119,22 @@ def by_head(x):
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def deviations(q, k, v, options: dict, names: list[str], ran: Tensor | None = None) -> list[dict]:
-    """How far kernels are from the golden value on these tensors, by head.
+def answered(
+    q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[str], ran: Tensor | None = None
+) -> dict[str, Answer]:
+    """What kernels give on these tensors.
 
     Args:
         names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured.
+    """
+    return {name: _answer(name, (q, k, v), options, ran) for name in names}
+
+
+def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[str, Answer]) -> list[dict]:
+    """How far kernels are from the golden value on these tensors, by head.
+
+    Args:
+        answers: of `answered`.
 
     Returns:
         rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
@@ -133,7 +145,6 @@ def deviations(q, k, v, options: dict, names: list[str], ran: Tensor | None = No
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     baseline, rows = yardstick(fmt)(q, k, v, **options), []
-    answers = {name: _answer(name, (q, k, v), options, ran) for name in names}
     outs = {ROUNDED: fmt(golden)} | {name: a.o for name, a in answers.items() if a.outcome == "yes"}
     held = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
     for name, out in outs.items():

@@ -6,15 +6,18 @@ from dataclasses import replace
 
 from fa_lib.check import conduct_words, wrong_words
 from fa_lib.check.attempt import shown
+from fa_lib.check.cause_words import subject
+from fa_lib.check.contract import OPTIONS as ASKED_OPTIONS
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
-from fa_lib.check.kernel_words import NAMES, SAY, SUMS
+from fa_lib.check.kernel_words import NAMES, SAY, SUMS, noted
 from fa_lib.check.kv_cache import CACHES
-from fa_lib.check.said import Said, as_times, each, folded, times
+from fa_lib.check.said import Said, as_times, each, folded, gravity, times
 from fa_lib.check.skipped import first_nonfinite, place, told
 from fa_lib.check.tensors import CHANGES, RAN, ROUNDED
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
+OPTIONS = (*ASKED_OPTIONS, "another scale", "key heads shared, GQA 4 to 2", "gradients")  # that users mean by options
 HEADINGS = {  # of findings by what they mean for the verdict
     Severity.FAILS: "Counts against it",
     Severity.NOTES: "Told, and not counted",
@@ -23,12 +26,35 @@ HEADINGS = {  # of findings by what they mean for the verdict
 
 
 def headline(judgement: Judgement) -> str:
-    """One sentence: "flash passes."."""
+    """The verdict, with its cause where one is known, and, of a kernel, what could not be asked: "flash passes. Not
+    asked, since it does not take them: softcap, sinks."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
     subject = judgement.subject
     if judgement.kind == "tensors" and subject in KERNELS:
         subject = KERNELS[subject].capitalize()
-    return f"{subject} {VERDICTS[judgement.verdict]}{on}."
+    why = because(judgement)
+    said = f"{subject} {VERDICTS[judgement.verdict]}{on}{f': {why}' if why else ''}."
+    if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
+        said += " Its rows see later keys: it was not judged as a decoder."
+    left = not_asked(judgement)
+    return f"{said} Not asked, since it does not take them: {', '.join(left)}." if left else said
+
+
+def because(judgement: Judgement) -> str:
+    """The cause of a failure, as a clause: the first of BECAUSE that was found; "" where there is none."""
+    failing = [f for f in judgement.findings if f.severity == Severity.FAILS]
+    for what, clause in BECAUSE.items():
+        found = sorted((f for f in failing if f.what == what), key=gravity)
+        if found:
+            return clause(found[0])
+    return ""
+
+
+def not_asked(judgement: Judgement) -> list[str]:
+    """Options that a kernel was not judged on, because it does not take them; of a kernel that fails none are named."""
+    if judgement.kind != "kernel" or judgement.verdict == Verdict.FAILS:
+        return []
+    return [each for f in judgement.findings if f.what == "unsupported" for each in f.where["asked"] if each in OPTIONS]
 
 
 def title(judgement: Judgement) -> str:
@@ -107,6 +133,26 @@ def _head_error(f, at):
     return Said(f"Over {at['heads']} heads the largest error of {kernel}{rule} (head {at['head']})", *times(f))
 
 
+def _bound(f, at):
+    kernel = KERNELS.get(at["kernel"], at["kernel"])
+    if f.severity == Severity.PASSES:
+        text = f"Every output of {kernel} is within its own bound, which is derived for these inputs"
+        return Said(text, f"{as_times(f.number)} of it", "1")
+    made = "no mistake and no rounding that was tried has this error"
+    if at["key"]:
+        made = f"{subject(at)} has {'this' if at['same'] else 'an'} error{'' if at['same'] else ' of this size'}"
+    text = f"Outputs of {kernel} are beyond their own bound in {at['rows']:,} of {at['of']:,} rows; {made}"
+    more = "The bound is that of a kernel which rounds P and the output to the inputs' format, and all else to FP32."
+    return Said(text, f"{as_times(f.number, f.limit)} of it", "1", more)
+
+
+def _mistake(f, at):
+    kernel = KERNELS.get(at["kernel"], at["kernel"])
+    text = f"{kernel[0].upper()}{kernel[1:]} computes another attention: {subject(at)} has this very error"
+    more = f"{at['share']:.1%} of the squared error, in {at['rows']:,} of {at['of']:,} rows beyond their bound."
+    return Said(text, f"{as_times(f.number, f.limit)} times the bound", "1", more)
+
+
 def _captured_gradients(f, at):
     if "problem" in at:
         fails = f.severity == Severity.FAILS
@@ -175,18 +221,47 @@ def _nothing_compared(f, at):
     return Said("No attention call was compared with Baseline, so nothing was judged")
 
 
+def _sees_later(f, at):
+    text = f"Rows see later keys than their own in {at['calls']} of {at['of']} calls (the first: {place(at)})"
+    more = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
+    return Said(text, f"{f.number:.0%} of the rows", "", more, "" if f.severity == Severity.NOTES else "pass the mask")
+
+
+def _own_hidden(f, at):
+    text = f"Rows do not see their own key in {at['calls']} of {at['of']} calls (the first: {place(at)})"
+    return Said(text, f"{f.number:.0%} of the rows", "", "A boolean mask of the other polarity does this.")
+
+
 def _skipped(f, at):
     of = "Calls not compared" if at["kernel"] == "all" else f"Calls that {at['kernel']} was not compared at"
     return Said(f"{of}: {f.number:.0f} ({told(at['why'])})")
 
 
+def _asked_for(at):
+    return f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
+
+
+BECAUSE: dict[str, Callable[[Finding], str]] = {  # what of a finding that fails -> the cause, in a clause
+    "sees_later": lambda f: "its rows see later keys, which a causal model may not",
+    "mistake": lambda f: f"{subject(f.where)} has its very error",
+    "coarse": lambda f: f"for {f.where['fmt']} it computes in a coarser format ({f.number:.0f} significant bits)",
+    "scale": lambda f: f"its outputs are attention's times {f.number:.4g}",
+    "noise": lambda f: "its outputs differ from call to call",
+    "answer": lambda f: (
+        f"asked for {f.where['asked']} it {noted(*(f.where[x] for x in ('outcome', 'note', 'problem')))}"
+    ),
+    "carry": lambda f: f"it carries its {SUMS[f.where['sum']]} in low precision from tile to tile",
+}
 SAYINGS = {
     **SAY, **conduct_words.SAY, **wrong_words.SAY, "refused": each(_refused), "head_error": each(_head_error),
+    "bound": each(_bound), "mistake": each(_mistake),
     "biased_output": _heads(
         "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),
     "one_signed": _heads("V has mostly one sign", "The errors of a 16-bit carry add up with N."),
     "underflow": _heads("Small P are lost", "More than a thousandth of a row's probability underflows."),
     "cache": each(_cache), "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
-    "skipped": each(_skipped), "captured": each(_captured), "captured_gradients": each(_captured_gradients),
+    "skipped": each(_skipped),
+    "sees_later": each(_sees_later), "own_hidden": each(_own_hidden),
+    "captured": each(_captured), "captured_gradients": each(_captured_gradients),
     "nonfinite": each(_nonfinite),
 }  # fmt: skip

@@ -204,6 +204,7 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
         told = dict(outcome="no", exits=isinstance(error, SystemExit), error=_name(error), text=_repr(error))
     else:
         told |= dict(callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn) if callable(fn) else None)
+        told |= dict(doc=f"{getattr(fn, '__doc__', None) or ''}"[:TEXT])  # of built-in functions it has the parameters
     _tell(channel, told | dict(number=0, state=watch.look()))
     worker = Worker(fn, watch, inbox, outbox) if told["outcome"] == "yes" else None
     while worker and (order := _next(channel)):

@@ -12,8 +12,7 @@ from fa_lib.kernels.options import check, within
 
 def sequential(
     q: Float[Tensor, "*lead n_q d"], k: Float[Tensor, "*kv_lead n_kv d"], v: Float[Tensor, "*kv_lead n_kv d_v"],
-    *, causal: bool = False, scale: float | None = None, mask: Tensor | None = None, window: tuple | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None,
+    **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:  # fmt: skip
     """Attention written out, whose sums, over head_dim and over keys, are taken in order: each product and addition
     rounds.
@@ -23,15 +22,14 @@ def sequential(
 
     Args, Returns, Raises: as `kernels.reference`, of whose options it has all but dropout.
     """
-    options = dict(causal=causal, mask=mask, window=window, softcap=softcap, sinks=sinks)
-    check(q, k, v, scale=scale, **options)
-    scale, added, blind = scale or 1 / math.sqrt(q.shape[-1]), None, None
-    if causal or mask is not None or window is not None:
-        added = _added(q, k, causal, mask, window)  # (..., n_q, n_kv)
+    asked = check(q, k, v, **options)
+    scale, softcap, added, blind = asked.scale or 1 / math.sqrt(q.shape[-1]), asked.softcap, None, None
+    if asked.causal or asked.mask is not None or asked.window is not None:
+        added = _added(q, k, asked)  # (..., n_q, n_kv)
         blind = added.amax(-1, keepdim=True) == -math.inf  # (..., n_q, 1)
         added = added.masked_fill(blind, 0.0)  # such a row sees all keys instead, and is 0 afterwards
-    if sinks is not None:
-        k, v, added = _with_sink(q, k, v, added, sinks)
+    if asked.sinks is not None:
+        k, v, added = _with_sink(q, k, v, added, asked.sinks)
     k, v = (as_many_heads(x, q) for x in (k, v))
     with torch.no_grad():
         o = _in_order(q, k, v, scale, added, softcap)
@@ -41,11 +39,11 @@ def sequential(
     return o if blind is None else o.masked_fill(blind, 0.0)
 
 
-def _added(q, k, causal, mask, window):
+def _added(q, k, asked):
     """What is added to the scores: 0, what a mask adds, or -inf where a key is hidden."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
-    left, right = window or (None, None)
-    near = within(n_q, n_kv, left, 0 if causal else right, q.device)
+    left, right = asked.window or (None, None)
+    near, mask = within(n_q, n_kv, left, 0 if asked.causal else right, q.device), asked.mask
     added = q.new_zeros(n_q, n_kv)
     if mask is not None:
         added = added.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else added + mask.to(q.dtype)

@@ -9,6 +9,7 @@ from functools import partial
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
 from fa_lib.kernels.layouts import LAYOUTS
+from fa_lib.kernels.option_names import renamed
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
@@ -52,6 +53,8 @@ def get(name: str | Callable) -> Callable:
     if at:
         if layout not in LAYOUTS:
             raise ValueError(f"layout: got {layout!r}; accepted are {', '.join(LAYOUTS)}")
+        if layout in ("varlen", "paged"):  # called under flash-attn's names
+            return LAYOUTS[layout](_with_precision(get(own)))
         return get(own) if layout == "bhsd" else LAYOUTS[layout](plain(own))
     if name in _KERNELS:
         return _KERNELS[name]
@@ -93,11 +96,14 @@ def standing_in(name: str, fn: Callable) -> Iterator[None]:
 
 def plain(name: str | Callable) -> Callable:
     """The kernel of a name, to be called f(q, k, v, **options): one that takes a Precision runs with every step in its
-    inputs' format, in tiles of 64, by fa1, as in the paper."""
+    inputs' format, in tiles of 64, by fa1, as in the paper; one that has other names for its options takes fa_lib's
+    (`option_names`)."""
     fn = get(name)
-    if not emulates(fn):
-        return fn
-    return partial(_uniform, fn)
+    return _with_precision(fn) if emulates(fn) else renamed(fn)
+
+
+def _with_precision(fn):
+    return partial(_uniform, fn) if emulates(fn) else fn
 
 
 def _uniform(fn, q, k, v, **options):

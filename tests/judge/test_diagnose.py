@@ -113,7 +113,8 @@ def test_a_right_kernel_has_every_option_that_it_takes():
 def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, monkeypatch):
     few(monkeypatch, *(asked for asked in of_contract.CALLS if asked[:4] in ("an a", "soft", "sink", "V of")))
     rows = contract(name)
-    assert {row["outcome"] for row in rows} == {"yes"} and len(rows) == 1 + 5 + 3
+    pairs = {"an added mask, ALiBi, and softcap", "an added mask, ALiBi, and sinks", "softcap, and sinks"}
+    assert {row["outcome"] for row in rows} == {"yes"} and pairs <= {row["asked"] for row in rows}
 
 
 def test_every_guess_has_words_and_is_another_answer():
@@ -121,7 +122,7 @@ def test_every_guess_has_words_and_is_another_answer():
     q, k, v = (x.bfloat16() for x in torch.randn(3, 2, 4, 32, 16, generator=torch.Generator().manual_seed(0)))
     call = diagnose.Call(q, k[:, :2], v[:, :2], BF16, {})
     for key in ("bshd", "output_reshaped", "heads_reversed", "heads_interleaved", "causal", "scale_1", "scale_ln_2"):
-        assert diagnose.distance(diagnose.GUESSES[key](call), call.golden()) > 2 * diagnose.CLOSE, key
+        assert diagnose.distance(diagnose.GUESSES[key].of(call), call.golden()) > 2 * diagnose.CLOSE, key
     assert diagnose.distance(q, q[:1]) == math.inf
 
 

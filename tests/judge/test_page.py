@@ -92,7 +92,8 @@ def test_the_terminal_has_a_line_for_each_finding_and_one_for_all_that_holds():
     holds = [replace(ERROR, severity=PASSES, number=1.0), replace(REPEATS, severity=PASSES)]
     ends = Finding("state", FAILS, dict(details=["\x1b[2J"], times=1, at="", on_import=True))
     lines = words.in_lines(Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds)))
-    assert lines[:3] == ["mine fails.", "", "Counts against it:"] and "\\x1b[2J" in lines[3] and "\x1b" not in lines[3]
+    assert lines[0].startswith("mine fails: asked for case 0 it ") and lines[1:3] == ["", "Counts against it:"]
+    assert "\\x1b[2J" in lines[3] and "\x1b" not in lines[3]
     assert lines[4] == "  What to change: put it back before the kernel returns."
     assert [line.strip() for line in lines[5:9]] == [
         *(f"Asked for case {i} it answers with something else than attention's output." for i in range(3)),

@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,22 +17,37 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fa_lib import kernels, modules
+from fa_lib.check.apart import in_a_process
 from fa_lib.check.attempt import attempt
-from fa_lib.check.contract import contract
-from fa_lib.check.findings import Finding, Severity
+from fa_lib.check.cause_words import subject
+from fa_lib.check.closeness import closeness
+from fa_lib.check.contract import CALLS, CAUSAL_FEWER, CAUSAL_ONE, WINDOW, contract
+from fa_lib.check.findings import Finding, Judgement, Severity
+from fa_lib.check.judge import alignment
 from fa_lib.check.judge_conduct import of_conduct
-from fa_lib.check.kernel_words import NOTES
+from fa_lib.check.kernel_file import module_name
+from fa_lib.check.kernel_words import NOTES, SAY
 from fa_lib.check.model import Probe
 from fa_lib.check.named import check_named, chosen, in_lines
 from fa_lib.check.said import as_times, times
 from fa_lib.check.skipped import Why
+from fa_lib.check.words import headline
 from fa_lib.cli import app
 from fa_lib.experiments.sequential import sequential
-from fa_lib.formats import BF16, FP32
+from fa_lib.formats import BF16, FP32, TF32
 from fa_lib.inputs import draw
+from fa_lib.kernels.option_names import OPTION_NAMES
 from fa_lib.paths import ROOT
+from fa_lib.testing import assert_attention_close
 
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """Commands that run in this process look for modules in folders that go with the test."""
+    monkeypatch.setattr(modules, "_FOLDERS", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def command(*words):
@@ -237,8 +254,6 @@ def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch
         f"def right(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, {name}={name}, **options)\n"
         f"def wrong(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, **options)\n"
     )
-    monkeypatch.setattr(modules, "_FOLDERS", [])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     q, k, v = (x.transpose(1, 2) for x in normal(1, 2, 96, 32, dtype=torch.bfloat16))
     path = saved(tmp_path, q=q, k=k, v=v, **named)
@@ -253,3 +268,172 @@ def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_w.py"]
         env = os.environ | dict(KERNEL=kernel)
         assert subprocess.run(words, cwd=tmp_path, env=env, capture_output=True).returncode == code
+
+
+STRIPED = (torch.arange(96)[:, None] + torch.arange(96)) % 3 > 0
+MISTAKES = {  # cause -> (options of the call, the output of a kernel that makes that mistake)
+    "scale_factor": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1.2 * q.shape[-1] ** -0.5)),
+    "scale_log2_e": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=q.shape[-1] ** -0.5 / math.log(2))),
+    "scale_1_over_d": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1 / q.shape[-1])),
+    "mask_inverted": (dict(mask=STRIPED), lambda q, k, v, mask: kernels.as_shipped(q, k, v, mask=~mask)),
+    "mask_added": (
+        dict(mask=left_padding(96, 0)), lambda q, k, v, mask: kernels.as_shipped(q, k, v, mask=mask.float())),
+    "mask_ignored": (
+        dict(mask=STRIPED | (torch.eye(96) > 0), causal=True),
+        lambda q, k, v, mask, causal: kernels.as_shipped(q, k, v, causal=causal)),
+    "window_ignored": (dict(window=(8, 8)), lambda q, k, v, window: kernels.as_shipped(q, k, v)),
+    "softcap_after_mask": (dict(softcap=1.0, causal=True), lambda q, k, v, softcap, causal: capped_after_mask(q, k, v)),
+    "bshd": ({}, lambda q, k, v: kernels.as_shipped(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)),
+    "heads_reversed": ({}, lambda q, k, v: kernels.as_shipped(q, k, v).flip(1)),
+    "inputs": ({}, lambda q, k, v: kernels.as_shipped(*(TF32(x.double()).float() for x in (q, k, v)))),
+}  # fmt: skip
+
+
+def capped_after_mask(q, k, v):
+    S = (q.double() @ k.double().mT * q.shape[-1] ** -0.5).masked_fill(torch.ones(96, 96).triu(1) > 0, -math.inf)
+    return (torch.softmax(torch.tanh(S), -1) @ v.double()).to(q.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("key", MISTAKES)
+def test_the_mistake_behind_an_output_is_named_in_the_headline(tmp_path, key, dtype):
+    if key == "inputs" and dtype == torch.bfloat16:
+        pytest.skip("TF32 has BF16's values")
+    options, wrong = MISTAKES[key]
+    q, k, v = normal(1, 4, 96, 32, dtype=dtype)
+    o = wrong(q, k, v, **options)
+    (row,) = closeness(o, q, k, v, options)
+    assert (row["key"], row["same"]) == (key, True) and row["times"] > 1 and row["rows"] > 90
+    assert closeness(kernels.as_shipped(q, k, v, **options), q, k, v, options)[0]["times"] <= 1
+    with pytest.raises(AssertionError, match=re.escape(subject(row))):
+        assert_attention_close(o, q, k, v, precision=dtype, **options)
+    if "window" not in options and "softcap" not in options:
+        path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: torch.as_tensor(x) for name, x in options.items()})
+        done = command("check", "tensors", path, "--out", tmp_path, "--gate")
+        assert done.exit_code == 1 and subject(row) in done.output
+
+
+def test_a_scale_that_is_a_fifth_too_large_does_not_pass_on_peaked_scores(tmp_path):
+    """The rule of two is blind there: Baseline rounds large scores, and its own error is as large."""
+    q, k, v = (x.bfloat16() for x in draw("peaked", 0, (1, 2, 256, 64)))
+    for factor, code in ((1.0, 0), (1.2, 1)):
+        path = saved(tmp_path, q=q, k=k, v=v, o=kernels.as_shipped(q, k, v, scale=factor / 8))
+        done = command("check", "tensors", path, "--out", tmp_path, "--gate")
+        assert done.exit_code == code, done.output
+    assert "attention with 1.2 times its scale" in done.output.splitlines()[0]
+    baseline = saved(tmp_path, q=q, k=k, v=v, o=kernels.baseline(q, k, v))  # right, in its own way
+    assert command("check", "tensors", baseline, "--out", tmp_path, "--gate").exit_code == 0
+    (tmp_path / "scaled.py").write_text(
+        f"import torch\nfrom safetensors.torch import load_file\n{SDPA}"
+        f"def run():\n    x = load_file({str(baseline)!r})\n    sdpa(x['q'], x['k'], x['v'], scale=0.125)\n"
+    )
+    done = command("check", "model", tmp_path / "scaled.py:run", "--out", tmp_path, "--gate")
+    assert done.exit_code == 0 and "Every output of attention is within its own bound" in done.output, done.output
+
+
+MASKS = {  # what a model hands to attention -> what is told of it
+    "none": ("", "not judged as a decoder", "see later keys"),
+    "causal": ("is_causal=True", "", ""),
+    "inverted": ("attn_mask=~torch.ones(16, 16, dtype=torch.bool).tril()", "", "do not see their own key"),
+}
+
+
+@pytest.mark.parametrize("which", MASKS)
+def test_what_the_masks_of_a_model_show_is_told(tmp_path, which):
+    given, headline, told = MASKS[which]
+    (tmp_path / f"mask_{which}.py").write_text(
+        f"import torch\n{SDPA}def run(): sdpa(*torch.randn(3, 1, 2, 16, 8), {given})"
+    )
+    function = tmp_path / f"mask_{which}.py:run"
+    done = command("check", "model", function, "--out", tmp_path, "--gate")
+    assert done.exit_code == 0 and headline in done.output.splitlines()[0] and told in done.output, done.output
+    done = command("check", "model", function, "--out", tmp_path, "--gate", "--causal")
+    assert done.exit_code == (0 if which == "causal" else 1)
+
+
+CALLED = {  # what a project calls an option -> its kernel
+    "torch": "def f(query, key, value, attn_mask=None, is_causal=False, scale=None):\n"
+             "    return sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale)",
+    "flash-attn": "def f(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):\n"
+                  "    left, right = (None if side < 0 else side for side in window_size)\n"
+                  "    return kernels.as_shipped(q, k, v, scale=softmax_scale, causal=causal, window=(left, right))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("project", CALLED)
+def test_options_are_asked_under_the_names_that_a_kernel_gives_them(tmp_path, project):
+    name = f"of_{project.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(f"from fa_lib import kernels\n{SDPA}{CALLED[project]}")
+    kernel = module_name(f"{tmp_path}/{name}.py:f")
+    with in_a_process(kernel):
+        rows = {row["asked"]: row for row in contract(kernel)}
+    asked = ("causal", "another scale", "a boolean mask" if project == "torch" else WINDOW)
+    assert {rows[each]["outcome"] for each in asked} == {"yes"}
+    assert {rows[each]["outcome"] for each in ("softcap", "sinks")} == {"no"}
+
+
+def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what_was_not(tmp_path):
+    """It is built in, and has its parameters in its documentation alone."""
+    kernel = "torch.nn.functional:scaled_dot_product_attention"
+    with in_a_process(kernel):
+        rows = {row["asked"]: row for row in contract(kernel)}
+    for asked in ("causal", "a boolean mask", "an added mask, ALiBi", "another scale", "key heads shared, GQA 4 to 2"):
+        assert rows[asked]["outcome"] == "yes", asked
+    assert rows[CAUSAL_FEWER]["note"] == rows[CAUSAL_ONE]["note"] == "top_left"
+    asked = pd.DataFrame([*rows.values()])
+    no = [*asked.asked[asked.outcome == "no"]]
+    found = Judgement("kernel", kernel, (Finding("unsupported", Severity.NOTES, dict(asked=no)),
+                                         Finding("error", Severity.PASSES, {}, 1.0, 2.0)))  # fmt: skip
+    words = headline(found)
+    assert "softcap" in words and "sinks" in words and WINDOW in words and "boolean" not in words
+    page = command("check", "kernel", "--help").output
+    assert all(name in page for names in OPTION_NAMES.values() for name in names)
+
+
+def attention(q, k, v, causal=False, mask=None, softcap=None, sinks=None, wrong=""):
+    """Right, but for one pair of options."""
+    n_q, n = q.shape[-2], k.shape[-2]
+    if wrong == "sinks, one query" and n_q == 1:
+        sinks = None
+    if wrong == "mask, causal" and causal:
+        mask = None
+    if wrong == "hidden block" and mask is not None:  # exp(-inf + inf), as of a running maximum of -inf
+        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
+        if n > 512 and hidden[..., :512].all(-1).any():
+            return torch.full_like(q, math.nan)
+    if wrong == "alignment" and causal and 1 < n_q < n:
+        causal, mask = False, torch.ones(n_q, n, dtype=torch.bool).tril()
+    if wrong == "softcap, mask" and softcap and mask is not None and mask.dtype == torch.bool:
+        S = (q.double() @ k.double().mT * q.shape[-1] ** -0.5).masked_fill(~mask, -math.inf)
+        return (torch.softmax(softcap * torch.tanh(S / softcap), -1) @ v.double()).to(q.dtype)
+    options = dict(causal=causal, mask=mask, softcap=softcap, sinks=sinks)
+    return kernels.as_shipped(q, k, v, **options)
+
+
+PAIRS = {  # what is wrong -> calls that find it, the first by the note
+    "sinks, one query": ("sinks, and one query", "sinks_ignored"),
+    "mask, causal": ("causal, and a boolean mask", "mask_ignored"),
+    "hidden block": ("a boolean mask that hides 1,100 first keys", ""),
+    "softcap, mask": ("a boolean mask, and softcap", "softcap_after_mask"),
+}
+
+
+@pytest.mark.parametrize("wrong", PAIRS)
+def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
+    rows = {row["asked"]: row for row in contract(partial(attention, wrong=wrong))}
+    asked, note = PAIRS[wrong]
+    assert rows[asked]["outcome"] in ("wrong", "broken") and rows[asked]["note"] == note
+    singles = ("causal", "a boolean mask", "an added mask, ALiBi", "softcap", "sinks", "one query, as in decoding")
+    assert {rows[each]["outcome"] for each in singles} == {"yes"}
+    right = {row["asked"]: row["outcome"] for row in contract(attention)}
+    assert {asked for asked, outcome in right.items() if outcome != "yes"} == {WINDOW, "another scale"}
+    assert len(right) > len(CALLS)
+
+
+def test_a_causal_mask_with_two_alignments_fails():
+    """Top-left for 64 queries of 256 keys, and one query sees all of them."""
+    (found,) = alignment(pd.DataFrame(contract(partial(attention, wrong="alignment"))))
+    assert found.severity == Severity.FAILS
+    (said,) = SAY["alignment"]([found])
+    assert "top-left for several queries, bottom-right for one" in said.text
+    assert not [*alignment(pd.DataFrame(contract(attention)))]

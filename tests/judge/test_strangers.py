@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from examples import my_kernel
 from fa_lib import BF16, FP16, FP32, kernels, reports
 from fa_lib.check import golden, tables
-from fa_lib.check.contract import contract
+from fa_lib.check.contract import WINDOW, contract
 from fa_lib.check.findings import Severity, Verdict
 from fa_lib.check.golden import Inputs, keeping, kept, truth
 from fa_lib.check.judge import EXPLAINED, SIDE, judge_kernel
@@ -224,7 +224,7 @@ def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
     """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
     seen, judgement = examined(no_fp64)
     assert seen["asked"].set_index("asked").outcome["FP64"] == "no" and judgement.passed
-    options = ["a boolean mask", "an added mask, ALiBi", "softcap", "sinks"]
+    options = ["a boolean mask", "an added mask, ALiBi", WINDOW, "softcap", "sinks"]
     assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", *options]
     assert not examined(nan_in_fp16)[1].passed
 

@@ -135,7 +135,7 @@ def test_options_and_shared_heads_are_judged_as_asked(options):
     (partial(kernels.flash, causal=True), {}, "attention with a causal mask that was not asked for has this error"),
     (partial(kernels.flash, mask=torch.ones(32, 256, dtype=torch.bool).tril()), dict(causal=True),
      "a causal mask aligned top-left (query i sees keys 0 .. i) has this error"),
-    (kernels.flash, dict(causal=True), "attention without the mask has this error"),
+    (kernels.flash, dict(causal=True), "attention without its causal mask has this error"),
 ])  # fmt: skip
 def test_the_mistake_is_named(kernel, options, why):
     q, k, v = drawn("uniform", n_q=32)

@@ -1,17 +1,18 @@
 """What would explain an error: emulated mistakes on the same rows, and the one whose error is this one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from scipy import optimize
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.check.diagnose import Call, answers
 from fa_lib.check.judge import EXPLAINED
-from fa_lib.check.sampling import both
-from fa_lib.formats import BF16, FP16, FP32, FP64, Format, truncated
+from fa_lib.formats import BF16, FP16, FP32, FP64, TF32, Format, truncated
 from fa_lib.kernels.options import Options
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
@@ -28,7 +29,11 @@ STEPS = {  # of a Precision, that are in 16 bits
     "every_step": ("scores", "exponent", "probs", "maximum", "factors", "row_sum", "accumulator"),
 }
 CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes whose error tells the tiles
-MISSING = {"sinks": dict(sinks=None), "softcap": dict(softcap=None), "keep": dict(keep=None, dropout_p=0.0)}
+TIMES = torch.linspace(-3, 3, 25, dtype=torch.float64).exp2().tolist()  # the scale, that are tried first
+FITTED = 0.02  # of the share that a mistake with a number fitted to the error must explain more than one without
+SAME_SCALE = 1e-6  # relative
+GUESSED = 64  # rows that the guesses of `check.diagnose` are compared on
+ALL_ROWS = 2**32  # products of a call at most, for guesses that need all of its rows
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,12 @@ class Cause:
     """A mistake that makes an error.
 
     Attributes:
-        key: of STEPS, or "probs_truncated", "scale_missing", "scale_twice", of MISSING, "top_left", "unmasked",
-            "mask_rounded", "causal".
+        key: of STEPS, or "probs_truncated", "mask_rounded", "scale_twice", "scale_factor", "factor", "keep_missing", or
+            of `diagnose.GUESSES`.
         same: it makes this very error; else one of this size.
         fmt, tiles: of what is carried, where that is the mistake.
         share: of the squared error that the mistake explains.
+        factor: of the scale, or of the output, where that is the mistake.
     """
 
     key: str
@@ -48,6 +54,7 @@ class Cause:
     share: float
     fmt: str = ""
     tiles: int = 0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ class Rows:
 
     Attributes:
         q (rows, d), k (n_kv, d), v (n_kv, d_v): float64. o, golden: (rows, d_v), float64.
-        masks: mistake, or "asked" -> what is added to S (rows, n_kv). options: of `Asked`, for these rows.
+        masks: "asked", or "mask_rounded" -> what is added to S (rows, n_kv). options: of `Asked`, for these rows.
+        call, whole: the entry of the batch that they are of, and the kernel's output there; None where it has dropout.
     """
 
     q: Tensor
@@ -66,6 +74,8 @@ class Rows:
     golden: Tensor
     masks: dict[str, Tensor]
     options: dict[str, Any]
+    call: Call | None = None
+    whole: Tensor | None = None
 
     @classmethod
     def worst(cls, times: Tensor, o: Tensor, golden: Tensor, tensors: tuple, fmt: Format, options: dict) -> "Rows":
@@ -78,13 +88,25 @@ class Rows:
         flat = [x.detach().double().reshape(-1, *x.shape[-2:]) for x in (q, k, v, o, golden)]
         here = [flat[0][head, rows], *(x[head // asked.group] for x in flat[1:3]), *(x[head, rows] for x in flat[3:])]
         masks = {
-            key: _added(Options.of(q, k, v, **changed), head, rows)
-            for key, changed in _masks(q, k, options, fmt).items()
+            key: _added(Options.of(q, k, v, **changed), head, rows) for key, changed in _masks(options, fmt).items()
         }
         sink, keep = asked.sink(head), asked.keep
         kept = None if keep is None else keep.reshape(-1, *keep.shape[-2:])[head, rows]
         given = dict(scale=asked.scale, softcap=asked.softcap, sinks=None if sink is None else sink.reshape(1))
-        return cls(*here, masks, given | dict(keep=kept, dropout_p=asked.dropout_p))
+        call, whole = (None, None) if asked.keep is not None else _entry(tensors, o, golden, options, head, fmt)
+        return cls(*here, masks, given | dict(keep=kept, dropout_p=asked.dropout_p), call, whole)
+
+
+def _entry(tensors, o, golden, options, head, fmt):
+    """The Call of one entry of the batch, that a flattened head is of, and the kernel's output there."""
+    q, k, v = (x.detach()[(None,) * (4 - x.ndim)].flatten(0, -4) for x in tensors)
+    at = slice(head // q.shape[1], head // q.shape[1] + 1)
+    o, golden = (x[(None,) * (4 - x.ndim)].flatten(0, -4)[at] for x in (o, golden))
+    mask = options.get("mask")
+    if mask is not None:
+        mask = mask.expand(*tensors[0].shape[:-1], k.shape[-2])
+        options = options | dict(mask=mask[(None,) * (4 - mask.ndim)].flatten(0, -4)[at])
+    return Call(q[at], k[at], v[at], fmt, options, GUESSED, golden), o
 
 
 def cause(rows: Rows, precision: Precision, block: int) -> Cause | None:
@@ -94,17 +116,34 @@ def cause(rows: Rows, precision: Precision, block: int) -> Cause | None:
     Args:
         precision: as declared. block: keys of a tile, as declared.
     """
-    error, found = rows.o - rows.golden, []
-    size = error.square().sum()
+    found = []
     for key, about, o in _mistakes(rows, precision, block):
-        share = 1 - ((rows.o - o).square().sum() / size).item()
-        times = ((o - rows.golden).square().sum() / size).sqrt().item()
-        same = share >= EXPLAINED
-        alike = about.get("declared", False) and 1 / ALIKE <= times <= ALIKE
-        if same or alike:
-            told = {name: about[name] for name in ("fmt", "tiles") if name in about}
-            found.append((same, share if same else -abs(math.log(times)), Cause(key, same, share, **told)))
+        found += _rated(key, about, o, rows.o, rows.golden)
+    if rows.call is not None:
+        compared, golden = rows.call.compared(rows.whole), rows.call.compared(rows.call.whole())
+        q, k = rows.call.q, rows.call.k
+        all_rows = q.numel() * k.shape[-2] <= ALL_ROWS
+        for key, o in answers(rows.call, all_rows):
+            found += _rated(key, {}, o, compared, golden)
     return max(found, key=lambda each: each[:2])[-1] if found else None
+
+
+def _rated(key: str, about: dict, o: Tensor, ours: Tensor, golden: Tensor) -> list[tuple[bool, float, Cause]]:
+    """A Cause with what it is chosen by, where a mistake's output has the error of ours, or one of its size.
+
+    Args:
+        about: what is to be told of it; o: its output.
+    """
+    size = (ours - golden).square().sum()
+    share = 1 - ((ours - o).square().sum() / size).item() if size else 0.0
+    times = ((o - golden).square().sum() / size).sqrt().item() if size else math.inf
+    same = share >= EXPLAINED
+    alike = about.get("declared", False) and 1 / ALIKE <= times <= ALIKE
+    if not (same or alike):
+        return []
+    told = {name: about[name] for name in ("fmt", "tiles", "factor") if name in about}
+    fits = share - FITTED * ("factor" in about)
+    return [(same, fits if same else -abs(math.log(times)), Cause(key, same, share, **told))]
 
 
 def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[str, dict, Tensor]]:
@@ -114,13 +153,22 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
     for key, other in rows.masks.items():
         if key != "asked":
             yield key, {}, kernels.golden(*tensors, inputs=precision.inputs, mask=other, **rows.options)
-    changes = dict(scale_missing=dict(scale=1.0), scale_twice=dict(scale=rows.options["scale"] ** 2))
-    for name, without in MISSING.items():
-        if rows.options[name] is not None:
-            changes[f"{name}_missing"] = without
-    for key, change in changes.items():
-        options = rows.options | change
-        yield key, {}, kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
+
+    def scaled(times: float) -> Tensor:
+        options = rows.options | dict(scale=times * rows.options["scale"])
+        return kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
+
+    if (
+        abs(rows.options["scale"] * rows.options["scale"] * rows.q.shape[-1] - 1) > SAME_SCALE
+    ):  # else it is 1 / head_dim
+        yield "scale_twice", {}, scaled(rows.options["scale"])
+    times = _nearest_factor(lambda factor: (scaled(factor) - rows.o).square().sum().item())
+    yield "scale_factor", dict(factor=times), scaled(times)
+    factor = ((rows.o * rows.golden).sum() / rows.golden.square().sum().clamp(min=1e-300)).item()
+    yield "factor", dict(factor=factor), factor * rows.golden
+    if rows.options["keep"] is not None:
+        options = rows.options | dict(keep=None, dropout_p=0.0)
+        yield "keep_missing", {}, kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
     exact = replace(precision, output=FP64)  # else the rounding of the answer hides what makes the error
 
     def emulated(changed: Precision, **given) -> Tensor:
@@ -128,7 +176,7 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
         return precision.output(o)
 
     narrow = precision.inputs
-    for fmt in (narrow,) if narrow.precision < FP32.precision else (BF16, FP16):
+    for fmt in (narrow,) if narrow.precision < FP32.precision else (TF32, BF16, FP16):
         for key, steps in STEPS.items():
             if all(getattr(precision, step).precision <= fmt.precision for step in steps):
                 continue
@@ -144,19 +192,19 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
     yield "probs_truncated", told, emulated(cut, **given)
 
 
-def _masks(q, k, options, fmt):
-    """Options of "asked" and of each mistake of masks that would change something; fmt: of the inputs."""
-    n_q, n_kv = q.shape[-2], k.shape[-2]
+def _nearest_factor(far: Callable[[float], float]) -> float:
+    """The factor, of 1/8 to 8, for which a function is least, where it has one minimum."""
+    best = min(TIMES, key=far)
+    low, high = math.log2(best) - 0.25, math.log2(best) + 0.25
+    found = optimize.minimize_scalar(lambda log: far(2.0**log), bounds=(low, high), method="bounded")
+    return 2.0 ** float(found.x)
+
+
+def _masks(options, fmt):
+    """Options of "asked", and of a mask that is rounded to the format of the inputs."""
     found, mask = dict(asked=options), options.get("mask")
-    if options.get("causal") and n_q != n_kv:
-        visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device).tril()
-        found["top_left"] = options | dict(causal=False, mask=both(visible, mask))
-    if options.get("causal") or mask is not None or options.get("window"):
-        found["unmasked"] = options | dict(causal=False, mask=None, window=None)
     if mask is not None and mask.dtype != torch.bool:
         found["mask_rounded"] = options | dict(mask=fmt(mask.detach().double()))
-    if not options.get("causal"):
-        found["causal"] = options | dict(causal=True)
     return found
 
 
