@@ -6,7 +6,7 @@ a half while one of the halves will do, then drop one block after the other.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,19 +15,17 @@ import torch
 from fa_lib import kernels
 from fa_lib.check.attempt import UNASKED, KernelError, called
 from fa_lib.check.capture import AS_IT_IS, Capture, captured
+from fa_lib.check.closeness import Beside
+from fa_lib.check.cut import AXES, CALLED, Cut
 from fa_lib.check.limit import judged
 from fa_lib.check.named_tensors import Reading
 from fa_lib.check.skipped import place
 from fa_lib.check.standalone import standalone
 from fa_lib.execution.files import replacing
+from fa_lib.kernels.option_names import own_names
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
 BLOCKS = (2, 4, 8, 16, 32)  # that an axis is cut into, one after the other
-AXES = ("batch", "groups", "places", "rows", "keys", "features", "values")  # of a Cut, in the order they are cut
-CALLED = {  # as they are told
-    "batch": "batch", "groups": "heads of keys", "places": "query heads of each", "rows": "queries", "keys": "keys",
-    "features": "head_dim", "values": "head_dim of V",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,59 +37,26 @@ class Failure:
         says: what it raises, each number as #; "" of the other kinds.
         ratio: its largest error over the limit of `judged`; infinite of the other kinds.
         at: (batch, head, query) where the error is largest, or None.
+        o: the kernel's output, where it is "far".
     """
 
     kind: str
     says: str = ""
     ratio: float = torch.inf
     at: tuple[int, ...] | None = None
+    o: torch.Tensor | None = field(default=None, compare=False, repr=False)
+
+    def causes(self, call: Capture) -> list[str]:
+        """Mistakes that make this very error at its call, of `suspects.causes`."""
+        if self.o is None:
+            return []
+        found = Beside.of(self.o, call.q, call.k, call.v, call.options)
+        return [cause.key for cause in found.causes() if cause.same]
 
     def stays(self, other: "Failure") -> bool:
         """Whether another call's Failure is this one."""
         alike = (other.kind, other.says) == (self.kind, self.says)
         return alike and other.ratio >= min(self.ratio, MARGIN)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The indices of a call that are left, along each of AXES. A head of Q is its group's (a head of K and V) times the
-    group's size plus its place."""
-
-    batch: tuple[int, ...]
-    groups: tuple[int, ...]
-    places: tuple[int, ...]
-    rows: tuple[int, ...]
-    keys: tuple[int, ...]
-    features: tuple[int, ...]
-    values: tuple[int, ...]
-
-    @classmethod
-    def whole(cls, call: Capture) -> "Cut":
-        """Nothing of a call is left out."""
-        q, k, v = call.q, call.k, call.v
-        sizes = (len(q), k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-        return cls(*(tuple(range(size)) for size in sizes))
-
-    def of(self, call: Capture) -> Capture:
-        """What is left of a call."""
-        group = call.q.shape[1] // call.k.shape[1]
-        heads = [g * group + place for g in self.groups for place in self.places]
-        q = _at(call.q, self.batch, heads, self.rows, self.features)
-        k = _at(call.k, self.batch, self.groups, self.keys, self.features)
-        v = _at(call.v, self.batch, self.groups, self.keys, self.values)
-        options = dict(call.options)
-        if "mask" in options:
-            full = options["mask"].expand(*call.q.shape[:3], call.k.shape[2])
-            options["mask"] = _at(full, self.batch, heads, self.rows, self.keys)
-        if "sinks" in options:
-            options["sinks"] = _at(options["sinks"], heads)
-        return Capture(q, k, v, options, about=call.about)
-
-
-def _at(x, *along):
-    for axis, index in enumerate(along):
-        x = x.index_select(axis, torch.tensor(index))
-    return x
 
 
 @dataclass(frozen=True)
@@ -130,7 +95,7 @@ def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
         return Failure("nonfinite")
     ratio = error.max().item() / limit if limit else torch.inf if error.any() else 0.0
     at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-    return Failure("far" if ratio > 1 else "right", "", ratio, at)
+    return Failure("far", "", ratio, at, o) if ratio > 1 else Failure("right", "", ratio, at)
 
 
 def smallest(items: tuple[int, ...], stays: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
@@ -170,7 +135,8 @@ def shrink(
 
     Where the call is causal with as many queries as keys, one query is asked alone, without a mask, with the keys that
     it sees. If that will not do, queries and keys are cut together: a kernel may align its mask otherwise where they
-    differ, and that would be another failure.
+    differ, and that would be another failure. Where a mistake is known that makes the error of the whole call, it must
+    make that of the small one, too: an axis whose cut turns it into another failure stays whole.
 
     Args:
         kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path, reading: as of `capture.captured`.
@@ -179,9 +145,9 @@ def shrink(
     Raises:
         ValueError: the file cannot be read, there is no such kernel, or it does not fail.
     """
-    fn = kernels.get(kernel)
-    if kernels.emulates(fn):
+    if kernels.emulates(kernels.get(kernel)):
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
+    fn = kernels.plain(kernel)
     call = _needed(captured(path, reading))
     first = failure(fn, call, device)
     if first.kind == "right":
@@ -195,8 +161,16 @@ def shrink(
         row = call.q.shape[2] - 1 if first.at is None else first.at[2]
         alone = replace(cut, rows=(row,), keys=tuple(range(row + 1)))
         unmasked = replace(call, options={name: x for name, x in call.options.items() if name != "causal"})
-        if first.stays(failure(fn, alone.of(unmasked), device)):
+        small = alone.of(unmasked)
+        found = failure(fn, small, device)
+        if first.stays(found) and {*first.causes(call)[:1]} <= {*found.causes(small)}:
             call, cut = unmasked, alone
+
+    why = first.causes(call)[:1]
+
+    def same(cut):
+        small = cut.of(call)
+        return set(why) <= {*failure(fn, small, device).causes(small)}
 
     def tried(changed):
         return first.stays(failure(fn, changed.of(call), device))
@@ -212,7 +186,8 @@ def shrink(
         before = cut
         cut = _worst_alone(cut, failure(fn, cut.of(call), device), tried)
         for names in _moved_together(call):
-            cut = shorter(cut, names)
+            fewer = shorter(cut, names)
+            cut = fewer if fewer == cut or same(fewer) else cut
         if cut == before:
             break
     left = failure(fn, cut.of(call), device)
@@ -286,4 +261,5 @@ def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:
     where = f"Captured at {place(shrunk.call.about)}. " if "layer" in shrunk.call.about else ""
     about = f"{where}The call is the smallest of that kind which was found: {sizes_in_words(shrunk)}."
     with replacing(path) as temporary:
-        temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device))
+        others = {option: own for option, own in own_names(fn).items() if own not in ("", option)}
+        temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device, others))

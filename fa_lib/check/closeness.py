@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.sampling import Sample
-from fa_lib.check.suspects import Rows, cause
+from fa_lib.check.suspects import Cause, Rows, causes
 from fa_lib.formats import Format
 from fa_lib.precision import Precision
 from fa_lib.tolerance import BLOCK, Tolerance, tolerance
@@ -42,14 +42,18 @@ class Beside:
         return (self.times > 1).any(-1)
 
     def cause(self) -> dict[str, Any]:
-        """The `suspects.Cause` of the worst rows, as a dict; NO_CAUSE where none explains them, or none is beyond."""
+        """The first of `causes`, as a dict; NO_CAUSE where there is none."""
+        found = self.causes()
+        return asdict(found[0]) if found else NO_CAUSE
+
+    def causes(self) -> list[Cause]:
+        """What explains the worst rows (`suspects.causes`); nothing where no row is beyond its bound."""
         if not self.over.any():
-            return NO_CAUSE
+            return []
         rows = Rows.worst(
             self.times, self.o, self.about.golden, self.tensors, self.precision.inputs, self.options
         )  # fmt: skip
-        found = cause(rows, self.precision, BLOCK)
-        return NO_CAUSE if found is None else asdict(found)
+        return causes(rows, self.precision, BLOCK)
 
 
 def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -110,8 +110,13 @@ def _entry(tensors, o, golden, options, head, fmt):
 
 
 def cause(rows: Rows, precision: Precision, block: int) -> Cause | None:
-    """The mistake that explains an error best: the same error before one of this size, and that of the declared tiles
-    before others; None where none does.
+    """The first of `causes`; None where there is none."""
+    return next(iter(causes(rows, precision, block)), None)
+
+
+def causes(rows: Rows, precision: Precision, block: int) -> list[Cause]:
+    """The mistakes that explain an error, the best first: the same error before one of this size, and that of the
+    declared tiles before others.
 
     Args:
         precision: as declared. block: keys of a tile, as declared.
@@ -125,7 +130,7 @@ def cause(rows: Rows, precision: Precision, block: int) -> Cause | None:
         all_rows = q.numel() * k.shape[-2] <= ALL_ROWS
         for key, o in answers(rows.call, all_rows):
             found += _rated(key, {}, o, compared, golden)
-    return max(found, key=lambda each: each[:2])[-1] if found else None
+    return [each for *_, each in sorted(found, key=lambda each: each[:2], reverse=True)]
 
 
 def _rated(key: str, about: dict, o: Tensor, ours: Tensor, golden: Tensor) -> list[tuple[bool, float, Cause]]:

@@ -32,8 +32,7 @@ def renamed(fn: Callable) -> Callable:
     names = _parameters(fn)
     if names is None:
         return fn
-    own = {option: next((name for name in given if name in names), "") for option, given in OPTION_NAMES.items()}
-    gqa = "enable_gqa" in names
+    own, gqa = own_names(fn), "enable_gqa" in names
     if not gqa and all(name in ("", option) for option, name in own.items()):
         return fn
 
@@ -47,6 +46,15 @@ def renamed(fn: Callable) -> Callable:
     kernel.__module__ = getattr(fn, "__module__", None)
     kernel.__signature__ = _signature([option for option, name in own.items() if name])  # pyright: ignore
     return kernel
+
+
+def own_names(fn: Callable) -> dict[str, str]:
+    """option -> the name that a kernel gives it, "" where it does not take it; nothing where it takes any, or keeps its
+    parameters to itself."""
+    names = _parameters(fn)
+    if names is None:
+        return {}
+    return {option: next((name for name in given if name in names), "") for option, given in OPTION_NAMES.items()}
 
 
 def _as(name, x):

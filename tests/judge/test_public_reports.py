@@ -437,3 +437,39 @@ def test_a_causal_mask_with_two_alignments_fails():
     (said,) = SAY["alignment"]([found])
     assert "top-left for several queries, bottom-right for one" in said.text
     assert not [*alignment(pd.DataFrame(contract(attention)))]
+
+
+SHRUNK = """
+import math, torch
+def right(q, k, v, causal=False, scale=None, mask=None):
+    S = q.double() @ k.double().mT * (scale or q.shape[-1] ** -0.5)
+    S = S if mask is None else S.masked_fill(~mask, -math.inf)
+    S = S.masked_fill(torch.ones(S.shape[-2:]).triu(k.shape[-2] - q.shape[-2] + 1) > 0, -math.inf) if causal else S
+    return (torch.softmax(S, -1) @ v.double()).to(q.dtype)
+def no_mask(q, k, v, mask=None, scale=None): return right(q, k, v, scale=scale)
+def fixed_scale(q, k, v, mask=None): return right(q, k, v, scale=0.125)
+def nan_of_a_hidden_block(q, k, v, mask=None):
+    hidden = ~mask[..., :16].any(-1)[..., None]
+    return right(q, k, v, mask=mask).masked_fill(hidden & (k.shape[-2] > 16), math.nan)
+def torchs_names(query, key, value, attn_mask=None, is_causal=False): return right(query, key, value)
+"""
+
+
+@pytest.mark.parametrize("name", ["no_mask", "fixed_scale", "nan_of_a_hidden_block", "torchs_names"])
+def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kernel(tmp_path, name, monkeypatch):
+    """The right kernel gives NaN where a row sees no key: that may not become the failure."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    (tmp_path / f"shrunk_{name}.py").write_text(SHRUNK)
+    q, k, v = normal(1, 2, 64, 64, dtype=torch.bfloat16)
+    mask = torch.rand(64, 64, generator=torch.Generator().manual_seed(1)) < 0.4
+    mask[3] = False  # sees no key
+    mask[40:50, :16] = False
+    path = saved(tmp_path, q=q, k=k, v=v, mask=mask)
+    words = ("shrink", path, "--kernel", f"{tmp_path}/shrunk_{name}.py:{name}", "--out", tmp_path / "test_it.py")
+    done = command(*words)
+    assert done.exit_code == 0, done.output
+    told = "the output holds NaN" if "nan" in name else "times what a right kernel may have"
+    for kernel, code in (("", 1), (f"shrunk_{name}:right", 0)):
+        test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+        done = subprocess.run(test, cwd=tmp_path, env=os.environ | dict(KERNEL=kernel), capture_output=True, text=True)
+        assert done.returncode == code and (told in done.stdout) == bool(code), done.stdout
