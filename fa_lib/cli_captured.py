@@ -73,13 +73,15 @@ def compare(
 ) -> None:
     """Why do two kernels disagree? Their errors, their difference, and which change of one gives the other.
 
-    For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode.
+    For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode. A kernel that takes
+    (batch, sequence, heads, head_dim) is named NAME@bshd.
     """
     with told():
         import json
 
         from fa_lib import compare as comparing
         from fa_lib.check.apart import in_processes
+        from fa_lib.check.compare_words import in_words
         from fa_lib.execution.files import replacing
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
@@ -90,4 +92,4 @@ def compare(
         if json_file is not None:
             with replacing(json_file) as path:
                 path.write_text(json.dumps(found.record(), indent=1) + "\n")
-        say("\n".join(comparing.in_words(found)))
+        say("\n".join(in_words(found)))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.attempt import attempt
 from fa_lib.check.capture import AS_IT_IS, captured
-from fa_lib.check.emulations import Emulation, Fit, begun, changed, choices, described, nearest, smallest_change
+from fa_lib.check.closeness import closeness
+from fa_lib.check.emulations import Emulation, Fit, begun, choices, nearest, smallest_change
 from fa_lib.check.judge import EXPLAINED
-from fa_lib.check.log_probs import VOCABULARY, log_probs
+from fa_lib.check.log_probs import log_probs
 from fa_lib.check.named_tensors import Reading
-from fa_lib.check.said import as_times
 from fa_lib.check.sampling import Sample, both, sampled
-from fa_lib.check.skipped import place
 from fa_lib.execution.results import provenance
 from fa_lib.experiments.rule import yardstick
 from fa_lib.formats import BF16, Format, FormatLike
@@ -89,6 +88,7 @@ class Compared:
     Attributes:
         a, b: names. question: it. about: where the inputs were captured.
         errors: "a", "b" -> max, rmse, times_max and times_rmse (over Baseline's, on the same rows), of o - golden.
+        bounds: "a", "b" -> a row of `closeness.closeness` on the same rows; nothing where there is none.
         apart: of A's o - B's: max, rmse, times_max (over Baseline's largest error), differing (share of outputs).
         log_probs: mean and max of |log-probability from A - from B|, of `log_probs`.
         fits: "a", "b" -> the Emulation as a dict, and explained, the share of the kernel's squared error that it has;
@@ -102,11 +102,17 @@ class Compared:
     question: Question
     about: dict[str, str]
     errors: dict[str, dict[str, float]]
+    bounds: dict[str, dict[str, Any]]
     apart: dict[str, float]
     log_probs: dict[str, float]
     fits: dict[str, dict[str, Any]]
     changes: tuple[str, ...]
     explained: float | None
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether both outputs are within their own bounds, so that the difference is what two right kernels have."""
+        return len(self.bounds) == 2 and all(row["times"] <= 1 for row in self.bounds.values())
 
     @property
     def is_explained(self) -> bool:
@@ -116,7 +122,7 @@ class Compared:
     def record(self) -> dict:
         """All of it as JSON can hold it, with versions."""
         found = {name: x for name, x in asdict(self).items() if name != "question"}
-        found |= dict(is_explained=self.is_explained, enough=EXPLAINED)
+        found |= dict(is_rounding=self.is_rounding, is_explained=self.is_explained, enough=EXPLAINED)
         settings = asdict(self.question) | dict(on=f"{self.question.on or ''}", fmt=f"{Format.of(self.question.fmt)}")
         return _finite(found) | provenance(settings)
 
@@ -157,8 +163,10 @@ def compare(a: str, b: str, question: Question | None = None) -> Compared:
     difference = outs["a"] - outs["b"]
     apart = errors(difference) | dict(differing=(difference != 0).double().mean().item())
     fits, changes, explained = _explained(question, part, outs, golden)
+    close = {side: closeness(o, part.q, part.k, part.v, part.options) for side, o in outs.items()}
     return Compared(
-        a, b, question, about, {side: errors(o - golden) for side, o in outs.items()}, apart,
+        a, b, question, about, {side: errors(o - golden) for side, o in outs.items()},
+        {side: row for side, rows in close.items() for row in rows}, apart,
         log_probs(outs["a"], outs["b"]),
         {side: asdict(fit.emulation) | dict(explained=fit.explained) for side, fit in fits.items()}, changes, explained,
     )  # fmt: skip
@@ -257,36 +265,3 @@ def _explained(question, part, outs, golden):
         best = [fit.emulation for fit in fits.values()] + ranked[:CANDIDATES]
         fits[side] = nearest(o, golden, emulate[side], tried, best)
     return fits, *smallest_change(outs["a"] - outs["b"], fits["a"], fits["b"].emulation, emulate["b"], EXPLAINED)
-
-
-def in_words(found: Compared) -> list[str]:
-    """A short list for a terminal."""
-    log, apart = found.log_probs, found.apart
-    lines = [f"A is {found.a}, B is {found.b}{', token by token' if found.question.decode else ''}."]
-    if "layer" in found.about:
-        lines.append(f"The inputs were captured at {place(found.about)}.")
-    for side, errors in found.errors.items():
-        over = f"{as_times(errors['times_max'])} times Baseline's, rms {errors['rmse']:.3g}"
-        lines.append(f"{side.upper()} to the golden value: at most {errors['max']:.3g}, {over}.")
-    if not apart["max"]:
-        return [*lines, "A and B give the same bits."]
-    over = f"{as_times(apart['times_max'])} times Baseline's largest error, rms {apart['rmse']:.3g}"
-    lines += [
-        f"A to B: at most {apart['max']:.3g}, {over}; {apart['differing']:.1%} of the outputs differ.",
-        f"As log-probabilities: {log['mean']:.2g} apart on average, {log['max']:.2g} at most. (No model was run: one "
-        f"fixed random orthonormal projection makes {VOCABULARY} logits of spread 1 of a token's heads.)",
-    ]
-    for side, fit in found.fits.items():
-        share = _share(fit["explained"])
-        lines.append(f"{side.upper()} is most like: {described(fit)}; that makes {share} of its squared error.")
-    sides = [found.fits[side] for side in ("a", "b")]
-    changes = [f"  {line}" for line in map(partial(changed, *sides), found.changes)]
-    if found.is_explained:
-        made = changes or ["  one kernel called in two ways: no step differs"]
-        return [*lines, f"What makes the difference ({_share(found.explained)} of its square):", *made]
-    lines.append(f"Not explained: no emulation that was tried makes {EXPLAINED:.0%} of the squared difference.")
-    return [*lines, f"The nearest makes {_share(found.explained)}:", *changes] if changes else lines
-
-
-def _share(x):
-    return "none" if x is None or not math.isfinite(x) or x <= 0 else f"{x:.1%}"

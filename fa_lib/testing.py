@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fa_lib.check.cause_words import subject
+from fa_lib.check.cause_words import has_this_error
 from fa_lib.check.checks import CHECKS, result_of
 from fa_lib.check.suspects import Cause, Rows, cause
 from fa_lib.formats import FormatLike
@@ -101,11 +101,7 @@ def _told(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None) ->
     worst = by_row.flatten().topk(min(WORST, int(over.sum()))).indices
     places = [tuple(int(i) for i in torch.unravel_index(at, by_row.shape)) for at in worst]
     first = places[0]
-    if found is None:
-        why = "no mistake that was tried has this error"
-    else:
-        of = subject(asdict(found))
-        why = f"{of} has this error" if found.same else f"{of} has an error of this size"
+    why = has_this_error(dict(key="") if found is None else asdict(found))
     lines = [f"o: {by_row[first]:.3g} times the bound in {_count(over)}, worst {first}: {why}"]
     for place in places:
         at = int(times[place].argmax())

@@ -45,3 +45,10 @@ ROUNDINGS = ("accumulator", "sums", "row_sum", "scores", "every_step", "inputs",
 def subject(where: Mapping[str, Any]) -> str:
     """A cause's subject. where: of a Cause: key, fmt, tiles, factor."""
     return CAUSES[where["key"]].format(**where)
+
+
+def has_this_error(where: Mapping[str, Any]) -> str:
+    """Which mistake has an error, as a clause. where: of a Cause; an empty key where there is none."""
+    if not where["key"]:
+        return "no mistake and no rounding that was tried has this error"
+    return f"{subject(where)} has {'this error' if where['same'] else 'an error of this size'}"

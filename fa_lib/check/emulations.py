@@ -12,7 +12,7 @@ from fa_lib import kernels
 from fa_lib.check.splits import in_splits
 from fa_lib.dots import EXACT, SEQUENTIAL
 from fa_lib.experiments.rule import Written
-from fa_lib.formats import BF16, FP16, FP32, TF32, Format
+from fa_lib.formats import BF16, FP16, FP32, FP64, TF32, Format
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, polynomial_exp
 from fa_lib.kernels.options import within
@@ -35,7 +35,9 @@ FIELDS = {  # of an Emulation: what it is, and one value in words
     "splits": ("splits of the keys", lambda x: f"{x} splits" if x > 1 else "no splits"),
     "partial": ("format of the splits' results", lambda x: f"their results in {x}"),
     "normalised": ("division by l", lambda x: {"end": "O / l at the end", "tile": "O / l at every tile"}[x]),
-    "carried": ("format carried from tile to tile", lambda x: f"O and l in {x}"),
+    "inputs": ("format of Q, K and V", lambda x: f"Q, K and V in {x}"),
+    "carried": ("format of O from tile to tile", lambda x: f"O in {x}"),
+    "row_sum": ("format of the row sum from tile to tile", lambda x: f"l in {x}"),
     "probs": ("rounding of P", lambda x: f"P in {x}"),
     "scores": ("format of the scores", lambda x: f"S in {x}"),
     "softmax": ("format inside of softmax", lambda x: f"exponentials in {x}"),
@@ -64,7 +66,8 @@ class Emulation:
         partial: format that the parts' results are rounded to before they are merged (`splits.in_splits`, which rounds
             nothing else, so that the fields below say nothing then).
         normalised: O is divided by the row sum at the "end" or at every "tile" (fa1).
-        carried: of O and l. probs: of P. scores: of S. softmax: of S - m, its exponential, m and the factors.
+        inputs: that Q, K and V are rounded to first; "" is their own. carried: of O. row_sum: of l. probs: of P.
+        scores: of S. softmax: of S - m, its exponential, m and the factors.
         exponential: a key of EXPONENTIALS. products: of PRODUCTS: how Q Kᵀ and P V are summed; on a "hopper" O is
             what P V begins with (chained), unless O is divided at every tile; "written" rounds Q Kᵀ before it is
             scaled.
@@ -75,7 +78,9 @@ class Emulation:
     splits: int = 1
     partial: str = "FP32"
     normalised: str = "end"
+    inputs: str = ""
     carried: str = "FP32"
+    row_sum: str = "FP32"
     probs: str = "BF16"
     scores: str = "FP32"
     softmax: str = "FP32"
@@ -85,11 +90,12 @@ class Emulation:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
         """o in float64, its values on the grid of q's format. q, k, v, options: as `kernels.reference`."""
         fmt = Format.of(q.dtype)
-        x = [each.double() for each in (q, k, v)]
+        load = Format.of(self.inputs or FP64)
+        x = [load(each.double()) for each in (q, k, v)]
         if self.partial != "FP32" and self.splits > 1:
             return _rounded_parts(*x, self.splits, fmt, options)
         precision = replace(
-            Precision.kernel(fmt), accumulator=self.carried, row_sum=self.carried, probs=self.probs, scores=self.scores,
+            Precision.kernel(fmt), accumulator=self.carried, row_sum=self.row_sum, probs=self.probs, scores=self.scores,
             exponent=self.softmax, factors=self.softmax, maximum=self.softmax, products=PRODUCTS[self.products](fmt),
         )  # fmt: skip
         if self.tile == 0:
@@ -124,11 +130,14 @@ def _rounded_parts(q, k, v, splits, fmt, options):
 def choices(fmt: Format, options: Mapping[str, Any] = NO_OPTIONS) -> dict[str, tuple]:
     """field of an Emulation -> its values that are tried, for inputs of a format and the options of a call."""
     formats = tuple(dict.fromkeys([FP32.name, fmt.name, BF16.name]))
+    sums = tuple(dict.fromkeys([*formats, FP16.name]))
+    inputs = ("", *(each.name for each in (TF32, FP16, BF16) if each.precision < fmt.precision))
     mask = options.get("mask")
     alone = (mask is None or mask.dtype == torch.bool) and not {"softcap", "sinks"} & options.keys()  # for `in_splits`
     return dict(
         tile=(64, 32, 128, 256, 512, 16, 0), order=("forward", "reverse"), splits=(1, *SPLITS),
-        partial=(FP32.name, fmt.name) if alone else (FP32.name,), normalised=("end", "tile"), carried=formats,
+        partial=(FP32.name, fmt.name) if alone else (FP32.name,), normalised=("end", "tile"), inputs=inputs,
+        carried=sums, row_sum=sums,
         probs=tuple(dict.fromkeys([fmt.name, FP32.name, BF16.name, FP16.name, TF32.name])), scores=formats,
         softmax=formats, exponential=(*EXPONENTIALS,),
         products=tuple(key for key in PRODUCTS if key not in SIXTEEN or fmt in (BF16, FP16)),
@@ -137,12 +146,12 @@ def choices(fmt: Format, options: Mapping[str, Any] = NO_OPTIONS) -> dict[str, t
 
 def presets(fmt: Format) -> dict[str, Emulation]:
     """Kernels that a search begins from: as shipped, torch's on CPU, attention written out, every step in the format,
-    and one for decoding that rounds the results of 8 parts."""
-    shipped, low = Emulation(probs=fmt.name), dict.fromkeys(("carried", "scores", "softmax"), fmt.name)
+    one for decoding that rounds the results of 8 parts, and one that carries O in FP16."""
+    shipped, low = Emulation(probs=fmt.name), dict.fromkeys(("carried", "row_sum", "scores", "softmax"), fmt.name)
     return dict(
         as_shipped=shipped, torch_cpu=replace(shipped, tile=512, exponential="fast"),
         written_out=replace(shipped, tile=0, scores=fmt.name), every_step=replace(shipped, normalised="tile", **low),
-        parts=replace(shipped, splits=8, partial=fmt.name),
+        parts=replace(shipped, splits=8, partial=fmt.name), sums_in_fp16=replace(shipped, carried=FP16.name),
     )  # fmt: skip
 
 
@@ -150,9 +159,10 @@ def begun(fmt: Format) -> list[Emulation]:
     """Where a search begins: `presets`, and tiles, orders, splits and carried formats in all combinations: what one of
     these does to the rounding is as good as random to the others, so that they are not found one by one."""
     shipped, low, tiles = Emulation(probs=fmt.name), fmt.name, (64, 32, 128, 256, 512, 16)
+    sums, steps = dict(carried=low, row_sum=low), dict(scores=low, softmax=low)
     carries = [
-        {}, dict(carried=low), dict(carried=low, normalised="tile"), dict(carried=low, scores=low, softmax=low),
-        dict(carried=low, normalised="tile", scores=low, softmax=low),
+        {}, sums, sums | dict(normalised="tile"), sums | steps, sums | steps | dict(normalised="tile"),
+        dict(carried=low), dict(carried=FP16.name),
     ]  # fmt: skip
     whole = [replace(shipped, tile=t, order=o, **c) for t in tiles for o in ("forward", "reverse") for c in carries]
     parts = [replace(shipped, tile=t, splits=s, **c) for t in tiles[:3] for s in SPLITS for c in carries[:2]]
@@ -242,7 +252,7 @@ def described(emulation: Mapping[str, Any]) -> str:
     elif not emulation["tile"]:
         names = ["tile", "probs", "scores", "softmax"] + ["products"] * (emulation["products"] != "exact")
     else:
-        usual, always = asdict(Emulation()), ("tile", "carried", "probs")
+        usual, always = asdict(Emulation()), ("tile", "carried", "row_sum", "probs")
         names = [name for name in FIELDS if name in always or name != "partial" and emulation[name] != usual[name]]
     return ", ".join(FIELDS[name][1](emulation[name]) for name in names)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fa_lib.check import conduct_words, wrong_words
 from fa_lib.check.attempt import shown
-from fa_lib.check.cause_words import subject
+from fa_lib.check.cause_words import has_this_error, subject
 from fa_lib.check.contract import OPTIONS as ASKED_OPTIONS
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.kernel_words import NAMES, SAY, SUMS, noted
@@ -138,10 +138,8 @@ def _bound(f, at):
     if f.severity == Severity.PASSES:
         text = f"Every output of {kernel} is within its own bound, which is derived for these inputs"
         return Said(text, f"{as_times(f.number)} of it", "1")
-    made = "no mistake and no rounding that was tried has this error"
-    if at["key"]:
-        made = f"{subject(at)} has {'this' if at['same'] else 'an'} error{'' if at['same'] else ' of this size'}"
-    text = f"Outputs of {kernel} are beyond their own bound in {at['rows']:,} of {at['of']:,} rows; {made}"
+    rows = f"{at['rows']:,} of {at['of']:,} rows"
+    text = f"Outputs of {kernel} are beyond their own bound in {rows}; {has_this_error(at)}"
     more = "The bound is that of a kernel which rounds P and the output to the inputs' format, and all else to FP32."
     return Said(text, f"{as_times(f.number, f.limit)} of it", "1", more)
 

@@ -473,3 +473,37 @@ def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kerne
         test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
         done = subprocess.run(test, cwd=tmp_path, env=os.environ | dict(KERNEL=kernel), capture_output=True, text=True)
         assert done.returncode == code and (told in done.stdout) == bool(code), done.stdout
+
+
+EMULATED = {  # two kernels -> what differs, in words
+    "carries_fp16": (dict(carried="FP16"), "bfloat16", "O in FP16"),
+    "rounds_inputs": (dict(inputs="BF16", probs="FP32"), "float32", "Q, K and V in BF16"),
+}
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_compare_finds_sums_in_fp16_and_inputs_that_are_rounded(tmp_path, name):
+    fields, dtype, told = EMULATED[name]
+    (tmp_path / f"{name}.py").write_text(
+        "from fa_lib.check.emulations import Emulation\nfrom fa_lib.formats import Format\n"
+        f"def made(q, **fields): return Emulation(**(dict(probs=Format.of(q.dtype).name) | fields))\n"
+        f"def f(q, k, v, **o): return made(q, **{fields!r})(q, k, v, **o).to(q.dtype)\n"
+        "def plain(q, k, v, **o): return made(q)(q, k, v, **o).to(q.dtype)\n"
+    )
+    kernels_ = [f"{tmp_path}/{name}.py:{function}" for function in ("plain", "f")]
+    done = command("compare", *kernels_, "--n", "512", "--distribution", "uniform",
+                   "--format", dict(bfloat16="BF16", float32="FP32")[dtype])  # fmt: skip
+    assert done.exit_code == 0 and told in done.output.splitlines()[-1], done.output
+    assert "What makes the difference" in done.output and "B is beyond its own bound" in done.output
+
+
+def test_compare_says_when_a_difference_is_rounding_and_when_a_layout_is_wrong(tmp_path):
+    done = command("compare", "flash", "as_shipped", "--n", "256")
+    assert "Both are within their own bounds" in done.output, done.output
+    (tmp_path / "laid_out.py").write_text(
+        f"{SDPA}def f(q, k, v): return sdpa(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)"
+    )
+    wrong = command("compare", "flash", f"{tmp_path}/laid_out.py:f", "--n", "64")
+    assert "B is beyond its own bound" in wrong.output and "read as (batch, sequence, heads, head_dim)" in wrong.output
+    right = command("compare", "flash", f"{tmp_path}/laid_out.py:f@bshd", "--n", "64")
+    assert "any difference is rounding" in right.output, right.output
