@@ -34,7 +34,8 @@ def constant_gradients(subject: Subject, case: str) -> Found:
     by rounding alone: O by `relative` (as in relations_value) and dP by u if it is stored, together at most
     r_i = (4 u + 2 (n + d) u32) sum_d |dO_id V_d|, with FP32 sums, and dS_ij = P_ij (dP - delta) by (1 + u) P_ij r_i.
     So dQ_i = scale sum_j dS_ij K_j is at most scale (1 + u) r_i sum_j P_ij |K_j|, and dK_j = scale sum_i dS_ij Q_i at
-    most scale (1 + u) sum_i P_ij r_i |Q_i|. dO has one feature, so that c_i is as large as its bound: no delta at all
+    most scale (1 + u) sum_i P_ij r_i |Q_i|. Autograd also goes through the row maximum, unless it is detached: that key
+    gets -sum_j dS_ij more, at most (1 + u) r_i, so that it counts with P_ij + 1. dO has one feature, so that c_i is as large as its bound: no delta at all
     gives dQ some 1 / 4 u times further from 0 than that."""
     q, k, v = subject.draw()
     v = subject.rounded(1 + v[:, :, :1].double().abs()).expand_as(v).contiguous()
@@ -46,7 +47,8 @@ def constant_gradients(subject: Subject, case: str) -> Found:
     r = scale * (1 + u) * relative * (dO.double() * v.double()).abs().sum(-1, keepdim=True)  # (batch, heads, n, 1)
     S = Q @ K.mT * scale
     hidden = torch.ones_like(S, dtype=torch.bool).triu(1) if subject.able.causal else torch.zeros_like(S) > 0
-    P = torch.softmax(S.masked_fill(hidden, -torch.inf), -1)
+    S = S.masked_fill(hidden, -torch.inf)
+    P = torch.softmax(S, -1) + (S.amax(-1, keepdim=True) == S)  # (batch, heads, n, n)
     if case == "dQ":
         return _times(dq, r * (P @ K.abs()))
     return _times(dk, P.mT @ (r * Q.abs()))

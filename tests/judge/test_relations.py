@@ -310,3 +310,32 @@ def test_a_call_that_allows_no_error_at_all_is_compared_too(key, monkeypatch):
     monkeypatch.setattr(Subject, "allowed_gradients", lambda *_, **__: (0.0,) * 3)
     rows = relate(attention, key, "BF16", n=N)
     assert rows and {row["outcome"] for row in rows} <= {BITWISE, BREAKS} and {row["limit"] for row in rows} == {0.0}
+
+
+def in_tiles(q, k, v, detached, causal=False, tile=64):
+    """Online softmax whose gradients come by autograd, through a row maximum that is detached or not; P is rounded
+    before P V, and not in the row sum."""
+    n_q, n = q.shape[-2], k.shape[-2]
+    m, l, O = q.new_full((*q.shape[:-1], 1), -1e30, dtype=torch.float32), 0.0, 0.0
+    for j in range(0, n, tile):
+        S = q.float() @ k[..., j : j + tile, :].float().mT * q.shape[-1] ** -0.5
+        if causal:
+            S = S.masked_fill(torch.ones(n_q, n).triu(n - n_q + 1)[:, j : j + tile] > 0, -1e30)
+        top = S.amax(-1, keepdim=True)
+        new = torch.maximum(m, top.detach() if detached else top)
+        P, a = torch.exp(S - new), torch.exp(m - new)
+        m, l = new, l * a + P.sum(-1, keepdim=True)
+        O = O * a + P.to(q.dtype).float() @ v[..., j : j + tile, :].float()
+    return (O / l).to(q.dtype)
+
+
+@pytest.mark.parametrize("fmt", ["BF16", "FP16"])
+@pytest.mark.parametrize("tile", [64, 256])
+@pytest.mark.parametrize("detached", [True, False])
+def test_gradients_by_autograd_are_right_whether_the_maximum_is_detached_or_not(fmt, tile, detached):
+    kernel = partial(in_tiles, detached=detached, tile=tile)
+    for n in (N, 256):
+        rows = relate(kernel, "constant_gradients", fmt, n=n)
+        assert {row["outcome"] for row in rows} <= {"bitwise", "rounding"}, rows
+    wrong = relate(without_delta, "constant_gradients", fmt, n=256)
+    assert max(row["number"] for row in wrong) > 3
