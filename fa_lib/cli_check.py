@@ -168,7 +168,7 @@ def reading_of(
 @app.command("kernel")
 def check_kernel(
     kernel: Annotated[str, typer.Argument(help=f"built-in (flash), {KERNEL_NAMES}")],
-    quick: Annotated[bool, typer.Option("--quick", help="a first look, in seconds instead of half a minute")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a first look, in a quarter of the time")] = False,
     out: OUT = "",
     json_file: JSON = None,
     gate: GATE = False,

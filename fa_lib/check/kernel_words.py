@@ -262,9 +262,7 @@ def _rounding_mode(f, at):
 
 def _unsupported(f, at):
     asked = at["asked"]
-    return Said(
-        f"Not supported, so not judged: {len(as_one(asked))} of its options", more=f"{'; '.join(as_one(asked))}."
-    )
+    return Said(f"Not supported, so not judged: {'; '.join(as_one(asked))}")
 
 
 SAY = {

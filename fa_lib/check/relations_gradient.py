@@ -35,8 +35,8 @@ def constant_gradients(subject: Subject, case: str) -> Found:
     r_i = (4 u + 2 (n + d) u32) sum_d |dO_id V_d|, with FP32 sums, and dS_ij = P_ij (dP - delta) by (1 + u) P_ij r_i.
     So dQ_i = scale sum_j dS_ij K_j is at most scale (1 + u) r_i sum_j P_ij |K_j|, and dK_j = scale sum_i dS_ij Q_i at
     most scale (1 + u) sum_i P_ij r_i |Q_i|. Autograd also goes through the row maximum, unless it is detached: that key
-    gets -sum_j dS_ij more, at most (1 + u) r_i, so that it counts with P_ij + 1. dO has one feature, so that c_i is as large as its bound: no delta at all
-    gives dQ some 1 / 4 u times further from 0 than that."""
+    gets -sum_j dS_ij more, at most (1 + u) r_i, so that it counts with P_ij + 1. dO has one feature, so that c_i is as
+    large as its bound: no delta at all gives dQ some 1 / 4 u times further from 0 than that."""
     q, k, v = subject.draw()
     v = subject.rounded(1 + v[:, :, :1].double().abs()).expand_as(v).contiguous()
     dO = torch.zeros_like(q)

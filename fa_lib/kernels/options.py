@@ -119,7 +119,7 @@ def _is_number(x):
 
 def _is_side(x):
     """Whether x is one side of a window: None, or a number of keys."""
-    return x is None or isinstance(x, Integral) and not isinstance(x, bool) and x >= 0
+    return x is None or isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= 0
 
 
 def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: torch.device) -> Tensor:
