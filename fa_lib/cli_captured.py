@@ -81,7 +81,7 @@ def compare(
 
         from fa_lib import compare as comparing
         from fa_lib.check.apart import in_processes
-        from fa_lib.check.compare_words import in_words
+        from fa_lib.compare_words import in_words
         from fa_lib.execution.files import replacing
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)

@@ -26,6 +26,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"training"},
     {"plots"},
     {"panel", "claims", "reports", "shrink", "compare"},
+    {"compare_words"},
     {"model_process"},
     {"testing"},
     {"kernel_checks"},

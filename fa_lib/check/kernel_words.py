@@ -261,8 +261,7 @@ def _rounding_mode(f, at):
 
 
 def _unsupported(f, at):
-    asked = at["asked"]
-    return Said(f"Not supported, so not judged: {'; '.join(as_one(asked))}")
+    return Said(f"Not supported, so not judged: {'; '.join(as_one(at['asked']))}")
 
 
 SAY = {

@@ -182,9 +182,7 @@ def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     assert asked.note["causal, fewer queries than keys"] == "top_left"
     assert asked.outcome["causal, fewer queries than keys"] == "yes"
     judgement = judge_kernel(name, tables)
-    assert judgement.passed and re.search(
-        "Not supported, so not judged: .* a length off the tiles", in_words(judgement)
-    )
+    assert judgement.passed and re.search("Not supported, so not judged: .*a length off the tiles", in_words(judgement))
     shapes = tables["shapes"]
     assert set(shapes[shapes["shape"] == "97"].outcome) == {"no"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()

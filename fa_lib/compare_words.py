@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fa_lib.check.cause_words import has_this_error
 from fa_lib.check.emulations import changed, described
@@ -10,12 +9,10 @@ from fa_lib.check.judge import EXPLAINED
 from fa_lib.check.log_probs import VOCABULARY
 from fa_lib.check.said import as_times
 from fa_lib.check.skipped import place
-
-if TYPE_CHECKING:
-    from fa_lib.compare import Compared
+from fa_lib.compare import Compared
 
 
-def in_words(found: "Compared") -> list[str]:
+def in_words(found: Compared) -> list[str]:
     """A short list for a terminal."""
     log, apart = found.log_probs, found.apart
     lines = [f"A is {found.a}, B is {found.b}{', token by token' if found.question.decode else ''}."]
