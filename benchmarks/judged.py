@@ -48,7 +48,7 @@ def tells(finding) -> bool:
     amiss = dict(
         gradients=at.get("failed"), repeats=number is not None and number > 1, problem=True, rounded_splits=True,
         outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, sum_error=True, top_left=True,
-        relation=True,
+        relation=True, bound=number is not None and number > 1,
     )  # fmt: skip
     return finding.severity == Severity.NOTES and bool(amiss.get(finding.what))
 

@@ -5,11 +5,11 @@ from typing import Any
 
 CAUSES = {  # key of a suspects.Cause -> its subject
     "accumulator": "O carried in {fmt} over {tiles} tiles",
-    "sums": "O and l carried in {fmt} over {tiles} tiles",
+    "sums": "attention with O and l carried in {fmt} over {tiles} tiles",
     "row_sum": "the row sum l carried in {fmt} over {tiles} tiles",
-    "scores": "scores rounded to {fmt}",
-    "every_step": "every step in {fmt} over {tiles} tiles",
-    "inputs": "Q, K and V rounded to {fmt}",
+    "scores": "attention with scores rounded to {fmt}",
+    "every_step": "attention with every step in {fmt} over {tiles} tiles",
+    "inputs": "attention with Q, K and V rounded to {fmt}",
     "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
     "scale_factor": "attention with {factor:.4g} times its scale",
     "factor": "{factor:.4g} times attention's output",

@@ -41,6 +41,11 @@ class Beside:
         """Rows with an error beyond its bound: (*lead, n_q)."""
         return (self.times > 1).any(-1)
 
+    @property
+    def finite(self) -> bool:
+        """Whether the output, the golden value and every bound are."""
+        return bool(self.times.isfinite().all() and self.about.bound.isfinite().all())
+
     def cause(self) -> dict[str, Any]:
         """The first of `causes`, as a dict; NO_CAUSE where there is none."""
         found = self.causes()
@@ -68,7 +73,7 @@ def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any
         share, fmt, tiles, factor: of `Beside.cause`.
     """
     found = Beside.of(o, q, k, v, options)
-    if not found.times.isfinite().all() or not found.about.bound.isfinite().all():
+    if not found.finite:
         return []
     own = dict(times=found.times.max().item(), rows=int(found.over.sum()), of=found.over.numel())
     return [own | found.cause()]

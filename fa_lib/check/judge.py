@@ -11,6 +11,7 @@ from fa_lib.check.carry import LOST, carried
 from fa_lib.check.contract import CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
+from fa_lib.check.judge_bound import of_bound
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.judge_wrong import of_wrong
@@ -49,7 +50,8 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if whole else _row_sum(sums)),
         *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
         *alignment(asked),
-        *_shapes(counted), *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
+        *of_bound(tables.get("bounds", pd.DataFrame()), kernel), *_shapes(counted),
+        *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
         *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), sums),
         coverage(lengths, counted), *unsupported,
     ]  # fmt: skip

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from fa_lib.check.captured_gradients import of_gradients
-from fa_lib.check.cause_words import ROUNDINGS
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity, within
+from fa_lib.check.judge_bound import of_bound
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.kv_cache import BEARS
 from fa_lib.check.model import summary
@@ -64,7 +64,7 @@ def judge_tensors(
         where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
         severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
-    findings += [*_of_bound(more.close, names[0]), *_no_yardstick(names[0], far)]
+    findings += [*of_bound(more.close, names[0]), *_no_yardstick(names[0], far)]
     findings += of_gradients(more.gradients)
     if "layer" in about:
         findings.append(Finding("captured", Severity.NOTES, dict(about)))
@@ -82,21 +82,6 @@ def judge_tensors(
             where = dict(cache=cache, heads=far_off, of=len(rows))
             findings.append(Finding("cache", Severity.NOTES, where, rows.relative.max(skipna=False), BEARS))
     return Judgement("tensors", names[0], tuple(findings))
-
-
-def _of_bound(close, kernel):
-    """The judged output beside its own bound. Beyond it, with the very error of another attention, it fails: the rule
-    does not see that where Baseline's own error is large, as where few keys have most of the weight. Beyond it with the
-    error of a rounding, or of nothing that was tried, it is reported: a kernel in less than FP32 is beyond it, too."""
-    for row in close.to_dict("records"):
-        cause = {name: row[name] for name in ("key", "same", "share", "fmt", "tiles", "factor")}
-        where = dict(kernel=kernel, rows=row["rows"], of=row["of"]) | cause
-        if row["times"] <= 1:
-            yield Finding("bound", Severity.PASSES, where, row["times"], 1.0)
-        elif row["same"] and row["key"] not in ROUNDINGS:
-            yield Finding("mistake", Severity.FAILS, where, row["times"], 1.0)
-        else:
-            yield Finding("bound", Severity.NOTES, where, row["times"], 1.0)
 
 
 def _no_yardstick(judged, far):
@@ -136,7 +121,7 @@ def judge_model(
             findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
     if not any(finding.what == "layer_error" and finding.severity != Severity.NOTES for finding in findings):
         findings.insert(0, Finding("nothing_compared", Severity.NOTES))
-    findings += [*_of_bound(pd.DataFrame([*close]), "attention"), *_of_masks(table, causal)]
+    findings += [*of_bound(pd.DataFrame([*close]), "attention"), *_of_masks(table, causal)]
     for (kernel, why), count in dict(skipped or {}).items():
         findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))
     return Judgement("model", subject, tuple(findings))

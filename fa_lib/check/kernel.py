@@ -11,6 +11,7 @@ import pandas as pd
 
 from fa_lib import kernels
 from fa_lib.check.attempt import FAULTS, KernelError, attempt, guarded
+from fa_lib.check.bounds import bounds
 from fa_lib.check.carry import QUERIES, carried, carry
 from fa_lib.check.contract import ABLE, Ability, causally, contract, formats
 from fa_lib.check.golden import (
@@ -43,7 +44,7 @@ BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of t
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
 # of `measure`
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
-TABLES = ("asked", "shapes", "lengths", "inputs", "sums", "splits", "repeats", "relations", "rounding")  # of `examine`
+TABLES = tuple("asked shapes lengths inputs bounds sums splits repeats relations rounding".split())  # of `examine`
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,11 @@ def examine(
         beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
 
     Returns:
-        asked (`contract`), shapes (`ruled`), lengths (`measure`; and of the kernels `beside`), inputs (`measure`), sums
-        (`carry`), splits (`rounded_splits`, where an error breaks the rule and no sum is carried in low precision, else
-        empty), repeats (`repeats`), relations (`relate`), rounding (`rounding_mode`). BF16 and FP16 are judged, else
-        FP32; where the kernel has none of them, all but `asked` are empty.
+        asked (`contract`), shapes (`ruled`), lengths (`measure`; and of the kernels `beside`), inputs (`measure`),
+        bounds (`bounds`), sums (`carry`), splits (`rounded_splits`, where an error breaks the rule and no sum is
+        carried in low precision, else empty), repeats (`repeats`), relations (`relate`), rounding
+        (`rounding_mode`). BF16 and FP16 are judged, else FP32; where the kernel has none of them, all but `asked` are
+        empty.
 
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
@@ -176,6 +178,9 @@ def examine(
             )),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
+            bounds=over(
+                bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), causal=able.causal
+            ),
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
             repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),

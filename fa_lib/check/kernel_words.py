@@ -247,7 +247,13 @@ def _relation(f, at):
         return Said(f"{says}: not here, where it gives NaN ({place})")
     if at["outcome"] == ROUNDING:
         return Said(f"{says}: to rounding, not bit for bit ({place})", f"{f.number:.2g} apart")
-    return Said(f"{says}: not here ({place})", f"{f.number:.2g} apart", f"{f.limit:.2g}" if f.limit else "0")
+    return Said(f"{says}: not here ({place})", *_either_side(f.number, f.limit))
+
+
+def _either_side(number, limit):
+    """A number beyond its limit, and the limit, in as many digits as tell them apart."""
+    digits = next((n for n in range(2, 17) if f"{number:.{n}g}" != f"{limit:.{n}g}"), 17)
+    return f"{number:.{digits}g} apart", f"{limit:.{digits}g}"
 
 
 def _relations(f, at):

@@ -191,10 +191,11 @@ def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_bound(close: pd.DataFrame) -> pd.DataFrame:
-    """A table of `closeness.closeness`: the largest error over its own bound, and the rows beyond it."""
+    """A table of `closeness.closeness` or `bounds.bounds`: the largest error over its own bound, and rows beyond it."""
     return pd.DataFrame([
         {BROKE: row.times > 1, "largest error / its bound": _number(row.times), "rows beyond it": f"{row.rows:,}",
-         "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else ""}
+         "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else "",
+         **(dict(inputs=row.distribution, format=row.judged) if "judged" in close else {})}
         for row in close.itertuples()
     ])  # fmt: skip
 

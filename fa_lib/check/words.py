@@ -134,19 +134,22 @@ def _head_error(f, at):
 
 
 def _bound(f, at):
+    on = f" on {at['distribution']} inputs in {at['judged']}" if "judged" in at else ""
     kernel = KERNELS.get(at["kernel"], at["kernel"])
     if f.severity == Severity.PASSES:
         text = f"Every output of {kernel} is within its own bound, which is derived for these inputs"
+        text += f"; it is nearest{on}" if on else ""
         return Said(text, f"{as_times(f.number)} of it", "1")
-    rows = f"{at['rows']:,} of {at['of']:,} rows"
+    rows = f"{at['rows']:,} of {at['of']:,} rows{f', furthest{on}' if on else ''}"
     text = f"Outputs of {kernel} are beyond their own bound in {rows}; {has_this_error(at)}"
     more = "The bound is that of a kernel which rounds P and the output to the inputs' format, and all else to FP32."
     return Said(text, f"{as_times(f.number, f.limit)} of it", "1", more)
 
 
 def _mistake(f, at):
+    on = f" ({at['distribution']}, {at['judged']})" if "judged" in at else ""
     kernel = KERNELS.get(at["kernel"], at["kernel"])
-    text = f"{kernel[0].upper()}{kernel[1:]} computes another attention: {subject(at)} has this very error"
+    text = f"{kernel[0].upper()}{kernel[1:]} computes another attention: {subject(at)} has this very error{on}"
     more = f"{at['share']:.1%} of the squared error, in {at['rows']:,} of {at['of']:,} rows beyond their bound."
     return Said(text, f"{as_times(f.number, f.limit)} times the bound", "1", more)
 

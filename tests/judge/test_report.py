@@ -389,7 +389,7 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
         held["passed"] is False and held["versions"]["torch"] and held["parameters"]["kernel"] == "own.mine:attention"
     )
     assert {f["what"] for f in held["findings"]} >= {"carry", "error", "outputs", "repeats"}
-    names = {"asked", "shapes", "lengths", "inputs", "sums", "repeats", "relations", "rounding"}
+    names = {"asked", "shapes", "lengths", "inputs", "bounds", "sums", "repeats", "relations", "rounding"}
     assert {path.stem for path in (out / "own.mine_attention").glob("*.csv")} == names
     sums = pd.read_csv(out / "own.mine_attention" / "sums.csv")
     assert len(sums) == 2 * 3 * 2 * 10  # formats, numbers of queries, sums, sizes of tiles

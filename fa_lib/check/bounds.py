@@ -1,0 +1,39 @@
+"""A kernel's outputs beside their own bounds, on every kind of inputs.
+
+Where few keys have most of the weight, Baseline's own error is large, and the rule of two allows another attention."""
+
+from fa_lib import kernels
+from fa_lib.check.attempt import attempt
+from fa_lib.check.closeness import Beside
+from fa_lib.check.contract import causally
+from fa_lib.check.golden import Inputs
+from fa_lib.inputs import DISTRIBUTIONS
+
+
+def bounds(
+    kernel: str, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu", causal: bool = False
+) -> list[dict]:  # fmt: skip
+    """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.Beside`).
+
+    Args:
+        judged: the format of inputs and output. n: keys, and queries. causal: whether the kernel masks, and only so.
+
+    Returns:
+        one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
+        where the kernel gave nothing that is finite.
+    """
+    fn = kernels.plain(kernel)
+    rows, of, worst = 0, 0, None
+    for distribution in DISTRIBUTIONS:
+        q, k, v = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=causal, device=device).tensors()
+        answer = attempt(causally(fn) if causal else fn, q, k, v)
+        found = Beside.of(answer.o, q, k, v, dict(causal=causal)) if answer.outcome == "yes" else None
+        if found is None or not found.finite:
+            continue
+        rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()
+        if worst is None or times > worst[0]:
+            worst = times, distribution, found
+    if worst is None:
+        return []
+    times, distribution, found = worst
+    return [dict(distribution=distribution, times=times, rows=rows, of=of) | found.cause()]
