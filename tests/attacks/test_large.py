@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fa_lib import inputs
 from fa_lib.check.capture import captured
+from fa_lib.check.named_tensors import Reading
 from fa_lib.cli import app
 from fa_lib.paths import ROOT
 
@@ -53,7 +54,7 @@ def test_a_file_above_the_limit_is_read_where_it_is_allowed(suffix, tmp_path, mo
     monkeypatch.setattr(inputs, "LARGE", 4000)
     with pytest.raises(ValueError, match=r"a.*: holds 0.0 GiB of tensors; .*allow_large=True"):
         captured(path)
-    assert captured(path, allow_large=True).q.shape == (1, 1, 64, 8)
+    assert captured(path, Reading(allow_large=True)).q.shape == (1, 1, 64, 8)
 
 
 def test_a_view_of_one_number_counts_as_the_numbers_it_has(tmp_path):
