@@ -1,6 +1,7 @@
 """The rule of the field: what it lets pass and what it catches."""
 
 import math
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from benchmarks.mutants.controls import each_operation_rounds
 from fa_lib import kernels
-from fa_lib.experiments.rule import ALLOWED, CALLS, rule, written_out
+from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held, rule, written_out
 from fa_lib.inputs import draw
 from fa_lib.metrics import deviation
 
@@ -37,11 +38,18 @@ def test_shapes_are_known():
 
 
 def test_where_baseline_makes_no_error_the_ratio_is_one_or_infinite():
-    rows = rule("window 512", 64, "normal", "FP64", 0, ["flash", "baseline"])  # Baseline in FP64: the golden value
-    assert {row["baseline"] for row in rows if row["tensor"] == "o"} == {0.0}
-    ratio = {row["kernel"]: row["ratio"] for row in rows if row["tensor"] == "o"}
-    assert ratio == {"flash": math.inf, "baseline": 1.0}
-    assert [row["passed"] for row in rows if row["kernel"] == "baseline"] == [True] * len(ALLOWED)
+    case = Case("window 512", 64, "normal", "FP64", 0)
+    truth = exact(case)
+    truth |= dict(baseline=torch.zeros_like(truth["baseline"]))
+    flash, golden = (held(kernel, case, truth) for kernel in ("flash", partial(kernels.golden, inputs="FP64")))
+    assert [row["ratio"] for row in flash] == [math.inf] * len(ALLOWED) and not any(row["passed"] for row in flash)
+    assert [(row["error"], row["ratio"], row["passed"]) for row in golden] == [(0.0, 1.0, True)] * len(ALLOWED)
+
+
+def test_in_fp64_baseline_errs_as_a_plain_loop_does_under_a_window_too():
+    for shape in ("113 x 203", "window 512"):
+        (row,) = rule(shape, 64, "normal", "FP64", 0, ["reference"], gradients=False)
+        assert 0 < row["baseline"] < 1e-14
 
 
 def test_every_kernel_is_held_once_and_to_the_same_numbers():

@@ -32,22 +32,20 @@ def headline(judgement: Judgement) -> str:
     subject = judgement.subject
     if judgement.kind == "tensors" and subject in KERNELS:
         subject = KERNELS[subject].capitalize()
-    why = because(judgement)
-    said = f"{subject} {VERDICTS[judgement.verdict]}{on}{f': {why}' if why else ''}."
+    found = cause(judgement)
+    why = f": {BECAUSE[found[0].what](found[0], found)}" if found else ""
+    said = f"{subject} {VERDICTS[judgement.verdict]}{on}{why}."
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
         said += " Its rows see later keys: it was not judged as a decoder."
     left = not_asked(judgement)
     return f"{said} Not asked, since it does not take them: {', '.join(left)}." if left else said
 
 
-def because(judgement: Judgement) -> str:
-    """The cause of a failure, as a clause: the first of BECAUSE that was found; "" where there is none."""
-    failing = [f for f in judgement.findings if f.severity == Severity.FAILS]
-    for what, clause in BECAUSE.items():
-        found = sorted((f for f in failing if f.what == what), key=gravity)
-        if found:
-            return clause(found[0])
-    return ""
+def cause(judgement: Judgement) -> list[Finding]:
+    """The findings that the headline gives as the cause of a failure: those of the first of BECAUSE, the gravest
+    first; empty where there are none."""
+    failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
+    return next(filter(None, ([f for f in failing if f.what == what] for what in BECAUSE)), [])
 
 
 def not_asked(judgement: Judgement) -> list[str]:
@@ -59,9 +57,9 @@ def not_asked(judgement: Judgement) -> list[str]:
 
 def title(judgement: Judgement) -> str:
     """Of a figure: the headline, and of a kernel the sums that it carries in low precision, of a model its error."""
-    if judgement.kind == "kernel":
+    if judgement.kind == "kernel" and not any(f.what == "carry" for f in cause(judgement)):
         carries = judgement.carries
-        sums = "not seen" if carries is None else " and ".join(SUMS[each] for each in carries) or "no"
+        sums = "not seen" if carries is None else _sums(carries) or "no"
         splits = any(f.what == "rounded_splits" for f in judgement.findings)
         also = "; it rounds partial results" if splits else ""
         return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
@@ -242,16 +240,22 @@ def _asked_for(at):
     return f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
 
 
-BECAUSE: dict[str, Callable[[Finding], str]] = {  # what of a finding that fails -> the cause, in a clause
-    "sees_later": lambda f: "its rows see later keys, which a causal model may not",
-    "mistake": lambda f: f"{subject(f.where)} has its very error",
-    "coarse": lambda f: f"for {f.where['fmt']} it computes in a coarser format ({f.number:.0f} significant bits)",
-    "scale": lambda f: f"its outputs are attention's times {f.number:.4g}",
-    "noise": lambda f: "its outputs differ from call to call",
-    "answer": lambda f: (
+def _sums(names):
+    return " and ".join(says for name, says in SUMS.items() if name in names)
+
+
+BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findings -> the cause, by the gravest and all
+    "sees_later": lambda f, _: "its rows see later keys, which a causal model may not",
+    "mistake": lambda f, _: f"{subject(f.where)} has its very error",
+    "coarse": lambda f, _: f"for {f.where['fmt']} it computes in a coarser format ({f.number:.0f} significant bits)",
+    "scale": lambda f, _: f"its outputs are attention's times {f.number:.4g}",
+    "noise": lambda f, _: "its outputs differ from call to call",
+    "answer": lambda f, _: (
         f"asked for {f.where['asked']} it {noted(*(f.where[x] for x in ('outcome', 'note', 'problem')))}"
     ),
-    "carry": lambda f: f"it carries its {SUMS[f.where['sum']]} in low precision from tile to tile",
+    "carry": lambda _, found: (
+        f"it carries its {_sums({f.where['sum'] for f in found})} in low precision from tile to tile"
+    ),
 }
 SAYINGS = {
     **SAY, **conduct_words.SAY, **wrong_words.SAY, "refused": each(_refused), "head_error": each(_head_error),
