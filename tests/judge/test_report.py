@@ -379,7 +379,7 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
     report = reports.check_kernel("own.mine:attention", "quick", out)
     words = in_words(report.judgement)
     assert not report.judgement.passed and report.page == out / "own.mine_attention.html"
-    assert "own.mine:attention fails: it carries its accumulator O and row sum l in low precision from tile to tile." in words
+    assert "own.mine:attention fails: it carries its accumulator O and row sum l in low precision" in words
     assert "tiles of up to 32 keys" in words
     html = report.page.read_text()
     assert html.count("data:image/png;base64") == 4 and "It carries low precision from tile to tile, in" in html
