@@ -210,7 +210,7 @@ def of_overflow(table):
 # A kernel's report
 
 REPORTED = dict(lengths="") | {
-    name: f".{name}" for name in ("asked", "shapes", "inputs", "sums", "repeats", "rounding")
+    name: f".{name}" for name in ("asked", "shapes", "inputs", "bounds", "sums", "repeats", "rounding")
 }
 
 
@@ -219,7 +219,7 @@ def draw_report(*tables):
     return kernel_report.kernel_report(judge_kernel("every_step", tables), tables, WORDS)
 
 
-def of_report(lengths, asked, shapes, inputs, sums, *_):
+def of_report(lengths, asked, shapes, inputs, bounds, sums, *_):
     own = lengths[lengths.kernel == "every_step"]
     own = own[
         own.fmt == own.fmt[own.times_max.idxmax()]
