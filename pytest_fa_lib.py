@@ -3,7 +3,6 @@
 It stands outside of the package, because pytest imports it at every start and `import fa_lib` brings torch.
 """
 
-import sys
 from importlib import metadata, util
 from pathlib import Path
 
@@ -31,7 +30,9 @@ def pytest_report_header(config):
 def pytest_configure(config):
     if not config.getoption("fa_lib_kernel"):
         return
-    sys.path.insert(0, str(config.invocation_params.dir))  # the kernel's module, as the command fa-lib finds it
+    from fa_lib import modules
+
+    modules.add(str(config.invocation_params.dir))  # the kernel's module, as the command fa-lib finds it
     checks = str(Path(util.find_spec("fa_lib").origin).with_name("kernel_checks.py"))
     named = config.args_source == config.ArgsSource.ARGS
     config.args[:] = [*config.args, checks] if named else [checks]

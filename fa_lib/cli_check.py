@@ -209,6 +209,8 @@ def check_kernel(
             raise ValueError("only, on: got both; accepted is one of them")
         if only or on:
             _no_others("only" if only else "on", quick=quick, seed=seed is not None)
+        if allow_large and not on:
+            raise ValueError("allow_large: got it without --on; accepted is with captured tensors")
         if only:
             if out and json_file is None:
                 json_file = PageFiles.of(out, laid_out).page.with_suffix(".checks.json")

@@ -37,13 +37,14 @@ class Question:
     """What two kernels are compared on.
 
     Attributes:
-        on, reading: a file and what is said of it, as `capture.captured` takes them; None draws inputs.
+        on, reading: a file and what is said of it, as `capture.captured` takes them; None draws inputs, for a call with
+            the reading's options.
         fmt, distribution, n, head_dim, heads, seed: of drawn inputs.
         decode: A gets the whole call, causally; B each query alone, with the keys up to its own.
         device: torch's.
 
     Raises:
-        ValueError: the file cannot be read, or a name is not known.
+        ValueError: the file cannot be read, a name is not known, or the reading is of a file and there is none.
     """
 
     on: str | Path | None = None
@@ -60,7 +61,9 @@ class Question:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, dict[str, Any], dict[str, str]]:
         """q, k, v (batch, heads, sequence, head_dim) on the device; options; where they were captured."""
         if self.on is None:
-            fmt, options, about = Format.of(self.fmt), {}, {}
+            if self.reading.layout != AS_IT_IS.layout or self.reading.allow_large:
+                raise ValueError("layout, allow_large: got one for drawn inputs; accepted is a file with it")
+            fmt, options, about = Format.of(self.fmt), self.reading.options({}), {}
             shape = (1, self.heads, self.n, self.head_dim)
             found = [fmt(x).to(fmt.dtype) for x in draw(self.distribution, self.seed, shape)]
         else:
@@ -87,6 +90,7 @@ class Compared:
 
     Attributes:
         a, b: names. question: it. about: where the inputs were captured.
+        blind: compared rows that see no key: what they give is a convention, and they are left out of all that follows.
         errors: "a", "b" -> max, rmse, times_max and times_rmse (over Baseline's, on the same rows), of o - golden.
         bounds: "a", "b" -> a row of `closeness.closeness` on the same rows; nothing where there is none.
         apart: of A's o - B's: max, rmse, times_max (over Baseline's largest error), differing (share of outputs).
@@ -101,6 +105,7 @@ class Compared:
     b: str
     question: Question
     about: dict[str, str]
+    blind: int
     errors: dict[str, dict[str, float]]
     bounds: dict[str, dict[str, Any]]
     apart: dict[str, float]
@@ -153,7 +158,9 @@ def compare(a: str, b: str, question: Question | None = None) -> Compared:
     fns = {name: _guarded(name) for name in (a, b)}
     outs = {"a": part.taken(fns[a](q, k, v, **options)).double(), "b": _of_b(fns[b], question, part, q, k, v, options)}
     golden = kernels.golden(part.q, part.k, part.v, inputs=fmt, **part.options)
-    baseline = deviation(yardstick(fmt)(part.q, part.k, part.v, **part.options), golden, fmt)
+    seen = part.seeing(golden)
+    outs = {side: o.where(seen, golden) for side, o in outs.items()}
+    baseline = deviation(yardstick(fmt)(part.q, part.k, part.v, **part.options).where(seen, golden), golden, fmt)
 
     def errors(difference):
         largest, rmse = difference.abs().max().item(), difference.square().mean().sqrt().item()
@@ -165,7 +172,7 @@ def compare(a: str, b: str, question: Question | None = None) -> Compared:
     fits, changes, explained = _explained(question, part, outs, golden)
     close = {side: closeness(o, part.q, part.k, part.v, part.options) for side, o in outs.items()}
     return Compared(
-        a, b, question, about, {side: errors(o - golden) for side, o in outs.items()},
+        a, b, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
         {side: row for side, rows in close.items() for row in rows}, apart,
         log_probs(outs["a"], outs["b"]),
         {side: asdict(fit.emulation) | dict(explained=fit.explained) for side, fit in fits.items()}, changes, explained,

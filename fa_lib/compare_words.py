@@ -21,6 +21,8 @@ def in_words(found: Compared) -> list[str]:
     for side, errors in found.errors.items():
         over = f"{as_times(errors['times_max'])} times Baseline's, rms {errors['rmse']:.3g}"
         lines.append(f"{side.upper()} to the golden value: at most {errors['max']:.3g}, {over}.")
+    if found.blind:
+        lines.append(f"{found.blind:,} rows see no key. What a kernel gives there is a convention: they are left out.")
     lines += _bounds_in_words(found)
     if not apart["max"]:
         return [*lines, "A and B give the same bits."]

@@ -6,6 +6,7 @@ Float64's own last bits of an exact sum belong to the machine; `DOUBLE_DOUBLE` d
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +20,13 @@ VANISHES, FEW = -746.0, 1 << 12  # below it exp(x) is 0 in float64; values that 
 
 
 class Dot:
-    """A way to sum the products of a dot product."""
+    """A way to sum the products of a dot product.
+
+    Attributes:
+        has_gradients: whether its products may be any of a backward pass, and not only Q Kᵀ and P V.
+    """
+
+    has_gradients: ClassVar[bool] = True
 
     def __call__(
         self, a: Float64[Tensor, "... k"], b: Float64[Tensor, "... k"], c: Float64[Tensor, "..."] | None = None

@@ -38,6 +38,7 @@ DISTRIBUTIONS = {
     "flat": _normal,  # logits of standard deviation 1/8: all keys matter the same
     "off by one": _normal,  # one key more than the others have: the last tile holds one
 }
+UNEVEN = "off by one"  # of DISTRIBUTIONS: more keys than queries
 
 
 def draw(

@@ -31,7 +31,7 @@ def check_model(function: str, out: str | Path, say: Callable[[str], Any], **giv
     """`reports.check_model` in a process of its own, in which all that the function does happens.
 
     Args:
-        say: told each line that it prints. given: save and names.
+        say: told each line that it prints. given: save, names and causal.
 
     Raises:
         ValueError: as there; or that process ended before the model was judged.
@@ -41,7 +41,8 @@ def check_model(function: str, out: str | Path, say: Callable[[str], Any], **giv
     with TemporaryDirectory() as folder:
         problem = Path(folder) / "problem"
         given = {name: f"{x}" if isinstance(x, Path) else x for name, x in given.items()}
-        order = dict(path=modules.path(), problem=f"{problem}", given=given | dict(function=function, out=f"{out}"))
+        where = dict(path=sys.path, folders=modules.folders())  # the library's imports find no file of the reader's
+        order = where | dict(problem=f"{problem}", given=given | dict(function=function, out=f"{out}"))
         process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-c", INSIDE, json.dumps(order)], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace",
@@ -65,6 +66,8 @@ def check_model(function: str, out: str | Path, say: Callable[[str], Any], **giv
 def inside() -> None:
     """What the process does: it is told by its first argument."""
     order = json.loads(sys.argv[1])
+    for folder in order["folders"]:
+        modules.add(folder)
     try:
         from fa_lib import reports
 

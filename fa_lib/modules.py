@@ -6,6 +6,8 @@ stands in for a library's. In the processes in which the reader's code runs it i
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _FOLDERS: list[str] = []
 
@@ -30,3 +32,19 @@ def add_current_folder() -> None:
 def path() -> list[str]:
     """The sys.path of a process in which the reader's code runs."""
     return [*reversed(_FOLDERS), *(each for each in sys.path if each not in _FOLDERS)]
+
+
+def folders() -> tuple[str, ...]:
+    """Those that were added."""
+    return tuple(_FOLDERS)
+
+
+@contextmanager
+def in_front() -> Iterator[None]:
+    """Inside, the reader's code runs in this process: `path` is its sys.path."""
+    before = [*sys.path]
+    sys.path[:] = path()
+    try:
+        yield
+    finally:
+        sys.path[:] = before

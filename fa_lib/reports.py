@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fa_lib import kernels
+from fa_lib import kernels, modules
 from fa_lib.check import kv_cache, tables, tensors
 from fa_lib.check.apart import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.attempt import judged_by_one_thread, message, shown
@@ -221,9 +221,11 @@ def check_model(
     files.clear()
     with in_processes(names):
         furthest = Furthest()
-        run, probe = function_of(function), Probe(names, save=save, also=furthest)
+        probe = Probe(names, save=save, also=furthest)
+        with modules.in_front():
+            run = function_of(function)
         try:
-            with warnings.catch_warnings():
+            with modules.in_front(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
                 with probe:
                     run()

@@ -104,7 +104,12 @@ def weights(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) ->
 
     Returns:
         of each kind of rounding one array, tiles first.
+
+    Raises:
+        ValueError: there is no such algorithm.
     """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: got {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
     if algorithm == "baseline":  # rounded once
         return [share[-1:]]
     found = [own, share[1:]]  # P V; the additions, of which the first is to 0, and exact

@@ -18,11 +18,11 @@ from fa_lib.check.capture import AS_IT_IS, Capture, captured
 from fa_lib.check.closeness import Beside
 from fa_lib.check.cut import AXES, CALLED, Cut
 from fa_lib.check.limit import judged
-from fa_lib.check.named_tensors import Reading
+from fa_lib.check.named_tensors import FILE_LAYOUTS, Reading
 from fa_lib.check.skipped import place
 from fa_lib.check.standalone import standalone
 from fa_lib.execution.files import replacing
-from fa_lib.kernels.option_names import own_names
+from fa_lib.kernels.option_names import OwnNames
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
 BLOCKS = (2, 4, 8, 16, 32)  # that an axis is cut into, one after the other
@@ -139,7 +139,8 @@ def shrink(
     make that of the small one, too: an axis whose cut turns it into another failure stays whole.
 
     Args:
-        kernel: a name for `kernels.get`, of a kernel of q, k, v alone. path, reading: as of `capture.captured`.
+        kernel: a name for `kernels.get`, of a kernel of q, k, v alone, of one layout of FILE_LAYOUTS. path, reading: as
+            of `capture.captured`.
         rounds: of all axes, until none gets smaller.
 
     Raises:
@@ -147,6 +148,9 @@ def shrink(
     """
     if kernels.emulates(kernels.get(kernel)):
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
+    layout = kernel.rpartition("@")[2] if "@" in kernel else FILE_LAYOUTS[0]
+    if layout not in FILE_LAYOUTS:
+        raise ValueError(f"kernel: got {kernel!r}; accepted are the layouts {', '.join(FILE_LAYOUTS)}")
     fn = kernels.plain(kernel)
     call = _needed(captured(path, reading))
     first = failure(fn, call, device)
@@ -156,6 +160,7 @@ def shrink(
         raise ValueError(f"kernel: {kernel} does not fail on {path}: {size}")
     _steady(kernel, first, failure(fn, call, device))
     whole = cut = Cut.whole(call)
+    why = {*first.causes(call)[:1]}
 
     if _square(call):
         row = call.q.shape[2] - 1 if first.at is None else first.at[2]
@@ -163,14 +168,12 @@ def shrink(
         unmasked = replace(call, options={name: x for name, x in call.options.items() if name != "causal"})
         small = alone.of(unmasked)
         found = failure(fn, small, device)
-        if first.stays(found) and {*first.causes(call)[:1]} <= {*found.causes(small)}:
+        if first.stays(found) and why <= {*found.causes(small)}:
             call, cut = unmasked, alone
-
-    why = first.causes(call)[:1]
 
     def same(cut):
         small = cut.of(call)
-        return set(why) <= {*failure(fn, small, device).causes(small)}
+        return why <= {*failure(fn, small, device).causes(small)}
 
     def tried(changed):
         return first.stays(failure(fn, changed.of(call), device))
@@ -184,7 +187,8 @@ def shrink(
 
     for _ in range(rounds):
         before = cut
-        cut = _worst_alone(cut, failure(fn, cut.of(call), device), tried)
+        alone = _worst_alone(cut, failure(fn, cut.of(call), device), tried)
+        cut = alone if alone == cut or same(alone) else cut
         for names in _moved_together(call):
             fewer = shorter(cut, names)
             cut = fewer if fewer == cut or same(fewer) else cut
@@ -256,10 +260,11 @@ def sizes_in_words(shrunk: Shrunk) -> str:
 
 def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:
     """Write a pytest file that fails as long as the kernel does. It holds the tensors, and needs no fa_lib."""
-    fn = kernels.get(shrunk.kernel)
-    name = shrunk.kernel if ":" in shrunk.kernel else f"{fn.__module__}:{fn.__qualname__}"
+    own, at, layout = shrunk.kernel.rpartition("@")
+    fn = kernels.get(own or layout)
+    name = f"{own or layout}" if ":" in shrunk.kernel else f"{fn.__module__}:{fn.__qualname__}"
     where = f"Captured at {place(shrunk.call.about)}. " if "layer" in shrunk.call.about else ""
     about = f"{where}The call is the smallest of that kind which was found: {sizes_in_words(shrunk)}."
     with replacing(path) as temporary:
-        others = {option: own for option, own in own_names(fn).items() if own not in ("", option)}
-        temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device, others))
+        name = f"{name}{at}{layout}" if at else name
+        temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device, OwnNames.of(fn)))

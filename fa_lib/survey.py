@@ -105,7 +105,7 @@ def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2)
             problem = _in_a_process(entry, manner, forks)
         finally:
             idle.put(forks)
-        return f"{entry.key}: {problem or _read(entry, manner)['verdict']}"
+        return f"{entry.key}: {problem or row(entry, _read(entry, manner))['verdict']}"
 
     # XLA takes most of a GPU's memory unless it is told not to
     environment = os.environ | dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
@@ -129,10 +129,7 @@ def rows(keys: Sequence[str], manner: Manner) -> pd.DataFrame:
     """`row` of each key, in their order; of a kernel without a record that it is not judged yet."""
     entries = [manner.entry(key) for key in keys]
     waiting = dict(verdict="not_judged", problem="not judged yet")
-    records = [
-        None if entry.problem else _read(entry, manner) if _path(entry, manner).exists() else waiting
-        for entry in entries
-    ]
+    records = [None if entry.problem else _read(entry, manner) or waiting for entry in entries]
     return pd.DataFrame([row(entry, record) for entry, record in zip(entries, records)])
 
 
@@ -208,7 +205,7 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
 def judgement_of(key: str, manner: Manner) -> Judgement | None:
     """The Judgement that `judge_one` left; None where the kernel did not come to an end."""
     record = _read(manner.entry(key), manner)
-    return Judgement.of(record) if "findings" in record else None
+    return Judgement.of(record) if record and "findings" in record else None
 
 
 def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
@@ -284,15 +281,15 @@ def _write(entry, manner, record):
 
 
 def _read(entry, manner):
-    return json.loads(_path(entry, manner).read_text())
+    """The record of a kernel; None where there is none, or what is there is damaged."""
+    try:
+        record = json.loads(_path(entry, manner).read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and "verdict" in record and "problem" in record else None
 
 
 def _kept(entry, manner):
     """Whether a record of this code is there, and the kernel came to an end."""
-    try:
-        record = _read(entry, manner)
-    except (OSError, ValueError):
-        return False
-    if not isinstance(record, dict):  # damaged
-        return False
-    return record.get("key") == _key(entry, manner) and record.get("problem") == ""
+    record = _read(entry, manner)
+    return bool(record) and record.get("key") == _key(entry, manner) and record.get("problem") == ""

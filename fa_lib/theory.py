@@ -10,6 +10,7 @@ each line, and says where independence ends.
 import math
 from bisect import bisect_left
 from dataclasses import replace
+from numbers import Real
 
 import numpy as np
 from scipy import special
@@ -82,7 +83,11 @@ def expected_gradients(precision: Precision, *, tiles: int, values: str = "zero_
 
     Args:
         tiles: that are added up. values: of the terms, as for `expected`; gradients have a mean of zero.
+
+    Raises:
+        ValueError: values or tiles are none of those accepted.
     """
+    accepted_kernel("fa2", values, tiles)
     share = (np.arange(1, tiles + 1) / tiles) ** (2 * VALUES[values].growth)
     sums = share.sum() * (RMS * precision.grad_sums.unit_roundoff) ** 2
     handed = (RMS * precision.grads.unit_roundoff) ** 2 if values == "zero_mean" else 0.0
@@ -157,7 +162,13 @@ def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
 
     Args:
         fmt: of the sum. tiles: terms. spread: the terms' standard deviation over their mean.
+
+    Raises:
+        ValueError: an argument is none of those accepted.
     """
+    accepted_kernel("fa2", "one_sign", tiles)
+    if not (isinstance(spread, Real) and 0 <= spread < math.inf):
+        raise ValueError(f"spread: got {spread!r}; accepted is a number from 0")
     u, k = Format.of(fmt).unit_roundoff, np.arange(1, 200)
     total = []
     for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade

@@ -31,10 +31,14 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
     for name in ("token", "yaml", "jinja2", "html"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
     (tmp_path / "mine.py").write_text("import beside\n\ndef attention(q, k, v):\n    return beside.f(q, k, v)")
+    (tmp_path / "model.py").write_text(
+        "import mine\n\ndef run():\n    import torch\n    mine.attention(*torch.randn(3, 1, 1, 8, 4))"
+    )
     (tmp_path / "beside.py").write_text("from torch.nn.functional import scaled_dot_product_attention as f")
     program = [sys.executable, "-P", "-c", "from fa_lib.cli import main; main()"]  # as the installed command
     env = os.environ | dict(PYTHONPATH=str(ROOT), TQDM_DISABLE="1")
-    for words in (["claims"], ["check", "kernel", "mine:attention", "--only", "strides"], ["figures", "none"]):
+    kernel = ["check", "kernel", "mine:attention", "--only", "strides"]
+    for words in (["claims"], kernel, ["check", "model", "model:run"], ["figures", "none"]):
         done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, env=env)
         assert "the wrong one" not in done.stdout + done.stderr and done.returncode == 2 * (words[0] == "figures")
     assert modules.path()[: len(modules._FOLDERS)] == modules._FOLDERS[::-1]

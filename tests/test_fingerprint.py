@@ -47,6 +47,8 @@ def test_a_line_that_begins_with_an_operator_is_no_magic(tmp_path):
     with_magics = "%matplotlib inline\n!ls\nfrom fa_lib.metrics import deviation\nx = !ls\n%time y = 1"
     assert of_notebook([with_magics], {}, tmp_path) == metrics
     assert of_notebook(["%%bash\nls\n", plain], {}, tmp_path) == metrics
+    for magic in ("%%time", "%%capture --no-stderr", "\n%%timeit -n 1\n%%time"):
+        assert of_notebook([f"{magic}\n{plain}"], {}, tmp_path) == metrics
 
 
 def own_kernel(q, k, v):

@@ -246,6 +246,9 @@ def test_baseline_quantises_p_by_its_scheme_too():
     P = torch.softmax(q @ k.mT / 8, -1)
     ours = kernels.reference(q, k, v, precision=steps)
     assert deviation(ours, Scheme.of("MXFP8").apply(P) @ v).max < 1e-12 < deviation(ours, P @ v).max
+    o = kernels.reference(q.requires_grad_(), k, v, precision=steps)
+    with pytest.raises(ValueError, match="precision: got products that quantise P; accepted for gradients"):
+        o.sum().backward()
 
 
 def test_operands_and_a_cache():

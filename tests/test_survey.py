@@ -124,5 +124,9 @@ def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
     assert survey.judgement_of("torch_math", survey.Manner(str(tmp_path))).carries == ("accumulator",)
     for count, damaged in enumerate(("{", "[]", "null", '{"key": 1}'), 3):
         (tmp_path / "torch_math.json").write_text(damaged)
+        waiting = survey.rows(["torch_math"], survey.Manner(str(tmp_path))).iloc[0]
+        assert (
+            waiting.verdict == "not_judged" and survey.judgement_of("torch_math", survey.Manner(str(tmp_path))) is None
+        )
         survey.judge_all(["torch_math"], survey.Manner(str(tmp_path)), print)
         assert runs == ["torch_math"] * count

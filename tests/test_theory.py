@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa_lib import kernels, theory
+from fa_lib import kernels, roundings, theory
 from fa_lib.experiments.ablation import carried
 from fa_lib.experiments.law import VALUES, bounds, carried_in, law, only_sums
 from fa_lib.experiments.worst import worst
@@ -163,8 +163,19 @@ def test_every_formula_refuses_an_algorithm_it_does_not_know():
     ):
         with pytest.raises(ValueError, match="algorithm: got '(fa3|baseline)'; accepted are fa1, fa2"):
             call()
-    with pytest.raises(ValueError, match="tiles: got 2.5; accepted is a whole number from 1"):
-        theory.bits(BF16, tiles=2.5)
+    with pytest.raises(ValueError, match="algorithm: got 'fa3'"):
+        roundings.weights("fa3", *[torch.ones(4)] * 3, divided=True)
+    for call in (
+        lambda: theory.bits(BF16, tiles=2.5),
+        lambda: theory.expected_gradients(Precision.uniform(BF16), tiles=2.5),
+        lambda: theory.repeated(BF16, tiles=2.5, spread=0.1),
+    ):
+        with pytest.raises(ValueError, match="tiles: got 2.5; accepted is a whole number from 1"):
+            call()
+    with pytest.raises(ValueError, match="values: got 'positive'"):
+        theory.expected_gradients(Precision.uniform(BF16), tiles=4, values="positive")
+    with pytest.raises(ValueError, match="spread: got '0.1'; accepted is a number from 0"):
+        theory.repeated(BF16, tiles=4, spread="0.1")
 
 
 @pytest.mark.slow

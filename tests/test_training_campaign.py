@@ -1,6 +1,7 @@
 """The study in parts: its tables, its rounds of seeds, and that it goes on with the same bits."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from dataclasses import replace
 import nbformat
 import pandas as pd
 import pytest
+import torch
 from nbclient import NotebookClient
 
 from fa_lib.paths import NOTEBOOKS
@@ -77,7 +79,11 @@ def test_the_arithmetic_has_every_name_and_follows_onednns_setting():
     names = arithmetic()
     assert set(names) == {"torch", "processor", "instructions", "onednn", "mkl", "summed_in_fp32"}
     assert all(names.values())
-    if names["onednn"].startswith("Intel"):  # x86
+    flags = torch.__config__.show()
+    assert (names["onednn"] != "none") == torch.backends.mkldnn.is_available()
+    assert (names["mkl"] != "none") == ("USE_MKL=ON" in flags)
+    if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
+        assert re.fullmatch(r"(GenuineIntel|AuthenticAMD|\w+), family \d+, model \d+", names["processor"])
         code = "from fa_lib.training.arithmetic import arithmetic; print(arithmetic()['onednn'])"
         environ = os.environ | dict(ONEDNN_MAX_CPU_ISA="SSE41")
         asked = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.worker import unusable
+from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite, visible_rows
 
 ENDED, UNASKED = "ended", "unasked"
@@ -34,7 +35,8 @@ class Answer:
     """What a kernel gave.
 
     Attributes:
-        o: its output; None where it is of no use. One with NaN or infinite values is "broken", and there.
+        o: its output; None where it has none of the right shape and dtype. One with NaN or infinite values is kept,
+            though the outcome is "broken".
         outcome: "yes", or that of a KernelError.
         problem: in words, a verb and its object; "" where there is none.
     """
@@ -113,9 +115,7 @@ def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: tor
         KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
     """
     with blamed(), _its_threads():
-        o = fn(q, k, v, **options)
-    if isinstance(o, (tuple, list)) and o:
-        o = o[0]
+        o = first_output(fn(q, k, v, **options))
     if not isinstance(o, torch.Tensor):
         raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
     if problem := unusable(o, q.device):

@@ -5,18 +5,19 @@ Where few keys have most of the weight, Baseline's own error is large, and the r
 from fa_lib import kernels
 from fa_lib.check.attempt import attempt
 from fa_lib.check.closeness import Beside
-from fa_lib.check.contract import causally
+from fa_lib.check.contract import ABLE, Ability, causally
 from fa_lib.check.golden import Inputs
-from fa_lib.inputs import DISTRIBUTIONS
+from fa_lib.inputs import DISTRIBUTIONS, UNEVEN
 
 
 def bounds(
-    kernel: str, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu", causal: bool = False
+    kernel: str, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu", able: Ability = ABLE
 ) -> list[dict]:  # fmt: skip
     """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.Beside`).
 
     Args:
-        judged: the format of inputs and output. n: keys, and queries. causal: whether the kernel masks, and only so.
+        judged: the format of inputs and output. n: keys, and queries. able: of the kernel: one that always masks,
+            aligned top-left, is not asked for more keys than queries.
 
     Returns:
         one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
@@ -25,9 +26,12 @@ def bounds(
     fn = kernels.plain(kernel)
     rows, of, worst = 0, 0, None
     for distribution in DISTRIBUTIONS:
-        q, k, v = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=causal, device=device).tensors()
-        answer = attempt(causally(fn) if causal else fn, q, k, v)
-        found = Beside.of(answer.o, q, k, v, dict(causal=causal)) if answer.outcome == "yes" else None
+        if distribution == UNEVEN and able.causal and able.top_left:
+            continue
+        given = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
+        q, k, v = given.tensors()
+        answer = attempt(causally(fn) if able.causal else fn, q, k, v)
+        found = Beside.of(answer.o, q, k, v, dict(causal=able.causal)) if answer.outcome == "yes" else None
         if found is None or not found.finite:
             continue
         rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()

@@ -14,7 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fa_lib.check.attempt import shown
-from fa_lib.check.named_tensors import Reading, by_meaning, narrower_format, option_values, refuse_ambiguous, turned
+from fa_lib.check.named_tensors import (
+    LAID_OUT,
+    Reading,
+    by_meaning,
+    narrower_format,
+    option_values,
+    refuse_ambiguous,
+    turned,
+)
 from fa_lib.execution.files import replacing
 from fa_lib.formats import Format
 from fa_lib.inputs import require, tensors
@@ -101,14 +109,14 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
         raise ValueError(f"{path}: {error}") from None
     require(named, path, held)
     try:
-        refuse_ambiguous(held, named)
-        held = turned(named, reading.layout)
-        q, k, v, o, dO = (held.get(name) for name in ("q", "k", "v", "o", "dO"))
+        names, held = [*held], turned(named, reading.layout)
+        q, k, v, o, dO = (held.get(name) for name in LAID_OUT)
         options = reading.options(option_values(held))
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.dtype not in WIDE and x.dtype not in JUDGED:
-                raise ValueError(f"{name}: got {x.dtype}; accepted are BF16, FP16, FP32 and FP64")
+        for name in LAID_OUT:
+            if name in held and held[name].dtype not in WIDE and held[name].dtype not in JUDGED:
+                raise ValueError(f"{name}: got {held[name].dtype}; accepted are BF16, FP16, FP32 and FP64")
         check(q, k, v, **options)
+        refuse_ambiguous(names, q, k, options)
         due = (*q.shape[:-1], v.shape[-1])
         for name, x in (("o", o), ("dO", dO)):
             if x is not None and tuple(x.shape) != due:

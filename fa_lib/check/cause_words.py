@@ -13,6 +13,7 @@ CAUSES = {  # key of a suspects.Cause -> its subject
     "probs_truncated": "P truncated to {fmt}, not rounded to nearest,",
     "scale_factor": "attention with {factor:.4g} times its scale",
     "factor": "{factor:.4g} times attention's output",
+    "bias": "rounding to one side, which makes outputs {factor:.6g} times attention's,",
     "scale_1": "attention without a scale",
     "scale_twice": "attention with its scale multiplied in twice",
     "scale_ignored": "attention with the scale 1 / sqrt(head_dim)",
@@ -33,13 +34,15 @@ CAUSES = {  # key of a suspects.Cause -> its subject
     "window_ignored": "attention without its window",
     "all_masks_ignored": "attention without any of its masks",
     "causal": "attention with a causal mask that was not asked for",
-    "bshd": "attention of tensors read as (batch, sequence, heads, head_dim)",
+    "bshd": "attention of tensors read with their heads for the sequence, and the sequence for heads,",
     "output_reshaped": "an output in the order (batch, sequence, heads, head_dim), reshaped and not transposed,",
     "heads_reversed": "attention with its heads in the reverse order",
     "heads_interleaved": "attention that gives query head h the key head h modulo their number",
     "over_queries": "a softmax over queries, where one over keys is due,",
 }
-ROUNDINGS = ("accumulator", "sums", "row_sum", "scores", "every_step", "inputs", "probs_truncated", "mask_rounded")
+ROUNDINGS = (
+    "accumulator", "sums", "row_sum", "scores", "every_step", "inputs", "probs_truncated", "mask_rounded", "bias",
+)  # fmt: skip
 
 
 def subject(where: Mapping[str, Any]) -> str:

@@ -8,11 +8,25 @@ from functools import partial
 import pandas as pd
 
 from fa_lib import kernels
+from fa_lib.check.bounds import bounds
 from fa_lib.check.carry import LOST, SUMS, carried, carry
-from fa_lib.check.contract import CALLS, GRADIENTS_AT, HEAD_DIM, LARGE, MORE, OF_SINKS, Ability, formats
+from fa_lib.check.contract import (
+    CALLS,
+    CAUSAL_FEWER,
+    CAUSAL_ONE,
+    GRADIENTS_AT,
+    HEAD_DIM,
+    LARGE,
+    MORE,
+    OF_SINKS,
+    Ability,
+    formats,
+)
 from fa_lib.check.diagnose import FAR
 from fa_lib.check.findings import Finding, Judgement, Severity
 from fa_lib.check.golden import Inputs
+from fa_lib.check.judge import alignment
+from fa_lib.check.judge_bound import of_bound
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.judge_wrong import coarse, noisy, scaled
@@ -221,6 +235,26 @@ def _relation(judged: Judged, key: str) -> Result:
     return Result(True, said)
 
 
+def _bound(judged: Judged) -> Result:
+    """On no inputs does it compute another attention."""
+    found = tuple(of_bound(
+        pd.DataFrame(bounds(judged.kernel, judged.fmt, N, 0, judged.head_dim, able=judged.able)), "the kernel"
+    ))  # fmt: skip
+    if not found:
+        return Result(None, "the kernel gives nothing that is finite")
+    return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
+
+
+def _alignment(judged: Judged) -> Result:
+    """Its causal mask has one alignment for one query and for several."""
+    asked = judged.asked[judged.asked.head_dim == judged.head_dim]
+    right = asked[asked.outcome == "yes"]
+    if not {CAUSAL_FEWER, CAUSAL_ONE} <= {*right.asked}:
+        return Result(None, "the kernel lacks what this is asked of")
+    found = tuple(alignment(asked))
+    return Result(not found, _said(found))
+
+
 def conduct_of(conduct: pd.DataFrame) -> Result:
     """What a kernel did beside its work, while it was asked. conduct: of its `apart.Apart`."""
     found = tuple(of_conduct(conduct))
@@ -246,4 +280,6 @@ CHECKS: dict[str, Callable[[Judged], Result]] = {
     **{f"rounding_{what}": partial(_rounding, what=what) for what in ("probs", "output")},
     **{_name("answer", asked): partial(_answer, asked=asked) for asked in ANSWERS},
     **{key: partial(_relation, key=key) for key in RELATIONS},
+    "bound": _bound,
+    "alignment": _alignment,
 }

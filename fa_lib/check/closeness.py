@@ -80,7 +80,8 @@ def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any
 
 
 class Furthest:
-    """Of the calls of a Probe, that it is called with, the one whose output is furthest beyond its bound."""
+    """Of the calls of a Probe, that it is called with, the one whose output is furthest beyond its bound; calls whose
+    golden value or a bound is not finite do not count."""
 
     def __init__(self):
         self.rows, self.of = 0, 0
@@ -89,6 +90,8 @@ class Furthest:
     def __call__(self, part: Sample, o: Tensor) -> None:
         """part: the compared rows of a call; o: what the kernel that ran gave for them, float64."""
         found = Beside.of(o, part.q, part.k, part.v, part.options)
+        if not found.finite:
+            return
         self.rows, self.of = self.rows + int(found.over.sum()), self.of + found.over.numel()
         if self.worst is None or found.times.max() > self.worst.times.max():
             self.worst = found

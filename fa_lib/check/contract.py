@@ -16,6 +16,7 @@ from fa_lib.check.attempt import KernelError, attempt, blamed, guarded
 from fa_lib.experiments.variant import Call, by_key
 from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.inputs import draw
+from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite
 
 
@@ -63,7 +64,7 @@ FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("N = 256", 256, 256)  # asked for in every format
 CAUSAL, BOOLEAN, ADDED, WINDOW = "causal", "a boolean mask", "an added mask, ALiBi", "a window of 64 and 32 keys"
 ONE_QUERY, CAUSAL_FEWER = "one query, as in decoding", "causal, fewer queries than keys"
-CAUSAL_ONE = "causal, one query"
+CAUSAL_ONE, SCALE, GQA = "causal, one query", "another scale", "key heads shared, GQA 4 to 2"
 OPTIONS = {  # what is asked beside Q, K and V -> the option
     CAUSAL: dict(causal=True), BOOLEAN: dict(mask=_boolean(256)),
     ADDED: dict(mask=_alibi(2, 256)), WINDOW: dict(window=(64, 32)), "softcap": dict(softcap=2.0),
@@ -75,17 +76,25 @@ CALLS = by_key([  # asked for in the first format that it has
     *(Call(f"{HEAD_DIM}{d}", 256, 256, head_dim=d) for d in (32, 40, 72, 80, 96, 104, 128, 256)),
     Call("V of another head_dim, 192 and 128", 256, 256, head_dim=192, v_dim=128),
     Call("V of another head_dim, 576 and 512, one key head", 64, 256, 4, 1, head_dim=576, v_dim=512),
-    Call("another scale", 256, 256, options=dict(scale=0.05)),
+    Call(SCALE, 256, 256, options=dict(scale=0.05)),
     Call("fewer queries than keys", 64, 256),
     Call(CAUSAL_FEWER, 64, 256, options=dict(causal=True)),
     Call(ONE_QUERY, 1, 256),
     Call(CAUSAL_ONE, 1, 256, options=dict(causal=True)),
-    Call("key heads shared, GQA 4 to 2", 256, 256, heads=4),
+    Call(GQA, 256, 256, heads=4),
     *(Call(key, 256, 256, options=option) for key, option in OPTIONS.items()),
 ])  # fmt: skip
 MORE = {  # asked for where the kernel has all that is named first -> the call
     (BOOLEAN,): Call("a boolean mask that hides 1,100 first keys", 64, 1300, options=dict(mask=_hidden_first(False))),
     (ADDED,): Call("a mask of -inf that hides 1,100 first keys", 64, 1300, options=dict(mask=_hidden_first(True))),
+    (WINDOW,): Call("a window that hides 1,170 first keys", 64, 1300, options=OPTIONS[WINDOW]),
+    (SCALE, "softcap"): Call("another scale, and softcap", 256, 256, options=dict(scale=0.05, softcap=2.0)),
+    (GQA, ONE_QUERY): Call(f"{GQA}, and one query", 1, 256, heads=4),
+    (GQA, "sinks"): Call(f"{GQA}, and sinks", 256, 256, heads=4, options=dict(sinks=torch.tensor([6.0, 4, 2, 5]))),
+    **{
+        (GQA, a): Call(f"{GQA}, and {a}", 256, 256, heads=4, options=OPTIONS[a])
+        for a in (CAUSAL, BOOLEAN, WINDOW, "softcap")
+    },
     **{
         (a, b): Call(f"{a}, and {b}", 256, 256, options=OPTIONS[a] | OPTIONS[b])
         for a, b in combinations(OPTIONS, 2) if {a, b} != {BOOLEAN, ADDED}
@@ -205,8 +214,7 @@ def _typed(fn):
     """A kernel that says so where it answers in another dtype: it does not have the format."""
 
     def call(q, k, v, **options):
-        o = fn(q, k, v, **options)
-        o = o[0] if isinstance(o, (tuple, list)) and o else o
+        o = first_output(fn(q, k, v, **options))
         if isinstance(o, torch.Tensor) and o.dtype != q.dtype:
             raise KernelError("no", f"returns {o.dtype}, where {q.dtype} is due")
         return o
@@ -241,7 +249,7 @@ def _sinks_gradient(fn, fmt, head_dim, device, options):
 
     def gradient(kernel):
         given = sinks.clone().requires_grad_()
-        return torch.autograd.grad(kernel(q, k, v, sinks=given, **options).float().sum(), given)[0]
+        return torch.autograd.grad(first_output(kernel(q, k, v, sinks=given, **options)).float().sum(), given)[0]
 
     try:
         with blamed():

@@ -14,6 +14,7 @@ from fa_lib.check.attempt import KernelError, blamed
 from fa_lib.check.sampling import both, sampled
 from fa_lib.formats import Format
 from fa_lib.kernels.eager import as_many_heads
+from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import Options, within
 
 FAR = 0.2  # of the golden value's root mean square: 50 times what BF16 costs, a fifth of what another answer is off
@@ -184,7 +185,7 @@ def transposed_output(fn: Callable, call: Call) -> str:
     right but for that; else ""."""
     try:
         with blamed():
-            o = fn(call.q, call.k, call.v, **call.options)
+            o = first_output(fn(call.q, call.k, call.v, **call.options))
     except KernelError:
         return ""
     right = isinstance(o, Tensor) and o.ndim == 4 and distance(_swapped(o), call.golden()) <= CLOSE

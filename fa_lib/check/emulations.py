@@ -35,7 +35,7 @@ FIELDS = {  # of an Emulation: what it is, and one value in words
     "splits": ("splits of the keys", lambda x: f"{x} splits" if x > 1 else "no splits"),
     "partial": ("format of the splits' results", lambda x: f"their results in {x}"),
     "normalised": ("division by l", lambda x: {"end": "O / l at the end", "tile": "O / l at every tile"}[x]),
-    "inputs": ("format of Q, K and V", lambda x: f"Q, K and V in {x}"),
+    "inputs": ("format of Q, K and V", lambda x: f"Q, K and V in {x or 'their own format'}"),
     "carried": ("format of O from tile to tile", lambda x: f"O in {x}"),
     "row_sum": ("format of the row sum from tile to tile", lambda x: f"l in {x}"),
     "probs": ("rounding of P", lambda x: f"P in {x}"),
@@ -64,7 +64,7 @@ class Emulation:
         order: of the tiles: "forward" or "reverse".
         splits: parts of the keys that are worked on apart and merged.
         partial: format that the parts' results are rounded to before they are merged (`splits.in_splits`, which rounds
-            nothing else, so that the fields below say nothing then).
+            nothing else but Q, K and V, so that carried, row_sum, probs and all after them say nothing then).
         normalised: O is divided by the row sum at the "end" or at every "tile" (fa1).
         inputs: that Q, K and V are rounded to first; "" is their own. carried: of O. row_sum: of l. probs: of P.
         scores: of S. softmax: of S - m, its exponential, m and the factors.
@@ -224,8 +224,7 @@ def smallest_change(
 ) -> tuple[tuple[str, ...], float]:
     """The fewest fields of A's Emulation that have to be B's for the emulated difference to be the real one.
 
-    Every single change is tried, then every two, ..., up to all: there are eleven fields. Of sets of one size the
-    best is taken.
+    Every single change is tried, then every two, ..., up to all. Of sets of one size the best is taken.
 
     Args:
         difference: o of A - o of B. emulate: of B's side. enough: share of the squared difference.
@@ -254,6 +253,8 @@ def described(emulation: Mapping[str, Any]) -> str:
     else:
         usual, always = asdict(Emulation()), ("tile", "carried", "row_sum", "probs")
         names = [name for name in FIELDS if name in always or name != "partial" and emulation[name] != usual[name]]
+    if emulation["inputs"] and "inputs" not in names:
+        names.append("inputs")
     return ", ".join(FIELDS[name][1](emulation[name]) for name in names)
 
 

@@ -69,11 +69,12 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
                      "unsupported"), ("asked",)),
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
-    "finite_change": ("better",), **dict.fromkeys(("baseline_overflows", "baseline_undefined"), ("heads",)),
+    "finite_change": ("better",),
+    **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows"), ("heads",)),
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
     "captured_gradients": ("gradients",), **dict.fromkeys(("bound", "mistake"), ("bound", "heads")),
     "cache": ("caches",), "layer_error": ("layers", "by_layer"),
-    **dict.fromkeys(("sees_later", "own_hidden"), ("by_layer",)),
+    **dict.fromkeys(("sees_later", "own_hidden", "later_unknown"), ("by_layer",)),
 }  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from fa_lib.check.judge_bound import of_bound
 from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.kv_cache import BEARS
 from fa_lib.check.model import summary
-from fa_lib.check.tensors import OVERFLOWS, UNDEFINED, cheapest
+from fa_lib.check.tensors import OVERFLOWS, ROUNDED, UNDEFINED, cheapest
 from fa_lib.experiments.rule import ALLOWED
 
 UNDERFLOW = 1e-3  # of a row's probability
+FEW = 64  # rows: of fewer, Baseline's largest error may be small by luck
 LITTLE = 0.5  # of rows that see their own key: fewer do not by padding alone
 
 
@@ -41,8 +42,9 @@ def judge_tensors(
     names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]], more: More | None = None
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
-    and its error is not that of another attention. Where Baseline itself overflows there is no rule, and where that is
-    so on all heads, they are not judged.
+    and its error is not that of another attention. With fewer than FEW rows, being within its own bound is enough.
+    Where Baseline itself overflows there is no rule: on such heads an output is held to its own bound, and where it has
+    none on any head, they are not judged.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
@@ -62,10 +64,10 @@ def judge_tensors(
             continue
         worst = rows.loc[rows.times_max.idxmax()]
         where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
-        severity = within(worst.times_max, ALLOWED["o"]) if judged else Severity.NOTES
+        severity = _ruled(worst.times_max, more.close) if judged else Severity.NOTES
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += [*of_bound(more.close, names[0]), *_no_yardstick(names[0], far)]
-    findings += of_gradients(more.gradients)
+    findings += [*of_gradients(more.gradients), *_blind(far)]
     if "layer" in about:
         findings.append(Finding("captured", Severity.NOTES, dict(about)))
     for what, heads in flags(risky).items():
@@ -82,6 +84,18 @@ def judge_tensors(
             where = dict(cache=cache, heads=far_off, of=len(rows))
             findings.append(Finding("cache", Severity.NOTES, where, rows.relative.max(skipna=False), BEARS))
     return Judgement("tensors", names[0], tuple(findings))
+
+
+def _ruled(times, close):
+    """What a largest error over Baseline's means for the verdict. close: rows of `closeness.closeness`."""
+    few = len(close) and close.of.sum() < FEW and (close.times <= 1).all()
+    return Severity.NOTES if few and times > ALLOWED["o"] else within(times, ALLOWED["o"])
+
+
+def _blind(far):
+    """Rows that see no key."""
+    if "blind" in far and (rows := int(far[far.kernel == ROUNDED].blind.sum())):
+        yield Finding("blind_rows", Severity.NOTES, dict(rows=rows))
 
 
 def _no_yardstick(judged, far):
@@ -109,7 +123,7 @@ def judge_model(
         baseline, skipped, nonfinite: of the Probe. causal: no row may see a later key than its own.
         close: rows of `closeness.Furthest`.
     """
-    found, findings = summary(table, baseline), []
+    found, findings, close = summary(table, baseline), [], pd.DataFrame([*close])
     if nonfinite:
         where = {name: nonfinite[name] for name in ("model", "step", "layer", "call", "tensor") if name in nonfinite}
         findings.append(Finding("nonfinite", Severity.FAILS, where))
@@ -117,11 +131,12 @@ def judge_model(
         for kernel, times in row.items():
             where = dict(model=model, layer=layer, kernel=kernel)
             judged = kernel == "ran" and not math.isnan(times)
-            severity = within(times, ALLOWED["o"]) if judged else Severity.NOTES
+            severity = _ruled(times, close) if judged else Severity.NOTES
             findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
-    if not any(finding.what == "layer_error" and finding.severity != Severity.NOTES for finding in findings):
+    own = [f for f in findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
+    if not any(f.severity != Severity.NOTES or f.number is not None for f in own):
         findings.insert(0, Finding("nothing_compared", Severity.NOTES))
-    findings += [*of_bound(pd.DataFrame([*close]), "attention"), *_of_masks(table, causal)]
+    findings += [*of_bound(close, "attention"), *_of_masks(table, causal)]
     for (kernel, why), count in dict(skipped or {}).items():
         findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))
     return Judgement("model", subject, tuple(findings))
@@ -129,11 +144,15 @@ def judge_model(
 
 def _of_masks(table, causal):
     """What the masks of calls with as many queries as keys show: keys behind a row's own, which a decoder may not see,
-    and rows that do not see their own key, as under a mask of the other polarity."""
-    if "later" not in table or not table.later.notna().any():
+    and rows that do not see their own key, as under a mask of the other polarity. Of others, that they do not."""
+    if "later" not in table:
         return
     names = [name for name in ("model", "step", "layer", "call") if name in table]
-    calls = table[table.later.notna()].drop_duplicates(names)
+    calls = table.drop_duplicates(names)
+    uneven = calls[calls.later.isna() & (calls.n_q > 1)]
+    if causal and len(uneven):
+        yield Finding("later_unknown", Severity.NOTES, dict(calls=len(uneven), of=len(calls)))
+    calls = calls[calls.later.notna()]
     for what, some in (("sees_later", calls[calls.later > 0]), ("own_hidden", calls[calls.own < LITTLE])):
         if len(some):
             first = some.iloc[0]

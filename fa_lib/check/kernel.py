@@ -36,6 +36,7 @@ from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held
 from fa_lib.experiments.variant import known
 from fa_lib.formats import Format
+from fa_lib.inputs import UNEVEN
 from fa_lib.metrics import deviation, over_baseline
 
 __all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "examine", "measure", "ruled"]
@@ -148,10 +149,12 @@ def examine(
         ]  # fmt: skip
 
     fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
-    few = () if able.causal and (asked.note[fewer] == "top_left").any() else FEW  # else they would see few keys
+    top_left = able.causal and (asked.note[fewer] == "top_left").any()
+    few = () if top_left else FEW  # else they would see few keys
+    trouble = [each for each in TROUBLE if each != UNEVEN or not top_left]
     shapes = [shape for shape in depth.shapes if CALLS[shape].options.get("causal") or not able.causal]
     own = dict(kernel=kernel, head_dim=head_dim, device=device)
-    troubled = on(TROUBLE, [depth.troubled_n], [None], depth.bias_seeds)
+    troubled = on(trouble, [depth.troubled_n], [None], depth.bias_seeds)
     with keeping(cache):
         chance = random.Random(depth.drawn_seed)
         drawn = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
@@ -178,9 +181,7 @@ def examine(
             )),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
-            bounds=over(
-                bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), causal=able.causal
-            ),
+            bounds=over(bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), able=able),
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
             repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),

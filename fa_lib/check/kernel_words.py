@@ -251,7 +251,9 @@ def _relation(f, at):
 
 
 def _either_side(number, limit):
-    """A number beyond its limit, and the limit, in as many digits as tell them apart."""
+    """A number beyond its limit, and the limit, in as many digits as tell them apart; no limit where it has none."""
+    if limit is None:
+        return f"{number:.2g} apart", ""
     digits = next((n for n in range(2, 17) if f"{number:.{n}g}" != f"{limit:.{n}g}"), 17)
     return f"{number:.{digits}g} apart", f"{limit:.{digits}g}"
 

@@ -105,10 +105,11 @@ class Probe(TorchFunctionMode):
     ):  # fmt: skip
         super().__init__()
         names = [baseline, *([names] if isinstance(names, str) else names)]
-        self.kernels = {name: kernels.get(name) for name in names if name is not None}
-        for name, fn in self.kernels.items():
+        found = {name: kernels.get(name) for name in names if name is not None}
+        for name, fn in found.items():
             if kernels.emulates(fn) or name in ("ran", "golden"):
                 raise ValueError(f"names: got {name!r}; accepted are kernels of q, k, v alone, such as 'as_shipped'")
+        self.kernels = {name: kernels.plain(fn) for name, fn in found.items()}
         for name, value in dict(every=every, queries=queries, limit=limit).items():
             if not (type(value) is int and value >= 1 or value is None and name != "every"):
                 none = ", or None" * (name != "every")

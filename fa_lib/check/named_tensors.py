@@ -3,7 +3,7 @@
 Each tensor of a file is used or refused: none is ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,6 +20,7 @@ NAMES = {  # what it is -> the names that it is given: torch's, flash-attn's, th
 }  # fmt: skip
 LAID_OUT = ("q", "k", "v", "o", "dO")  # tensors that have a layout
 FILE_LAYOUTS = ("bhsd", "bshd")  # of kernels.LAYOUTS, those of tensors in a file
+NO_WINDOW = (None, None)
 FEWEST = 64  # values of o that are not 0: each has a chance of 2^-13 to lie on FP16's grid if it is FP32's
 
 
@@ -60,7 +61,7 @@ class Reading:
         for name, x in said.items():
             if name in held and held[name] != x:
                 raise ValueError(f"{name}: got {x!r}, and {held[name]!r} in the file; accepted is one of them")
-        return dict(held) | said
+        return {name: x for name, x in (dict(held) | said).items() if (name, x) != ("window", NO_WINDOW)}
 
 
 def by_meaning(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -102,7 +103,7 @@ def option_values(held: Mapping[str, Tensor]) -> dict[str, Any]:
         del found["softcap"]
     if "window" in held:
         left, right = (None if side < 0 else side for side in _numbers("window", held["window"], 2))
-        if (left, right) != (None, None):
+        if (left, right) != NO_WINDOW:
             found["window"] = (left, right)
     return found
 
@@ -115,10 +116,14 @@ def _numbers(name, x, count):
     return [int(each) if float(each).is_integer() and count == 2 else each for each in x.reshape(-1).tolist()]
 
 
-def refuse_ambiguous(held: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError where a file's tensors, `held` as it names them and `named` by meaning, have two readings."""
-    uneven = named["q"].shape[-2] != named["k"].shape[-2]
-    if "is_causal" in held and uneven and held["is_causal"].any():
+def refuse_ambiguous(names: Iterable[str], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
+    """Raise a ValueError where a call has two readings by the names of its file.
+
+    Args:
+        names: of the file's tensors. q, k: (..., sequence, head_dim). options: of the call.
+    """
+    theirs = any(name.lower() == "is_causal" for name in names)
+    if theirs and options.get("causal") and q.shape[-2] != k.shape[-2]:
         raise ValueError(
             "is_causal: got it where queries and keys differ in number: torch aligns it top-left, others "
             "bottom-right; accepted is causal, which is bottom-right, or a mask"

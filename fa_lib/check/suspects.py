@@ -32,6 +32,7 @@ CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes
 TIMES = torch.linspace(-3, 3, 25, dtype=torch.float64).exp2().tolist()  # the scale, that are tried first
 FITTED = 0.02  # of the share that a mistake with a number fitted to the error must explain more than one without
 SAME_SCALE = 1e-6  # relative
+BIASES = 2.0  # unit roundoffs that outputs are off at most, in the mean, where P and they are rounded to one side
 GUESSED = 64  # rows that the guesses of `check.diagnose` are compared on
 ALL_ROWS = 2**32  # products of a call at most, for guesses that need all of its rows
 
@@ -41,8 +42,8 @@ class Cause:
     """A mistake that makes an error.
 
     Attributes:
-        key: of STEPS, or "probs_truncated", "mask_rounded", "scale_twice", "scale_factor", "factor", "keep_missing", or
-            of `diagnose.GUESSES`.
+        key: of STEPS, or "probs_truncated", "mask_rounded", "scale_twice", "scale_factor", "factor", "bias" (a factor
+            that roundings to one side make), "keep_missing", or of `diagnose.GUESSES`.
         same: it makes this very error; else one of this size.
         fmt, tiles: of what is carried, where that is the mistake.
         share: of the squared error that the mistake explains.
@@ -170,7 +171,8 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
     times = _nearest_factor(lambda factor: (scaled(factor) - rows.o).square().sum().item())
     yield "scale_factor", dict(factor=times), scaled(times)
     factor = ((rows.o * rows.golden).sum() / rows.golden.square().sum().clamp(min=1e-300)).item()
-    yield "factor", dict(factor=factor), factor * rows.golden
+    biased = abs(factor - 1) <= BIASES * precision.probs.unit_roundoff
+    yield "bias" if biased else "factor", dict(factor=factor), factor * rows.golden
     if rows.options["keep"] is not None:
         options = rows.options | dict(keep=None, dropout_p=0.0)
         yield "keep_missing", {}, kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)

@@ -17,7 +17,7 @@ from fa_lib.experiments.rule import yardstick
 from fa_lib.experiments.variant import Variant, by_key
 from fa_lib.formats import FP16, FP32, TF32, Format
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.options import Options, finite
+from fa_lib.kernels.options import Options, finite, visible_rows
 from fa_lib.kernels.rows import by_rows
 from fa_lib.metrics import deviation, over_baseline
 from fa_lib.precision import Precision
@@ -139,13 +139,15 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
     Returns:
         rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
         Deviation), times_max and times_rmse over Baseline's (`rule.yardstick`; NaN where Baseline's output is not
-        finite), yardstick (of YARDSTICKS), outcome and problem (of `attempt`). A kernel with a problem is one row
-        without head and numbers.
+        finite), yardstick (of YARDSTICKS), blind (rows that see no key: what they give is a convention, and does not
+        count), outcome and problem (of `attempt`). A kernel with a problem is one row without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
-    baseline, rows = yardstick(fmt)(q, k, v, **options), []
-    outs = {ROUNDED: fmt(golden)} | {name: a.o for name, a in answers.items() if a.outcome == "yes"}
+    seen = _seen((q, k, v), options)
+    baseline, rows = yardstick(fmt)(q, k, v, **options).where(seen, golden), []
+    outs = {ROUNDED: fmt(golden)} | {name: a.o.where(seen, golden) for name, a in answers.items() if a.outcome == "yes"}
+    blind = by_head((~seen).expand(*golden.shape[:-1], 1)).sum((1, 2)).tolist()
     held = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
     for name, out in outs.items():
         for head, (o, g) in enumerate(zip(by_head(out), by_head(golden))):
@@ -155,7 +157,11 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
                 d = deviation(o, g, fmt)
                 times = dict(times_max=over_baseline(d.max, largest), times_rmse=over_baseline(d.rmse, rmse))
                 numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
-            rows.append(dict(head=head, kernel=name) | numbers | dict(yardstick=stick, outcome="yes", problem=""))
+            rows.append(
+                dict(head=head, kernel=name)
+                | numbers
+                | dict(yardstick=stick, blind=blind[head], outcome="yes", problem="")
+            )
     refused = {name: answer for name, answer in answers.items() if name not in outs}
     return rows + [
         dict(head=math.nan, kernel=name, outcome=a.outcome, problem=a.problem) for name, a in refused.items()
@@ -174,11 +180,19 @@ def yardstick_of(baseline: Tensor, golden: Tensor, fmt: Format) -> tuple[str, fl
 
 
 def _answer(name, tensors, options, ran):
+    """Of a kernel, or of what ran; NaN counts in rows that see a key."""
     if name == RAN:
-        if finite(ran):
-            return Answer(ran)
-        return Answer(ran, "broken", f"returned {nonfinite(ran, *tensors, options)}")
-    return attempt(kernels.plain(name), *(x.clone() for x in tensors), **options)
+        found = Answer(ran) if finite(ran) else Answer(ran, "broken", f"returned {nonfinite(ran, *tensors, options)}")
+    else:
+        found = attempt(kernels.plain(name), *(x.clone() for x in tensors), **options)
+    if found.finite or not finite(o := found.o.where(_seen(tensors, options), 0.0)):
+        return found
+    return Answer(o)
+
+
+def _seen(tensors, options):
+    """Whether each row sees a key, what broadcasts to (..., n_q, 1)."""
+    return visible_rows(*tensors, **options)[..., None]
 
 
 def changes(q, k, v, options: dict, base: str) -> list[dict]:

@@ -9,8 +9,9 @@ from fa_lib.check.attempt import shown
 from fa_lib.check.cause_words import has_this_error, subject
 from fa_lib.check.contract import OPTIONS as ASKED_OPTIONS
 from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
-from fa_lib.check.kernel_words import NAMES, SAY, SUMS, noted
+from fa_lib.check.kernel_words import CASTS, NAMES, SAY, SUMS, noted
 from fa_lib.check.kv_cache import CACHES
+from fa_lib.check.relations import RELATIONS
 from fa_lib.check.said import Said, as_times, each, folded, gravity, times
 from fa_lib.check.skipped import first_nonfinite, place, told
 from fa_lib.check.tensors import CHANGES, RAN, ROUNDED
@@ -27,25 +28,30 @@ HEADINGS = {  # of findings by what they mean for the verdict
 
 def headline(judgement: Judgement) -> str:
     """The verdict, with its cause where one is known, and, of a kernel, what could not be asked: "flash passes. Not
-    asked, since it does not take them: softcap, sinks."."""
+    asked, since it takes no option that is called so: softcap, sinks."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
-    subject = judgement.subject
-    if judgement.kind == "tensors" and subject in KERNELS:
-        subject = KERNELS[subject].capitalize()
+    judged = judgement.subject
+    if judgement.kind == "tensors" and judged in KERNELS:
+        judged = KERNELS[judged].capitalize()
     found = cause(judgement)
     why = f": {BECAUSE[found[0].what](found[0], found)}" if found else ""
-    said = f"{subject} {VERDICTS[judgement.verdict]}{on}{why}."
+    said = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
         said += " Its rows see later keys: it was not judged as a decoder."
     left = not_asked(judgement)
-    return f"{said} Not asked, since it does not take them: {', '.join(left)}." if left else said
+    return f"{said} Not asked, since it takes no option that is called so: {', '.join(left)}." if left else said
 
 
 def cause(judgement: Judgement) -> list[Finding]:
     """The findings that the headline gives as the cause of a failure: those of the first of BECAUSE, the gravest
-    first; empty where there are none."""
+    first; empty where there are none. What fails comes before a rounding that is only told, and has its error."""
+    if judgement.verdict != Verdict.FAILS:
+        return []
     failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
-    return next(filter(None, ([f for f in failing if f.what == what] for what in BECAUSE)), [])
+    told = [f for f in judgement.findings if f.severity == Severity.NOTES and f.what in ROUNDED_BY]
+    known = [f for f in told if f.where.get("same", True)]
+    found = [[f for f in some if f.what == what] for some in (failing, known) for what in BECAUSE]
+    return next(filter(None, found), [])
 
 
 def not_asked(judgement: Judgement) -> list[str]:
@@ -61,7 +67,7 @@ def title(judgement: Judgement) -> str:
         carries = judgement.carries
         sums = "not seen" if carries is None else _sums(carries) or "no"
         splits = any(f.what == "rounded_splits" for f in judgement.findings)
-        also = "; it rounds partial results" if splits else ""
+        also = "; it rounds partial results" if splits and not cause(judgement) else ""
         return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
     if judgement.kind == "model":
         own = [f.number for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
@@ -169,6 +175,10 @@ def _captured_gradients(f, at):
     return Said(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
 
 
+def _blind_rows(f, at):
+    return Said(f"{at['rows']:,} rows see no key. What a kernel gives there is a convention, and was not judged")
+
+
 def _heads(words, why):
     return each(lambda f, at: Said(f"{words}: head {', '.join(map(str, at['heads']))}", more=why))
 
@@ -210,9 +220,11 @@ def _layer_errors(kernel, own):
     if kernel != "ran":
         return Said(f"On the same inputs {kernel} has its largest error at {where}", *times(worst))
     failed = sum(f.severity == Severity.FAILS for f in own)
-    words = f"In {failed} of {len(own)} layers attention breaks the rule" if failed else (
-        f"In all of {len(own)} layers attention is within the rule"
-    )  # fmt: skip
+    words = f"In all of {len(own)} layers attention is within the rule"
+    if failed:
+        words = f"In {failed} of {len(own)} layers attention breaks the rule"
+    elif worst.severity == Severity.NOTES:
+        words = "There are too few rows for the rule, so that attention is judged by its bound"
     return Said(f"{words}; the worst is {where}", *times(worst), severity=worst.severity)
 
 
@@ -224,6 +236,11 @@ def _sees_later(f, at):
     text = f"Rows see later keys than their own in {at['calls']} of {at['of']} calls (the first: {place(at)})"
     more = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
     return Said(text, f"{f.number:.0%} of the rows", "", more, "" if f.severity == Severity.NOTES else "pass the mask")
+
+
+def _later_unknown(f, at):
+    why = "queries and keys differ in number, and which key is a row's own is not known"
+    return Said(f"Whether rows see later keys was not judged in {at['calls']} of {at['of']} calls: {why}")
 
 
 def _own_hidden(f, at):
@@ -250,13 +267,18 @@ BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findi
     "coarse": lambda f, _: f"for {f.where['fmt']} it computes in a coarser format ({f.number:.0f} significant bits)",
     "scale": lambda f, _: f"its outputs are attention's times {f.number:.4g}",
     "noise": lambda f, _: "its outputs differ from call to call",
-    "answer": lambda f, _: (
-        f"asked for {f.where['asked']} it {noted(*(f.where[x] for x in ('outcome', 'note', 'problem')))}"
-    ),
+    "answer": lambda f, _: _asked_for(f.where),
     "carry": lambda _, found: (
         f"it carries its {_sums({f.where['sum'] for f in found})} in low precision from tile to tile"
     ),
+    "rounded_splits": lambda f, _: f"it rounds partial results to {f.where['fmt']}",
+    "rounding_mode": lambda f, _: f"its casts of {CASTS[f.where['what']]} drop bits",
+    "bound": lambda f, _: f"{subject(f.where)} has its very error",
+    "relation": lambda f, _: (
+        f'what holds of every attention kernel does not hold: "{RELATIONS[f.where["relation"]].says.removesuffix(".")}"'
+    ),
 }
+ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: told, and not counted
 SAYINGS = {
     **SAY, **conduct_words.SAY, **wrong_words.SAY, "refused": each(_refused), "head_error": each(_head_error),
     "bound": each(_bound), "mistake": each(_mistake),
@@ -266,7 +288,8 @@ SAYINGS = {
     "underflow": _heads("Small P are lost", "More than a thousandth of a row's probability underflows."),
     "cache": each(_cache), "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
     "skipped": each(_skipped),
-    "sees_later": each(_sees_later), "own_hidden": each(_own_hidden),
+    "blind_rows": each(_blind_rows), "sees_later": each(_sees_later), "own_hidden": each(_own_hidden),
+    "later_unknown": each(_later_unknown),
     "captured": each(_captured), "captured_gradients": each(_captured_gradients),
     "nonfinite": each(_nonfinite),
 }  # fmt: skip

@@ -85,11 +85,9 @@ def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> s
     Args:
         cells: of code. parameters: what they are run with. folder: in which they run, and find modules of the reader's.
     """
-    from IPython.core.inputtransformer2 import TransformerManager  # comes with notebooks, and only they need it
-
     folder, names, texts = Path(folder).resolve(), [], {*_texts(parameters)}
     for cell in cells:
-        code = TransformerManager().transform_cell(cell)  # magics become calls; an operator % stays what it is
+        code = _python(cell)
         names += _imports(code, "", False)
         nodes = ast.walk(_tree(code))
         texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
@@ -99,6 +97,16 @@ def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> s
     beside = [path for name in packages for path in PACKAGE.joinpath(*name.split(".")[1:]).glob("[!.]*.*")]
     found |= {str(path.relative_to(PACKAGE)): _sha(path) for path in beside if path.suffix != ".py" and path.is_file()}
     return digest(found)
+
+
+def _python(cell):
+    """The Python of a cell. Its magics become calls, and an operator % stays what it is; what follows a line of %%time
+    or %%capture is code."""
+    from IPython.core.inputtransformer2 import TransformerManager  # comes with notebooks, and only they need it
+
+    while (cell := cell.lstrip()).startswith("%%"):
+        cell = cell.partition("\n")[2]
+    return TransformerManager().transform_cell(cell)
 
 
 def sources(file: str, module: str) -> dict[str, str]:

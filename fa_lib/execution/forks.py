@@ -75,6 +75,7 @@ class Forks:
             except TimeoutError:
                 self._end(signal.SIGKILL)
                 _number(server.stdout)
+                self.running = 0
                 raise
             self._end(signal.SIGKILL)  # what it has left behind
             self.running = 0

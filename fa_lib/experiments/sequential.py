@@ -23,6 +23,8 @@ def sequential(
     Args, Returns, Raises: as `kernels.reference`, of whose options it has all but dropout.
     """
     asked = check(q, k, v, **options)
+    if asked.keep is not None:
+        raise ValueError("keep: got a mask of dropout; accepted is a call without dropout")
     scale, softcap, added, blind = asked.scale or 1 / math.sqrt(q.shape[-1]), asked.softcap, None, None
     if asked.causal or asked.mask is not None or asked.window is not None:
         added = _added(q, k, asked)  # (..., n_q, n_kv)

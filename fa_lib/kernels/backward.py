@@ -57,6 +57,8 @@ class Backward:
 
     def __call__(self, q, k, v, o, statistics, dO):
         p, options = self.p, self.options
+        if not p.products.has_gradients:
+            raise ValueError("precision: got products that quantise P; accepted for gradients are those that do not")
         n_q, n_kv, block_kv = options.n_q, options.n_kv, self.tiling.block_kv if self.tiling else options.n_kv
         dO, o = flat(dO, p), o.detach().double().reshape(-1, *o.shape[-2:])  # (heads, n_q, head_dim)
         statistics = statistics.reshape(dO.shape[0], n_q, -1)  # (heads, n_q, 1 or 2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,8 +101,13 @@ def _flash_attns(options):
     return options
 
 
-def _tensor(o):
-    o = o[0] if isinstance(o, (tuple, list)) and o else o
+def first_output(given: Any) -> Any:
+    """Of what a kernel gives the output: the first of several, as of (o, lse)."""
+    return given[0] if isinstance(given, (tuple, list)) and given else given
+
+
+def _tensor(given):
+    o = first_output(given)
     if not isinstance(o, Tensor):
         raise TypeError(f"the kernel returns {type(o).__name__}, where a tensor is due")
     return o

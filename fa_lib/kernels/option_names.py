@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 OPTION_NAMES = {  # option -> its names, the first fa_lib's own
@@ -24,58 +25,82 @@ def documented(name: str, doc: str) -> list[str] | None:
     return names if names and all(map(str.isidentifier, names)) else None
 
 
-def renamed(fn: Callable) -> Callable:
+@dataclass(frozen=True)
+class OwnNames:
+    """What a kernel calls the options of a call.
+
+    Attributes:
+        options: option -> its name there, "" where it does not take it; empty where it takes any under fa_lib's names,
+            or keeps its parameters to itself.
+        shared_heads: it has to be told with enable_gqa where heads of Q share keys.
+    """
+
+    options: Mapping[str, str]
+    shared_heads: bool
+
+    @classmethod
+    def of(cls, fn: Callable) -> "OwnNames":
+        """Of a kernel's signature. Where that has another's name for an option, its **kwargs are no options."""
+        names, takes_any = _parameters(fn)
+        own = {option: next((each for each in given if each in names), "") for option, given in OPTION_NAMES.items()}
+        if takes_any and all(each in ("", option) for option, each in own.items()):
+            own = {}
+        return cls(own, "enable_gqa" in names)
+
+    @property
+    def are_ours(self) -> bool:
+        """Whether a call needs no other names than fa_lib's."""
+        return not self.shared_heads and all(each in ("", option) for option, each in self.options.items())
+
+    def given(self, options: Mapping[str, Any], shared: bool) -> dict[str, Any]:
+        """The options of a call as the kernel takes them. shared: whether heads of Q share keys.
+
+        Raises:
+            TypeError: it does not take one.
+        """
+        found: dict[str, Any] = {}
+        for option, x in options.items():
+            name = self.options.get(option, option)
+            if not name:
+                raise TypeError(f"takes no option {option!r}")
+            if name == "window_size" and x is not None:
+                x = tuple(NO_LIMIT if side is None else side for side in x)
+            found[name] = x
+        return found | dict(enable_gqa=True) if self.shared_heads and shared else found
+
+
+def renamed(fn: Callable, heads: int = -3) -> Callable:
     """A kernel whose options are asked for by fa_lib's names; the kernel itself where it has these, or takes any.
 
-    Its signature has the options that it takes. With enable_gqa among its parameters, that is set where heads differ.
+    Its signature has the options that it takes. heads: the dimension of its tensors that counts heads.
     """
-    names = _parameters(fn)
-    if names is None:
-        return fn
-    own, gqa = own_names(fn), "enable_gqa" in names
-    if not gqa and all(name in ("", option) for option, name in own.items()):
+    own = OwnNames.of(fn)
+    if own.are_ours:
         return fn
 
     def kernel(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        given = {own[name] if own.get(name) else name: _as(own.get(name), x) for name, x in options.items()}
-        if gqa and q.shape[-3] != k.shape[-3]:
-            given["enable_gqa"] = True
-        return fn(q, k, v, **given)
+        shared = q.ndim >= -heads and q.shape[heads] != k.shape[heads]
+        return fn(q, k, v, **own.given(options, shared))
 
     kernel.__name__ = getattr(fn, "__name__", type(fn).__name__)
     kernel.__module__ = getattr(fn, "__module__", None)
-    kernel.__signature__ = _signature([option for option, name in own.items() if name])  # pyright: ignore
+    kernel.__signature__ = _signature(own.options)  # pyright: ignore
     return kernel
 
 
-def own_names(fn: Callable) -> dict[str, str]:
-    """option -> the name that a kernel gives it, "" where it does not take it; nothing where it takes any, or keeps its
-    parameters to itself."""
-    names = _parameters(fn)
-    if names is None:
-        return {}
-    return {option: next((name for name in given if name in names), "") for option, given in OPTION_NAMES.items()}
-
-
-def _as(name, x):
-    """An option as a kernel that names it so takes it."""
-    if name == "window_size" and x is not None:
-        return tuple(NO_LIMIT if side is None else side for side in x)
-    return x
-
-
-def _parameters(fn) -> Mapping[str, Any] | set[str] | None:
-    """The names of a kernel's parameters; None where it takes any, or keeps them to itself."""
+def _parameters(fn) -> tuple[set[str], bool]:
+    """The names of a kernel's parameters, and whether it takes others, or keeps its own to itself."""
     try:
         given = inspect.signature(fn).parameters
     except (TypeError, ValueError):
         found = documented(getattr(fn, "__name__", ""), getattr(fn, "__doc__", None) or "")
-        return None if found is None else set(found)
-    return None if any(p.kind is p.VAR_KEYWORD for p in given.values()) else given
+        return {*(found or ())}, found is None
+    return {*given}, any(p.kind is p.VAR_KEYWORD for p in given.values())
 
 
-def _signature(options):
-    tensors = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in "qkv"]
-    return inspect.Signature(
-        tensors + [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in options]
-    )
+def _signature(own: Mapping[str, str]):
+    """Of q, k, v and those options that a kernel takes; where `own` is empty, of any."""
+    kinds = inspect.Parameter
+    found = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in "qkv"]
+    found += [kinds(option, kinds.KEYWORD_ONLY, default=None) for option, name in own.items() if name]
+    return inspect.Signature(found if own else [*found, kinds("options", kinds.VAR_KEYWORD)])

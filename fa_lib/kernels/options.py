@@ -87,6 +87,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
         x = getattr(asked, name)
         if x is not None and not (_is_number(x) and math.isfinite(x) and x > 0):
             raise ValueError(f"{name}: got {x!r}; accepted is a finite number above 0, or None")
+    if not isinstance(asked.causal, (bool, np.bool_)):
+        raise ValueError(f"causal: got {asked.causal!r}; accepted are True and False")
     window, p = asked.window, asked.dropout_p
     if window is not None and not (
         isinstance(window, (tuple, list)) and len(window) == 2 and all(map(_is_side, window))

@@ -25,6 +25,7 @@ OPERANDS = ("q", "k", "v", "p")
 class QuantizedP(Dot):
     """The sums of another Dot, with P quantised by a scheme before it meets V."""
 
+    has_gradients = False
     sums: Dot
     scheme: Scheme
 

@@ -55,7 +55,7 @@ def get(name: str | Callable) -> Callable:
             raise ValueError(f"layout: got {layout!r}; accepted are {', '.join(LAYOUTS)}")
         if layout in ("varlen", "paged"):  # called under flash-attn's names
             return LAYOUTS[layout](_with_precision(get(own)))
-        return get(own) if layout == "bhsd" else LAYOUTS[layout](plain(own))
+        return get(own) if layout == "bhsd" else LAYOUTS[layout](_plain(get(own), heads=-2))
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
@@ -98,8 +98,11 @@ def plain(name: str | Callable) -> Callable:
     """The kernel of a name, to be called f(q, k, v, **options): one that takes a Precision runs with every step in its
     inputs' format, in tiles of 64, by fa1, as in the paper; one that has other names for its options takes fa_lib's
     (`option_names`)."""
-    fn = get(name)
-    return _with_precision(fn) if emulates(fn) else renamed(fn)
+    return _plain(get(name))
+
+
+def _plain(fn, heads=-3):
+    return _with_precision(fn) if emulates(fn) else renamed(fn, heads)
 
 
 def _with_precision(fn):

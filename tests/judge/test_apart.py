@@ -113,6 +113,13 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
         with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
             Apart("any:f").wait()
 
+    def refuses(self, held):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("fa_lib.check.process.socket.socket.sendall", refuses)  # it was gone before the first order
+    with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
+        Apart("any:f").wait()
+
 
 def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
     name = stranger("model", "def f():\n    os.kill(os.getpid(), 40)")
