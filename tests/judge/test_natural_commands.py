@@ -4,9 +4,11 @@ import math
 import subprocess
 import sys
 
+import nbformat
 import pandas as pd
 import pytest
 import torch
+from nbclient import NotebookClient
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -30,6 +32,7 @@ from fa_lib.compare import Question, compare
 from fa_lib.compare_words import in_words as compared_in_words
 from fa_lib.formats import TF32
 from fa_lib.inputs import UNEVEN, draw
+from fa_lib.paths import NOTEBOOKS
 
 pytestmark = pytest.mark.slow
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
@@ -241,3 +244,13 @@ def test_a_plugins_kernel_is_named_by_its_file(tmp_path):
     words = [sys.executable, "-m", "pytest", "-q", "--fa-lib-kernel", "mine.py:f", "-k", "strides"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_notebook_12_judges_a_file_of_the_readers(tmp_path):
+    notebook = nbformat.read(NOTEBOOKS / "12_your_tensors.ipynb", 4)
+    file = saved(tmp_path, **dict(zip("qkv", normal(1, 2, 64, 16))))
+    (given,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
+    given.source = given.source.replace('qkv = ""', f"qkv = {str(file)!r}").replace('fmt = ""', 'fmt = "BF16"')
+    NotebookClient(notebook, timeout=300, resources=dict(metadata=dict(path=str(NOTEBOOKS)))).execute()
+    printed = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", ()))
+    assert "flash passes on these tensors" in printed and "nearest" not in printed
