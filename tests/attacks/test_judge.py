@@ -113,7 +113,9 @@ def test_whatever_a_model_raises_is_told(monkeypatch, tmp_path):
             raise error
 
         monkeypatch.setattr(reports, "check_model", raising)
-        order = json.dumps(dict(path=sys.path, problem=f"{tmp_path / 'problem'}", given=dict(function="m:f")))
+        order = json.dumps(
+            dict(path=sys.path, folders=[], problem=f"{tmp_path / 'problem'}", given=dict(function="m:f"))
+        )
         monkeypatch.setattr(sys, "argv", ["", order])
         model_process.inside()
         told = (tmp_path / "problem").read_text()
