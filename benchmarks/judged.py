@@ -54,6 +54,8 @@ def tells(finding) -> bool:
 
 
 def detail(finding) -> str:
-    """What a finding is of."""
+    """What a finding is of: of a bound, the mistake or rounding that has its error."""
+    if finding.what in ("bound", "mistake"):
+        return finding.where["key"]
     names = ("relation", "asked", "sum", "what", "tensor", "of")
     return str(next((finding.where[name] for name in names if finding.where.get(name)), ""))
