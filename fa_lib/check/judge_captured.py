@@ -17,7 +17,7 @@ from fa_lib.check.tensors import OVERFLOWS, ROUNDED, UNDEFINED, cheapest
 from fa_lib.experiments.rule import ALLOWED
 
 UNDERFLOW = 1e-3  # of a row's probability
-FEW = 64  # rows: of fewer, Baseline's largest error may be small by luck
+FEW = 64  # rows: of fewer in FP32, which Baseline is in too, its largest error may be small by luck
 LITTLE = 0.5  # of rows that see their own key: fewer do not by padding alone
 
 
@@ -42,9 +42,9 @@ def judge_tensors(
     names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]], more: More | None = None
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
-    and its error is not that of another attention. With fewer than FEW rows, being within its own bound is enough.
-    Where Baseline itself overflows there is no rule: on such heads an output is held to its own bound, and where it has
-    none on any head, they are not judged.
+    and its error is not that of another attention. With fewer than FEW rows in FP32, being within its own bound is
+    enough. Where Baseline itself overflows there is no rule: on such heads an output is held to its own bound, and where
+    it has none on any head, they are not judged.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
@@ -64,7 +64,8 @@ def judge_tensors(
             continue
         worst = rows.loc[rows.times_max.idxmax()]
         where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
-        severity = _ruled(worst.times_max, more.close) if judged else Severity.NOTES
+        few = _few(worst.get("fmt"), worst.get("rows"), more.close)
+        severity = _ruled(worst.times_max, few) if judged else Severity.NOTES
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += [*of_bound(more.close, names[0]), *_no_yardstick(names[0], far)]
     findings += [*of_gradients(more.gradients), *_blind(far)]
@@ -86,9 +87,13 @@ def judge_tensors(
     return Judgement("tensors", names[0], tuple(findings))
 
 
-def _ruled(times, close):
-    """What a largest error over Baseline's means for the verdict. close: rows of `closeness.closeness`."""
-    few = len(close) and close.of.sum() < FEW and (close.times <= 1).all()
+def _few(fmt, rows, close):
+    """Whether there are too few rows for the rule, and outputs are within their own bounds: `closeness.closeness`."""
+    return fmt == "FP32" and rows < FEW and len(close) > 0 and bool((close.times <= 1).all())
+
+
+def _ruled(times, few):
+    """What a largest error over Baseline's means for the verdict."""
     return Severity.NOTES if few and times > ALLOWED["o"] else within(times, ALLOWED["o"])
 
 
@@ -127,11 +132,14 @@ def judge_model(
     if nonfinite:
         where = {name: nonfinite[name] for name in ("model", "step", "layer", "call", "tensor") if name in nonfinite}
         findings.append(Finding("nonfinite", Severity.FAILS, where))
+    ran = table[(table.kernel == "ran") & (table.against == "golden")]
+    calls = ran.groupby(["model", "layer"]).agg(rows=("rows", "sum"), fmt=("fmt", "first"))
     for (model, layer), row in found.iterrows():
         for kernel, times in row.items():
             where = dict(model=model, layer=layer, kernel=kernel)
             judged = kernel == "ran" and not math.isnan(times)
-            severity = _ruled(times, close) if judged else Severity.NOTES
+            at = calls.loc[(model, layer)]
+            severity = _ruled(times, _few(at.fmt, at.rows, close)) if judged else Severity.NOTES
             findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
     own = [f for f in findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
     if not any(f.severity != Severity.NOTES or f.number is not None for f in own):

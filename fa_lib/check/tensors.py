@@ -139,8 +139,9 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
     Returns:
         rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
         Deviation), times_max and times_rmse over Baseline's (`rule.yardstick`; NaN where Baseline's output is not
-        finite), yardstick (of YARDSTICKS), blind (rows that see no key: what they give is a convention, and does not
-        count), outcome and problem (of `attempt`). A kernel with a problem is one row without head and numbers.
+        finite), fmt (of the inputs), rows (that see a key), yardstick (of YARDSTICKS), blind (rows that see no key: what
+        they give is a convention, and does not count), outcome and problem (of `attempt`). A kernel with a problem is
+        one row without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
@@ -157,11 +158,8 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
                 d = deviation(o, g, fmt)
                 times = dict(times_max=over_baseline(d.max, largest), times_rmse=over_baseline(d.rmse, rmse))
                 numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
-            rows.append(
-                dict(head=head, kernel=name)
-                | numbers
-                | dict(yardstick=stick, blind=blind[head], outcome="yes", problem="")
-            )
+            about = dict(fmt=fmt.name, rows=len(g) - blind[head], yardstick=stick, blind=blind[head])
+            rows.append(dict(head=head, kernel=name) | numbers | about | dict(outcome="yes", problem=""))
     refused = {name: answer for name, answer in answers.items() if name not in outs}
     return rows + [
         dict(head=math.nan, kernel=name, outcome=a.outcome, problem=a.problem) for name, a in refused.items()

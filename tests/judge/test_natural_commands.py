@@ -223,9 +223,9 @@ def test_of_few_rows_the_bound_decides_where_the_rule_may_break_by_luck():
     row = dict(model="", step=0, layer="", call=0, head=0, fmt="FP32", n_q=16, n_kv=16, rows=16, hidden=0,
                later=0.0, own=1.0, against="golden", scale=1.0)  # fmt: skip
     table = pd.DataFrame([row | dict(kernel="ran", max=2.5), row | dict(kernel="baseline", max=1.0)])
-    for of, times, passed in ((32, 0.4, True), (640, 0.4, False), (32, 1.4, False)):
-        close = [dict(times=times, rows=0, of=of, key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)]
-        judgement = judge_model("m", table, close=close)
+    for rows, times, passed in ((32, 0.4, True), (640, 0.4, False), (32, 1.4, False)):
+        close = [dict(times=times, rows=0, of=rows, key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)]
+        judgement = judge_model("m", table.assign(rows=rows), close=close)
         assert judgement.passed == passed
         assert ("too few rows for the rule" in in_words(judgement)) == passed
 
