@@ -43,8 +43,8 @@ def judge_tensors(
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
     and its error is not that of another attention. With fewer than FEW rows in FP32, being within its own bound is
-    enough. Where Baseline itself overflows there is no rule: on such heads an output is held to its own bound, and where
-    it has none on any head, they are not judged.
+    enough. Where Baseline itself overflows there is no rule: on such heads an output is held to its own bound, and
+    where it has none on any head, they are not judged.
 
     Args:
         risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.

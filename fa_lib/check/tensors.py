@@ -139,9 +139,9 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
     Returns:
         rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
         Deviation), times_max and times_rmse over Baseline's (`rule.yardstick`; NaN where Baseline's output is not
-        finite), fmt (of the inputs), rows (that see a key), yardstick (of YARDSTICKS), blind (rows that see no key: what
-        they give is a convention, and does not count), outcome and problem (of `attempt`). A kernel with a problem is
-        one row without head and numbers.
+        finite), fmt (of the inputs), rows (that see a key), yardstick (of YARDSTICKS), blind (rows that see no key:
+        what they give is a convention, and does not count), outcome and problem (of `attempt`). A kernel with a problem
+        is one row without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
