@@ -219,13 +219,11 @@ def check_model(
     """
     files = PageFiles.of(out, function)
     files.clear()
-    with in_processes(names):
+    with in_processes(names), modules.in_front():
         furthest = Furthest()
-        probe = Probe(names, save=save, also=furthest)
-        with modules.in_front():
-            run = function_of(function)
+        run, probe = function_of(function), Probe(names, save=save, also=furthest)
         try:
-            with modules.in_front(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
                 with probe:
                     run()

@@ -148,8 +148,7 @@ def shrink(
     """
     if kernels.emulates(kernels.get(kernel)):
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
-    layout = kernel.rpartition("@")[2] if "@" in kernel else FILE_LAYOUTS[0]
-    if layout not in FILE_LAYOUTS:
+    if "@" in kernel and kernel.partition("@")[2] not in FILE_LAYOUTS:
         raise ValueError(f"kernel: got {kernel!r}; accepted are the layouts {', '.join(FILE_LAYOUTS)}")
     fn = kernels.plain(kernel)
     call = _needed(captured(path, reading))
@@ -260,11 +259,10 @@ def sizes_in_words(shrunk: Shrunk) -> str:
 
 def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:
     """Write a pytest file that fails as long as the kernel does. It holds the tensors, and needs no fa_lib."""
-    own, at, layout = shrunk.kernel.rpartition("@")
-    fn = kernels.get(own or layout)
-    name = f"{own or layout}" if ":" in shrunk.kernel else f"{fn.__module__}:{fn.__qualname__}"
+    name, at, layout = shrunk.kernel.partition("@")
+    fn = kernels.get(name)
+    name = (name if ":" in name else f"{fn.__module__}:{fn.__qualname__}") + at + layout
     where = f"Captured at {place(shrunk.call.about)}. " if "layer" in shrunk.call.about else ""
     about = f"{where}The call is the smallest of that kind which was found: {sizes_in_words(shrunk)}."
     with replacing(path) as temporary:
-        name = f"{name}{at}{layout}" if at else name
         temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device, OwnNames.of(fn)))

@@ -48,8 +48,8 @@ def cause(judgement: Judgement) -> list[Finding]:
     if judgement.verdict != Verdict.FAILS:
         return []
     failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
-    told = [f for f in judgement.findings if f.severity == Severity.NOTES and f.what in ROUNDED_BY]
-    known = [f for f in told if f.where.get("same", True)]
+    rounded = [f for f in judgement.findings if f.severity == Severity.NOTES and f.what in ROUNDED_BY]
+    known = [f for f in rounded if f.where.get("same", True)]
     found = [[f for f in some if f.what == what] for some in (failing, known) for what in BECAUSE]
     return next(filter(None, found), [])
 
@@ -63,11 +63,12 @@ def not_asked(judgement: Judgement) -> list[str]:
 
 def title(judgement: Judgement) -> str:
     """Of a figure: the headline, and of a kernel the sums that it carries in low precision, of a model its error."""
-    if judgement.kind == "kernel" and not any(f.what == "carry" for f in cause(judgement)):
+    known = cause(judgement)
+    if judgement.kind == "kernel" and not any(f.what == "carry" for f in known):
         carries = judgement.carries
         sums = "not seen" if carries is None else _sums(carries) or "no"
         splits = any(f.what == "rounded_splits" for f in judgement.findings)
-        also = "; it rounds partial results" if splits and not cause(judgement) else ""
+        also = "; it rounds partial results" if splits and not known else ""
         return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
     if judgement.kind == "model":
         own = [f.number for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran"]

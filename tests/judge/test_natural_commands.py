@@ -8,11 +8,10 @@ import nbformat
 import pandas as pd
 import pytest
 import torch
+from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from nbclient import NotebookClient
-from safetensors.torch import save_file
-from typer.testing import CliRunner
 
-from fa_lib import kernels, modules
+from fa_lib import kernels
 from fa_lib.check.bounds import bounds
 from fa_lib.check.capture import captured
 from fa_lib.check.cause_words import ROUNDINGS
@@ -27,35 +26,13 @@ from fa_lib.check.named import check_named
 from fa_lib.check.named_tensors import Reading
 from fa_lib.check.sampling import Sample
 from fa_lib.check.words import in_words
-from fa_lib.cli import app
 from fa_lib.compare import Question, compare
 from fa_lib.compare_words import in_words as compared_in_words
 from fa_lib.formats import TF32
-from fa_lib.inputs import UNEVEN, draw
+from fa_lib.inputs import UNEVEN
 from fa_lib.paths import NOTEBOOKS
 
-pytestmark = pytest.mark.slow
-SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    monkeypatch.setattr(modules, "_FOLDERS", [])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-def command(*words):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, words)], prog_name="fa-lib")
-
-
-def saved(folder, **held):
-    file = folder / "call.safetensors"
-    save_file({name: x.contiguous() for name, x in held.items()}, file)
-    return file
-
-
-def normal(*shape, dtype=torch.float32, kv=None, seed=0):
-    return [x.to(dtype) for x in draw("normal", seed, shape, kv)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_path")]
 
 
 def own_name(name, fn):

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import save_file
+from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from torch import nn
-from typer.testing import CliRunner
 
-from fa_lib import kernels, modules
+from fa_lib import kernels
 from fa_lib.check.apart import in_a_process
 from fa_lib.check.attempt import attempt
 from fa_lib.check.cause_words import subject
@@ -32,7 +31,6 @@ from fa_lib.check.named import check_named, chosen, in_lines
 from fa_lib.check.said import as_times, times
 from fa_lib.check.skipped import Why
 from fa_lib.check.words import headline
-from fa_lib.cli import app
 from fa_lib.experiments.sequential import sequential
 from fa_lib.formats import BF16, FP32, TF32
 from fa_lib.inputs import draw
@@ -40,28 +38,7 @@ from fa_lib.kernels.option_names import OPTION_NAMES
 from fa_lib.paths import ROOT
 from fa_lib.testing import assert_attention_close
 
-SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Commands that run in this process look for modules in folders that go with the test."""
-    monkeypatch.setattr(modules, "_FOLDERS", [])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-def command(*words):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, words)], prog_name="fa-lib")
-
-
-def saved(folder, **tensors):
-    path = folder / "call.safetensors"
-    save_file({name: x.contiguous() for name, x in tensors.items()}, path)
-    return path
-
-
-def normal(*shape, dtype=torch.float32, seed=0):
-    return [x.to(dtype) for x in draw("normal", seed, shape)]
+pytestmark = pytest.mark.usefixtures("own_path")
 
 
 def left_padding(n, blind):

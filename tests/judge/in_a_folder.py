@@ -1,0 +1,35 @@
+"""What tests of commands share: the command line in this process, files of captured calls, drawn tensors."""
+
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from fa_lib import modules
+from fa_lib.cli import app
+from fa_lib.inputs import draw
+
+SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
+
+
+@pytest.fixture
+def own_path(monkeypatch):
+    """Commands that run in this process look for modules in folders that go with the test."""
+    monkeypatch.setattr(modules, "_FOLDERS", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def command(*words):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, words)], prog_name="fa-lib")
+
+
+def saved(folder, **held):
+    file = folder / "call.safetensors"
+    save_file({name: x.contiguous() for name, x in held.items()}, file)
+    return file
+
+
+def normal(*shape, dtype=torch.float32, kv=None, seed=0):
+    return [x.to(dtype) for x in draw("normal", seed, shape, kv)]
