@@ -18,6 +18,7 @@ LAYERS = [  # from the top: what stands lower may import what stands higher
     {"gallery"},
     {"extremes", "roundings"},
     {"theory"},
+    {"gpu"},
     {"sums"},
     {"tolerance"},
     {"experiments"},

@@ -1,0 +1,211 @@
+"""A thread block: its warps, where each of their threads stands, its barriers, and who goes on when.
+
+Of the threads of a warp that can go on, those that stand first in the text take the next step together: so threads that
+parted at a branch meet again behind it, and a warp needs no list of where they do.
+
+Warps take turns in the order of their numbers; each goes on until all its threads wait. So every run of a kernel has
+the same order of atomic operations.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from fa_lib.gpu.lanes import WARP, Lanes, raw, read, write
+from fa_lib.gpu.memory import BadAccess, Fault, View
+from fa_lib.gpu.syntax import Instruction, Register
+
+IDLE = 10_000  # turns without a step that does more than look whether it may go on
+SPECIALS = {  # registers that the machine fills
+    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
+    *(f"%lanemask_{word}" for word in ("eq", "lt", "le", "gt", "ge")),
+}  # fmt: skip
+Size: TypeAlias = tuple[int, int, int]
+Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it said where they go on
+Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that an instruction is for, together
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel as steps that a warp takes.
+
+    Attributes:
+        name: of the kernel. instructions, steps, members: one of each for every instruction; the last instruction is an
+            end of its own. local: bytes of local memory of a thread. dynamic: where the shared memory begins whose
+            size the launch says.
+    """
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    steps: tuple[Step, ...]
+    members: tuple[Members | None, ...]
+    local: int
+    dynamic: int
+
+
+class Warp:
+    """Attributes:
+    at: of each lane the number of its next instruction. alive: lanes that have not ended.
+    blocked: lanes that wait at a barrier. held: lanes that wait for others of their warp, at an instruction that
+        these are to execute with them. local: (32, bytes) of local memory.
+    turn: False when the warp should let others go on.
+    """
+
+    def __init__(self, block: "Block", index: int, threads: int):
+        self.block, self.index = block, index
+        self.registers: dict[str, Lanes] = {}
+        self.at = np.zeros(WARP, np.int64)
+        self.alive = np.arange(WARP) + WARP * index < threads
+        self.blocked, self.held = np.zeros(WARP, bool), np.zeros(WARP, bool)
+        self.local = np.zeros((WARP, block.code.local), np.uint8)
+        self.special = block.special(index)
+        self.turn = True
+
+    def bits(self, register: Register) -> Lanes:
+        found = self.registers.get(register.name)
+        if found is None:
+            found = self.registers[register.name] = np.zeros(WARP, raw(register.type))
+        return found
+
+    def read(self, register: Register, kind: str) -> Lanes:
+        return read(self.bits(register), kind)
+
+    def write(self, register: Register, values: Lanes, mask: Lanes) -> None:
+        np.copyto(self.bits(register), write(values, register.type), where=mask)
+
+    @property
+    def ready(self) -> bool:
+        return bool((self.alive & ~self.blocked).any())
+
+    def run(self) -> None:
+        """Until no thread can go on, or the warp gives up its turn."""
+        code, self.turn = self.block.code, True
+        while self.turn:
+            free = self.alive & ~self.blocked
+            if not free.any():
+                return
+            first = free & ~self.held
+            at = int(self.at[first if first.any() else free].min())
+            here = free & (self.at == at)
+            mask = here
+            guard = code.instructions[at].guard
+            if guard is not None:
+                register, false = guard
+                mask = here & (self.bits(register) != false)
+                self.at[here & ~mask] += 1
+            if mask.any():
+                self.step(at, mask, bool((first & ~here).any()))
+
+    def step(self, at: int, mask: Lanes, others: bool) -> None:
+        """One instruction in the lanes of mask. others: whether lanes that stand elsewhere can go on."""
+        code, block = self.block.code, self.block
+        members = code.members[at]
+        absent = members(self) & self.alive & ~mask if members is not None else None
+        if absent is not None and absent.any():
+            self.held |= mask
+            if not others:
+                lane, missing = int(mask.argmax()), ", ".join(map(str, np.flatnonzero(absent)))
+                raise block.fault(f"lanes {missing} do not come to it", code.instructions[at], self, lane)
+            return
+        self.held[mask] = False
+        block.steps += 1
+        try:
+            moved = code.steps[at](self, mask)
+        except BadAccess as bad:
+            raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
+        if not moved:
+            self.at[mask] += 1
+
+
+@dataclass
+class Barrier:
+    """Who waits at a barrier. expected: threads; None: all of the block that have not ended."""
+
+    expected: int | None
+    arrived: int = 0
+    waiting: list[tuple[Warp, Lanes]] = field(default_factory=list)
+
+
+class Block:
+    """Attributes:
+    number, grid, size: of the block in the grid (x, y, z), of the grid in blocks, of the block in threads.
+    steps: instructions that warps executed. memory: what they see.
+    """
+
+    def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size):
+        self.code, self.memory, self.number, self.grid, self.size = code, memory, number, grid, size
+        self.steps = 0
+        self.threads = int(np.prod(size))
+        self.barriers: dict[int, Barrier] = {}
+        self.warps = [Warp(self, index, self.threads) for index in range(-(-self.threads // WARP))]
+
+    def special(self, warp: int) -> dict[str, Lanes]:
+        """What SPECIALS hold."""
+        thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
+        x, y, _ = self.size
+        lane = np.arange(WARP, dtype=np.uint32)
+        one = np.uint32(1) << lane
+        own = dict(x=thread % x, y=thread // x % y, z=thread // (x * y))
+        values: dict[str, object] = {f"%tid.{axis}": value for axis, value in own.items()}
+        for name, triple in (("ntid", self.size), ("ctaid", self.number), ("nctaid", self.grid)):
+            values |= {f"%{name}.{axis}": value for axis, value in zip("xyz", triple)}
+        values |= {"%laneid": lane, "%warpid": warp, "%nwarpid": -(-self.threads // WARP), "%smid": 0, "%nsmid": 1}
+        values |= {"%lanemask_eq": one, "%lanemask_lt": one - 1, "%lanemask_le": one | (one - 1)}
+        values |= {"%lanemask_gt": ~(one | (one - 1)), "%lanemask_ge": ~(one - 1), "%gridid": 0}
+        return {name: np.broadcast_to(np.asarray(value).astype(np.uint32), WARP) for name, value in values.items()}
+
+    def run(self) -> None:
+        """Until all threads have ended.
+
+        Raises:
+            Fault: a thread does what it may not, or all wait for what never comes.
+        """
+        idle = 0
+        while ready := [warp for warp in self.warps if warp.ready]:
+            before = self.steps
+            for warp in ready:
+                warp.run()
+            idle = idle + 1 if all(not warp.turn for warp in ready) or self.steps == before else 0
+            if idle > IDLE:
+                break
+        stuck = next((warp for warp in self.warps if warp.alive.any()), None)
+        if stuck is not None:
+            lane = int(stuck.alive.argmax())
+            at = min(int(stuck.at[lane]), len(self.code.instructions) - 1)
+            raise self.fault("threads wait for what never comes", self.code.instructions[at], stuck, lane)
+
+    def arrive(self, number: int, expected: int | None, warp: Warp, mask: Lanes, wait: bool) -> None:
+        """At a barrier; with the last of those who are expected, all go on."""
+        barrier = self.barriers.setdefault(number, Barrier(expected))
+        barrier.arrived += int(mask.sum())
+        if wait:
+            barrier.waiting.append((warp, mask))
+            warp.blocked |= mask
+        self.release(number)
+
+    def ended(self) -> None:
+        """Threads have: barriers of all threads expect fewer."""
+        for number in [*self.barriers]:
+            self.release(number)
+
+    def release(self, number: int) -> None:
+        barrier = self.barriers[number]
+        expected = barrier.expected
+        if expected is None:
+            expected = sum(int(warp.alive.sum()) for warp in self.warps)
+        if barrier.arrived >= expected:
+            for warp, mask in barrier.waiting:
+                warp.blocked &= ~mask
+            del self.barriers[number]
+
+    def fault(self, reason: str, instruction: Instruction, warp: Warp, lane: int) -> Fault:
+        thread = WARP * warp.index + lane
+        x, y, _ = self.size
+        where = f"line {instruction.line} of its PTX"
+        if instruction.source is not None:
+            where = f"{instruction.source[0]}, line {instruction.source[1]} ({where})"
+        who = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
+        return Fault(f"{self.code.name}: {where}: {instruction}: {who}: {reason}")

@@ -1,0 +1,154 @@
+"""Branches, ends and barriers. The text: PTX ISA, "Control Flow Instructions", "Parallel Synchronization and
+Communication Instructions"."""
+
+import numpy as np
+
+from fa_lib.gpu.block import Step
+from fa_lib.gpu.lanes import WARP, refuse
+from fa_lib.gpu.memory import BadAccess
+from fa_lib.gpu.operands import Addresses, address, both, into_shared, source, targets
+from fa_lib.gpu.syntax import Entry, Instruction, Symbol
+
+
+def branch(instruction: Instruction, entry: Entry) -> Step:
+    (to,) = instruction.operands
+    if not isinstance(to, Symbol) or to.name not in entry.labels:
+        raise refuse(instruction, f"there is no label {to}")
+    target = entry.labels[to.name]
+
+    def step(warp, mask):
+        warp.at[mask] = target
+        return True
+
+    return step
+
+
+def branch_by_table(instruction: Instruction, entry: Entry) -> Step:
+    """brx.idx: to the label of a list that a register says."""
+    index, table = instruction.operands
+    if not isinstance(table, Symbol) or table.name not in entry.tables:
+        raise refuse(instruction, f"there is no list of labels {table}")
+    labels = np.array([entry.labels[name] for name in entry.tables[table.name]])
+    value = source(index, "u32", instruction, {})
+
+    def step(warp, mask):
+        which = value(warp).astype(np.int64)
+        beyond = mask & (which >= len(labels))
+        if beyond.any():
+            raise BadAccess(int(beyond.argmax()), f"label {which[beyond][0]} of a list of {len(labels)}")
+        warp.at[mask] = labels[which[mask]]
+        return True
+
+    return step
+
+
+def end(instruction: Instruction) -> Step:
+    def step(warp, mask):
+        warp.alive &= ~mask
+        warp.block.ended()
+        return True
+
+    return step
+
+
+def trap(instruction: Instruction, reason: str = "the kernel ends itself") -> Step:
+    def step(warp, mask):
+        raise BadAccess(int(mask.argmax()), reason)
+
+    return step
+
+
+def barrier(instruction: Instruction, names: Addresses) -> Step:
+    """bar and barrier: sync and arrive. bar.warp.sync does no more than bring lanes together."""
+    words = instruction.words
+    if words[:2] == ("bar", "warp"):
+        return lambda warp, mask: None
+    kind = next((word for word in words if word in ("sync", "arrive", "red")), "")
+    if kind not in ("sync", "arrive"):
+        raise refuse(instruction, "barriers that reduce are not modelled")
+    number, *more = (source(operand, "u32", instruction, names) for operand in instruction.operands)
+
+    def step(warp, mask):
+        lane = int(mask.argmax())
+        expected = int(more[0](warp)[lane]) if more else None
+        warp.at[mask] += 1
+        warp.block.arrive(int(number(warp)[lane]), expected, warp, mask.copy(), wait=kind == "sync")
+        return True
+
+    return step
+
+
+def sleep(instruction: Instruction) -> Step:
+    def step(warp, mask):
+        warp.turn = False
+
+    return step
+
+
+def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
+    """mbarrier in shared memory: init, arrive, test_wait, try_wait, inval.
+
+    Its 64 bits are opaque in PTX. Here: the lower 16 bits are arrivals that are still due in this phase, the next 16
+    those of every phase, and bit 32 is the phase's parity.
+    """
+    words = instruction.words
+    operation = words[1]
+    plain = {"mbarrier", operation, "shared", "shared::cta", "b64", "parity", "acquire", "release", "cta", "relaxed"}
+    if operation not in ("init", "inval", "arrive", "test_wait", "try_wait") or {*words} - plain:
+        raise refuse(instruction, "that kind of mbarrier is not modelled")
+    results = 1 if operation in ("arrive", "test_wait", "try_wait") else 0
+    into = targets(instruction.operands[0], instruction)[0] if results else None
+    at = address(instruction.operands[results], instruction, names)
+    kind = "u64" if "wait" in operation and "parity" not in words else "u32"  # of what comes first behind the address
+    behind = instruction.operands[results + 1 :]
+    more = [source(each, kind if i == 0 else "u32", instruction, names) for i, each in enumerate(behind)]
+
+    def get(warp, starts, one):
+        return int(warp.block.memory.load("shared", starts, 8, one, warp.local).view(np.uint64)[one][0, 0])
+
+    def put(warp, starts, one, value):
+        values = np.full((WARP, 1), value, np.uint64).view(np.uint8)
+        warp.block.memory.store("shared", starts, values, one, warp.local)
+
+    def step(warp, mask):
+        starts = into_shared(at(warp))
+        for lane in np.flatnonzero(mask):
+            one = np.arange(WARP) == lane
+            if operation == "init":
+                count = int(more[0](warp)[lane])
+                put(warp, starts, one, count | count << 16)
+            elif operation == "arrive":
+                state, count = get(warp, starts, one), int(more[0](warp)[lane]) if more else 1
+                due, every, parity = state & 0xFFFF, state >> 16 & 0xFFFF, state >> 32 & 1
+                due -= count
+                after = every | every << 16 | (parity ^ 1) << 32 if due == 0 else due | every << 16 | parity << 32
+                put(warp, starts, one, after)
+                if into is not None:
+                    warp.write(into, np.full(WARP, state, np.uint64), one)
+            elif operation in ("test_wait", "try_wait"):
+                asked = int(more[0](warp)[lane])
+                asked = asked & 1 if "parity" in words else asked >> 32 & 1
+                done = (get(warp, starts, one) >> 32 & 1) != asked
+                warp.write(into, np.full(WARP, done), one)
+                warp.turn = warp.turn and done
+
+    return step
+
+
+def predicate_results(instruction: Instruction, meanings, names: Addresses) -> Step:
+    """setp: one result, or two."""
+    into, into_2 = both(instruction.operands[0], instruction)
+    operands = instruction.operands[1:]
+    values = [source(each, kind, instruction, names) for each, kind in zip(operands, meanings[0].takes)]
+
+    def step(warp, mask):
+        x = [value(warp) for value in values]
+        found = [meaning.run(*x) for meaning in meanings]
+        for register, each in zip((into, into_2), found):
+            if register is not None:
+                warp.write(register, each, mask)
+
+    return step
+
+
+BARRIERS = {"bar": barrier, "barrier": barrier, "mbarrier": memory_barrier}

@@ -1,0 +1,64 @@
+"""The GPU whose arithmetic a machine has: which matrix unit sums which instruction's products."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
+from fa_lib.tensor_cores import TensorCore
+
+INPUTS = {"f16": FP16, "bf16": BF16, "tf32": TF32, "e4m3": E4M3, "e5m2": E5M2}
+RESULTS = {"f16": FP16, "f32": FP32}
+NAMES = {"A100": 80, "L40S": 89, "H100": 90, "H200": 90, "B200": 100}  # and their compute capability
+EIGHT_BITS = ("L40S",)  # whose mma.sync has FP8: on Hopper it is no instruction of the hardware, and on Blackwell open
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU.
+
+    Attributes:
+        name: of NAMES. capability: 80 is sm_80.
+    """
+
+    name: str
+    capability: int
+
+    @classmethod
+    def of(cls, name: "str | GPU") -> "GPU":
+        """The GPU of that name.
+
+        Raises:
+            ValueError: its arithmetic is not known here.
+        """
+        if isinstance(name, GPU):
+            return name
+        if name not in NAMES:
+            raise ValueError(f"gpu: got {name!r}; accepted are {', '.join(NAMES)}")
+        return cls(name, NAMES[name])
+
+    @cached_property
+    def _cores(self) -> dict[tuple[str, str], TensorCore]:
+        return {}
+
+    def core(self, inputs: str, result: str) -> TensorCore:
+        """What sums the products of mma.sync.
+
+        Args:
+            inputs, result: types of PTX: "bf16", "f32".
+
+        Raises:
+            ValueError: this GPU has no such instruction, or how it adds is not known.
+        """
+        if (inputs, result) not in self._cores:
+            self._cores[inputs, result] = self._core(inputs, result)
+        return self._cores[inputs, result]
+
+    def _core(self, inputs: str, result: str) -> TensorCore:
+        if inputs not in INPUTS or result not in RESULTS:
+            raise ValueError(f"products of {inputs} summed to {result} are not modelled")
+        fmt: Format = INPUTS[inputs]
+        if fmt in (E4M3, E5M2):
+            if self.name not in EIGHT_BITS:
+                raise ValueError(f"how {self.name} adds the products of mma.sync in {inputs} is not known")
+            return TensorCore.of(self.name, fmt)
+        return TensorCore.of(self.name, fmt, result=RESULTS[result])

@@ -1,0 +1,182 @@
+"""Floating point: what each instruction of PTX does with it. The text: PTX ISA, "Floating Point Instructions" and
+"Half Precision Floating Point Instructions".
+
+A result in FP32, FP16 or BF16 that is no number is the one NaN that the text names. Where an instruction says ftz,
+subnormal operands are zero of their sign, and so are results that are subnormal after rounding.
+
+The approximate instructions (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div) are rounded correctly here. PTX documents
+how far off each of them may be on a GPU.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from fa_lib.gpu import series
+from fa_lib.gpu.carriers import PAIRS, ROUNDINGS, bits_of, carried, flushed, odd_sum
+from fa_lib.gpu.lanes import DTYPES, Lanes, Lanewise, Meaning, refuse
+from fa_lib.gpu.syntax import Instruction
+
+KNOWN = {*ROUNDINGS, "ftz", "sat", "approx", "full", "NaN", "relu", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64"}
+
+
+def halves(bits: Lanes, kind: str) -> list[Lanes]:
+    """The two numbers of a packed pair, the lower half first; any other type is one."""
+    if kind not in PAIRS:
+        return [bits]
+    dtype = DTYPES[PAIRS[kind]]
+    return [(bits & np.uint32(0xFFFF)).astype(np.uint16).view(dtype), (bits >> 16).astype(np.uint16).view(dtype)]
+
+
+def joined(numbers: list[Lanes]) -> Lanes:
+    if len(numbers) == 1:
+        return numbers[0]
+    low, high = (x.view(np.uint16).astype(np.uint32) for x in numbers)
+    return low | (high << np.uint32(16))
+
+
+def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
+    """An instruction of `count` operands. run: of float64; exact, or rounded to odd, or good to 2**-50."""
+
+    def meaning(instruction: Instruction) -> Lanewise:
+        words = {*instruction.words[1:]}
+        if words - KNOWN:
+            raise refuse(instruction, f"{', '.join(sorted(words - KNOWN))} is not modelled")
+        kind = instruction.types[-1]
+        mode = next((word for word in instruction.words if word in ROUNDINGS), "rn")
+        if kind == "f64":
+            if mode != "rn":
+                raise refuse(instruction, "FP64 is modelled to nearest alone")
+            return Lanewise((kind,) * count, kind, FP64.get(instruction.name, run))
+        if mode != "rn" and instruction.name in ("div", "rcp", "sqrt"):
+            raise refuse(instruction, f"{instruction.name} is modelled to nearest alone")
+        ftz, one = "ftz" in words, PAIRS.get(kind, kind)
+
+        def single(*bits):
+            x = run(*(carried(each, one, ftz) for each in bits))
+            if "sat" in words:
+                x = np.where(x > 0, np.minimum(x, 1.0), 0.0)  # NaN is 0
+            if "relu" in words:
+                x = np.where(np.isnan(x) | (x > 0), x, 0.0)
+            return bits_of(x, one, mode, ftz)
+
+        def lanes(*operands):
+            return joined([single(*each) for each in zip(*(halves(x, kind) for x in operands))])
+
+        return Lanewise((kind,) * count, kind, lanes)
+
+    return meaning
+
+
+def _fused64(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+    """a b + c, rounded once, in FP64."""
+    plain = a * b + c
+    whole = [
+        p if not (np.isfinite(x) and np.isfinite(y) and np.isfinite(z)) or p == 0 == x * y
+        else _near64(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)), p)
+        for x, y, z, p in zip(a, b, c, plain)
+    ]  # fmt: skip
+    return np.array(whole, np.float64)
+
+
+def _near64(exact: Fraction, plain: float) -> float:
+    if exact == 0:
+        return 0.0 if plain == 0 and not np.signbit(plain) else plain * 0.0
+    try:
+        return float(exact)  # rounded to nearest, ties to even
+    except OverflowError:
+        return np.copysign(np.inf, float(exact > 0) - 0.5)
+
+
+FP64 = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fma": _fused64, "mad": _fused64,
+}  # fmt: skip
+
+
+def _extreme(largest: bool) -> Meaning:
+    """min and max: of a number and NaN the number, unless `NaN` is said; +0 is above -0."""
+
+    def meaning(instruction: Instruction) -> Lanewise:
+        nan_wins = "NaN" in instruction.words
+
+        def run(a, b):
+            above = (a > b) | ((a == b) & ~np.signbit(a))
+            chosen = np.where(above == largest, a, b)
+            other = np.where(np.isnan(a), b, np.where(np.isnan(b), a, chosen))
+            return np.where(np.isnan(a) | np.isnan(b), np.nan, chosen) if nan_wins else other
+
+        return elementwise(2, run)(instruction)
+
+    return meaning
+
+
+def _sign(flip: bool) -> Meaning:
+    """neg and abs: of the sign's bit alone, of NaN too."""
+
+    def meaning(instruction: Instruction) -> Lanewise:
+        (kind,) = instruction.types
+        single = PAIRS.get(kind, kind)
+        dtype = np.dtype(f"uint{8 * DTYPES[single].itemsize}")
+        sign = dtype.type(1 << (8 * dtype.itemsize - 1))
+        ftz = "ftz" in instruction.words
+
+        def one(x):
+            if ftz:
+                x = bits_of(flushed(carried(x, single), single), single)
+            bits = x.view(dtype)
+            return (bits ^ sign if flip else bits & ~sign).view(x.dtype)
+
+        return Lanewise((kind,), kind, lambda a: joined([one(x) for x in halves(a, kind)]))
+
+    return meaning
+
+
+def exp2(x: Lanes) -> Lanes:
+    """2**x. Beyond 2000 it is 0 or infinite in every type."""
+    near = np.clip(np.where(np.isnan(x), 0.0, x), -2000.0, 2000.0)
+    n = np.rint(near)
+    power = np.ldexp(series.polynomial(series.EXP2, near - n), n.astype(np.int64))
+    return np.where(np.isnan(x), np.nan, power)
+
+
+def log2(x: Lanes) -> Lanes:
+    """log2 x: of 1 exactly 0."""
+    m, e = np.frexp(np.where((x > 0) & np.isfinite(x), x, 1.0))
+    low = m < series.SQRT_HALF
+    m, e = np.where(low, 2 * m, m), np.where(low, e - 1, e)
+    z = (m - 1) / (m + 1)
+    y = e + z * series.polynomial(series.ATANH, z * z)
+    return np.where(x > 0, np.where(np.isinf(x), np.inf, y), np.where(x == 0, -np.inf, np.nan))
+
+
+def tanh(x: Lanes) -> Lanes:
+    """Of small arguments by its series; of others by an exponential."""
+    z = np.minimum(np.abs(x), 20.0)
+    t = exp2(z * (-2 / np.log(2)))
+    small = z * series.polynomial(series.TANH, z * z)
+    y = np.where(z < 0.125, small, (1 - t) / (1 + t))
+    return np.where(np.isnan(x), np.nan, np.copysign(y, x))
+
+
+def _turn(x: Lanes, quarter: int) -> Lanes:
+    """sin(x), or cos(x) with quarter 1."""
+    n = np.rint(np.where(np.isfinite(x), x, 0.0) * series.TWO_OVER_PI)
+    r = (np.where(np.isfinite(x), x, 0.0) - n * series.HALF_PI[0]) - n * series.HALF_PI[1]
+    sine, cosine = r * series.polynomial(series.SINE, r * r), series.polynomial(series.COSINE, r * r)
+    which = (n.astype(np.int64) + quarter) & 3
+    y = np.where(which & 1, cosine, sine)
+    return np.where(np.isfinite(x), np.where(which & 2, -y, y), np.nan)
+
+
+FUSED = elementwise(3, lambda a, b, c: odd_sum(a * b, c))
+FLOATS: dict[str, Meaning] = {
+    "add": elementwise(2, odd_sum), "sub": elementwise(2, lambda a, b: odd_sum(a, -b)),
+    "mul": elementwise(2, lambda a, b: a * b), "fma": FUSED, "mad": FUSED,
+    "div": elementwise(2, lambda a, b: a / b), "min": _extreme(False), "max": _extreme(True),
+    "neg": _sign(True), "abs": _sign(False),
+    "rcp": elementwise(1, lambda a: 1 / a), "sqrt": elementwise(1, np.sqrt),
+    "rsqrt": elementwise(1, lambda a: 1 / np.sqrt(a)),
+    "ex2": elementwise(1, exp2), "lg2": elementwise(1, log2), "tanh": elementwise(1, tanh),
+    "sin": elementwise(1, lambda a: _turn(a, 0)), "cos": elementwise(1, lambda a: _turn(a, 1)),
+}  # fmt: skip

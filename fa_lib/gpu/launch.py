@@ -1,0 +1,176 @@
+"""Kernels of PTX on torch's CPU tensors: `Kernel`, `Structure`."""
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fa_lib.gpu.block import Block, Size
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.memory import Global, Shared, Span, View
+from fa_lib.gpu.program import ready
+from fa_lib.gpu.ptx import parse
+from fa_lib.gpu.syntax import Entry, Parameter
+
+PACKED = {1: "b", 2: "h", 4: "i", 8: "q"}  # struct's letters of whole numbers
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A structure that a kernel takes by value.
+
+    Attributes:
+        layout: (offset, size) in bytes, of each field. size: of the structure.
+        values: of fields; those that are not named are 0. Tensors are pointers.
+    """
+
+    layout: Mapping[str, tuple[int, int]]
+    size: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Done:
+    """What a launch did. instructions: that warps executed. blocks: that ran."""
+
+    instructions: int = 0
+    blocks: int = 0
+
+
+class Kernel:
+    """A kernel of a PTX text, in the arithmetic of a GPU.
+
+    Attributes:
+        entry: its name, parameters and instructions.
+    """
+
+    def __init__(self, ptx: str, entry: str | None = None, *, gpu: str | GPU = "A100"):
+        """
+        Args:
+            ptx: text, as nvcc -ptx and Triton write it. entry: the kernel's name, or a part of it that no other one
+                has; None: the only one.
+
+        Raises:
+            ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
+        """
+        module = parse(ptx)
+        self.entry = _one(module.entries, entry)
+        self.gpu = GPU.of(gpu)
+        self._variables = [each for each in self.entry.variables if each.space in ("global", "const")]
+        self._data = {each.name: np.zeros(max(each.size or 0, 1), np.uint8) for each in self._variables}
+        for variable in self._variables:
+            if variable.data:
+                self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
+        self._spans = [Span(data.ctypes.data, data, name) for name, data in self._data.items()]
+        self.code = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
+
+    def __call__(
+        self,
+        grid: Iterable[int],
+        block: Iterable[int],
+        shared: int,
+        *arguments: Any,
+        blocks: Iterable[Size] | None = None,
+        unwritten: int | None = None,
+    ) -> Done:
+        """Run it: tensors are read and written where they are.
+
+        Args:
+            grid, block: blocks, and threads of a block, by x, y, z; what is left out is 1. shared: bytes of dynamic
+                shared memory of a block.
+            arguments: one for each parameter: tensors on the CPU, None (no pointer), numbers, Structures.
+            blocks: those of the grid that run, in this order; None: all, x fastest.
+            unwritten: what bytes of shared memory hold before something is written to them; None: to read them is a
+                Fault.
+
+        Raises:
+            ValueError: an argument does not fit.
+            Fault: the kernel does what it may not.
+        """
+        grid, size = _three(grid, "grid"), _three(block, "block")
+        parameters, spans = self._parameters(arguments)
+        outer, constants = Global([*spans, *self._spans]), Global(self._spans)
+        done = Done()
+        everything = product(*(range(n) for n in reversed(grid)))
+        for number in blocks if blocks is not None else ((x, y, z) for z, y, x in everything):
+            memory = View(outer, Shared(self.code.dynamic + shared, unwritten), parameters, constants)
+            one = Block(self.code, memory, number, grid, size)
+            with np.errstate(all="ignore"):
+                one.run()
+            done.instructions += one.steps
+            done.blocks += 1
+        return done
+
+    def _parameters(self, arguments: tuple) -> tuple[np.ndarray, list[Span]]:
+        """The bytes of all parameters, and the memory that they point to."""
+        named = self.entry.parameters
+        if len(arguments) != len(named):
+            accepted = f"the {len(named)} that {self.entry.name} takes"
+            raise ValueError(f"arguments: got {len(arguments)}; accepted are {accepted}")
+        data = np.zeros(max((each.offset + each.size for each in named), default=0), np.uint8)
+        storages: dict[int, Span] = {}
+        for index, (parameter, value) in enumerate(zip(named, arguments)):
+            place = data[parameter.offset : parameter.offset + parameter.size]
+            if isinstance(value, Structure):
+                _fill(place, value, index, storages)
+            else:
+                place[:] = np.frombuffer(_bytes(value, parameter, f"argument {index}", storages), np.uint8)
+        return data, [*storages.values()]
+
+
+def _one(entries: dict[str, Entry], name: str | None) -> Entry:
+    found = [entry for entry in entries.values() if name is None or name in entry.name]
+    exact = [entry for entry in found if entry.name == name]
+    if len(exact or found) != 1:
+        there = ", ".join(entries) or "none: the text has no kernel"
+        raise ValueError(f"entry: got {name!r}; accepted is one of {there}")
+    return (exact or found)[0]
+
+
+def _three(sizes: Iterable[int], name: str) -> Size:
+    x, y, z, *more = (*sizes, 1, 1, 1)
+    if len(more) > 3 or min(x, y, z) < 1:
+        raise ValueError(f"{name}: got {(*sizes,)}; accepted are one to three whole numbers from 1")
+    return x, y, z
+
+
+def _pointer(tensor: Tensor, name: str, storages: dict[int, Span]) -> int:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: got a tensor on {tensor.device}; accepted is one on the CPU")
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    if storage.nbytes():
+        data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        storages.setdefault(start, Span(start, data, name))
+    return tensor.data_ptr()
+
+
+def _fill(place: np.ndarray, structure: Structure, index: int, storages: dict[int, Span]) -> None:
+    if structure.size != place.size:
+        raise ValueError(f"argument {index}: got a structure of {structure.size} bytes; accepted are {place.size}")
+    for name, value in structure.values.items():
+        if name not in structure.layout:
+            raise ValueError(f"argument {index}: got a field {name!r}; accepted are {', '.join(structure.layout)}")
+        offset, size = structure.layout[name]
+        parameter = Parameter(name, None, offset, size)
+        place[offset : offset + size] = np.frombuffer(_bytes(value, parameter, name, storages), np.uint8)
+
+
+def _bytes(value: Any, parameter: Parameter, name: str, storages: dict[int, Span]) -> bytes:
+    """A number or a pointer, as the parameter has it."""
+    size, floating = parameter.size, (parameter.type or "").startswith("f") or isinstance(value, float)
+    if isinstance(value, Tensor):
+        value = _pointer(value, name, storages)
+    if value is None:
+        value = 0
+    if not isinstance(value, (int, float, bool)) or size not in PACKED:
+        got = f"{type(value).__name__} for {size} bytes"
+        raise ValueError(f"{name}: got {got}; accepted are numbers, tensors, Structures")
+    if floating and size in (2, 4, 8):
+        return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
+    return (int(value) % (1 << 8 * size)).to_bytes(size, "little")

@@ -1,0 +1,119 @@
+"""mma.sync: how a warp's registers hold matrices, and the product. The text: PTX ISA, "Warp Level Matrix
+Multiply-Accumulate Instructions", the figures of fragments.
+
+Lane t of group g (t = lane % 4, g = lane // 4) holds, in register r, neighbours along the sum: of A in row
+g + 8 (r % 2), of B in column g. How neighbours lie depends on how many a register holds.
+"""
+
+import re
+
+import numpy as np
+import torch
+
+from fa_lib.gpu.carriers import bits_of, carried
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.lanes import WARP, Lanes, refuse
+from fa_lib.gpu.syntax import BITS, Instruction
+
+SHAPES = {  # (M, N, K) by the bits of an element
+    8: ((16, 8, 16), (16, 8, 32)),
+    16: ((16, 8, 8), (16, 8, 16)),
+    32: ((16, 8, 4), (16, 8, 8)),
+}
+WIDTHS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+T, G = np.arange(WARP) % 4, np.arange(WARP) // 4
+ALLOWED = {"mma", "sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4"}
+
+
+class Product:
+    """What one mma.sync instruction computes.
+
+    Attributes:
+        shape: (M, N, K). a, b: types of the factors. gives, takes: of the result, of what it is added to.
+    """
+
+    def __init__(self, instruction: Instruction, gpu: GPU):
+        words = instruction.words
+        shape = next((word for word in words if re.fullmatch(r"m\d+n\d+k\d+", word)), "")
+        m, n, k = (int(x) for x in re.findall(r"\d+", shape)) if shape else (0, 0, 0)
+        self.shape, self.gpu, self.saturated = (m, n, k), gpu, "satfinite" in words
+        types = instruction.types
+        if len(types) != 4 or {*words} - ALLOWED - {shape, *types}:
+            raise refuse(instruction, "its kind of matrices is not modelled")
+        self.gives, self.a, self.b, self.takes = types
+        if self.a not in WIDTHS or self.b not in WIDTHS or self.shape not in SHAPES[WIDTHS[self.a]]:
+            raise refuse(instruction, "matrices of that type and shape are not modelled")
+        self.whole = self.a in ("s8", "u8")
+        if self.whole != (self.gives == "s32") or self.gives != self.takes:
+            raise refuse(instruction, "accepted is a result of the type that it is added to")
+        if not self.whole:
+            if self.a != self.b:
+                raise refuse(instruction, "factors of two types are not modelled")
+            try:
+                self.core = gpu.core(self.a, self.gives)
+            except ValueError as error:
+                raise refuse(instruction, str(error)) from None
+
+    def __call__(self, a: list[Lanes], b: list[Lanes], c: list[Lanes]) -> list[Lanes]:
+        """The registers of the result, from those of A, B and C; bits."""
+        A, B = self._left(a), self._right(b)
+        C = _from_rows(c, self.takes)
+        if self.whole:
+            D = A.astype(np.int64) @ B.astype(np.int64) + C.astype(np.int64)
+            D = np.clip(D, -(1 << 31), (1 << 31) - 1) if self.saturated else D
+            return _to_rows(D.astype(np.int32).view(np.uint32), 32)
+        D = self.core.matmul(*(torch.from_numpy(x) for x in (A, B, C))).numpy()
+        bits = bits_of(D.reshape(-1), self.gives).view(f"uint{BITS[self.gives]}")
+        return _to_rows(bits.reshape(D.shape), BITS[self.gives])
+
+    def _left(self, registers: list[Lanes]) -> np.ndarray:
+        """A (M, K) of its registers."""
+        m, _, k = self.shape
+        x = _elements(registers, self.a)  # (registers, 32, elements of one)
+        e = x.shape[-1]
+        A = np.zeros((m, k), x.dtype)
+        for r, each in enumerate(x):
+            A[(G + 8 * (r % 2))[:, None], (e * T + 4 * e * (r // 2))[:, None] + np.arange(e)] = each
+        return A
+
+    def _right(self, registers: list[Lanes]) -> np.ndarray:
+        """B (K, N) of its registers."""
+        _, n, k = self.shape
+        x = _elements(registers, self.b)
+        e = x.shape[-1]
+        B = np.zeros((k, n), x.dtype)
+        for r, each in enumerate(x):
+            B[(e * T + 4 * e * r)[:, None] + np.arange(e), G[:, None]] = each
+        return B
+
+
+def _elements(registers: list[Lanes], kind: str) -> np.ndarray:
+    """(registers, 32, elements): whole numbers, or float64."""
+    bits = np.stack([np.ascontiguousarray(x) for x in registers])[..., None]
+    if kind in ("s8", "u8"):
+        return bits.view(np.int8 if kind == "s8" else np.uint8)
+    if kind == "tf32":  # the hardware leaves out what is below its 10 bits
+        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    if kind in ("e4m3", "e5m2"):
+        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
+        return torch.from_numpy(bits.view(np.uint8).copy()).view(dtype).to(torch.float64).numpy()
+    return carried(bits.view(np.uint16 if kind == "bf16" else np.float16), kind)
+
+
+def _from_rows(registers: list[Lanes], kind: str) -> np.ndarray:
+    """C (16, 8): of each lane two neighbours in row g, then two in row g + 8."""
+    if kind == "f16":
+        pairs = [x[:, None].view(np.float16).astype(np.float64) for x in registers]
+    else:
+        dtype = np.float32 if kind == "f32" else np.int32
+        values = [x.view(dtype).astype(np.float64 if kind == "f32" else np.int64) for x in registers]
+        pairs = [np.stack(values[i : i + 2], 1) for i in (0, 2)]
+    return np.concatenate([x.reshape(8, 8) for x in pairs])
+
+
+def _to_rows(bits: np.ndarray, width: int) -> list[Lanes]:
+    """Registers of (16, 8)."""
+    pairs = [np.ascontiguousarray(bits[i : i + 8]).reshape(WARP, 2) for i in (0, 8)]
+    if width == 16:
+        return [np.ascontiguousarray(x).view(np.uint32)[:, 0] for x in pairs]
+    return [np.ascontiguousarray(x[:, i]) for x in pairs for i in (0, 1)]

@@ -1,0 +1,175 @@
+"""Memory as a kernel sees it: global (tensors, module variables), shared, local, parameters, under one numbering of
+addresses. An access that no GPU would allow is a Fault.
+
+Global addresses are the process's own. Shared and local memory have windows that no process has.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fa_lib.gpu.lanes import WARP, Lanes
+
+SHARED, LOCAL, WINDOW = 1 << 60, 1 << 61, 1 << 32  # where the windows of generic addresses begin, and their size
+
+
+class Fault(RuntimeError):
+    """What a kernel may not do: with its name, line, block and thread, and the address."""
+
+
+class BadAccess(Exception):
+    """Of one lane, before the machine knows where it is."""
+
+    def __init__(self, lane: int, reason: str):
+        super().__init__(reason)
+        self.lane, self.reason = lane, reason
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes from an address on. name: of the argument or variable that they belong to."""
+
+    base: int
+    data: np.ndarray  # (size,) uint8
+    name: str
+
+    @property
+    def end(self) -> int:
+        return self.base + self.data.size
+
+
+class Global:
+    """What a launch may read and write: spans that do not overlap."""
+
+    def __init__(self, spans: list[Span]):
+        self.spans = sorted((span for span in spans if span.data.size), key=lambda span: span.base)
+        for first, second in pairwise(self.spans):
+            if first.end > second.base:
+                raise ValueError(f"{first.name} and {second.name}: got memory that overlaps; accepted is one storage")
+        self.bases = np.array([span.base for span in self.spans], np.uint64)
+
+    def of(self, addresses: Lanes, size: int, mask: Lanes) -> list[tuple[Span, Lanes]]:
+        """The spans in which the lanes' accesses lie, with the lanes.
+
+        Raises:
+            BadAccess: one lies in none.
+        """
+        found = np.searchsorted(self.bases, addresses, side="right").astype(int) - 1
+        parts = []
+        for index in np.unique(found[mask]):
+            lanes = mask & (found == index)
+            span = self.spans[index] if index >= 0 else None
+            beyond = lanes if span is None else lanes & (addresses > np.uint64(max(span.end - size, 0)))
+            if span is not None and span.data.size < size:
+                beyond = lanes
+            if beyond.any():
+                lane = int(beyond.argmax())
+                raise BadAccess(
+                    lane, f"{size} bytes at {int(addresses[lane]):#x} are {self.near(int(addresses[lane]))}"
+                )
+            parts.append((span, lanes))
+        return parts
+
+    def near(self, address: int) -> str:
+        """Where an address is that is in no span."""
+        if not self.spans:
+            return "in no tensor: the launch was given none"
+        span = min(self.spans, key=lambda span: min(abs(address - span.base), abs(address - span.end)))
+        behind = address >= span.base
+        off = address - span.end if behind else span.base - address
+        if abs(off) > 1 << 24:
+            return "in no tensor of the launch, and near none"
+        if off < 0:
+            return f"across the end of {span.name}"
+        return f"outside of {span.name}, {off} bytes {'behind its end' if behind else 'before it begins'}"
+
+
+class Shared:
+    """A block's shared memory. unwritten: what bytes hold that nothing was written to; None: to read them is a
+    Fault."""
+
+    def __init__(self, size: int, unwritten: int | None):
+        self.data = np.full(size, unwritten or 0, np.uint8)
+        self.written = None if unwritten is not None else np.zeros(size, bool)
+
+
+def gather(data: np.ndarray, starts: Lanes, size: int) -> np.ndarray:
+    """(lanes, size) uint8, each from its start on."""
+    return data[starts.astype(np.int64)[:, None] + np.arange(size)]
+
+
+def check_aligned(addresses: Lanes, size: int, mask: Lanes) -> None:
+    wrong = mask & (addresses % np.uint64(size) != 0)
+    if wrong.any():
+        lane = int(wrong.argmax())
+        raise BadAccess(lane, f"{int(addresses[lane]):#x} is no multiple of {size}, the size of the access")
+
+
+class View:
+    """The memory of one block, for loads and stores of a warp. local: (WARP, size) of each warp."""
+
+    def __init__(self, outer: Global, shared: Shared, parameters: np.ndarray, constants: Global):
+        self.outer, self.shared, self.parameters, self.constants = outer, shared, parameters, constants
+
+    def load(self, space: str, addresses: Lanes, size: int, mask: Lanes, local: np.ndarray) -> np.ndarray:
+        """(32, size) uint8; zeros where mask is not."""
+        out = np.zeros((WARP, size), np.uint8)
+        for where, at, lanes, written in self._places(space, addresses, size, mask, local):
+            out[lanes] = where(at[lanes], None)
+            if written is not None:
+                unknown = lanes.copy()
+                unknown[lanes] = ~gather(written, at[lanes], size).all(1)
+                if unknown.any():
+                    lane = int(unknown.argmax())
+                    raise BadAccess(lane, f"shared memory at {int(at[lane])} was never written ({size} bytes are read)")
+        return out
+
+    def store(self, space: str, addresses: Lanes, values: np.ndarray, mask: Lanes, local: np.ndarray) -> None:
+        """values: (32, size) uint8. Of lanes that write to one address the last one's stay."""
+        for where, at, lanes, written in self._places(space, addresses, values.shape[1], mask, local):
+            where(at[lanes], values[lanes])
+            if written is not None:
+                written[at[lanes].astype(np.int64)[:, None] + np.arange(values.shape[1])] = True
+
+    def _places(self, space, addresses, size, mask, local):
+        """(function of starts and values that reads or writes, starts, lanes, what was written) of each memory that
+        lanes access."""
+        addresses = addresses.astype(np.uint64)
+        check_aligned(addresses, size, mask)
+        if space == "generic":
+            window = addresses // np.uint64(WINDOW) * np.uint64(WINDOW)
+            for base, inner in ((SHARED, "shared"), (LOCAL, "local")):
+                lanes = mask & (window == np.uint64(base))
+                if lanes.any():
+                    yield from self._places(inner, addresses - np.uint64(base), size, lanes, local)
+                mask = mask & ~lanes
+            if mask.any():
+                yield from self._places("global", addresses, size, mask, local)
+        elif space in ("global", "const"):
+            outer = self.outer if space == "global" else self.constants
+            for span, lanes in outer.of(addresses, size, mask):
+                yield _access(span.data, size), addresses - np.uint64(span.base), lanes, None
+        elif mask.any():
+            data = {"shared": self.shared.data, "local": local, "param": self.parameters}[space]
+            end = data.shape[-1] if space == "local" else data.size
+            beyond = mask & (addresses > np.uint64(max(end - size, 0))) if size <= end else mask
+            if beyond.any():
+                lane = int(beyond.argmax())
+                raise BadAccess(lane, f"{size} bytes at {int(addresses[lane])} of {space} memory, which has {end}")
+            if space == "local":
+                starts = addresses + np.uint64(end) * np.arange(WARP, dtype=np.uint64)
+                yield _access(local.reshape(-1), size), starts, mask, None
+            else:
+                yield _access(data, size), addresses, mask, self.shared.written if space == "shared" else None
+
+
+def _access(data: np.ndarray, size: int):
+    def access(starts: Lanes, values: np.ndarray | None):
+        if values is None:
+            return gather(data, starts, size)
+        for start, value in zip(starts.astype(np.int64), values):  # in order: the last one stays
+            data[start : start + size] = value
+        return values
+
+    return access

@@ -1,0 +1,124 @@
+"""Operands of an instruction as functions of a warp: what is read of them, and where results go."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from fa_lib.gpu.block import SPECIALS, Warp
+from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, read, refuse
+from fa_lib.gpu.memory import SHARED
+from fa_lib.gpu.syntax import (
+    BITS,
+    Address,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+)
+
+Source: TypeAlias = Callable[[Warp], Lanes]
+Addresses: TypeAlias = Mapping[str, int]  # of names
+
+
+def constant(value: Immediate, kind: str) -> Lanes:
+    """A number in the text, as a type, in every lane."""
+    if value.type == "f64" and kind == "f32":
+        return np.full(WARP, np.array([value.value], np.uint64).view(np.float64).astype(np.float32)[0])
+    if kind == "pred":
+        return np.full(WARP, value.value != 0)
+    dtype = DTYPES[kind]
+    bits = np.array([value.value % (1 << BITS[kind])], f"uint{8 * dtype.itemsize}")
+    return np.repeat(bits.view(dtype), WARP)
+
+
+def source(operand: Operand, kind: str, instruction: Instruction, names: Addresses) -> Source:
+    """What an operand holds, as a type."""
+    if isinstance(operand, Register):
+        register = operand
+        return lambda warp: warp.read(register, kind)
+    if isinstance(operand, Immediate):
+        lanes = constant(operand, kind)
+        return lambda warp: lanes
+    if isinstance(operand, Negated):
+        register = operand.register
+        return lambda warp: np.invert(warp.bits(register)) if kind == "pred" else np.negative(warp.read(register, kind))
+    if isinstance(operand, Special):
+        name = operand.name
+
+        if name not in SPECIALS:
+            raise refuse(instruction, f"{name} is not modelled")
+
+        def special(warp):
+            return read(warp.special[name], kind) if BITS[kind] <= 32 else warp.special[name].astype(DTYPES[kind])
+
+        return special
+    if isinstance(operand, Symbol):
+        lanes = constant(Immediate(named(operand.name, instruction, names) + operand.offset), kind)
+        return lambda warp: lanes
+    raise refuse(instruction, f"the operand {operand} is not modelled")
+
+
+def named(name: str, instruction: Instruction, names: Addresses) -> int:
+    if name not in names:
+        raise refuse(instruction, f"there is no variable {name}")
+    return names[name]
+
+
+def address(operand: Operand, instruction: Instruction, names: Addresses) -> Source:
+    """Of [base + offset], 64 bits."""
+    if not isinstance(operand, Address):
+        raise refuse(instruction, f"got {operand} for an address")
+    base, offset = operand
+    if isinstance(base, Register):
+        register, add = base, np.uint64(offset % (1 << 64))
+        wide = BITS[base.type] == 64
+
+        def at(warp):
+            found = warp.bits(register).astype(np.uint64) + add
+            return found if wide else found & np.uint64(0xFFFFFFFF)
+
+        return at
+    start = base.value if isinstance(base, Immediate) else named(base.name, instruction, names)
+    lanes = np.full(WARP, (start + offset) % (1 << 64), np.uint64)
+    return lambda warp: lanes
+
+
+def targets(operand: Operand, instruction: Instruction) -> list[Register | None]:
+    """Where results go; None: nowhere."""
+    items = parts(operand)
+    if not all(item is None or isinstance(item, Register) for item in items):
+        raise refuse(instruction, f"got {operand} for a result")
+    return [item for item in items if item is None or isinstance(item, Register)]
+
+
+def both(operand: Operand, instruction: Instruction) -> list[Register | None]:
+    """Where the two results of first | second go; one alone is the first."""
+    first, second = (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
+    return [*targets(first, instruction), *targets(second, instruction)]
+
+
+def whole(operand: Operand, instruction: Instruction) -> int:
+    """A number that the text says."""
+    if not isinstance(operand, Immediate):
+        raise refuse(instruction, f"got {operand}; accepted is a number")
+    return operand.value
+
+
+def parts(operand: Operand) -> tuple[Operand, ...]:
+    """Of {a, b} a and b; anything else is itself."""
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def sources(operand: Operand, kind: str, instruction: Instruction, names: Addresses) -> list[Source]:
+    return [source(item, kind, instruction, names) for item in parts(operand)]
+
+
+def into_shared(addresses: Lanes) -> Lanes:
+    """Of a generic address that is one of shared memory, or an address of shared memory, the latter."""
+    return np.where(addresses >= np.uint64(SHARED), addresses - np.uint64(SHARED), addresses)

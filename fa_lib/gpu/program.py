@@ -1,0 +1,125 @@
+"""A kernel of PTX as steps that a warp takes, for a GPU: every instruction is looked up before anything runs."""
+
+from collections.abc import Mapping
+
+from fa_lib.gpu import control, exchange
+from fa_lib.gpu.block import Code, Step
+from fa_lib.gpu.choices import CHOICES, set_predicate
+from fa_lib.gpu.contraction import contracted
+from fa_lib.gpu.conversions import convert
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.floats import FLOATS as FLOAT_MEANINGS
+from fa_lib.gpu.integers import INTEGERS
+from fa_lib.gpu.lanes import FLOATS, Lanes, Lanewise, refuse
+from fa_lib.gpu.moves import MOVES, nothing
+from fa_lib.gpu.operands import Addresses, source, targets
+from fa_lib.gpu.syntax import Entry, Instruction, Variable
+
+PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a != b, "not": lambda a: ~a}
+MOST_UNKNOWN = 12  # named in an error
+
+
+def lanewise(instruction: Instruction) -> Lanewise | None:
+    """What an instruction does in each thread from its own values alone; None: it is of another kind.
+
+    Raises:
+        ValueError: it is of that kind, and not modelled.
+    """
+    name, types = instruction.name, instruction.types
+    if name == "cvt":
+        return convert(instruction)
+    if name in CHOICES:
+        return CHOICES[name](instruction)
+    if types[-1:] == ("pred",) and name in PREDICATES:
+        return Lanewise(("pred",) * (1 if name == "not" else 2), "pred", PREDICATES[name])
+    table: Mapping = FLOAT_MEANINGS if types and types[-1] in FLOATS else INTEGERS
+    return table[name](instruction) if name in table else None
+
+
+def _aligned(start: int, align: int) -> int:
+    return -(-start // align) * align
+
+
+def _place(variables: list[Variable], start: int, names: dict[str, int]) -> int:
+    """Give variables addresses from start on; where they end."""
+    for variable in variables:
+        names[variable.name] = _aligned(start, variable.align)
+        start = names[variable.name] + (variable.size or 0)
+    return start
+
+
+def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> Code:
+    """A kernel for a GPU.
+
+    Args:
+        addresses: of global and const variables. Those of parameters, shared and local variables are added.
+
+    Raises:
+        ValueError: the kernel has instructions that are not modelled: all of them, with lines.
+    """
+    entry = contracted(entry)
+    names = dict(addresses) | {each.name: each.offset for each in entry.parameters}
+    sized = {space: [each for each in entry.variables if each.space == space and each.size is not None]
+             for space in ("shared", "local")}  # fmt: skip
+    unsized = [each for each in entry.variables if each.space == "shared" and each.size is None]
+    local = _place(sized["local"], 0, names)
+    dynamic = _aligned(_place(sized["shared"], 0, names), max((16, *(each.align for each in unsized))))
+    names |= {each.name: dynamic for each in unsized}  # all of them begin there
+    last = entry.instructions[-1].line if entry.instructions else 0
+    instructions = (*entry.instructions, Instruction(("ret",), (), None, last))
+    steps: list[Step] = []
+    unknown: dict[str, list[str]] = {}
+    for instruction in instructions:
+        try:
+            steps.append(step(instruction, entry, names, gpu))
+        except ValueError as error:
+            unknown.setdefault(str(error), []).append(str(instruction.line))
+    if unknown:
+        some = [f"{reason} (line {', '.join(lines[:3])})" for reason, lines in [*unknown.items()][:MOST_UNKNOWN]]
+        more = f"; and {len(unknown) - MOST_UNKNOWN} more" if len(unknown) > MOST_UNKNOWN else ""
+        raise ValueError(f"{entry.name}: instructions that are not modelled: {'; '.join(some)}{more}")
+    members = tuple(exchange.members(instruction, names) for instruction in instructions)
+    return Code(entry.name, instructions, (*steps,), members, local, dynamic)
+
+
+def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> Step:
+    """What a warp does for it."""
+    name = instruction.name
+    if name in ("bra", "brx"):
+        return (control.branch if name == "bra" else control.branch_by_table)(instruction, entry)
+    if name in ("ret", "exit"):
+        return control.end(instruction)
+    if name == "trap":
+        return control.trap(instruction)
+    if name == "call":
+        return control.trap(instruction, "it calls a function, and none is run here")
+    if name == "nanosleep":
+        return control.sleep(instruction)
+    if name == "mma":
+        return exchange.multiply(instruction, names, gpu)
+    if name == "setp":
+        return control.predicate_results(instruction, set_predicate(instruction), names)
+    if name == "st" and "param" in instruction.words:  # of a call, which is a Fault itself
+        return nothing(instruction, names)
+    for table in (control.BARRIERS, exchange.EXCHANGES, MOVES):
+        if name in table:
+            return table[name](instruction, names)
+    meaning = lanewise(instruction)
+    if meaning is None:
+        raise refuse(instruction, "it is not modelled")
+    return everywhere(instruction, meaning, names)
+
+
+def everywhere(instruction: Instruction, meaning: Lanewise, names: Addresses) -> Step:
+    """A lanewise instruction, of registers."""
+    to, *operands = instruction.operands
+    if len(operands) != len(meaning.takes):
+        raise refuse(instruction, f"got {len(operands)} operands; accepted are {len(meaning.takes)}")
+    values = [source(each, kind, instruction, names) for each, kind in zip(operands, meaning.takes)]
+    (into,) = targets(to, instruction)
+    run = meaning.run
+
+    def take(warp, mask: Lanes):
+        warp.write(into, run(*(value(warp) for value in values)), mask)
+
+    return take

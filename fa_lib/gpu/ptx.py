@@ -1,0 +1,105 @@
+"""PTX text into instructions: `parse`. The language is that of NVIDIA's "Parallel Thread Execution ISA", 7.0 to 9.x.
+
+Statements outside of kernels that say nothing about arithmetic (.file, .section, .visible, .pragma) are passed over.
+"""
+
+from fa_lib.gpu.body import Body
+from fa_lib.gpu.syntax import BITS, Entry, Module, Parameter, Variable
+from fa_lib.gpu.tokens import Tokens
+
+NEWLINE_ENDS = (".version", ".target", ".address_size", ".file", ".loc")
+
+
+def parse(text: str) -> Module:
+    """The kernels of a PTX text.
+
+    Raises:
+        ValueError: it is no PTX, with the line.
+    """
+    return _Reader(text).module()
+
+
+class _Reader(Tokens):
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.files: dict[str, str] = {}  # of .file, by number
+
+    def module(self) -> Module:
+        says, entries, functions, variables = {}, {}, set(), []
+        while self.next:
+            word = self.next
+            if word in NEWLINE_ENDS:
+                _, *words = self.rest_of_line()
+                if word == ".file":
+                    self.files[words[0]] = words[1].strip('"')
+                says.setdefault(word, words)
+            elif word == ".section":
+                self.take()
+                self.take()
+                self.skip("{", "}")
+            elif word in (".global", ".const", ".shared"):
+                variables.append(self.variable())
+            elif word == ".entry":
+                entry = self.entry(tuple(variables))
+                entries[entry.name] = entry
+            elif word == ".func":
+                functions.add(self.function())
+            elif word in (".visible", ".weak", ".extern", ".common", ";"):
+                self.take()
+            elif word in (".pragma", ".alias"):
+                self.skip_to(";")
+            else:
+                self.refuse("a directive of PTX")
+        if ".version" not in says or ".target" not in says:
+            raise ValueError(
+                "PTX: got a text without .version and .target; accepted is what nvcc -ptx or Triton writes"
+            )
+        return Module(says[".version"][0], says[".target"][0], entries, frozenset(functions))
+
+    def function(self) -> str:
+        """The name of a device function. Nothing here runs one."""
+        self.take(".func")
+        if self.next == "(":
+            self.skip("(", ")")
+        name = self.take()
+        while self.next not in ("{", ";"):
+            self.take()
+        if self.next == "{":
+            self.skip("{", "}")
+        return name
+
+    def entry(self, outside: tuple[Variable, ...]) -> Entry:
+        self.take(".entry")
+        name, parameters, most = self.take(), [], None
+        if self.next == "(":
+            self.take()
+            self.listed(lambda: parameters.append(self.parameter(parameters)), ")")
+        while self.next != "{":
+            word = self.take()
+            if word in (".maxntid", ".reqntid"):
+                most = tuple(int(each) for each in self.rest_of_line() if each != ",")
+        body = Body(self, self.files)
+        body.read()
+        inside = (*outside, *body.variables)
+        return Entry(name, (*parameters,), inside, (*body.instructions,), body.labels, body.tables, most)
+
+    def parameter(self, before: list[Parameter]) -> Parameter:
+        self.take(".param")
+        kind, align = "b8", 0
+        while self.next.startswith("."):
+            word = self.take()
+            if word == ".align" and kind == "b8":  # behind .ptr it speaks of what the pointer points to
+                align = self.number()
+            elif word == ".align":
+                self.number()
+            elif word[1:] in BITS:
+                kind = word[1:]
+        name, width, count = self.take(), BITS[kind] // 8, 1
+        structure = self.next == "["
+        if structure:
+            self.take()
+            count = self.number()
+            self.take("]")
+        align = align or width
+        start = before[-1].offset + before[-1].size if before else 0
+        return Parameter(name, None if structure else kind, -(-start // align) * align, width * count)

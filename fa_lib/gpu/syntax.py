@@ -1,0 +1,144 @@
+"""PTX as data: modules, kernels, instructions and their operands. `ptx.parse` makes them of text."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+BITS = {  # of a value of each type; a predicate has one
+    "pred": 1,
+    **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)},
+    **{"b128": 128, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "tf32": 32, "f32": 32, "f64": 64},
+    **dict.fromkeys(("e4m3x2", "e5m2x2"), 16),
+    **dict.fromkeys(("e4m3", "e5m2"), 8),
+}
+
+
+class Register(NamedTuple):
+    """A register of every thread. Names are unique in a kernel: one declared in an inner scope has its scope's
+    number."""
+
+    name: str
+    type: str
+
+
+class Special(NamedTuple):
+    """A register that the machine fills: %tid.x, %laneid."""
+
+    name: str
+
+
+class Immediate(NamedTuple):
+    """A constant: a whole number, or the bits of a float of 32 or 64 bits."""
+
+    value: int
+    type: str = "int"
+
+
+class Symbol(NamedTuple):
+    """The address of a parameter, a variable or a label, with bytes added."""
+
+    name: str
+    offset: int = 0
+
+
+class Address(NamedTuple):
+    """[base + offset], in bytes."""
+
+    base: "Register | Symbol | Immediate"
+    offset: int = 0
+
+
+class Vector(NamedTuple):
+    """{a, b, ...}"""
+
+    items: tuple["Operand", ...]
+
+
+class Pair(NamedTuple):
+    """first | second: two results of one instruction."""
+
+    first: "Operand"
+    second: "Operand"
+
+
+class Negated(NamedTuple):
+    """! of a predicate; of a float, with the other sign (contraction makes such operands)."""
+
+    register: Register
+
+
+Operand: TypeAlias = Register | Special | Immediate | Symbol | Address | Vector | Pair | Negated | None  # None: "_"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        words: of its name: ("mma", "sync", "aligned", "m16n8k16", ...). operands: in the order of the text.
+        guard: the predicate without which a thread skips it, and whether it must be false.
+        line: of the PTX text, from 1. source: file and line that it was compiled from, where the text says so.
+    """
+
+    words: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: tuple[Register, bool] | None
+    line: int
+    source: tuple[str, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.words[0]
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types among its words, in order: of cvt.rn.f16.f32 ("f16", "f32")."""
+        return tuple(word for word in self.words if word in BITS)
+
+    def __str__(self):
+        return ".".join(self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A kernel's parameter. type: None is a structure, of `size` bytes. offset: of its first byte, among them all."""
+
+    name: str
+    type: str | None
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A named piece of memory. space: "shared", "local", "global", "const". data: what global memory begins with;
+    size: bytes; None is shared memory whose size the launch says."""
+
+    name: str
+    space: str
+    align: int
+    size: int | None
+    data: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel: its parameters, variables, instructions, and the instruction that each label stands before.
+    most: the most threads of a block (x, y, z) that it was compiled for; None: it does not say."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    variables: tuple[Variable, ...]
+    instructions: tuple[Instruction, ...]
+    labels: dict[str, int]
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # labels of brx.idx
+    most: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Module:
+    """A PTX text. version: of PTX. target: "sm_80"."""
+
+    version: str
+    target: str
+    entries: dict[str, Entry]
+    functions: frozenset[str] = frozenset()  # that instructions may call, and that no machine here runs

@@ -1,0 +1,109 @@
+"""The words of a PTX text: `Tokens`, and how lists, brackets and variables are read."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from fa_lib.gpu.syntax import BITS, Variable
+
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+TOKEN = re.compile(
+    r'"[^"\n]*"'
+    r"|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d+|\d+U?"  # numbers
+    r"|[.]?[A-Za-z_$%][\w$]*(?:(?:\.|::)\w[\w$]*)*\.?"  # names; nvcc ends some with a dot
+    r"|\S"
+)
+
+
+class Token(NamedTuple):
+    text: str
+    line: int
+
+
+def _split(text: str) -> list[Token]:
+    blank = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    return [Token(word, number) for number, line in enumerate(blank.split("\n"), 1) for word in TOKEN.findall(line)]
+
+
+class Tokens:
+    """The words of a text, and which is next."""
+
+    def __init__(self, text: str):
+        self.tokens, self.at = _split(text), 0
+
+    @property
+    def next(self) -> str:
+        return self.tokens[self.at].text if self.at < len(self.tokens) else ""
+
+    def take(self, *accepted: str) -> str:
+        """The next token, which is one of those, if there are any."""
+        word = self.next
+        if not word or (accepted and word not in accepted):
+            self.refuse(" or ".join(accepted) or "more")
+        self.at += 1
+        return word
+
+    def refuse(self, accepted: str) -> NoReturn:
+        line = self.tokens[min(self.at, len(self.tokens) - 1)].line if self.tokens else 1
+        raise ValueError(f"PTX, line {line}: got {self.next or 'the end of the text'!r}; accepted is {accepted}")
+
+    def rest_of_line(self) -> list[str]:
+        line, words = self.tokens[self.at].line, []
+        while self.at < len(self.tokens) and self.tokens[self.at].line == line:
+            words.append(self.take())
+        return words
+
+    def skip(self, opening: str, closing: str) -> None:
+        """Past a bracketed part, whose opening bracket is next."""
+        depth = 0
+        while True:
+            word = self.take()
+            depth += (word == opening) - (word == closing)
+            if depth == 0:
+                return
+
+    def skip_to(self, *ends: str) -> None:
+        while self.take() not in ends:
+            pass
+
+    def number(self) -> int:
+        sign = -1 if self.next == "-" and self.take() else 1
+        word = self.take()
+        try:
+            return sign * int(word.rstrip("U"), 0)
+        except ValueError:
+            self.at -= 1
+            self.refuse("a whole number")
+
+    def listed(self, one: Callable[[], object], closing: str) -> list:
+        """one, one, ... closing; what is listed."""
+        found = []
+        while self.next != closing:
+            found.append(one())
+            if self.next != closing:
+                self.take(",")
+        self.take(closing)
+        return found
+
+    def variable(self) -> Variable:
+        space, align, kind = self.take().lstrip("."), 0, "b8"
+        while self.next.startswith("."):
+            word = self.take()
+            if word == ".align":
+                align = self.number()
+            elif word[1:] in BITS:
+                kind = word[1:]
+        name, width, size = self.take(), BITS[kind] // 8, 1
+        count: int | None = 1
+        while self.next == "[":
+            self.take()
+            size = None if self.next == "]" else self.number()
+            count = None if size is None or count is None else count * size
+            self.take("]")
+        data = None
+        if self.next == "=":
+            self.take()
+            values = self.listed(self.number, "}") if self.next == "{" and self.take() else [self.number()]
+            data = b"".join((value % (1 << 8 * width)).to_bytes(width, "little") for value in values)
+        self.take(";")
+        return Variable(name, space, align or width, None if count is None else count * width, data)
