@@ -7,7 +7,7 @@ Warps take turns in the order of their numbers; each goes on until all its threa
 the same order of atomic operations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -28,22 +28,33 @@ Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a ma
 Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that an instruction is for, together
 
 
+Compiled: TypeAlias = Callable[["Warp"], Callable[[], int]] | None  # of a warp, what goes on with it
+
+
 @dataclass(frozen=True)
 class Code:
     """A kernel as steps that a warp takes.
 
     Attributes:
         name: of the kernel. instructions, steps, members: one of each for every instruction; the last instruction is an
-            end of its own. local: bytes of local memory of a thread. dynamic: where the shared memory begins whose
-            size the launch says.
+            end of its own. labels: the numbers of the instructions that they stand before. local: bytes of local memory
+            of a thread. dynamic: where the shared memory begins whose size the launch says.
     """
 
     name: str
     instructions: tuple[Instruction, ...]
     steps: tuple[Step, ...]
     members: tuple[Members | None, ...]
+    labels: Mapping[str, int]
     local: int
     dynamic: int
+
+
+class Registers(dict):
+    """The lanes of a register, which are zeros until something is written."""
+
+    def __missing__(self, register: Register) -> Lanes:
+        return self.setdefault(register, np.zeros(WARP, raw(register.type)))
 
 
 class Warp:
@@ -51,24 +62,22 @@ class Warp:
     at: of each lane the number of its next instruction. alive: lanes that have not ended.
     blocked: lanes that wait at a barrier. held: lanes that wait for others of their warp, at an instruction that
         these are to execute with them. local: (32, bytes) of local memory.
-    turn: False when the warp should let others go on.
+    turn: False when the warp should let others go on. advance: goes on as far as a compiled machine can.
     """
 
     def __init__(self, block: "Block", index: int, threads: int):
         self.block, self.index = block, index
-        self.registers: dict[str, Lanes] = {}
+        self.registers: Mapping[Register, Lanes] = Registers()
         self.at = np.zeros(WARP, np.int64)
         self.alive = np.arange(WARP) + WARP * index < threads
         self.blocked, self.held = np.zeros(WARP, bool), np.zeros(WARP, bool)
         self.local = np.zeros((WARP, block.code.local), np.uint8)
         self.special = block.special(index)
         self.turn = True
+        self.advance = block.native(self) if block.native is not None else None
 
     def bits(self, register: Register) -> Lanes:
-        found = self.registers.get(register.name)
-        if found is None:
-            found = self.registers[register.name] = np.zeros(WARP, raw(register.type))
-        return found
+        return self.registers[register]
 
     def read(self, register: Register, kind: str) -> Lanes:
         return read(self.bits(register), kind)
@@ -84,6 +93,8 @@ class Warp:
         """Until no thread can go on, or the warp gives up its turn."""
         code, self.turn = self.block.code, True
         while self.turn:
+            if self.advance is not None:
+                self.block.steps += self.advance()
             free = self.alive & ~self.blocked
             if not free.any():
                 return
@@ -135,9 +146,9 @@ class Block:
     steps: instructions that warps executed. memory: what they see.
     """
 
-    def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size):
+    def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size, native: "Compiled" = None):
         self.code, self.memory, self.number, self.grid, self.size = code, memory, number, grid, size
-        self.steps = 0
+        self.steps, self.native = 0, native
         self.threads = int(np.prod(size))
         self.barriers: dict[int, Barrier] = {}
         self.warps = [Warp(self, index, self.threads) for index in range(-(-self.threads // WARP))]

@@ -133,8 +133,8 @@ def _sign(flip: bool) -> Meaning:
 
 
 def exp2(x: Lanes) -> Lanes:
-    """2**x. Beyond 2000 it is 0 or infinite in every type."""
-    near = np.clip(np.where(np.isnan(x), 0.0, x), -2000.0, 2000.0)
+    """2**x. Beyond 1000 it is 0 or infinite in every type but FP64, which has no such instruction."""
+    near = np.clip(np.where(np.isnan(x), 0.0, x), -1000.0, 1000.0)
     n = np.rint(near)
     power = np.ldexp(series.polynomial(series.EXP2, near - n), n.astype(np.int64))
     return np.where(np.isnan(x), np.nan, power)

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from fa_lib.gpu.block import Block, Size
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.memory import Global, Shared, Span, View
+from fa_lib.gpu.native.compiled import Advance, Native, of_memory
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.syntax import Entry, Parameter
@@ -49,11 +51,11 @@ class Kernel:
         entry: its name, parameters and instructions.
     """
 
-    def __init__(self, ptx: str, entry: str | None = None, *, gpu: str | GPU = "A100"):
+    def __init__(self, ptx: str, entry: str | None = None, *, gpu: str | GPU = "A100", compiled: bool = True):
         """
         Args:
             ptx: text, as nvcc -ptx and Triton write it. entry: the kernel's name, or a part of it that no other one
-                has; None: the only one.
+                has; None: the only one. compiled: False: numpy does everything, as the specification says.
 
         Raises:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
@@ -67,7 +69,8 @@ class Kernel:
             if variable.data:
                 self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
         self._spans = [Span(data.ctypes.data, data, name) for name, data in self._data.items()]
-        self.code = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
+        self.code, names = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
+        self.native = Native(self.code, names, self.gpu) if compiled else None
 
     def __call__(
         self,
@@ -99,7 +102,11 @@ class Kernel:
         everything = product(*(range(n) for n in reversed(grid)))
         for number in blocks if blocks is not None else ((x, y, z) for z, y, x in everything):
             memory = View(outer, Shared(self.code.dynamic + shared, unwritten), parameters, constants)
-            one = Block(self.code, memory, number, grid, size)
+            begin = None
+            if self.native is not None:
+                fields, kept = of_memory(memory)
+                begin = partial(Advance, self.native, fields)
+            one = Block(self.code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 one.run()
             done.instructions += one.steps

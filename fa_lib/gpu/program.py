@@ -48,8 +48,8 @@ def _place(variables: list[Variable], start: int, names: dict[str, int]) -> int:
     return start
 
 
-def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> Code:
-    """A kernel for a GPU.
+def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> tuple[Code, Addresses]:
+    """A kernel for a GPU, and the addresses of its variables.
 
     Args:
         addresses: of global and const variables. Those of parameters, shared and local variables are added.
@@ -79,7 +79,7 @@ def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> Code:
         more = f"; and {len(unknown) - MOST_UNKNOWN} more" if len(unknown) > MOST_UNKNOWN else ""
         raise ValueError(f"{entry.name}: instructions that are not modelled: {'; '.join(some)}{more}")
     members = tuple(exchange.members(instruction, names) for instruction in instructions)
-    return Code(entry.name, instructions, (*steps,), members, local, dynamic)
+    return Code(entry.name, instructions, (*steps,), members, entry.labels, local, dynamic), names
 
 
 def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> Step:

@@ -5,6 +5,7 @@ import torch
 
 from fa_lib.gpu.launch import Kernel
 
+COMPILED = [True]  # whether kernels are
 HEAD = """.version 8.0
 .target sm_80
 .address_size 64
@@ -26,8 +27,8 @@ def text(body, pointers=("a", "out"), name="small", outside="", inside=""):
     return HEAD.format(name=name, parameters=parameters, outside=outside, inside=inside, body=f"{loads}\n{body}")
 
 
-def kernel(body, pointers=("a", "out"), gpu="A100", **more):
-    return Kernel(text(body, pointers, **more), gpu=gpu)
+def kernel(body, pointers=("a", "out"), gpu="A100", compiled=None, **more):
+    return Kernel(text(body, pointers, **more), gpu=gpu, compiled=COMPILED[0] if compiled is None else compiled)
 
 
 WIDTH = {"b16": 2, "b32": 4, "b64": 8}
@@ -35,7 +36,7 @@ PREFIX = {"b16": "%h", "b32": "%r", "b64": "%d2"}
 
 
 def lanewise(instruction, inputs, out):
-    """Results of an instruction, one for each lane, as numpy arrays of bits.
+    """Results of an instruction, one for each lane, as a numpy array, the same from both machines.
 
     Args:
         instruction: with {0}, {1} ... for operands and {out}. inputs: arrays of (32,). out: dtype of the result.
@@ -55,7 +56,11 @@ def lanewise(instruction, inputs, out):
         f"mul.lo.s64 %d11, %d10, {size}; add.s64 %d12, %d{len(inputs)}, %d11; st.global.b{8 * size} [%d12], {result};"
     )
     tensors = [torch.from_numpy(np.ascontiguousarray(x).view(f"int{8 * x.dtype.itemsize}").copy()) for x in inputs]
-    into = torch.zeros(32, dtype={2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
     pointers = [*(f"a{i}" for i in range(len(inputs))), "out"]
-    kernel("\n".join(body), pointers)((1,), (32,), 0, *tensors, into)
-    return into.numpy().view(out)
+    results = []
+    for compiled in (False, True):
+        into = torch.zeros(32, dtype={2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+        kernel("\n".join(body), pointers, compiled=compiled)((1,), (32,), 0, *tensors, into)
+        results.append(into.numpy())
+    assert np.array_equal(*results), instruction
+    return results[0].view(out)

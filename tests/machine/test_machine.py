@@ -9,6 +9,7 @@ from fa_lib.gpu.block import SPECIALS
 from fa_lib.gpu.launch import Kernel, Structure
 from fa_lib.gpu.memory import Fault
 
+pytestmark = pytest.mark.usefixtures("machine")
 EACH = (
     "mov.u32 %r1, %tid.x; mul.wide.u32 %d9, %r1, 4; add.s64 %d8, %d{0}, %d9;"  # %d8: the address of a thread's number
 )

@@ -8,6 +8,7 @@ from small_ptx import kernel
 from fa_lib.formats import BF16, FP16, TF32
 from fa_lib.tensor_cores import TensorCore
 
+pytestmark = pytest.mark.usefixtures("machine")
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32, "s8": torch.int8,
           "u8": torch.uint8, "s32": torch.int32, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}  # fmt: skip
 KINDS = ["m16n8k8.f32.f16.f16.f32", "m16n8k16.f32.f16.f16.f32", "m16n8k16.f16.f16.f16.f16", "m16n8k8.f16.f16.f16.f16",

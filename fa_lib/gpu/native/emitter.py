@@ -1,0 +1,103 @@
+"""One instruction as a function of LLVM: `int64 f(registers, slots, mask, full, memory)`.
+
+registers: the warp's, in memory. slots: of this instruction, 64 bits each, from FIRST_SLOT on where its operands' lanes
+are among the registers, in bytes. mask: 32 bytes, the lanes that execute it; full: whether these are all. memory: the
+block's, of MEMORY. It gives one of NOT_DONE, DONE, BRANCH. Of NOT_DONE nothing has been changed.
+"""
+
+from enum import IntEnum
+
+from llvmlite import ir
+
+from fa_lib.gpu.lanes import DTYPES
+from fa_lib.gpu.native.vectors import I8, I64, POINTER, Builder, lanes, scalar
+from fa_lib.gpu.syntax import BITS
+
+SLOTS = 32  # of an instruction
+FUNCTION, GUARD, SENSE, TOGETHER, FIRST_SLOT = range(5)  # what they hold; TOGETHER: whether all lanes must come to it
+TYPE = ir.FunctionType(I64, [POINTER, POINTER, POINTER, ir.IntType(1), POINTER])
+
+
+class Outcome(IntEnum):
+    NOT_DONE, DONE, BRANCH = range(3)
+
+
+class Memory(IntEnum):
+    """What a block's memory is, 64 bits each. SPANS: of global memory, begins and ends by turns, by address."""
+
+    SPANS, SPAN_COUNT, SHARED, SHARED_SIZE, WRITTEN, PARAMETERS, PARAMETERS_SIZE = range(7)
+
+
+class NotNative(Exception):
+    """The numpy machine does this one."""
+
+
+class Emitter:
+    """Attributes:
+    b: at the place where the next operation goes. mask: 32 booleans. full: one.
+    """
+
+    def __init__(self, module: ir.Module, name: str):
+        self.function = ir.Function(module, TYPE, name)
+        self.registers, self.slots, mask, self.full, self.memory = self.function.args
+        self.b = Builder(self.function.append_basic_block())
+        self.mask = self.b.masked(mask)
+
+    def slot(self, index: int) -> ir.Value:
+        return self.b.get(self.b.at(self.slots, 8 * (FIRST_SLOT + index)), I64, 8)
+
+    def place(self, index: int) -> ir.Value:
+        """Where the lanes of the operand in a slot are."""
+        return self.b.at(self.registers, self.slot(index))
+
+    def value(self, index: int, register: str, kind: str) -> ir.Value:
+        """An operand as a type, of which a register may hold more bits.
+
+        Args:
+            register: its own type.
+        """
+        b = self.b
+        if kind == "pred":
+            return b.masked(self.place(index))
+        if BITS[register] < BITS[kind]:
+            raise NotNative
+        held = b.get(self.place(index), lanes(ir.IntType(BITS[register])), 16)
+        if BITS[register] > BITS[kind]:
+            held = b.trunc(held, lanes(ir.IntType(BITS[kind])))
+        element = scalar(kind)
+        return held if isinstance(element, ir.IntType) else b.bitcast(held, lanes(element))
+
+    def write(self, index: int, register: str, kind: str, value: ir.Value) -> None:
+        """A result, to the lanes of the mask; extended, by its sign if it has one, where the register is wider."""
+        b = self.b
+        if kind == "pred":
+            value = b.zext(value, lanes(I8))
+        else:
+            bits = lanes(ir.IntType(BITS[kind]))
+            value = value if value.type == bits else b.bitcast(value, bits)
+            if BITS[register] > BITS[kind]:
+                extend = b.sext if DTYPES[kind].kind == "i" else b.zext
+                value = extend(value, lanes(ir.IntType(BITS[register])))
+            elif BITS[register] < BITS[kind]:
+                raise NotNative
+        place = self.place(index)
+        with b.if_else(self.full) as (then, otherwise):
+            with then:
+                b.put(value, place, 16)
+            with otherwise:
+                old = b.get(place, value.type, 16)
+                b.put(b.select(self.mask, value, old), place, 16)
+
+    def of(self, field: Memory, kind: ir.Type = I64) -> ir.Value:
+        return self.b.get(self.b.at(self.memory, 8 * field), kind, 8)
+
+    def needs(self, condition: ir.Value) -> None:
+        """Leave it to the numpy machine unless so."""
+        good, bad = self.b.append_basic_block(), self.b.append_basic_block()
+        self.b.cbranch(condition, good, bad)
+        self.b.position_at_end(bad)
+        self.b.ret(I64(Outcome.NOT_DONE))
+        self.b.position_at_end(good)
+
+    def end(self, outcome: Outcome = Outcome.DONE) -> None:
+        self.b.ret(I64(outcome))

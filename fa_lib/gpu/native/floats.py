@@ -1,0 +1,119 @@
+"""Floating point on LLVM's lanes, the same bits as `fa_lib.gpu.floats`. What is not here the numpy machine does."""
+
+import platform
+from collections.abc import Callable
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from fa_lib.gpu import series
+from fa_lib.gpu.carriers import NAN
+from fa_lib.gpu.native.emitter import NotNative
+from fa_lib.gpu.native.vectors import DOUBLE, FLOAT, HALF, I16, I32, I64, Builder, lanes
+
+TINY = 2.0**-126  # FP32's smallest normal number
+
+
+def not_a_number(b: Builder, x: ir.Value) -> ir.Value:
+    return b.fcmp_unordered("uno", x, x)
+
+
+def canonical(b: Builder, x: ir.Value) -> ir.Value:
+    """Bits of FP32, of what is no number the one that PTX names."""
+    bits = b.bitcast(x, lanes(I32))
+    return b.select(not_a_number(b, x), b.all(int(NAN["f32"]), bits), bits)
+
+
+def flushed(b: Builder, x: ir.Value) -> ir.Value:
+    """FP32 without subnormal numbers."""
+    bits = b.bitcast(x, lanes(I32))
+    size, sign = b.and_(bits, b.all(0x7FFFFFFF, bits)), b.and_(bits, b.all(0x80000000, bits))
+    return b.bitcast(b.select(b.icmp_unsigned("<", size, b.all(0x00800000, bits)), sign, bits), lanes(FLOAT))
+
+
+def finished(b: Builder, x: ir.Value, ftz: bool) -> ir.Value:
+    return canonical(b, flushed(b, x) if ftz else x)
+
+
+def absolute(b: Builder, x: ir.Value) -> ir.Value:
+    return b.intrinsic("fabs", [x])
+
+
+def greater(b: Builder, x: ir.Value, y: ir.Value, largest: bool) -> ir.Value:
+    """max or min of FP32: of a number and NaN the number; +0 is above -0."""
+    bits = b.bitcast(x, lanes(I32))
+    positive = b.icmp_signed(">=", bits, b.all(0, bits))
+    above = b.or_(b.fcmp_ordered(">", x, y), b.and_(b.fcmp_ordered("==", x, y), positive))
+    chosen = b.select(above, x, y) if largest else b.select(above, y, x)
+    return b.select(not_a_number(b, x), y, b.select(not_a_number(b, y), x, chosen))
+
+
+def polynomial(b: Builder, coefficients, x: ir.Value) -> ir.Value:
+    """As `series.polynomial`, in the same order."""
+    total = b.fadd(b.fmul(x, b.all(0.0, x)), b.all(float(coefficients[-1]), x))
+    for c in coefficients[-2::-1]:
+        total = b.fadd(b.fmul(total, x), b.all(float(c), x))
+    return total
+
+
+def exp2(b: Builder, x: ir.Value) -> ir.Value:
+    """Of float64, as `floats.exp2`."""
+    nan = not_a_number(b, x)
+    near = b.select(nan, b.all(0.0, x), x)
+    for limit, test in ((-1000.0, "<"), (1000.0, ">")):
+        near = b.select(b.fcmp_ordered(test, near, b.all(limit, x)), b.all(limit, x), near)
+    n = b.intrinsic("rint", [near])
+    power = polynomial(b, series.EXP2, b.fsub(near, n))
+    exponent = b.shl(b.add(b.fptosi(n, lanes(I64)), b.all(1023, lanes(I64))), b.all(52, lanes(I64)))
+    return b.select(nan, b.all(float("nan"), x), b.fmul(power, b.bitcast(exponent, lanes(DOUBLE))))
+
+
+def wide(b: Builder, x: ir.Value) -> ir.Value:
+    return b.fpext(x, lanes(DOUBLE))
+
+
+def narrow(b: Builder, x: ir.Value) -> ir.Value:
+    return b.fptrunc(x, lanes(FLOAT))
+
+
+def single(name: str) -> Callable[..., ir.Value]:
+    """An operation on FP32, of FP32 lanes."""
+    return {
+        "add": lambda b, x, y: b.fadd(x, y),
+        "sub": lambda b, x, y: b.fsub(x, y),
+        "mul": lambda b, x, y: b.fmul(x, y),
+        "fma": lambda b, x, y, z: b.intrinsic("fma", [x, y, z]),
+        "mad": lambda b, x, y, z: b.intrinsic("fma", [x, y, z]),
+        "div": lambda b, x, y: b.fdiv(x, y),
+        "min": lambda b, x, y: greater(b, x, y, largest=False),
+        "max": lambda b, x, y: greater(b, x, y, largest=True),
+        "rcp": lambda b, x: narrow(b, b.fdiv(b.all(1.0, lanes(DOUBLE)), wide(b, x))),
+        "sqrt": lambda b, x: b.intrinsic("sqrt", [x]),
+        "rsqrt": lambda b, x: narrow(b, b.fdiv(b.all(1.0, lanes(DOUBLE)), b.intrinsic("sqrt", [wide(b, x)]))),
+        "ex2": lambda b, x: narrow(b, exp2(b, wide(b, x))),
+    }[name]
+
+
+SINGLE = ("add", "sub", "mul", "fma", "mad", "div", "min", "max", "rcp", "sqrt", "rsqrt", "ex2")
+
+
+def to_bf16(b: Builder, bits: ir.Value) -> ir.Value:
+    """Of FP32's bits the 16 of BF16, to nearest, ties to even, as 32."""
+    x = b.bitcast(bits, lanes(FLOAT))
+    odd = b.and_(b.lshr(bits, b.all(16, bits)), b.all(1, bits))
+    near = b.lshr(b.add(bits, b.add(odd, b.all(0x7FFF, bits))), b.all(16, bits))
+    return b.select(not_a_number(b, x), b.all(int(NAN["bf16"]), bits), near)
+
+
+def halves() -> None:
+    """Raises:
+    NotNative: this processor has no instructions between FP16 and FP32."""
+    if platform.machine() in ("x86_64", "AMD64") and not llvm.get_host_cpu_features().get("f16c"):
+        raise NotNative
+
+
+def to_f16(b: Builder, x: ir.Value) -> ir.Value:
+    """Of FP32 the bits of FP16, to nearest, ties to even, as 32."""
+    halves()
+    bits = b.zext(b.bitcast(b.fptrunc(x, lanes(HALF)), lanes(I16)), lanes(I32))
+    return b.select(not_a_number(b, x), b.all(int(NAN["f16"]), bits), bits)
