@@ -88,6 +88,9 @@ test-faults: $(call has,test) ## kill, fill and damage at random, and count what
 test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 tests/gallery
 
+test-gpu: $(call has,gpu) ## compile CUDA kernels without a GPU, run them in a GPU's arithmetic, hold that to a simulator by others and to ptxas
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist worksteal tests/gpu
+
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
 		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
@@ -147,6 +150,11 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python install_locked.py notebooks,train fa_lib/gallery
 	@touch $@
 
+.venv/.gpu: fa_lib/gpu/requirements.txt fa_lib/gpu/requirements.hashes pyproject.toml requirements.hashes \
+		install_locked.py | .venv/bin/python
+	.venv/bin/python install_locked.py notebooks,train,test fa_lib/gpu
+	@touch $@
+
 /usr/bin/chromium:
 	@command -v apt-get > /dev/null || { echo "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"; exit 1; }
 	$(SUDO) apt-get update --quiet && $(SUDO) apt-get install --quiet --yes --no-install-recommends chromium
@@ -156,4 +164,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record wheelhouse report gallery gallery-quick example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery lab claims bench mutants mutants-quick scale docs lint renew clean
+.PHONY: help figures publish study record wheelhouse report gallery gallery-quick example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick scale docs lint renew clean

@@ -3,6 +3,7 @@
 Factors with block scales (MXFP8, MXFP4 and NVFP4 on a B200) are summed by a `ScaledCore`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -83,10 +84,24 @@ class TensorCore(Dot):
 
     def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         rule = self.inputs.emin, self.block, self.F, self.two_level or 0
-        return adders.threaded(adders.chained, a, b, c, rule, self.result.grid, self.to_nearest)
+
+        def sums(a, b, c):
+            return adders.threaded(adders.chained, a, b, c, rule, self.result.grid, self.to_nearest)
+
+        return self._in_blocks(sums, a, b, c)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return on_device.chained(self, a, b.mT, c)
+        return self._in_blocks(lambda a, b, c: on_device.chained(self, a, b.mT, c), a, b, c)
+
+    def _in_blocks(self, sums: Callable[..., Tensor], a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """sums(a, b, c); one block after the other where there is an infinity: it may meet the opposite one, of a sum
+        that overflowed in an earlier block, and that is NaN."""
+        k, block = a.shape[-1], self.block
+        if self.two_level or k <= block or all(x.sum().isfinite() for x in (a, b, c)):
+            return sums(a, b, c)
+        for first in range(0, k, block):
+            c = sums(a[..., first : first + block], b[..., first : first + block, :], c)
+        return c
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,14 @@ def test_terms_are_truncated_below_f_bits_and_the_sum_towards_zero(core):
     assert by(core, [*many, *block, (1.0, 1.0)]) == 1 + U  # the small ones first
 
 
+def test_a_sum_that_overflowed_meets_the_opposite_infinity_of_a_later_block():
+    """As on a GPU, and in mmasim (tests/gpu): blocks are added one after the other."""
+    core = TensorCore.of("A100", FP16, result=FP16)
+    large, minus = [(300.0, 300.0), *[(0.0, 0.0)] * 7], [(-math.inf, 1.0), *[(0.0, 0.0)] * 7]
+    assert math.isnan(by(core, large + minus)) and by(core, minus + large) == -math.inf
+    assert by(TensorCore.of("H100", FP16, result=FP16), large + minus) == -math.inf  # one block of 16
+
+
 @pytest.mark.parametrize(("x", "due"), [(math.inf, math.inf), (-math.inf, -math.inf), (math.nan, math.nan)])
 def test_infinity_and_nan_go_through(x, due):
     core = TensorCore.of("A100", BF16)

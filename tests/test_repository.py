@@ -53,7 +53,7 @@ def test_the_lock_holds_every_direct_requirement_exactly(project):
     assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in lines)
     locked = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
     extras = project["optional-dependencies"]
-    others = (specs for name, specs in extras.items() if name not in ("cuda", "gallery"))
+    others = (specs for name, specs in extras.items() if name not in ("cuda", "gallery", "gpu"))
     direct = [*project["dependencies"], *(spec for specs in others for spec in specs)]
     assert requirements(direct).keys() <= locked
 
@@ -62,6 +62,14 @@ def test_the_extra_gallery_asks_for_what_make_gallery_pins(project):
     bounds = requirements(project["optional-dependencies"]["gallery"])
     assert bounds.keys() == pins().keys()
     assert all(SpecifierSet(bounds[name]).contains(pin) for name, pin in pins().items())
+
+
+def test_the_extra_gpu_asks_for_what_make_test_gpu_pins(project):
+    bounds = requirements(project["optional-dependencies"]["gpu"])
+    text = (ROOT / "fa_lib" / "gpu" / "requirements.txt").read_text()
+    pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
+    assert bounds.keys() < pinned.keys()
+    assert all(SpecifierSet(bounds[name]).contains(pinned[name]) for name in bounds)
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ class Kernel:
     """A kernel of a PTX text, in the arithmetic of a GPU.
 
     Attributes:
-        entry: its name, parameters and instructions.
+        text: of the PTX. entry: its name, parameters and instructions, as they are there.
     """
 
     def __init__(self, ptx: str, entry: str | None = None, *, gpu: str | GPU = "A100", compiled: bool = True):
@@ -60,7 +60,7 @@ class Kernel:
         Raises:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
         """
-        module = parse(ptx)
+        self.text, module = ptx, parse(ptx)
         self.entry = _one(module.entries, entry)
         self.gpu = GPU.of(gpu)
         self._variables = [each for each in self.entry.variables if each.space in ("global", "const")]
@@ -71,6 +71,18 @@ class Kernel:
         self._spans = [Span(data.ctypes.data, data, name) for name, data in self._data.items()]
         self.code, names = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
         self.native = Native(self.code, names, self.gpu) if compiled else None
+
+    def variable(self, name: str) -> np.ndarray:
+        """The bytes of a variable of the module, in global or constant memory; they keep what kernels write.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if name not in self._data:
+            raise ValueError(
+                f"name: got {name!r}; accepted are {', '.join(self._data) or 'none: there is no variable'}"
+            )
+        return self._data[name]
 
     def __call__(
         self,

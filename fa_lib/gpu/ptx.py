@@ -3,8 +3,10 @@
 Statements outside of kernels that say nothing about arithmetic (.file, .section, .visible, .pragma) are passed over.
 """
 
+from dataclasses import replace
+
 from fa_lib.gpu.body import Body
-from fa_lib.gpu.syntax import BITS, Entry, Module, Parameter, Variable
+from fa_lib.gpu.syntax import BITS, Entry, Module, Parameter
 from fa_lib.gpu.tokens import Tokens
 
 NEWLINE_ENDS = (".version", ".target", ".address_size", ".file", ".loc")
@@ -40,7 +42,7 @@ class _Reader(Tokens):
             elif word in (".global", ".const", ".shared"):
                 variables.append(self.variable())
             elif word == ".entry":
-                entry = self.entry(tuple(variables))
+                entry = self.entry()
                 entries[entry.name] = entry
             elif word == ".func":
                 functions.add(self.function())
@@ -54,6 +56,7 @@ class _Reader(Tokens):
             raise ValueError(
                 "PTX: got a text without .version and .target; accepted is what nvcc -ptx or Triton writes"
             )
+        entries = {name: replace(each, variables=(*variables, *each.variables)) for name, each in entries.items()}
         return Module(says[".version"][0], says[".target"][0], entries, frozenset(functions))
 
     def function(self) -> str:
@@ -68,7 +71,7 @@ class _Reader(Tokens):
             self.skip("{", "}")
         return name
 
-    def entry(self, outside: tuple[Variable, ...]) -> Entry:
+    def entry(self) -> Entry:
         self.take(".entry")
         name, parameters, most = self.take(), [], None
         if self.next == "(":
@@ -80,8 +83,7 @@ class _Reader(Tokens):
                 most = tuple(int(each) for each in self.rest_of_line() if each != ",")
         body = Body(self, self.files)
         body.read()
-        inside = (*outside, *body.variables)
-        return Entry(name, (*parameters,), inside, (*body.instructions,), body.labels, body.tables, most)
+        return Entry(name, (*parameters,), (*body.variables,), (*body.instructions,), body.labels, body.tables, most)
 
     def parameter(self, before: list[Parameter]) -> Parameter:
         self.take(".param")

@@ -13,7 +13,8 @@ from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, Lanes, raw
 from fa_lib.gpu.memory import View
 from fa_lib.gpu.native.emitter import FIRST_SLOT, FUNCTION, GUARD, SENSE, SLOTS, TOGETHER, Emitter, NotNative
-from fa_lib.gpu.native.encode import Encoding, Layout, encode
+from fa_lib.gpu.native.encode import Encoding, Layout
+from fa_lib.gpu.native.instructions import encode
 from fa_lib.gpu.native.loop import advance
 from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.syntax import Instruction, Register

@@ -3,6 +3,8 @@
 Numbers that are not finite, and results that are not, are left to the numpy machine.
 """
 
+from typing import NamedTuple
+
 from llvmlite import ir
 
 from fa_lib.gpu.matrix import WIDTHS
@@ -112,7 +114,7 @@ def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str
     b.put(I8(0), odd)
     for row in range(k):
         b.put(exponents(b, b.get(b.at(B, 64 * row), D8), core.inputs.emin), b.at(eB, 32 * row))
-    _rows(e, core, k, A, B, eB, C, D, odd)
+    _rows(e, core, k, Places(A, B, eB, C, D, odd))
     e.needs(b.icmp_unsigned("==", b.get(odd, I8), I8(0)))
     for half in range(2):
         held = b.fptrunc(b.get(b.at(D, 8 * 64 * half), lanes(DOUBLE, 64)), lanes(FLOAT, 64))
@@ -124,8 +126,21 @@ def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str
             b.put(b.bitcast(chosen, lanes(I32)), e.place(2 * half + i), 16)
 
 
-def _rows(e: Emitter, core: TensorCore, k: int, A, B, eB, C, D, odd) -> None:
+class Places(NamedTuple):
+    """Where matrices are, as float64 by rows: A, B and the exponents of B, C, and the result D; odd: a byte that is set
+    where a result is not finite."""
+
+    A: ir.Value
+    B: ir.Value
+    exponents: ir.Value
+    C: ir.Value
+    D: ir.Value
+    odd: ir.Value
+
+
+def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
     """A loop over the 16 rows."""
+    A, B, eB, C, D, odd = places
     b, emin_d = e.b, (int(core.result.grid[1]) >> 52) - 1023
     before, loop, out = b.block, b.append_basic_block(), b.append_basic_block()
     b.branch(loop)

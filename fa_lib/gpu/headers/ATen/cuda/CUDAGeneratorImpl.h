@@ -1,0 +1,3 @@
+// See UnpackRaw.cuh.
+#pragma once
+#include <ATen/cuda/detail/UnpackRaw.cuh>

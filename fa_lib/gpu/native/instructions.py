@@ -1,0 +1,204 @@
+"""The instructions that are compiled, by name: how each becomes an `Encoding`."""
+
+from llvmlite import ir
+
+from fa_lib.gpu.block import Code
+from fa_lib.gpu.choices import combination
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.matrix import Product
+from fa_lib.gpu.memory import LOCAL, SHARED
+from fa_lib.gpu.moves import space_of
+from fa_lib.gpu.native import exchange, memory, mma
+from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
+from fa_lib.gpu.native.encode import Encoding, Layout
+from fa_lib.gpu.native.lanewise import compared, emit
+from fa_lib.gpu.native.vectors import lanes
+from fa_lib.gpu.operands import parts, whole
+from fa_lib.gpu.program import lanewise
+from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol
+
+
+def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding:
+    """Raises:
+    NotNative: the numpy machine does it."""
+    e = Encoding(instruction, layout)
+    name = instruction.name
+    if name in TABLE:
+        TABLE[name](e, code, gpu)
+    else:
+        _lanewise(e)
+    return e
+
+
+def _lanewise(e: Encoding) -> None:
+    meaning = lanewise(e.instruction)
+    if meaning is None:
+        raise NotNative
+    to, *operands = e.instruction.operands
+    write = e.result(to, meaning.gives)
+    reads = [e.operand(each, kind) for each, kind in zip(operands, meaning.takes)]
+    e.build = lambda f: write(f, emit(f.b, e.instruction, [read(f) for read in reads]))
+
+
+def _branch(e: Encoding, code: Code, gpu: GPU) -> None:
+    (to,) = e.instruction.operands
+    if not isinstance(to, Symbol):
+        raise NotNative
+    e.slots.append(code.labels[to.name])
+    e.build, e.outcome = lambda f: None, Outcome.BRANCH
+
+
+def _compare(e: Encoding, code: Code, gpu: GPU) -> None:
+    instruction = e.instruction
+    to, *operands = instruction.operands
+    if isinstance(to, Pair):
+        raise NotNative
+    kind = instruction.types[0]
+    write = e.result(to, "pred")
+    reads = [e.operand(each, kind) for each in operands[:2]]
+    joins = combination(instruction)
+    third = e.operand(operands[2], "pred") if joins is not None else None
+    word = next((word for word in instruction.words[2:] if word in ("and", "or", "xor")), "")
+
+    def build(f):
+        found = compared(f.b, instruction, [read(f) for read in reads])
+        if third is not None:
+            found = {"and": f.b.and_, "or": f.b.or_, "xor": f.b.xor}[word](found, third(f))
+        write(f, found)
+
+    e.build = build
+
+
+def _move(e: Encoding, code: Code, gpu: GPU) -> None:
+    to, what = e.instruction.operands
+    kind = e.instruction.types[-1]
+    into, given = parts(to), parts(what)
+    if len(into) == len(given) == 1:
+        write = e.result(to, kind)
+        read = e.operand(what, kind)
+        e.build = lambda f: write(f, read(f))
+        return
+    part = f"b{BITS[kind] // max(len(into), len(given))}"
+    if len(into) == 1:
+        write = e.result(to, kind)
+        reads = [e.operand(each, part) for each in given]
+        e.build = lambda f: write(f, _packed(f, [read(f) for read in reads], kind, part))
+        return
+    writes = [e.result(each, part) for each in into if each is not None]
+    places = [i for i, each in enumerate(into) if each is not None]
+    read = e.operand(what, kind)
+    e.shape.append(str(places))
+
+    def build(f):
+        whole_value = read(f)
+        b = f.b
+        for i, write in zip(places, writes):
+            moved = b.lshr(whole_value, b.all(i * BITS[part], whole_value))
+            write(f, b.trunc(moved, lanes(ir.IntType(BITS[part]))))
+
+    e.build = build
+
+
+def _packed(f: Emitter, values: list[ir.Value], kind: str, part: str) -> ir.Value:
+    b, wide = f.b, lanes(ir.IntType(BITS[kind]))
+    total = b.all(0, wide)
+    for i, value in enumerate(values):
+        total = b.or_(total, b.shl(b.zext(value, wide), b.all(i * BITS[part], wide)))
+    return total
+
+
+def _to_generic(e: Encoding, code: Code, gpu: GPU) -> None:
+    base = {"shared": SHARED, "local": LOCAL}.get(space_of(e.instruction), 0)
+    write, back = e.result(e.instruction.operands[0], "u64"), "to" in e.instruction.words
+    read = e.operand(e.instruction.operands[1], "u64")
+
+    def build(f):
+        x = read(f)
+        write(f, (f.b.sub if back else f.b.add)(x, f.b.all(base, x)))
+
+    e.build = build
+
+
+def _load(e: Encoding, code: Code, gpu: GPU) -> None:
+    kind, space = e.instruction.types[-1], space_of(e.instruction)
+    into = parts(e.instruction.operands[0])
+    types = [e.raw(each) for each in into]
+    base = e.address(e.instruction.operands[1])
+    e.build = lambda f: memory.load(f, space, kind, types, base)
+
+
+def _store(e: Encoding, code: Code, gpu: GPU) -> None:
+    kind, space = e.instruction.types[-1], space_of(e.instruction)
+    base = e.address(e.instruction.operands[0])
+    widths = []
+    for each in parts(e.instruction.operands[1]):
+        if isinstance(each, Register):
+            widths.append(e.raw(each))
+        else:
+            e.operand(each, kind)
+            widths.append(kind)
+    e.build = lambda f: memory.store(f, space, kind, widths, base)
+
+
+def _copy(e: Encoding, code: Code, gpu: GPU) -> None:
+    words, operands = e.instruction.words, e.instruction.operands
+    if words[2] in ("commit_group", "wait_group", "wait_all"):
+        e.build = lambda f: None
+        return
+    to, of = e.address(operands[0]), e.address(operands[1])
+    size = whole(operands[2], e.instruction)
+    more = [each for each in operands[3:] if not (isinstance(each, Register) and each.type == "b64")]
+    if of != "b64" or (more and isinstance(more[0], Register) and more[0].type == "pred"):
+        raise NotNative
+    e.shape.append(f"{size} {len(more)}")
+    if more:
+        e.operand(more[0], "b32")
+    e.build = lambda f: memory.copy(f, size, to, counted=bool(more))
+
+
+def _matrices(e: Encoding, code: Code, gpu: GPU) -> None:
+    words = e.instruction.words
+    into = parts(e.instruction.operands[0])
+    for each in into:
+        e.raw(each)
+    base = e.address(e.instruction.operands[1])
+    e.build = lambda f: memory.matrices(f, len(into), "trans" in words, base)
+
+
+def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
+    to, value, by, clamp, _ = e.instruction.operands
+    first, second = (to.first, to.second) if isinstance(to, Pair) else (to, None)
+    for each in (first, second):
+        if each is not None:
+            e.raw(each)
+    for each in (value, by, clamp):
+        e.operand(each, "b32")
+    mode, result, inside = e.instruction.words[2], first is not None, second is not None
+    e.shape.append(f"{result} {inside}")
+    e.build = lambda f: exchange.shuffle(f, mode, result, inside)
+
+
+def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
+    product = Product(e.instruction, gpu)
+    e.shape.append(gpu.name)
+    if product.whole or product.core.two_level or product.a not in ("f16", "bf16", "tf32"):
+        raise NotNative
+    for operand in e.instruction.operands:
+        for each in parts(operand):
+            if isinstance(each, Immediate):
+                e.operand(each, "b32")
+            elif e.raw(each) not in ("b32", "f32", "u32", "s32"):
+                raise NotNative
+    e.build = lambda f: mma.product(f, product.core, product.shape, product.a, product.gives)
+
+
+def _numpy(e: Encoding, code: Code, gpu: GPU) -> None:
+    raise NotNative
+
+
+TABLE = {
+    "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic, "ld": _load, "st": _store, "cp": _copy,
+    "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply,
+    **dict.fromkeys(("bar", "barrier", "mbarrier", "ret", "exit", "trap", "call", "nanosleep", "brx", "vote", "match"),
+                    _numpy),
+}  # fmt: skip
