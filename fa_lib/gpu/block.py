@@ -26,8 +26,6 @@ SPECIALS = {  # registers that the machine fills
 Size: TypeAlias = tuple[int, int, int]
 Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it said where they go on
 Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that an instruction is for, together
-
-
 Compiled: TypeAlias = Callable[["Warp"], Callable[[], int]] | None  # of a warp, what goes on with it
 
 
@@ -146,7 +144,7 @@ class Block:
     steps: instructions that warps executed. memory: what they see.
     """
 
-    def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size, native: "Compiled" = None):
+    def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size, native: Compiled = None):
         self.code, self.memory, self.number, self.grid, self.size = code, memory, number, grid, size
         self.steps, self.native = 0, native
         self.threads = int(np.prod(size))

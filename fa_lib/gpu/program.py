@@ -33,6 +33,8 @@ def lanewise(instruction: Instruction) -> Lanewise | None:
     if types[-1:] == ("pred",) and name in PREDICATES:
         return Lanewise(("pred",) * (1 if name == "not" else 2), "pred", PREDICATES[name])
     table: Mapping = FLOAT_MEANINGS if types and types[-1] in FLOATS else INTEGERS
+    if name in table and not types:
+        raise refuse(instruction, "its type is not modelled")
     return table[name](instruction) if name in table else None
 
 
@@ -72,6 +74,8 @@ def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> tuple[Code, A
     for instruction in instructions:
         try:
             steps.append(step(instruction, entry, names, gpu))
+        except (LookupError, StopIteration):
+            unknown.setdefault(f"{instruction}: its words are not modelled", []).append(str(instruction.line))
         except ValueError as error:
             unknown.setdefault(str(error), []).append(str(instruction.line))
     if unknown:

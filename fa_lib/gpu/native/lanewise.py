@@ -27,7 +27,7 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return {"and": b.and_, "or": b.or_, "xor": b.xor, "not": b.not_}[name](*x)
     if types[-1] == "f32":
         return fp32(b, instruction, x)
-    if types[-1] == "f64" and name in ("add", "sub", "mul", "div") and "rn" in (*instruction.words, "rn"):
+    if types[-1] == "f64" and name in ("add", "sub", "mul", "div"):
         return {"add": b.fadd, "sub": b.fsub, "mul": b.fmul, "div": b.fdiv}[name](*x)
     if types[-1] in ("f16", "bf16", "f16x2", "bf16x2"):
         raise NotNative
