@@ -24,7 +24,10 @@ def parse(text: str) -> Module:
 class _Reader(Tokens):
     def __init__(self, text: str):
         super().__init__(text)
-        self.files: dict[str, str] = {}  # of .file, by number
+        after = [token.text for token in self.tokens[1:]]
+        self.files = {  # of .file, by number; Triton says them last
+            after[at]: after[at + 1].strip('"') for at, token in enumerate(self.tokens[:-2]) if token.text == ".file"
+        }
 
     def module(self) -> Module:
         says, entries, functions, variables = {}, {}, set(), []
@@ -32,8 +35,6 @@ class _Reader(Tokens):
             word = self.next
             if word in NEWLINE_ENDS:
                 _, *words = self.rest_of_line()
-                if word == ".file":
-                    self.files[words[0]] = words[1].strip('"')
                 says.setdefault(word, words)
             elif word == ".section":
                 self.take()

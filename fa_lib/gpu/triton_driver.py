@@ -1,0 +1,134 @@
+"""Triton's kernels on CPU tensors, in a GPU's arithmetic: `with triton("H100"):`. Triton compiles them as for a GPU;
+what it would launch there runs here."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fa_lib.gpu.device import GPU, NAMES
+from fa_lib.gpu.launch import Kernel
+
+NEWEST = 89  # that Triton compiles for here: from 90 on it writes wgmma and TMA, which no machine here has
+UNWRITTEN = 0xFF  # what shared memory holds to begin with: NaN, in every float
+SHARED_BYTES = 227 * 1024  # of a block, at most
+
+
+@contextmanager
+def triton(gpu: str | GPU) -> Iterator[None]:
+    """Inside, every kernel of @triton.jit that is launched on CPU tensors runs in the arithmetic of a GPU.
+
+    It is compiled for sm_80, for an L40S sm_89: what Triton writes for Hopper and Blackwell, wgmma and TMA, is not
+    modelled. Products are summed as the GPU that is asked for sums those of mma.sync. Autotuning takes the first
+    configuration, and warns.
+
+    Raises:
+        ValueError: the GPU's arithmetic is not known here. ModuleNotFoundError: Triton is not installed.
+    """
+    from triton import knobs, runtime
+
+    chosen = _driver(GPU.of(gpu))
+    before = runtime.driver._active
+    runtime.driver.set_active(chosen)
+    knobs.runtime.kernel_load_start_hook.add(chosen.loading)
+    try:
+        yield
+    finally:
+        knobs.runtime.kernel_load_start_hook.remove(chosen.loading)
+        runtime.driver._active = before
+
+
+_DRIVERS: dict[GPU, Any] = {}
+
+
+def _driver(gpu: GPU) -> Any:
+    """One for each GPU: Triton keeps kernels by the number of their device."""
+    if gpu not in _DRIVERS:
+        _DRIVERS[gpu] = _new_driver(gpu)
+    return _DRIVERS[gpu]
+
+
+def _new_driver(gpu: GPU) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    capability = min(gpu.capability, NEWEST) if gpu.capability == NEWEST else 80
+    order = count()
+
+    def in_order(call, quantiles=None, **more):
+        """What a configuration takes: the first is the fastest."""
+        place = next(order)
+        if place == 0:
+            warnings.warn("Triton's autotuning takes the first configuration here: nothing is timed", stacklevel=2)
+        return [float(place)] * (len(quantiles) if quantiles else 1)
+
+    class Driver(DriverBase):
+        """Triton's plug-in point for a device."""
+
+        def __init__(self):
+            properties = dict(max_shared_mem=SHARED_BYTES, multiprocessor_count=1, warpSize=32, max_num_regs=65536,
+                              sm_clock_rate=1, mem_clock_rate=1, mem_bus_width=1)  # fmt: skip
+            self.utils = SimpleNamespace(get_device_properties=lambda device: properties, load_binary=self.load)
+            self.text = ""
+
+        def loading(self, module, function, name, files, digest):
+            """Before `load`: where Triton keeps what it compiled."""
+            self.text = next(Path(path).read_text() for file, path in files.items() if file.endswith(".ptx"))
+
+        def load(self, name, binary, shared, device):
+            """Module, function, registers, spills and the most threads of a block."""
+            return None, Kernel(self.text, name, gpu=gpu), 0, 0, 1024
+
+        def launcher_cls(self, source, metadata):
+            return Launcher(source, metadata)
+
+        @classmethod
+        def is_active(cls):
+            return True
+
+        def map_python_to_cpp_type(self, ty):
+            return ty
+
+        def get_current_target(self):
+            return GPUTarget("cuda", capability, 32)
+
+        def get_current_device(self):
+            return 1000 + [*NAMES].index(gpu.name)
+
+        def set_current_device(self, device):
+            pass
+
+        def get_current_stream(self, device=None):
+            return 0
+
+        def get_active_torch_device(self):
+            return torch.device("cpu")
+
+        def get_benchmarker(self):
+            return in_order
+
+    return Driver()
+
+
+class Launcher:
+    """What Triton calls with a kernel's grid and arguments."""
+
+    def __init__(self, source: Any, metadata: Any):
+        self.kinds, self.metadata = [*source.signature.values()], metadata
+        for kind in self.kinds:
+            if not isinstance(kind, str) or kind.startswith("tensordesc"):
+                raise NotImplementedError(f"an argument of type {kind}: tensor descriptors are not modelled")
+
+    def __call__(self, x, y, z, stream, kernel: Kernel, *given):
+        """given: what Triton packs and hooks, four of them, then the kernel's arguments."""
+        values = [value for value, kind in zip(given[4:], self.kinds) if kind != "constexpr"]
+        scratch = getattr(self.metadata, "global_scratch_size", 0) or 0
+        more = len(kernel.entry.parameters) - len(values)  # behind the arguments: scratch memory
+        room = torch.zeros(x * y * z * scratch, dtype=torch.uint8) if scratch else None
+        kernel((x, y, z), (32 * self.metadata.num_warps,), self.metadata.shared, *values, *[room, None][:more],
+               unwritten=UNWRITTEN)  # fmt: skip
