@@ -64,8 +64,8 @@ def barrier(instruction: Instruction, names: Addresses) -> Step:
     if words[:2] == ("bar", "warp"):
         return lambda warp, mask: None
     kind = next((word for word in words if word in ("sync", "arrive", "red")), "")
-    if kind not in ("sync", "arrive"):
-        raise refuse(instruction, "barriers that reduce are not modelled")
+    if kind not in ("sync", "arrive") or "cluster" in words:
+        raise refuse(instruction, "barriers that reduce, and those of clusters, are not modelled")
     number, *more = (source(operand, "u32", instruction, names) for operand in instruction.operands)
 
     def step(warp, mask):

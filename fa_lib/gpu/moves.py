@@ -277,5 +277,6 @@ MOVES = {
     "mov": move, "cvta": to_generic, "ld": load, "ldu": load, "st": store, "cp": copy, "ldmatrix": matrices,
     "stmatrix": matrices, "atom": atomic, "red": atomic, "isspacep": in_space, "membar": nothing, "fence": nothing,
     "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
+    "createpolicy": nothing,
     "griddepcontrol": nothing,
 }  # fmt: skip

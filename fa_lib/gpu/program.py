@@ -13,7 +13,7 @@ from fa_lib.gpu.integers import INTEGERS
 from fa_lib.gpu.lanes import FLOATS, Lanes, Lanewise, refuse
 from fa_lib.gpu.moves import MOVES, nothing
 from fa_lib.gpu.operands import Addresses, source, targets
-from fa_lib.gpu.syntax import Entry, Instruction, Variable
+from fa_lib.gpu.syntax import Address, Entry, Instruction, Symbol, Variable
 
 PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a != b, "not": lambda a: ~a}
 MOST_UNKNOWN = 12  # named in an error
@@ -103,8 +103,8 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
         return exchange.multiply(instruction, names, gpu)
     if name == "setp":
         return control.predicate_results(instruction, set_predicate(instruction), names)
-    if name == "st" and "param" in instruction.words:  # of a call, which is a Fault itself
-        return nothing(instruction, names)
+    if name in ("ld", "st") and "param" in instruction.words and not _own(instruction, names):
+        return nothing(instruction, names)  # of a call, which is a Fault itself
     for table in (control.BARRIERS, exchange.EXCHANGES, MOVES):
         if name in table:
             return table[name](instruction, names)
@@ -112,6 +112,12 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
     if meaning is None:
         raise refuse(instruction, "it is not modelled")
     return everywhere(instruction, meaning, names)
+
+
+def _own(instruction: Instruction, names: Addresses) -> bool:
+    """Whether an address is one of the kernel's parameters, and not one of what it calls."""
+    bases = [each.base for each in instruction.operands if isinstance(each, Address)]
+    return not any(isinstance(base, Symbol) and base.name not in names for base in bases)
 
 
 def everywhere(instruction: Instruction, meaning: Lanewise, names: Addresses) -> Step:

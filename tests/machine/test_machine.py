@@ -270,6 +270,20 @@ def test_what_is_not_modelled_is_named_before_anything_runs():
         Kernel(text(""), "large")
 
 
+def test_a_kernel_that_could_call_a_function_runs_until_it_does():
+    body = """
+    ld.global.u32 %r1, [%d0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra QUIET;
+    { .param .b64 param0; st.param.b64 [param0+0], %d0; .param .b32 retval0;
+    call.uni (retval0), vprintf, (param0, param0); ld.param.b32 %r2, [retval0+0]; }
+    QUIET: st.global.u32 [%d1], 3;"""
+    small = kernel(body, outside=".extern .func (.param .b32 back) vprintf (.param .b64 a, .param .b64 b);")
+    x, out = numbers(1), numbers(1)
+    small((1,), (1,), 0, x, out)
+    assert out.item() == 3
+    with pytest.raises(Fault, match="it calls a function, and none is run here"):
+        small((1,), (1,), 0, x + 1, out)
+
+
 def test_names_of_inner_scopes_are_their_own():
     body = (
         EACH.format(0)

@@ -52,7 +52,7 @@ class Native:
 def _encoding(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding | None:
     try:
         return encode(instruction, code, layout, gpu)
-    except NotNative:
+    except (NotNative, ValueError, LookupError):  # what numpy's machine does in another way, too
         return None
 
 
