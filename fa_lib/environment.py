@@ -23,8 +23,9 @@ def environment() -> dict[str, str]:
     return PASSIVE | without_amx() | os.environ
 
 
-def without_amx(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """WITHOUT_AMX where torch is asked for OLDER_CODE; else nothing."""
+def without_amx(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """WITHOUT_AMX where an environment, None is this process's, asks torch for OLDER_CODE; else nothing."""
+    environ = os.environ if environ is None else environ
     return WITHOUT_AMX if environ.get("ATEN_CPU_CAPABILITY", "").lower() in OLDER_CODE else {}
 
 

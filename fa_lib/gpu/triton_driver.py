@@ -30,7 +30,7 @@ def triton(gpu: str | GPU) -> Iterator[None]:
     Raises:
         ValueError: the GPU's arithmetic is not known here. ModuleNotFoundError: Triton is not installed.
     """
-    from triton import knobs, runtime
+    from triton import knobs, runtime  # pyright: ignore[reportMissingImports]
 
     chosen = _driver(GPU.of(gpu))
     before = runtime.driver._active
@@ -54,8 +54,8 @@ def _driver(gpu: GPU) -> Any:
 
 
 def _new_driver(gpu: GPU) -> Any:
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.driver import DriverBase
+    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+    from triton.backends.driver import DriverBase  # pyright: ignore[reportMissingImports]
 
     capability = min(gpu.capability, NEWEST) if gpu.capability == NEWEST else 80
     order = count()
