@@ -57,6 +57,8 @@ class Forks:
             TimeoutError: it took longer.
             RuntimeError: the process that forks has ended.
         """
+        if self.interrupted:  # a signal to a process that has just begun may come before what it is to end waits for it
+            return -signal.SIGINT, ""
         if begins := self.server is None:  # unbuffered: else one number that is read hides the next
             self.server = subprocess.Popen(
                 _SERVE, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -68,7 +70,7 @@ class Forks:
         with tempfile.NamedTemporaryFile(prefix="fa_lib-call-") as printed:
             pickle.dump((fn, args, printed.name), server.stdin)
             self.running = _number(server.stdout)
-            if self.interrupted:  # before it began
+            if self.interrupted:  # since
                 self._end(signal.SIGINT)
             try:
                 code = _number(server.stdout, limit_s)
