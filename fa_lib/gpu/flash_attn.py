@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.launch import Kernel, Structure
+from fa_lib.gpu.memory import NANS
 from fa_lib.gpu.nvcc import compile_cuda
 from fa_lib.gpu.sources import FLASH_ATTN, unpacked
 from fa_lib.paths import PACKAGE
@@ -130,11 +131,11 @@ def forward(
         values |= {f"{name}_ptr": x, f"{name}_batch_stride": x.stride(0), f"{name}_head_stride": x.stride(1)}
         values[f"{name}_row_stride"] = x.stride(2)
     grid = -(-n_q // block_q), batch, heads
-    kernel(grid, (THREADS,), shared, Structure(layout, size, values), unwritten=None if even else UNWRITTEN)
+    unwritten = (
+        None if even else NANS
+    )  # in a tile that is not full it reads keys that nobody wrote; it hides their scores
+    kernel(grid, (THREADS,), shared, Structure(layout, size, values), unwritten=unwritten)
     return o, lse
-
-
-UNWRITTEN = 0xFF  # NaN: where a tile is not full, the kernel reads keys that nobody wrote, and hides their scores
 
 
 def scales(scale: float, softcap: float) -> dict[str, float]:

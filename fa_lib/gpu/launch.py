@@ -19,7 +19,7 @@ from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.syntax import Entry, Parameter
 
-PACKED = {1: "b", 2: "h", 4: "i", 8: "q"}  # struct's letters of whole numbers
+SIZES = (1, 2, 4, 8)  # of numbers and pointers, in bytes
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _bytes(value: Any, parameter: Parameter, name: str, storages: dict[int, Span
         value = _pointer(value, name, storages)
     if value is None:
         value = 0
-    if not isinstance(value, (int, float, bool)) or size not in PACKED:
+    if not isinstance(value, (int, float, bool)) or size not in SIZES:
         got = f"{type(value).__name__} for {size} bytes"
         raise ValueError(f"{name}: got {got}; accepted are numbers, tensors, Structures")
     if floating and size in (2, 4, 8):

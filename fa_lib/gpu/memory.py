@@ -11,6 +11,7 @@ import numpy as np
 
 from fa_lib.gpu.lanes import WARP, Lanes
 
+NANS = 0xFF  # a byte of shared memory that nobody wrote, where reading it is allowed: all bits set are NaN in any float
 SHARED, LOCAL, WINDOW = 1 << 60, 1 << 61, 1 << 32  # where the windows of generic addresses begin, and their size
 
 

@@ -11,7 +11,7 @@ from fa_lib.gpu.floats import FLOATS as FLOAT_MEANINGS
 from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, raw, refuse
 from fa_lib.gpu.memory import LOCAL, SHARED
 from fa_lib.gpu.operands import Addresses, address, into_shared, parts, source, sources, targets, whole
-from fa_lib.gpu.syntax import BITS, Instruction, Register, Vector
+from fa_lib.gpu.syntax import BITS, Instruction, Operand, Register, Vector
 
 SPACES = ("param", "global", "shared", "local", "const")
 HINTS = (  # of caches, order and visibility: a machine that does one thing after the other has nothing to do for them
@@ -126,29 +126,39 @@ def store(instruction: Instruction, names: Addresses) -> Step:
     return step
 
 
+WAITS = ("commit_group", "wait_group", "wait_all")  # of cp.async: what is copied is there already
+
+
+def bytes_read(instruction: Instruction) -> Operand:
+    """The operand of cp.async that says how many bytes are read; None: all."""
+    behind = instruction.operands[3:]
+    more = [each for each in behind if not (isinstance(each, Register) and each.type == "b64")]  # a cache policy
+    if more and isinstance(more[0], Register) and more[0].type == "pred":
+        raise refuse(instruction, "a predicate that ignores the source is not modelled")
+    return more[0] if more else None
+
+
 def copy(instruction: Instruction, names: Addresses) -> Step:
     """cp.async: from global to shared memory; of fewer bytes than it writes the rest is zeros."""
     words, operands = instruction.words, instruction.operands
-    if words[2] in ("commit_group", "wait_group", "wait_all"):
+    if words[2] in WAITS:
         return lambda warp, mask: None
     if words[2] not in ("ca", "cg"):
         raise refuse(instruction, "of cp.async only copies of a thread are modelled, not bulk ones")
     to, of = (address(operand, instruction, names) for operand in operands[:2])
     size = whole(operands[2], instruction)
-    more = [each for each in operands[3:] if not (isinstance(each, Register) and each.type == "b64")]  # a cache policy
-    if more and isinstance(more[0], Register) and more[0].type == "pred":
-        raise refuse(instruction, "a predicate that ignores the source is not modelled")
-    given = source(more[0], "u32", instruction, names) if more else None
+    count_of = bytes_read(instruction)
+    given = source(count_of, "u32", instruction, names) if count_of is not None else None
 
     def step(warp, mask):
         memory, values = warp.block.memory, np.zeros((WARP, size), np.uint8)
         count = np.full(WARP, size) if given is None else np.minimum(given(warp), size)
-        for bytes_read in np.unique(count[mask]):
-            lanes = mask & (count == bytes_read)
-            if bytes_read == size:
+        for each in np.unique(count[mask]):
+            lanes = mask & (count == each)
+            if each == size:
                 values[lanes] = memory.load("global", of(warp), size, lanes, warp.local)[lanes]
-            elif bytes_read:
-                _load_bytes(warp, of(warp), int(bytes_read), lanes, values)
+            elif each:
+                _load_bytes(warp, of(warp), int(each), lanes, values)
         memory.store("shared", into_shared(to(warp)), values, mask, warp.local)
 
     return step

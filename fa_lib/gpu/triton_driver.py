@@ -13,9 +13,9 @@ import torch
 
 from fa_lib.gpu.device import GPU, NAMES
 from fa_lib.gpu.launch import Kernel
+from fa_lib.gpu.memory import NANS
 
 NEWEST = 89  # that Triton compiles for here: from 90 on it writes wgmma and TMA, which no machine here has
-UNWRITTEN = 0xFF  # what shared memory holds to begin with: NaN, in every float
 SHARED_BYTES = 227 * 1024  # of a block, at most
 
 
@@ -57,7 +57,7 @@ def _new_driver(gpu: GPU) -> Any:
     from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
     from triton.backends.driver import DriverBase  # pyright: ignore[reportMissingImports]
 
-    capability = min(gpu.capability, NEWEST) if gpu.capability == NEWEST else 80
+    capability = NEWEST if gpu.capability == NEWEST else 80
     order = count()
 
     def in_order(call, quantiles=None, **more):
@@ -131,4 +131,4 @@ class Launcher:
         more = len(kernel.entry.parameters) - len(values)  # behind the arguments: scratch memory
         room = torch.zeros(x * y * z * scratch, dtype=torch.uint8) if scratch else None
         kernel((x, y, z), (32 * self.metadata.num_warps,), self.metadata.shared, *values, *[room, None][:more],
-               unwritten=UNWRITTEN)  # fmt: skip
+               unwritten=NANS)  # fmt: skip

@@ -23,7 +23,8 @@ class Outcome(IntEnum):
 
 
 class Memory(IntEnum):
-    """What a block's memory is, 64 bits each. SPANS: of global memory, begins and ends by turns, by address."""
+    """What a block's memory is, 64 bits each. SPANS: of global memory, begins and ends by turns, by address.
+    WRITTEN: 0 where nobody asks for it."""
 
     SPANS, SPAN_COUNT, SHARED, SHARED_SIZE, WRITTEN, PARAMETERS, PARAMETERS_SIZE = range(7)
 

@@ -14,7 +14,7 @@ def shuffle(e: Emitter, mode: str, result: bool, inside: bool) -> None:
     first = result + inside
     value, by, clamp = e.place(first), e.value(first + 1, "b32", "b32"), e.value(first + 2, "b32", "b32")
     lane = ir.Constant(lanes(I32), [I32(i) for i in range(32)])
-    by, clamp = b.and_(by, b.all(31, by)), clamp
+    by = b.and_(by, b.all(31, by))
     segment, limit = b.and_(b.lshr(clamp, b.all(8, clamp)), b.all(31, clamp)), b.and_(clamp, b.all(31, clamp))
     low = b.and_(lane, segment)
     high = b.or_(low, b.and_(limit, b.not_(segment)))

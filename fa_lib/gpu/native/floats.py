@@ -11,8 +11,6 @@ from fa_lib.gpu.carriers import NAN
 from fa_lib.gpu.native.emitter import NotNative
 from fa_lib.gpu.native.vectors import DOUBLE, FLOAT, HALF, I16, I32, I64, Builder, lanes
 
-TINY = 2.0**-126  # FP32's smallest normal number
-
 
 def not_a_number(b: Builder, x: ir.Value) -> ir.Value:
     return b.fcmp_unordered("uno", x, x)
@@ -33,10 +31,6 @@ def flushed(b: Builder, x: ir.Value) -> ir.Value:
 
 def finished(b: Builder, x: ir.Value, ftz: bool) -> ir.Value:
     return canonical(b, flushed(b, x) if ftz else x)
-
-
-def absolute(b: Builder, x: ir.Value) -> ir.Value:
-    return b.intrinsic("fabs", [x])
 
 
 def greater(b: Builder, x: ir.Value, y: ir.Value, largest: bool) -> ir.Value:
@@ -76,25 +70,20 @@ def narrow(b: Builder, x: ir.Value) -> ir.Value:
     return b.fptrunc(x, lanes(FLOAT))
 
 
-def single(name: str) -> Callable[..., ir.Value]:
-    """An operation on FP32, of FP32 lanes."""
-    return {
-        "add": lambda b, x, y: b.fadd(x, y),
-        "sub": lambda b, x, y: b.fsub(x, y),
-        "mul": lambda b, x, y: b.fmul(x, y),
-        "fma": lambda b, x, y, z: b.intrinsic("fma", [x, y, z]),
-        "mad": lambda b, x, y, z: b.intrinsic("fma", [x, y, z]),
-        "div": lambda b, x, y: b.fdiv(x, y),
-        "min": lambda b, x, y: greater(b, x, y, largest=False),
-        "max": lambda b, x, y: greater(b, x, y, largest=True),
-        "rcp": lambda b, x: narrow(b, b.fdiv(b.all(1.0, lanes(DOUBLE)), wide(b, x))),
-        "sqrt": lambda b, x: b.intrinsic("sqrt", [x]),
-        "rsqrt": lambda b, x: narrow(b, b.fdiv(b.all(1.0, lanes(DOUBLE)), b.intrinsic("sqrt", [wide(b, x)]))),
-        "ex2": lambda b, x: narrow(b, exp2(b, wide(b, x))),
-    }[name]
-
-
-SINGLE = ("add", "sub", "mul", "fma", "mad", "div", "min", "max", "rcp", "sqrt", "rsqrt", "ex2")
+SINGLE: dict[str, Callable[..., ir.Value]] = {  # on FP32, of the builder and FP32 lanes
+    "add": lambda b, x, y: b.fadd(x, y),
+    "sub": lambda b, x, y: b.fsub(x, y),
+    "mul": lambda b, x, y: b.fmul(x, y),
+    "fma": lambda b, x, y, z: b.intrinsic("fma", [x, y, z]),
+    "mad": lambda b, x, y, z: b.intrinsic("fma", [x, y, z]),
+    "div": lambda b, x, y: b.fdiv(x, y),
+    "min": lambda b, x, y: greater(b, x, y, largest=False),
+    "max": lambda b, x, y: greater(b, x, y, largest=True),
+    "rcp": lambda b, x: narrow(b, b.fdiv(b.all(1.0, lanes(DOUBLE)), wide(b, x))),
+    "sqrt": lambda b, x: b.intrinsic("sqrt", [x]),
+    "rsqrt": lambda b, x: narrow(b, b.fdiv(b.all(1.0, lanes(DOUBLE)), b.intrinsic("sqrt", [wide(b, x)]))),
+    "ex2": lambda b, x: narrow(b, exp2(b, wide(b, x))),
+}
 
 
 def to_bf16(b: Builder, bits: ir.Value) -> ir.Value:

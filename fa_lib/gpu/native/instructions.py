@@ -7,13 +7,13 @@ from fa_lib.gpu.choices import combination
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.matrix import Product
 from fa_lib.gpu.memory import LOCAL, SHARED
-from fa_lib.gpu.moves import space_of
+from fa_lib.gpu.moves import WAITS, bytes_read, space_of
 from fa_lib.gpu.native import exchange, memory, mma
 from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
 from fa_lib.gpu.native.encode import Encoding, Layout
 from fa_lib.gpu.native.lanewise import compared, emit
 from fa_lib.gpu.native.vectors import lanes
-from fa_lib.gpu.operands import parts, whole
+from fa_lib.gpu.operands import both, parts, whole
 from fa_lib.gpu.program import lanewise
 from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol
 
@@ -142,18 +142,18 @@ def _store(e: Encoding, code: Code, gpu: GPU) -> None:
 
 def _copy(e: Encoding, code: Code, gpu: GPU) -> None:
     words, operands = e.instruction.words, e.instruction.operands
-    if words[2] in ("commit_group", "wait_group", "wait_all"):
+    if words[2] in WAITS:
         e.build = lambda f: None
         return
     to, of = e.address(operands[0]), e.address(operands[1])
     size = whole(operands[2], e.instruction)
-    more = [each for each in operands[3:] if not (isinstance(each, Register) and each.type == "b64")]
-    if of != "b64" or (more and isinstance(more[0], Register) and more[0].type == "pred"):
+    count = bytes_read(e.instruction)
+    if of != "b64":
         raise NotNative
-    e.shape.append(f"{size} {len(more)}")
-    if more:
-        e.operand(more[0], "b32")
-    e.build = lambda f: memory.copy(f, size, to, counted=bool(more))
+    e.shape.append(f"{size} {count is not None}")
+    if count is not None:
+        e.operand(count, "b32")
+    e.build = lambda f: memory.copy(f, size, to, counted=count is not None)
 
 
 def _matrices(e: Encoding, code: Code, gpu: GPU) -> None:
@@ -166,12 +166,11 @@ def _matrices(e: Encoding, code: Code, gpu: GPU) -> None:
 
 
 def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
-    to, value, by, clamp, _ = e.instruction.operands
-    first, second = (to.first, to.second) if isinstance(to, Pair) else (to, None)
+    first, second = both(e.instruction.operands[0], e.instruction)
     for each in (first, second):
         if each is not None:
             e.raw(each)
-    for each in (value, by, clamp):
+    for each in e.instruction.operands[1:4]:
         e.operand(each, "b32")
     mode, result, inside = e.instruction.words[2], first is not None, second is not None
     e.shape.append(f"{result} {inside}")
@@ -192,13 +191,7 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     e.build = lambda f: mma.product(f, product.core, product.shape, product.a, product.gives)
 
 
-def _numpy(e: Encoding, code: Code, gpu: GPU) -> None:
-    raise NotNative
-
-
 TABLE = {
     "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic, "ld": _load, "st": _store, "cp": _copy,
     "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply,
-    **dict.fromkeys(("bar", "barrier", "mbarrier", "ret", "exit", "trap", "call", "nanosleep", "brx", "vote", "match"),
-                    _numpy),
 }  # fmt: skip

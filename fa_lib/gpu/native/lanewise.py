@@ -43,7 +43,7 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     if name not in floats.SINGLE or {*words[1:]} - QUIET:
         raise NotNative
     x = [floats.flushed(b, each) if ftz else each for each in x]
-    return floats.finished(b, floats.single(name)(b, *x), ftz)
+    return floats.finished(b, floats.SINGLE[name](b, *x), ftz)
 
 
 def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:

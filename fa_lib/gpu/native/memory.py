@@ -1,6 +1,9 @@
 """Loads, stores and matrices from memory, on LLVM's lanes. An access that is no plain one (it is a fault, or lanes are
 in several tensors) changes nothing and is left to the numpy machine."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from llvmlite import ir
 
 from fa_lib.gpu.lanes import WARP
@@ -124,42 +127,39 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
     each_lane(e, e.mask, work)
 
 
-def written(e: Emitter, place: ir.Value, size: int) -> None:
-    """Whether all that is read was written; where nobody asks, WRITTEN is 0."""
+@contextmanager
+def asked(e: Emitter) -> Iterator[ir.Value]:
+    """Where it is kept what was written: what is emitted inside is done where somebody asks for that."""
     b = e.b
     shadow = e.of(Memory.WRITTEN)
-    asked, ready = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(b.icmp_unsigned("!=", shadow, I64(0)), asked, ready)
-    b.position_at_end(asked)
-    known = b.room(I8)
-    b.put(I8(1), known)
+    inner, behind = b.append_basic_block(), b.append_basic_block()
+    b.cbranch(b.icmp_unsigned("!=", shadow, I64(0)), inner, behind)
+    b.position_at_end(inner)
+    yield shadow
+    b.branch(behind)
+    b.position_at_end(behind)
 
-    def work(b, lane):
-        here = place_of(b, shadow, place, lane)
-        for i in range(size):
-            b.put(b.and_(b.get(known, I8), b.get(b.at(here, i), I8)), known)
 
-    each_lane(e, e.mask, work)
-    e.needs(b.icmp_unsigned("==", b.get(known, I8), I8(1)))
-    b.branch(ready)
-    b.position_at_end(ready)
+def written(e: Emitter, place: ir.Value, size: int) -> None:
+    """Whether all that is read was written."""
+    with asked(e) as shadow:
+        known = e.b.room(I8)
+        e.b.put(I8(1), known)
+
+        def work(b, lane):
+            here = place_of(b, shadow, place, lane)
+            for i in range(size):
+                b.put(b.and_(b.get(known, I8), b.get(b.at(here, i), I8)), known)
+
+        each_lane(e, e.mask, work)
+        e.needs(e.b.icmp_unsigned("==", e.b.get(known, I8), I8(1)))
 
 
 def mark(e: Emitter, place: ir.Value, size: int) -> None:
     """What is stored is written."""
-    b = e.b
-    shadow = e.of(Memory.WRITTEN)
-    asked, ready = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(b.icmp_unsigned("!=", shadow, I64(0)), asked, ready)
-    b.position_at_end(asked)
     ones = ir.Constant(lanes(I8, size), [I8(1)] * size)
-
-    def work(b, lane):
-        b.put(ones, place_of(b, shadow, place, lane))
-
-    each_lane(e, e.mask, work)
-    b.branch(ready)
-    b.position_at_end(ready)
+    with asked(e) as shadow:
+        each_lane(e, e.mask, lambda b, lane: b.put(ones, place_of(b, shadow, place, lane)))
 
 
 def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> None:
@@ -242,13 +242,8 @@ def matrices(e: Emitter, count: int, transposed: bool, register: str) -> None:
 def _rows_written(e: Emitter, place: ir.Value, count: int) -> None:
     """As `written`, for rows of 16 bytes."""
     b = e.b
-    shadow = e.of(Memory.WRITTEN)
-    asked, ready = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(b.icmp_unsigned("!=", shadow, I64(0)), asked, ready)
-    b.position_at_end(asked)
-    known = b.all(1, lanes(I8, 16))
-    for row in range(count):
-        known = b.and_(known, b.get(place_of(b, shadow, place, row), lanes(I8, 16)))
-    e.needs(b.icmp_unsigned("==", b.intrinsic("vector.reduce.and", [known], I8), I8(1)))
-    b.branch(ready)
-    b.position_at_end(ready)
+    with asked(e) as shadow:
+        known = b.all(1, lanes(I8, 16))
+        for row in range(count):
+            known = b.and_(known, b.get(place_of(b, shadow, place, row), lanes(I8, 16)))
+        e.needs(b.icmp_unsigned("==", b.intrinsic("vector.reduce.and", [known], I8), I8(1)))

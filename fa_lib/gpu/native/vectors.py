@@ -9,8 +9,7 @@ from fa_lib.gpu.syntax import BITS
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-POINTER, VOID = ir.PointerType(), ir.VoidType()
-MASK = ir.VectorType(I1, WARP)
+POINTER = ir.PointerType()
 FLOATS = {"f16": HALF, "f32": FLOAT, "f64": DOUBLE}
 
 
@@ -39,15 +38,15 @@ class Builder(ir.IRBuilder):
         one = self.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
         return self.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(lanes(I32, count), [0] * count))
 
-    def intrinsic(self, name: str, arguments: Sequence[ir.Value], result: ir.Type | None = None, tail: Sequence = ()):
+    def intrinsic(self, name: str, arguments: Sequence[ir.Value], result: ir.Type | None = None) -> ir.Value:
         """llvm.<name>.<type of the first argument>."""
         kind = arguments[0].type
         full = f"llvm.{name}.{_suffix(kind)}"
         found = self.module.globals.get(full)
         if found is None:
-            types = [argument.type for argument in (*arguments, *tail)]
+            types = [argument.type for argument in arguments]
             found = ir.Function(self.module, ir.FunctionType(result or kind, types), full)
-        return self.call(found, (*arguments, *tail))
+        return self.call(found, arguments)
 
     def room(self, kind: ir.Type, count: int = 1) -> ir.Value:
         """Memory for so many, until the function ends."""
