@@ -30,7 +30,7 @@ def slurm(tmp_path_factory):
         yield
     finally:
         nodes.terminate()
-        nodes.wait(20)
+        nodes.wait(60)  # slurm.sh kills after ten seconds what does not end
 
 
 def ask(*words):

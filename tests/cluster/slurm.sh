@@ -43,5 +43,6 @@ CONF
 export SLURM_CONF=$at/slurm.conf
 trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT
 trap 'exit 0' TERM INT
-slurmctld -Dc & slurmd -D -N n1 & slurmd -D -N n2 &
+ended="timeout --kill-after=10 0" # no limit of time; 10 s after a request to end, a daemon that has not ended is killed
+$ended slurmctld -Dc & $ended slurmd -D -N n1 & $ended slurmd -D -N n2 &
 wait
