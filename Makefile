@@ -54,6 +54,9 @@ report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.modu
 gallery: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery
 	@$(FA_LIB) gallery
 
+original: $(call has,gpu) ## hold FlashAttention-2's own CUDA kernels beside the emulator, without a GPU, into data/gpu; goes on where it was
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.original
+
 gallery-quick: $(call has,gallery) ## the same for five of them, in a few minutes, into build/gallery
 	@$(FA_LIB) gallery --quick
 
@@ -164,4 +167,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record wheelhouse report gallery gallery-quick example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick scale docs lint renew clean
+.PHONY: help figures publish study record wheelhouse report gallery gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick scale docs lint renew clean

@@ -129,6 +129,7 @@ KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, or package.module:functio
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
 GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
+GPU = Annotated[str, typer.Option(help="A100, L40S, H100, B200: its Triton kernels run here, as that GPU computes")]
 LAYOUT = Annotated[
     str,
     typer.Option(help="of its tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"),
@@ -186,6 +187,7 @@ def check_kernel(
         Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
     ] = None,
     allow_large: ALLOW_LARGE = False,
+    gpu: GPU = "",
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
@@ -196,14 +198,18 @@ def check_kernel(
     attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
     it does not take one, the verdict says so.
 
+    With --gpu no GPU is needed: Triton compiles, and what it would launch is executed on the CPU instruction by
+    instruction, as that GPU computes. The kernel `fa2` is then FlashAttention-2's own.
+
     It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
     carries from tile to tile, inputs that make trouble, bias, determinism. The page has all of it.
     """
     with told(json_file):
         from fa_lib.check.apart import in_a_process
         from fa_lib.check.page_files import PageFiles
+        from fa_lib.kernels.registry import on_gpu
 
-        name = kernel_name(kernel)
+        name = on_gpu(kernel_name(kernel), gpu)
         laid_out = name if layout == "bhsd" else f"{name}@{layout}"
         if only and on:
             raise ValueError("only, on: got both; accepted is one of them")

@@ -89,7 +89,9 @@ class Warp:
 
     def run(self) -> None:
         """Until no thread can go on, or the warp gives up its turn."""
-        code, self.turn = self.block.code, True
+        code, self.turn, races = self.block.code, True, self.block.memory.shared.races
+        if races is not None:
+            races.now = self.index
         while self.turn:
             if self.advance is not None:
                 self.block.steps += self.advance()
@@ -190,6 +192,8 @@ class Block:
         """At a barrier; with the last of those who are expected, all go on."""
         barrier = self.barriers.setdefault(number, Barrier(expected))
         barrier.arrived += int(mask.sum())
+        if self.memory.shared.races is not None:
+            self.memory.shared.races.arrive(number)
         if wait:
             barrier.waiting.append((warp, mask))
             warp.blocked |= mask
@@ -208,6 +212,8 @@ class Block:
         if barrier.arrived >= expected:
             for warp, mask in barrier.waiting:
                 warp.blocked &= ~mask
+            if self.memory.shared.races is not None:
+                self.memory.shared.races.released(number, {warp.index for warp, _ in barrier.waiting})
             del self.barriers[number]
 
     def fault(self, reason: str, instruction: Instruction, warp: Warp, lane: int) -> Fault:

@@ -113,24 +113,28 @@ def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
     def step(warp, mask):
         starts = into_shared(at(warp))
         for lane in np.flatnonzero(mask):
-            one = np.arange(WARP) == lane
-            if operation == "init":
-                count = int(more[0](warp)[lane])
-                put(warp, starts, one, count | count << 16)
-            elif operation == "arrive":
-                state, count = get(warp, starts, one), int(more[0](warp)[lane]) if more else 1
-                due, every, parity = state & 0xFFFF, state >> 16 & 0xFFFF, state >> 32 & 1
-                due -= count
-                after = every | every << 16 | (parity ^ 1) << 32 if due == 0 else due | every << 16 | parity << 32
-                put(warp, starts, one, after)
-                if into is not None:
-                    warp.write(into, np.full(WARP, state, np.uint64), one)
-            elif operation in ("test_wait", "try_wait"):
-                asked = int(more[0](warp)[lane])
-                asked = asked & 1 if "parity" in words else asked >> 32 & 1
-                done = (get(warp, starts, one) >> 32 & 1) != asked
-                warp.write(into, np.full(WARP, done), one)
-                warp.turn = warp.turn and done
+            with warp.block.memory.shared.together(int(starts[lane])):
+                one_lane(warp, starts, int(lane))
+
+    def one_lane(warp, starts, lane):
+        one = np.arange(WARP) == lane
+        if operation == "init":
+            count = int(more[0](warp)[lane])
+            put(warp, starts, one, count | count << 16)
+        elif operation == "arrive":
+            state, count = get(warp, starts, one), int(more[0](warp)[lane]) if more else 1
+            due, every, parity = state & 0xFFFF, state >> 16 & 0xFFFF, state >> 32 & 1
+            due -= count
+            after = every | every << 16 | (parity ^ 1) << 32 if due == 0 else due | every << 16 | parity << 32
+            put(warp, starts, one, after)
+            if into is not None:
+                warp.write(into, np.full(WARP, state, np.uint64), one)
+        elif operation in ("test_wait", "try_wait"):
+            asked = int(more[0](warp)[lane])
+            asked = asked & 1 if "parity" in words else asked >> 32 & 1
+            done = (get(warp, starts, one) >> 32 & 1) != asked
+            warp.write(into, np.full(WARP, done), one)
+            warp.turn = warp.turn and done
 
     return step
 

@@ -8,7 +8,10 @@ from fa_lib.tensor_cores import TensorCore
 
 INPUTS = {"f16": FP16, "bf16": BF16, "tf32": TF32, "e4m3": E4M3, "e5m2": E5M2}
 RESULTS = {"f16": FP16, "f32": FP32}
-NAMES = {"A100": 80, "L40S": 89, "H100": 90, "H200": 90, "B200": 100}  # and their compute capability
+NAMES = {  # their compute capability, multiprocessors, and KB of shared memory that a block may have
+    "A100": (80, 108, 163), "L40S": (89, 142, 99), "H100": (90, 132, 227), "H200": (90, 132, 227),
+    "B200": (100, 148, 227),
+}  # fmt: skip
 EIGHT_BITS = ("L40S",)  # whose mma.sync has FP8: on Hopper it is no instruction of the hardware, and on Blackwell open
 
 
@@ -17,24 +20,33 @@ class GPU:
     """A GPU.
 
     Attributes:
-        name: of NAMES. capability: 80 is sm_80.
+        name: of NAMES. capability: 80 is sm_80. processors: multiprocessors; of a card for servers.
+        shared_bytes: of shared memory, that a block may have.
+        wobble: None: approximate instructions are rounded correctly. A number: they are off by amounts within their
+            documented bounds, drawn by it.
     """
 
     name: str
     capability: int
+    processors: int
+    shared_bytes: int
+    wobble: int | None = None
 
     @classmethod
     def of(cls, name: "str | GPU") -> "GPU":
-        """The GPU of that name.
+        """The GPU of that name; with ~ and a number, as "H100~3", one that has this `wobble`.
 
         Raises:
             ValueError: its arithmetic is not known here.
         """
         if isinstance(name, GPU):
             return name
-        if name not in NAMES:
-            raise ValueError(f"gpu: got {name!r}; accepted are {', '.join(NAMES)}")
-        return cls(name, NAMES[name])
+        base, wobbles, number = name.partition("~")
+        if base not in NAMES or wobbles and not number.isdecimal():
+            accepted = f"{', '.join(NAMES)}, also with ~ and a number, as H100~3"
+            raise ValueError(f"gpu: got {name!r}; accepted are {accepted}")
+        capability, processors, kilobytes = NAMES[base]
+        return cls(base, capability, processors, 1024 * kilobytes, int(number) if wobbles else None)
 
     @cached_property
     def _cores(self) -> dict[tuple[str, str], TensorCore]:

@@ -1,11 +1,7 @@
-"""FlashAttention-2's own CUDA kernels, from flash-attn's source package, on a CPU in a GPU's arithmetic.
+"""FlashAttention-2's own CUDA kernels, on a CPU in a GPU's arithmetic: what flash-attn 2.8.3's flash_attn_func computes
+without dropout, forward and backward, as flash_api.cpp calls them."""
 
-A kernel is compiled when it is first asked for: half a minute. `forward` chooses it as flash_fwd_launch_template.h of
-flash-attn 2.8.3 does.
-"""
-
-from functools import cache
-from math import e, log2
+from math import ceil, e, log2
 
 import numpy as np
 import torch
@@ -13,69 +9,20 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from fa_lib.gpu.device import GPU
-from fa_lib.gpu.launch import Kernel, Structure
-from fa_lib.gpu.memory import NANS
-from fa_lib.gpu.nvcc import compile_cuda
-from fa_lib.gpu.sources import FLASH_ATTN, unpacked
-from fa_lib.paths import PACKAGE
-
-TYPES = {torch.bfloat16: "cutlass::bfloat16_t", torch.float16: "cutlass::half_t"}
-HEAD_DIMS = (64, 128)
-THREADS = 128
-FIELDS = (  # of Flash_fwd_params, in flash.h
-    *(f"{x}_{what}" for x in "qkvo" for what in ("ptr", "batch_stride", "row_stride", "head_stride")),
-    *"h h_k h_h_k_ratio softmax_lse_ptr b seqlen_q seqlen_k d seqlen_q_rounded seqlen_k_rounded d_rounded".split(),
-    *"scale_softmax scale_softmax_log2 p_dropout rp_dropout window_size_left window_size_right softcap".split(),
-    *"is_bf16 is_causal num_splits".split(),
+from fa_lib.gpu.flash_attn_kernels import (
+    TYPES,
+    WIDTHS,
+    Case,
+    Kernels,
+    backward_kernels,
+    combined_rows,
+    forward_kernels,
+    split_kernels,
 )
-FLAGS = (  # as in flash-attn's setup.py
-    "--use_fast_math", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__",
-    "-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
-)  # fmt: skip
-INCLUDE = ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
-SOURCE = """#include "flash_fwd_launch_template.h"
-#include <cstddef>
+from fa_lib.gpu.memory import NANS
 
-using namespace FLASH_NAMESPACE;
-using Traits = Flash_fwd_kernel_traits<{head_dim}, {block_q}, {block_kv}, 4, false, false, {type}>;
-template __global__ void FLASH_NAMESPACE::flash_fwd_kernel<
-    Traits, false, {causal}, {local}, false, {even}, true, {softcap}, false>(__grid_constant__ const Flash_fwd_params);
-extern "C" __device__ unsigned shared_bytes[] = {{Traits::kSmemSize}};
-extern "C" __device__ unsigned layout[] = {{sizeof(Flash_fwd_params), {fields}}};
-"""
-
-
-def tile(head_dim: int, gpu: GPU, causal: bool) -> tuple[int, int]:
-    """Queries and keys of a tile, without dropout."""
-    if head_dim == 64:
-        return 128, 128
-    if gpu.capability == 89:
-        return (64, 64) if causal else (128, 32)
-    return 128, 64
-
-
-@cache
-def compiled(
-    head_dim: int, dtype: torch.dtype, gpu: GPU, causal: bool, local: bool, even: bool, softcap: bool
-) -> tuple[Kernel, dict[str, tuple[int, int]], int, int]:
-    """The kernel, the layout of its parameters, their size, and its bytes of shared memory."""
-    block_q, block_kv = tile(head_dim, gpu, causal)
-    fields = ", ".join(f"offsetof(Flash_fwd_params, {each}), sizeof(Flash_fwd_params::{each})" for each in FIELDS)
-    words = dict(head_dim=head_dim, block_q=block_q, block_kv=block_kv, type=TYPES[dtype], fields=fields)
-    words |= {
-        name: str(value).lower() for name, value in dict(causal=causal, local=local, even=even, softcap=softcap).items()
-    }
-    there = unpacked(FLASH_ATTN) / "csrc"
-    include = [
-        PACKAGE / "gpu" / "headers",
-        there / "flash_attn",
-        there / "flash_attn" / "src",
-        there / "cutlass/include",
-    ]
-    kernel = Kernel(compile_cuda(SOURCE.format(**words), include=include, flags=FLAGS), gpu=gpu)
-    size, *pairs = kernel.variable("layout").view(np.uint32).tolist()
-    layout = {name: (pairs[2 * i], pairs[2 * i + 1]) for i, name in enumerate(FIELDS)}
-    return kernel, layout, size, int(kernel.variable("shared_bytes").view(np.uint32)[0])
+Window = tuple[int, int]
+MOST_SPLITS = 128
 
 
 def forward(
@@ -84,17 +31,21 @@ def forward(
     v: Float[Tensor, "batch heads_kv n_kv d"],
     *,
     causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
+    window: Window = (-1, -1),
     softcap: float = 0.0,
     scale: float | None = None,
     gpu: str | GPU = "A100",
+    splits: int | None = None,
 ) -> tuple[Float[Tensor, "batch heads n_q d"], Float32[Tensor, "batch heads n_q"]]:
-    """Attention by flash_fwd_kernel.
+    """Attention.
 
     Args:
-        q, k, v: BF16 or FP16, head_dim 64 or 128, on the CPU; heads are a multiple of heads_kv.
-        causal: aligned bottom-right. window: keys to the left and to the right that a query sees; -1: all.
+        q, k, v: BF16 or FP16 on the CPU, head_dim a multiple of 8 up to 256; heads are a multiple of heads_kv.
+        causal: aligned bottom-right. window: keys to the left and to the right that a query sees; -1: all; with causal
+            the left side counts alone.
         softcap: 0 is none. scale: None is 1 / sqrt(d).
+        splits: parts of the keys, worked on by blocks of their own and put together at the end; 1: none. None: as many
+            as flash_attn_func takes, from the numbers of rows, keys and the GPU's multiprocessors (`splits_of`).
 
     Returns:
         O in the inputs' type, and the log-sum-exp of each row.
@@ -103,43 +54,184 @@ def forward(
         ValueError: the kernel takes no such call.
     """
     gpu = GPU.of(gpu)
-    batch, heads, n_q, d = q.shape
-    heads_kv, n_kv = k.shape[1:3]
+    q, k, v = _accepted(q, k, v)
+    (batch, heads, n_q, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
+    causal, window = _masks(causal and n_q > 1, window, n_kv)
+    if n_q == 1 and heads > heads_kv and window == (-1, -1):  # the heads that share keys are its queries
+        grouped = q.reshape(batch, heads_kv, heads // heads_kv, d)
+        o, lse = _forward(grouped, k, v, causal, window, softcap, scale, gpu, splits)
+        return o.reshape(batch, heads, 1, d), lse.reshape(batch, heads, 1)
+    return _forward(q, k, v, causal, window, softcap, scale, gpu, splits)
+
+
+def _forward(q, k, v, causal, window, softcap, scale, gpu, splits):
+    (batch, heads, n_q, d), n_kv = q.shape, k.shape[2]
+    local = not causal and window != (-1, -1)
+    case = Case(d, q.dtype, gpu, causal, local, softcap > 0, n_q, n_kv)
+    splits = splits_of(batch * heads, n_q, n_kv, case.width, gpu) if splits is None else splits
+    if not 1 <= splits <= MOST_SPLITS:
+        raise ValueError(f"splits: got {splits}; accepted are 1 to {MOST_SPLITS}, or None")
+    o = q.new_empty(batch, n_q, heads, d).transpose(1, 2)  # as flash-attn lays it out
+    rows = combined_rows(case.width)
+    room = torch.empty(-(-batch * heads * n_q // rows) * rows)  # the combining kernel writes whole blocks of rows
+    values = _values(q, k, v, o, room, causal, window, softcap, scale)
+    if splits == 1:
+        kernels = forward_kernels(case)
+        grid = -(-n_q // kernels.block_q), batch, heads
+        _launch(kernels, "flash_fwd_kernel", grid, kernels.shared[0], values)
+    else:
+        kernels = split_kernels(case, splits)
+        values |= dict(
+            num_splits=splits, softmax_lseaccum_ptr=torch.empty(splits, batch, heads, n_q),
+            oaccum_ptr=torch.empty(splits, batch, heads, n_q, values["d_rounded"]),
+        )  # fmt: skip
+        grid = -(-n_q // kernels.block_q), splits, batch * heads
+        _launch(kernels, "flash_fwd_splitkv_kernel", grid, kernels.shared[0], values)
+        _launch(kernels, "combine_kernel", (room.numel() // rows,), 0, values)
+    return o, room[: batch * heads * n_q].view(batch, heads, n_q)
+
+
+def splits_of(heads: int, n_q: int, n_kv: int, head_dim: int, gpu: GPU) -> int:
+    """Parts of the keys that flash_attn_func takes: num_splits_heuristic of flash_api.cpp.
+
+    Args:
+        heads: of all of the batch.
+    """
+    processors = 2 * gpu.processors
+    tiles = -(-n_kv // (256 if head_dim <= 64 else 128 if head_dim <= 128 else 64))
+    blocks = heads * -(-n_q // 64)
+    if blocks >= np.float32(0.8) * np.float32(processors):
+        return 1
+    efficiency = {}
+    for splits in range(1, min(MOST_SPLITS, processors, tiles) + 1):
+        if splits == 1 or -(-tiles // splits) != -(-tiles // (splits - 1)):
+            waves = np.float32(blocks * splits) / np.float32(processors)
+            efficiency[splits] = waves / np.float32(ceil(waves))
+    best = max(efficiency.values(), default=0.0)
+    return next((splits for splits, each in efficiency.items() if each >= 0.85 * float(best)), 1)
+
+
+def backward(
+    dO: Float[Tensor, "batch heads n_q d"],
+    q: Float[Tensor, "batch heads n_q d"],
+    k: Float[Tensor, "batch heads_kv n_kv d"],
+    v: Float[Tensor, "batch heads_kv n_kv d"],
+    o: Float[Tensor, "batch heads n_q d"],
+    lse: Float32[Tensor, "batch heads n_q"],
+    *,
+    causal: bool = False,
+    window: Window = (-1, -1),
+    softcap: float = 0.0,
+    scale: float | None = None,
+    gpu: str | GPU = "A100",
+    seed: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV, with flash-attn's deterministic=False.
+
+    Blocks of keys add what they know of dQ to one FP32 tensor, by atomic operations. On a GPU their order is chance;
+    here blocks come one after the other.
+
+    Args:
+        dO, q, k, v: as `forward` takes them. o, lse: what it returned. causal ... gpu: as it was called.
+        seed: of the order of the blocks; None: that of their numbers.
+
+    Raises:
+        ValueError: the kernel takes no such call.
+    """
+    gpu = GPU.of(gpu)
+    q, k, v = _accepted(q, k, v)
+    (batch, heads, n_q, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
+    if dO.shape != q.shape or o.shape != q.shape or lse.shape != q.shape[:3] or lse.dtype != torch.float32:
+        raise ValueError(
+            f"dO, o, lse: got {tuple(dO.shape)}, {tuple(o.shape)}, {tuple(lse.shape)} in {lse.dtype}; accepted are q's "
+            f"shape {tuple(q.shape)}, and {tuple(q.shape[:3])} in FP32"
+        )
+    causal, window = _masks(causal, window, n_kv)
+    local = not causal and window != (-1, -1)
+    kernels = backward_kernels(Case(d, q.dtype, gpu, causal, local, softcap > 0, n_q, n_kv))
+    dO, o, lse = (x if x.stride(-1) == 1 else x.contiguous() for x in (dO.to(q.dtype), o, lse.contiguous()))
+    dq = q.new_empty(batch, n_q, heads, d).transpose(1, 2)
+    dk, dv = (q.new_empty(batch, n_kv, heads, d).transpose(1, 2) for _ in range(2))
+    values = _values(q, k, v, o, lse, causal, window, softcap, scale)
+    for name, x in dict(do=dO, dq=dq, dk=dk, dv=dv).items():
+        values |= _strided(name, x)
+    rounded = values["seqlen_q_rounded"]
+    values |= dict(
+        dq_accum_ptr=torch.empty(batch, rounded, heads, values["d_rounded"]),
+        dsoftmax_sum=torch.empty(batch, heads, rounded),
+    )
+    rows = -(-n_q // kernels.block_q), batch, heads
+    keys = -(-n_kv // kernels.block_kv), batch, heads
+    _launch(kernels, "dot_do_o", rows, 0, values)
+    _launch(kernels, "dq_dk_dv_loop", keys, kernels.shared[0], values, order=_shuffled(keys, seed))
+    _launch(kernels, "convert_dq", rows, kernels.shared[1], values, 1)
+    if heads != heads_kv:  # as at::sum_out: the heads that share keys
+        dk, dv = (x.unflatten(1, (heads_kv, -1)).sum(2) for x in (dk, dv))
+    return dq, dk, dv
+
+
+def _shuffled(grid, seed):
+    if seed is None:
+        return None
+    x, y, z = grid
+    numbers = np.random.default_rng(seed).permutation(x * y * z).tolist()
+    return [(i % x, i // x % y, i // (x * y)) for i in numbers]
+
+
+def _launch(kernels: Kernels, name: str, grid, shared: int, values: dict, *more, order=None) -> None:
+    # in a tile that is not full a kernel reads shared memory that nobody wrote; it hides what comes of it
+    unwritten = None if kernels.even else NANS
+    given = kernels.parameters(values), *more
+    kernels.kernel(name)(grid, (kernels.threads,), shared, *given, blocks=order, unwritten=unwritten)
+
+
+def _accepted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if q.dtype not in TYPES or {k.dtype, v.dtype} != {q.dtype}:
         raise ValueError(f"q, k, v: got {q.dtype}, {k.dtype}, {v.dtype}; accepted is BF16 or FP16, the same for all")
-    if d not in HEAD_DIMS or k.shape[-1] != d or v.shape != k.shape or heads % heads_kv:
+    d = q.shape[-1]
+    fits = k.shape == v.shape and q.ndim == k.ndim == 4 and k.shape[-1] == d and k.shape[0] == q.shape[0]
+    if not fits or d % 8 or not 0 < d <= WIDTHS[-1] or 0 in (*q.shape, *k.shape) or q.shape[1] % k.shape[1]:
         got = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(
-            f"q, k, v: got {got}; accepted is head_dim 64 or 128, heads that are a multiple of k's and v's"
+            f"q, k, v: got {got}; accepted is (batch, heads, n, head_dim), head_dim a multiple of 8 up to {WIDTHS[-1]},"
+            " heads a multiple of k's and v's"
         )
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    left, right = (-1, 0) if causal else window
-    local = not causal and (left >= 0 or right >= 0)
+    return q, k, v
+
+
+def _masks(causal: bool, window: Window, n_kv: int) -> tuple[bool, Window]:
+    """Whether a causal kernel is meant, and the window: a causal one that ends on the left, too, is none."""
+    left, right = (-1 if side >= n_kv or side < 0 else side for side in window)
+    return causal and left < 0, (left, 0 if causal else right)
+
+
+def _strided(name: str, x: Tensor) -> dict:
+    strides = dict(batch_stride=x.stride(0), head_stride=x.stride(1), row_stride=x.stride(2), ptr=x)
+    return {f"{name}_{what}": value for what, value in strides.items()}
+
+
+def _values(q, k, v, o, lse, causal, window, softcap, scale) -> dict:
+    """set_params_fprop."""
+    (batch, heads, n_q, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
+    left, right = window
     left, right = (n_kv if left < 0 <= right else left), (n_kv if right < 0 <= left else right)
-    block_q, block_kv = tile(d, gpu, causal)
-    even = n_q % block_q == 0 and n_kv % block_kv == 0 and not local
-    kernel, layout, size, shared = compiled(d, q.dtype, gpu, causal, local, even, softcap > 0)
-    o, lse = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty(batch, heads, n_q)
-    single = float(np.float32(d**-0.5 if scale is None else scale))
+    multiple = 32 if d <= 128 else 64
     values = dict(
         h=heads, h_k=heads_kv, h_h_k_ratio=heads // heads_kv, softmax_lse_ptr=lse, b=batch, seqlen_q=n_q,
-        seqlen_k=n_kv, d=d, seqlen_q_rounded=-(-n_q // 128) * 128, seqlen_k_rounded=-(-n_kv // 128) * 128, d_rounded=d,
-        p_dropout=1.0, rp_dropout=1.0, window_size_left=left, window_size_right=right,
-        is_bf16=q.dtype == torch.bfloat16, is_causal=causal, num_splits=1, **scales(single, softcap),
+        seqlen_k=n_kv, d=d, seqlen_q_rounded=-(-n_q // 128) * 128, seqlen_k_rounded=-(-n_kv // 128) * 128,
+        d_rounded=-(-d // multiple) * multiple, p_dropout=1.0, rp_dropout=1.0, window_size_left=left,
+        window_size_right=right, is_bf16=q.dtype == torch.bfloat16, is_causal=causal, num_splits=1,
     )  # fmt: skip
     for name, x in zip("qkvo", (q, k, v, o)):
-        values |= {f"{name}_ptr": x, f"{name}_batch_stride": x.stride(0), f"{name}_head_stride": x.stride(1)}
-        values[f"{name}_row_stride"] = x.stride(2)
-    grid = -(-n_q // block_q), batch, heads
-    unwritten = (
-        None if even else NANS
-    )  # in a tile that is not full it reads keys that nobody wrote; it hides their scores
-    kernel(grid, (THREADS,), shared, Structure(layout, size, values), unwritten=unwritten)
-    return o, lse
+        values |= _strided(name, x)
+    return values | _scales(float(np.float32(d**-0.5 if scale is None else scale)), float(np.float32(softcap)))
 
 
-def scales(scale: float, softcap: float) -> dict[str, float]:
-    """As set_params_fprop of flash_api.cpp: FP32, times a double."""
+def _scales(scale: float, softcap: float) -> dict[str, float]:
+    """FP32, times a double."""
     if softcap > 0:
-        return dict(softcap=scale / softcap, scale_softmax=softcap, scale_softmax_log2=softcap * log2(e))
-    return dict(softcap=0.0, scale_softmax=scale, scale_softmax_log2=scale * log2(e))
+        scales = dict(softcap=scale / softcap, scale_softmax=softcap, scale_softmax_log2=softcap * log2(e))
+    else:
+        scales = dict(softcap=0.0, scale_softmax=scale, scale_softmax_log2=scale * log2(e))
+    return scales | dict(scale_softmax_rp_dropout=scales["scale_softmax"])

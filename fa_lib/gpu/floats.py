@@ -5,7 +5,7 @@ A result in FP32, FP16 or BF16 that is no number is the one NaN that the text na
 subnormal operands are zero of their sign, and so are results that are subnormal after rounding.
 
 The approximate instructions (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div) are rounded correctly here. PTX documents
-how far off each of them may be on a GPU.
+how far off each of them may be on a GPU: `approximate`.
 """
 
 from collections.abc import Callable
@@ -169,14 +169,16 @@ def _turn(x: Lanes, quarter: int) -> Lanes:
     return np.where(np.isfinite(x), np.where(which & 2, -y, y), np.nan)
 
 
+EXACTLY = {  # what may be asked for approximately: how many operands, and its value in float64
+    "div": (2, lambda a, b: a / b), "rcp": (1, lambda a: 1 / a), "sqrt": (1, np.sqrt),
+    "rsqrt": (1, lambda a: 1 / np.sqrt(a)), "ex2": (1, exp2), "lg2": (1, log2), "tanh": (1, tanh),
+    "sin": (1, lambda a: _turn(a, 0)), "cos": (1, lambda a: _turn(a, 1)),
+}  # fmt: skip
 FUSED = elementwise(3, lambda a, b, c: odd_sum(a * b, c))
 FLOATS: dict[str, Meaning] = {
     "add": elementwise(2, odd_sum), "sub": elementwise(2, lambda a, b: odd_sum(a, -b)),
     "mul": elementwise(2, lambda a, b: a * b), "fma": FUSED, "mad": FUSED,
-    "div": elementwise(2, lambda a, b: a / b), "min": _extreme(False), "max": _extreme(True),
+    "min": _extreme(False), "max": _extreme(True),
     "neg": _sign(True), "abs": _sign(False),
-    "rcp": elementwise(1, lambda a: 1 / a), "sqrt": elementwise(1, np.sqrt),
-    "rsqrt": elementwise(1, lambda a: 1 / np.sqrt(a)),
-    "ex2": elementwise(1, exp2), "lg2": elementwise(1, log2), "tanh": elementwise(1, tanh),
-    "sin": elementwise(1, lambda a: _turn(a, 0)), "cos": elementwise(1, lambda a: _turn(a, 1)),
+    **{name: elementwise(*each) for name, each in EXACTLY.items()},
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Kernels of PTX on torch's CPU tensors: `Kernel`, `Structure`."""
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -10,16 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from fa_lib.gpu.block import Block, Size
 from fa_lib.gpu.device import GPU
+from fa_lib.gpu.lanes import WARP
 from fa_lib.gpu.memory import Global, Shared, Span, View
 from fa_lib.gpu.native.compiled import Advance, Native, of_memory
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
+from fa_lib.gpu.races import Races
 from fa_lib.gpu.syntax import Entry, Parameter
 
 SIZES = (1, 2, 4, 8)  # of numbers and pointers, in bytes
+DELAY_S = 5  # after which a launch shows its progress
+LONGEST = 40  # characters of a name there
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,18 @@ class Kernel:
 
     Attributes:
         text: of the PTX. entry: its name, parameters and instructions, as they are there.
+        ordered: whether the order of its blocks matters: it has atomic operations on what they share.
     """
 
-    def __init__(self, ptx: str, entry: str | None = None, *, gpu: str | GPU = "A100", compiled: bool = True):
+    def __init__(
+        self, ptx: str, entry: str | None = None, *, gpu: str | GPU = "A100", compiled: bool = True, races: bool = False
+    ):
         """
         Args:
             ptx: text, as nvcc -ptx and Triton write it. entry: the kernel's name, or a part of it that no other one
                 has; None: the only one. compiled: False: numpy does everything, as the specification says.
+            races: two accesses of shared memory by different warps that no barrier puts in order, one of them a write,
+                are a Fault; numpy does everything then.
 
         Raises:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
@@ -70,7 +81,10 @@ class Kernel:
                 self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
         self._spans = [Span(data.ctypes.data, data, name) for name, data in self._data.items()]
         self.code, names = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
-        self.native = Native(self.code, names, self.gpu) if compiled else None
+        self.races, self.native = races, Native(self.code, names, self.gpu) if compiled and not races else None
+        self.ordered = any(
+            each.name in ("atom", "red") and "shared" not in each.words for each in self.code.instructions
+        )
 
     def variable(self, name: str) -> np.ndarray:
         """The bytes of a variable of the module, in global or constant memory; they keep what kernels write.
@@ -92,6 +106,7 @@ class Kernel:
         *arguments: Any,
         blocks: Iterable[Size] | None = None,
         unwritten: int | None = None,
+        threads: int | None = None,
     ) -> Done:
         """Run it: tensors are read and written where they are.
 
@@ -102,6 +117,8 @@ class Kernel:
             blocks: those of the grid that run, in this order; None: all, x fastest.
             unwritten: what bytes of shared memory hold before something is written to them; None: to read them is a
                 Fault.
+            threads: of this process, each with a block of its own; None: as many as torch has. A kernel with atomic
+                operations on what blocks share has one: blocks come in their order.
 
         Raises:
             ValueError: an argument does not fit.
@@ -110,10 +127,10 @@ class Kernel:
         grid, size = _three(grid, "grid"), _three(block, "block")
         parameters, spans = self._parameters(arguments)
         outer, constants = Global([*spans, *self._spans]), Global(self._spans)
-        done = Done()
-        everything = product(*(range(n) for n in reversed(grid)))
-        for number in blocks if blocks is not None else ((x, y, z) for z, y, x in everything):
-            memory = View(outer, Shared(self.code.dynamic + shared, unwritten), parameters, constants)
+
+        def run(number: Size) -> int:
+            watched = Races(self.code.dynamic + shared, -(-int(np.prod(size)) // WARP)) if self.races else None
+            memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watched), parameters, constants)
             begin = None
             if self.native is not None:
                 fields, kept = of_memory(memory)
@@ -121,9 +138,14 @@ class Kernel:
             one = Block(self.code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 one.run()
-            done.instructions += one.steps
-            done.blocks += 1
-        return done
+            return one.steps
+
+        if blocks is None:
+            blocks = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid)))]
+        numbers = [*blocks]
+        count = 1 if self.ordered else min(threads or torch.get_num_threads(), len(numbers))
+        steps = tqdm(_each(run, numbers, count), self.entry.name[:LONGEST], len(numbers), unit="block", delay=DELAY_S)
+        return Done(sum(steps), len(numbers))
 
     def _parameters(self, arguments: tuple) -> tuple[np.ndarray, list[Span]]:
         """The bytes of all parameters, and the memory that they point to."""
@@ -140,6 +162,18 @@ class Kernel:
             else:
                 place[:] = np.frombuffer(_bytes(value, parameter, f"argument {index}", storages), np.uint8)
         return data, [*storages.values()]
+
+
+def _each(run: Callable[[Size], int], numbers: list[Size], threads: int) -> Iterator[int]:
+    """run(number) of each, in their order."""
+    if threads <= 1:
+        yield from map(run, numbers)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            yield from pool.map(run, numbers)
+        finally:  # of a Fault or Ctrl-C: those that have not begun do not
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _one(entries: dict[str, Entry], name: str | None) -> Entry:

@@ -4,12 +4,18 @@ addresses. An access that no GPU would allow is a Fault.
 Global addresses are the process's own. Shared and local memory have windows that no process has.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fa_lib.gpu.lanes import WARP, Lanes
+
+if TYPE_CHECKING:
+    from fa_lib.gpu.races import Races
 
 NANS = 0xFF  # a byte of shared memory that nobody wrote, where reading it is allowed: all bits set are NaN in any float
 SHARED, LOCAL, WINDOW = 1 << 60, 1 << 61, 1 << 32  # where the windows of generic addresses begin, and their size
@@ -87,12 +93,48 @@ class Global:
 
 
 class Shared:
-    """A block's shared memory. unwritten: what bytes hold that nothing was written to; None: to read them is a
-    Fault."""
+    """A block's shared memory.
 
-    def __init__(self, size: int, unwritten: int | None):
-        self.data = np.full(size, unwritten or 0, np.uint8)
+    Args:
+        unwritten: what bytes hold that nothing was written to; None: to read them is a Fault.
+        races: of fa_lib.gpu.races; None: they are not looked for.
+    """
+
+    def __init__(self, size: int, unwritten: int | None, races: "Races | None" = None):
+        self.data, self.races = np.full(size, unwritten or 0, np.uint8), races
         self.written = None if unwritten is not None else np.zeros(size, bool)
+
+    def reads(self, starts: Lanes, size: int, lanes: Lanes) -> None:
+        """Raises:
+        BadAccess: what is read was never written, or this races with a write."""
+        if self.written is not None:
+            unknown = ~gather(self.written, starts, size).all(1)
+            if unknown.any():
+                lane, at = int(np.flatnonzero(lanes)[unknown.argmax()]), int(starts[unknown.argmax()])
+                raise BadAccess(lane, f"shared memory at {at} was never written ({size} bytes are read)")
+        if self.races is not None:
+            self.races.reads(starts, size, lanes)
+
+    def writes(self, starts: Lanes, size: int, lanes: Lanes) -> None:
+        """Raises:
+        BadAccess: this races with another access."""
+        if self.written is not None:
+            self.written[starts.astype(np.int64)[:, None] + np.arange(size)] = True
+        if self.races is not None:
+            self.races.writes(starts, size, lanes)
+
+    @contextmanager
+    def together(self, address: int) -> Iterator[None]:
+        """An access that no other one tears."""
+        if self.races is None:
+            yield
+            return
+        self.races.through(address)
+        self.races.aside = True
+        try:
+            yield
+        finally:
+            self.races.aside = False
 
 
 def gather(data: np.ndarray, starts: Lanes, size: int) -> np.ndarray:
@@ -116,25 +158,21 @@ class View:
     def load(self, space: str, addresses: Lanes, size: int, mask: Lanes, local: np.ndarray) -> np.ndarray:
         """(32, size) uint8; zeros where mask is not."""
         out = np.zeros((WARP, size), np.uint8)
-        for where, at, lanes, written in self._places(space, addresses, size, mask, local):
+        for where, at, lanes, shared in self._places(space, addresses, size, mask, local):
             out[lanes] = where(at[lanes], None)
-            if written is not None:
-                unknown = lanes.copy()
-                unknown[lanes] = ~gather(written, at[lanes], size).all(1)
-                if unknown.any():
-                    lane = int(unknown.argmax())
-                    raise BadAccess(lane, f"shared memory at {int(at[lane])} was never written ({size} bytes are read)")
+            if shared is not None:
+                shared.reads(at[lanes], size, lanes)
         return out
 
     def store(self, space: str, addresses: Lanes, values: np.ndarray, mask: Lanes, local: np.ndarray) -> None:
         """values: (32, size) uint8. Of lanes that write to one address the last one's stay."""
-        for where, at, lanes, written in self._places(space, addresses, values.shape[1], mask, local):
+        for where, at, lanes, shared in self._places(space, addresses, values.shape[1], mask, local):
             where(at[lanes], values[lanes])
-            if written is not None:
-                written[at[lanes].astype(np.int64)[:, None] + np.arange(values.shape[1])] = True
+            if shared is not None:
+                shared.writes(at[lanes], values.shape[1], lanes)
 
     def _places(self, space, addresses, size, mask, local):
-        """(function of starts and values that reads or writes, starts, lanes, what was written) of each memory that
+        """(function of starts and values that reads or writes, starts, lanes, the Shared if it is) of each memory that
         lanes access."""
         addresses = addresses.astype(np.uint64)
         check_aligned(addresses, size, mask)
@@ -162,7 +200,7 @@ class View:
                 starts = addresses + np.uint64(end) * np.arange(WARP, dtype=np.uint64)
                 yield _access(local.reshape(-1), size), starts, mask, None
             else:
-                yield _access(data, size), addresses, mask, self.shared.written if space == "shared" else None
+                yield _access(data, size), addresses, mask, self.shared if space == "shared" else None
 
 
 def _access(data: np.ndarray, size: int):

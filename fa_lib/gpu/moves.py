@@ -238,23 +238,24 @@ def atomic(instruction: Instruction, names: Addresses) -> Step:
         add = FLOAT_MEANINGS["add"](Instruction(("add", "rn", *ftz, kind), (), None, instruction.line)).run
 
     def step(warp, mask):
-        starts = at(warp)
+        memory, starts = warp.block.memory, at(warp)
         new = [[np.ascontiguousarray(each(warp)) for each in operand] for operand in values]
         olds = [np.zeros(WARP, DTYPES[kind]) for _ in range(count)]
         for lane in np.flatnonzero(mask):
             one = np.arange(WARP) == lane
-            old = warp.block.memory.load(space, starts, size * count, one, warp.local).view(DTYPES[kind])
-            out = old.copy()
-            for i in range(count):
-                x, y = old[lane, i], new[0][i][lane]
-                olds[i][lane] = x
-                if operation == "cas":
-                    out[lane, i] = new[1][i][lane] if x == y else x
-                elif floating and operation == "add":
-                    out[lane, i] = add(old[lane : lane + 1, i], new[0][i][lane : lane + 1])[0]
-                else:
-                    out[lane, i] = ATOMIC[operation](x, y)
-            warp.block.memory.store(space, starts, out.view(np.uint8), one, warp.local)
+            with memory.shared.together(int(starts[lane])):
+                old = memory.load(space, starts, size * count, one, warp.local).view(DTYPES[kind])
+                out = old.copy()
+                for i in range(count):
+                    x, y = old[lane, i], new[0][i][lane]
+                    olds[i][lane] = x
+                    if operation == "cas":
+                        out[lane, i] = new[1][i][lane] if x == y else x
+                    elif floating and operation == "add":
+                        out[lane, i] = add(old[lane : lane + 1, i], new[0][i][lane : lane + 1])[0]
+                    else:
+                        out[lane, i] = ATOMIC[operation](x, y)
+                memory.store(space, starts, out.view(np.uint8), one, warp.local)
         for register, old in zip(into, olds):
             if register is not None:
                 warp.write(register, old, mask)

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from filelock import FileLock
+
 from fa_lib.paths import build
 
 PACKAGE = "nvidia-cuda-nvcc"
@@ -35,6 +37,16 @@ def toolkit() -> Path:
     return Path(str(found.locate())).parent.parent
 
 
+def version() -> str:
+    """Of the package.
+
+    Raises:
+        FileNotFoundError: it is not installed.
+    """
+    toolkit()
+    return importlib.metadata.version(PACKAGE)
+
+
 def compile_cuda(
     source: str, *, capability: int = 80, include: Iterable[str | Path] = (), flags: Iterable[str] = ()
 ) -> str:
@@ -47,16 +59,18 @@ def compile_cuda(
         FileNotFoundError: nvcc is not installed. ValueError: it does not compile, with nvcc's first errors.
     """
     folders, flags = [Path(folder) for folder in include], [*FLAGS, *flags]
-    words = [source, str(capability), *flags, importlib.metadata.version(PACKAGE), *(_digest(each) for each in folders)]
+    words = [source, str(capability), *flags, version(), *(_digest(each) for each in folders)]
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
     kept = build() / "ptx" / f"{key}.ptx"
     if kept.is_file():
         return kept.read_text()
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as part:
-        (Path(part) / "kernel.cu").write_text(source)
-        _run(Path(part), folders, flags, capability)
-        os.replace(Path(part) / "kernel.ptx", kept)
+    with FileLock(kept.with_suffix(".lock")):  # another process may be at it
+        if not kept.is_file():
+            with tempfile.TemporaryDirectory(dir=kept.parent) as part:
+                (Path(part) / "kernel.cu").write_text(source)
+                _run(Path(part), folders, flags, capability)
+                os.replace(Path(part) / "kernel.ptx", kept)
     return kept.read_text()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fa_lib.gpu import control, exchange
+from fa_lib.gpu.approximate import wobbling
 from fa_lib.gpu.block import Code, Step
 from fa_lib.gpu.choices import CHOICES, set_predicate
 from fa_lib.gpu.contraction import contracted
@@ -19,13 +20,16 @@ PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda
 MOST_UNKNOWN = 12  # named in an error
 
 
-def lanewise(instruction: Instruction) -> Lanewise | None:
+def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
     """What an instruction does in each thread from its own values alone; None: it is of another kind.
 
     Raises:
         ValueError: it is of that kind, and not modelled.
     """
     name, types = instruction.name, instruction.types
+    off = wobbling(instruction, gpu.wobble) if gpu.wobble is not None else None
+    if off is not None:
+        return off
     if name == "cvt":
         return convert(instruction)
     if name in CHOICES:
@@ -108,7 +112,7 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
     for table in (control.BARRIERS, exchange.EXCHANGES, MOVES):
         if name in table:
             return table[name](instruction, names)
-    meaning = lanewise(instruction)
+    meaning = lanewise(instruction, gpu)
     if meaning is None:
         raise refuse(instruction, "it is not modelled")
     return everywhere(instruction, meaning, names)

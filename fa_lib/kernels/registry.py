@@ -16,6 +16,7 @@ from fa_lib.kernels.tiled import tiled
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
+ON_GPU = "fa_lib.gpu"  # it knows this package, which does not know it
 _BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)
 _KERNELS: dict[str, Callable] = {fn.__name__: fn for fn in _BUILT_IN}
 
@@ -40,13 +41,19 @@ def register(name: str, fn: Callable) -> None:
     _KERNELS[name] = fn
 
 
-def get(name: str | Callable) -> Callable:
+def get(name: str | Callable, gpu: str = "") -> Callable:
     """The kernel registered under `name`, or the function that "package.module:function" names; a function is itself.
     "NAME@bshd" is the kernel of that name, which has this layout of LAYOUTS, behind the layout of all others.
+
+    Args:
+        gpu: "A100", "L40S", "H100", "B200": the kernel launches Triton kernels, or is "fa2", FlashAttention-2's own,
+            and runs on the CPU in this GPU's arithmetic (docs/gpu_machine.md); "": as it is.
 
     Raises:
         ValueError: there is none.
     """
+    if gpu:
+        return importlib.import_module(ON_GPU).named(name, gpu)
     if callable(name):
         return name
     own, at, layout = str(name).rpartition("@")
@@ -70,6 +77,11 @@ def get(name: str | Callable) -> Callable:
     if not callable(found):
         raise uncallable(name, type(found).__name__)
     return found
+
+
+def on_gpu(name: str, gpu: str) -> str:
+    """The name of `get(name, gpu)`, for workers and notebooks."""
+    return f"{ON_GPU}:{gpu}:{name}" if gpu else name
 
 
 def unavailable(name: str, error: str) -> ValueError:

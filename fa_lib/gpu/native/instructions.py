@@ -2,6 +2,7 @@
 
 from llvmlite import ir
 
+from fa_lib.gpu.approximate import wobbling
 from fa_lib.gpu.block import Code
 from fa_lib.gpu.choices import combination
 from fa_lib.gpu.device import GPU
@@ -26,13 +27,13 @@ def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> En
     if name in TABLE:
         TABLE[name](e, code, gpu)
     else:
-        _lanewise(e)
+        _lanewise(e, gpu)
     return e
 
 
-def _lanewise(e: Encoding) -> None:
-    meaning = lanewise(e.instruction)
-    if meaning is None:
+def _lanewise(e: Encoding, gpu: GPU) -> None:
+    meaning = lanewise(e.instruction, gpu)
+    if meaning is None or gpu.wobble is not None and wobbling(e.instruction, gpu.wobble) is not None:
         raise NotNative
     to, *operands = e.instruction.operands
     write = e.result(to, meaning.gives)

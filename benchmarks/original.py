@@ -1,0 +1,47 @@
+"""FlashAttention-2's own CUDA kernels beside the emulator: `make original` writes data/gpu. Half an hour on two cores;
+finished cells stay in build/original, so that it goes on where it was."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from fa_lib import sweep
+from fa_lib.execution.files import replacing
+from fa_lib.execution.pools import workers
+from fa_lib.execution.results import provenance
+from fa_lib.experiments.original import CALLS, called, gradients, original
+from fa_lib.gpu.nvcc import version
+from fa_lib.gpu.sources import FLASH_ATTN
+from fa_lib.paths import ROOT, build
+
+OF_ALL = dict(fmt=["BF16", "FP16"], head_dim=[64, 128], gpu=["A100", "H100"], distribution=["uniform", "normal"])
+GRIDS = {
+    "original": (original, OF_ALL | dict(causal=[False, True], n=[512, 2048], seed=range(3))),
+    "calls": (called, OF_ALL | dict(call=[*CALLS], head_dim=[64], seed=range(3))),
+    "gradients": (gradients, OF_ALL | dict(causal=[False, True], gpu=["A100"], n=[512], seed=range(3))),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "data" / "gpu", help="folder of the tables")
+    parser.add_argument("--tables", nargs="+", choices=GRIDS, default=[*GRIDS])
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    for name in given.tables:
+        cell, grid = GRIDS[name]
+        with workers(given.processes) as pool:
+            table = sweep(cell, grid, cache=build() / "original", executor=pool)
+        with replacing(given.out / f"{name}.csv") as path:
+            table.to_csv(path, index=False, float_format="%.6g")
+        about = dict(
+            kernels=f"{FLASH_ATTN.name} {FLASH_ATTN.version}, its source package", nvcc=version(), arch="sm_80"
+        )
+        parameters = {key: list(value) if isinstance(value, range) else value for key, value in grid.items()}
+        with replacing(given.out / f"{name}.provenance.json") as path:
+            path.write_text(json.dumps(about | provenance(parameters), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

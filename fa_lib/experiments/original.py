@@ -1,0 +1,188 @@
+"""FlashAttention-2's own CUDA kernels, run by `fa_lib.gpu`, beside the emulator: equal bits, and errors.
+
+It needs the extra `gpu`. The table is recorded in data/gpu: notebook 01 draws it and computes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.experiments.variant import by_key, known
+from fa_lib.formats import Format, round_to
+from fa_lib.inputs import draw
+from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.known import fa2_cuda, fa2_splitkv
+from fa_lib.metrics import deviation, over_baseline
+from fa_lib.precision import Precision
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of flash_attn_func that takes a kernel of its own.
+
+    Attributes:
+        key: as tables hold it. label: as figures show it.
+        shape, kv_shape: heads and rows of Q, and of K and V. options: of the call, in the emulator's words.
+        splits: of the keys.
+    """
+
+    key: str
+    label: str
+    shape: tuple[int, int]
+    kv_shape: tuple[int, int]
+    options: dict[str, Any]
+    splits: int = 1
+
+
+CALLS = by_key((
+    Call("uneven", "113 queries, 203 keys", (2, 113), (2, 203), {}),
+    Call("uneven causal", "the same, causal", (2, 113), (2, 203), dict(causal=True)),
+    Call("shared", "4 heads share 1 of K and V", (4, 256), (1, 256), {}),
+    Call("window", "window of 100 keys to the left, 20 to the right", (2, 512), (2, 512), dict(window=(100, 20))),
+    Call("softcap", "softcap 20", (2, 256), (2, 256), dict(softcap=20.0)),
+    Call("split", "split-KV, 1 query, 2,048 keys in 4 parts", (2, 1), (2, 2048), {}, 4),
+    Call("split causal", "the same, 64 queries, causal", (2, 64), (2, 2048), dict(causal=True), 4),
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model of FlashAttention-2 with one modelling choice undone: what change(model, fmt, head_dim, gpu) gives."""
+
+    key: str
+    label: str
+    change: Callable[[dict, Format, int, str], dict]
+
+
+def _exact(model, fmt, head_dim, gpu):
+    return fa2_cuda(fmt, head_dim)
+
+
+def _other(model, fmt, head_dim, gpu):
+    return fa2_cuda(fmt, head_dim, "H100" if gpu == "A100" else "A100")
+
+
+def _divided(model, fmt, head_dim, gpu):
+    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), folded=False))
+
+
+def _forwards(model, fmt, head_dim, gpu):
+    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), reverse=False))
+
+
+def _not_rounded(model, fmt, head_dim, gpu):
+    return model | dict(precision=replace(model["precision"], probs=model["precision"].accumulator))
+
+
+CHOICES = by_key((
+    Choice("model", "model", lambda model, *_: model),
+    Choice("other", "the other GPU's sums", _other),
+    Choice("exact", "sums exact", _exact),
+    Choice("divided", "S scaled first, O divided by l", _divided),
+    Choice("forwards", "first tile first", _forwards),
+    Choice("not_rounded", "P not rounded", _not_rounded),
+))  # fmt: skip
+
+
+def original(
+    fmt: Format | str, head_dim: int, causal: bool, gpu: str, distribution: str, n: int, seed: int, heads: int = 2
+) -> list[dict]:
+    """A cell: flash_fwd_kernel and its model in `tiled`.
+
+    Returns:
+        rows: choice (of CHOICES), different (share of O's elements whose bits differ), ulps (largest distance, in ulp
+        of the format at the golden value), lse_difference (of the kernel's log-sum-exp to the exact one), times_max and
+        times_max_model (largest error over Baseline's).
+    """
+    fmt = Format.of(fmt)
+    q, k, v = drawn(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
+    o, lse = _forward(q, k, v, causal=causal, gpu=gpu, splits=1)
+    golden = kernels.golden(q, k, v, inputs=fmt, causal=causal)
+    base = deviation(_baseline(fmt, q, k, v, causal=causal), golden).max
+    S = q.double() @ k.double().mT * head_dim**-0.5
+    if causal:
+        S = S.masked_fill(torch.ones_like(S, dtype=torch.bool).triu(1), -torch.inf)
+    model = fa2_cuda(fmt, head_dim, gpu, causal=causal)
+    rows = []
+    for choice in CHOICES.values():
+        emulated = kernels.tiled(q, k, v, causal=causal, **choice.change(model, fmt, head_dim, gpu))
+        rows.append(dict(choice=choice.key, **_apart(o, emulated, golden, fmt, base),
+                         lse_difference=(lse.double() - S.logsumexp(-1)).abs().max().item()))  # fmt: skip
+    return rows
+
+
+def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: str, seed: int) -> list[dict]:
+    """A cell: one of CALLS, the kernel and its model. Returns: a row, as of `original`."""
+    fmt, asked = Format.of(fmt), known("call", call, CALLS)
+    q, k, v = drawn(fmt, distribution, seed, (1, *asked.shape, head_dim), (1, *asked.kv_shape, head_dim))
+    o, _ = _forward(q, k, v, gpu=gpu, splits=asked.splits, **asked.options)
+    golden = kernels.golden(q, k, v, inputs=fmt, **asked.options)
+    base = deviation(_baseline(fmt, q, k, v, **asked.options), golden).max
+    causal = asked.options.get("causal", False)
+    split = asked.splits > 1
+    model = fa2_splitkv(fmt, head_dim, asked.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
+    return [_apart(o, kernels.tiled(q, k, v, **model, **asked.options), golden, fmt, base)]
+
+
+def gradients(
+    fmt: Format | str, head_dim: int, causal: bool, gpu: str, distribution: str, n: int, seed: int, heads: int = 2
+) -> list[dict]:
+    """A cell: the backward kernels, their blocks in the order of their numbers and in another one.
+
+    Returns:
+        rows, one for each of dq, dk, dv: times_max (largest error over Baseline's), times_max_model (the emulator's,
+        with exact sums), by_order (largest difference of two orders, over Baseline's largest error).
+    """
+    from fa_lib.gpu.flash_attn import backward
+
+    fmt = Format.of(fmt)
+    q, k, v = drawn(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
+    dO = round_to(draw("normal", seed + 1000, (1, heads, n, head_dim))[0], fmt).to(fmt.dtype)
+    o, lse = _forward(q, k, v, causal=causal, gpu=gpu, splits=1)
+    given = dict(causal=causal, gpu=gpu)
+    real, other = (backward(dO, q, k, v, o, lse, **given, seed=order) for order in (None, 1))
+
+    def of(fn, **options):
+        tensors = [x.double().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(fn(*tensors, causal=causal, **options), tensors, dO.double())
+
+    exact = of(kernels.reference, precision=Precision.uniform("FP64"))
+    baseline = of(kernels.reference, precision=Precision.materialized(fmt))
+    model = of(kernels.tiled, **fa2_cuda(fmt, head_dim, causal=causal))
+    rows = []
+    for name, a, again, g, b, m in zip(("dq", "dk", "dv"), real, other, exact, baseline, model):
+        most = (b - g).abs().max().item()
+        rows.append(dict(
+            tensor=name, times_max=over_baseline((a.double() - g).abs().max().item(), most),
+            times_max_model=over_baseline((m - g).abs().max().item(), most),
+            by_order=over_baseline((a.double() - again.double()).abs().max().item(), most),
+        ))  # fmt: skip
+    return rows
+
+
+def drawn(fmt: Format, distribution: str, seed: int, shape, kv_shape) -> list[Tensor]:
+    return [round_to(x, fmt).to(fmt.dtype) for x in draw(distribution, seed, shape, kv_shape)]
+
+
+def _forward(q, k, v, **options):
+    from fa_lib.gpu.flash_attn import forward  # an extra
+
+    return forward(q, k, v, **options)
+
+
+def _baseline(fmt, q, k, v, **options):
+    tensors = (x.double() for x in (q, k, v))
+    return kernels.reference(*tensors, precision=Precision.materialized(fmt), **options)
+
+
+def _apart(o: Tensor, emulated: Tensor, golden: Tensor, fmt: Format, base: float) -> dict:
+    difference = (o.double() - emulated.double()).abs()
+    return dict(
+        different=(difference > 0).double().mean().item(), ulps=(difference / fmt.ulp(golden)).max().item(),
+        times_max=over_baseline(deviation(o, golden).max, base),
+        times_max_model=over_baseline(deviation(emulated, golden).max, base),
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Kernels in a GPU's arithmetic, by name: `kernels.get("package.module:function", gpu="H100")` is a function that
+launches Triton kernels, `kernels.get("fa2", gpu="A100")` FlashAttention-2's own CUDA kernel.
+
+As one text, for workers and the command line: "fa_lib.gpu:H100:package.module:function", "fa_lib.gpu:A100:fa2".
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.flash_attn import backward, forward
+from fa_lib.gpu.triton_driver import triton
+
+FA2 = "fa2"
+
+
+def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
+    """A kernel f(q, k, v, ...) on CPU tensors, in a GPU's arithmetic.
+
+    Args:
+        name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or its name for `kernels.get`.
+
+    Raises:
+        ValueError: there is no such kernel, or no such GPU. ImportError: Triton is not installed.
+    """
+    gpu = GPU.of(gpu)
+    if name == FA2:
+        return flash_attention_2(gpu)
+    if find_spec("triton") is None:
+        raise ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux")
+    fn = kernels.get(name)
+
+    @wraps(fn)
+    def in_its_arithmetic(q, k, v, **options):
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+            return _InItsArithmetic.apply(fn, gpu, options, q, k, v)
+        with triton(gpu):
+            return fn(q, k, v, **options)
+
+    return in_its_arithmetic
+
+
+class _InItsArithmetic(torch.autograd.Function):
+    """A function of Triton kernels whose backward pass, which comes later, launches kernels on the same GPU."""
+
+    @staticmethod
+    def forward(ctx, fn, gpu, options, *inputs):
+        ctx.gpu = gpu
+        ctx.inputs = [x.detach().requires_grad_(asked) for x, asked in zip(inputs, ctx.needs_input_grad[3:])]
+        with torch.enable_grad(), triton(gpu):
+            o = fn(*ctx.inputs, **options)
+        ctx.o = o if isinstance(o, Tensor) else o[0]
+        result = ctx.o.detach()
+        if not ctx.o.requires_grad:
+            ctx.mark_non_differentiable(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        asked = [x for x in ctx.inputs if x.requires_grad]
+        with triton(ctx.gpu):
+            found = iter(torch.autograd.grad(ctx.o, asked, gradients, allow_unused=True))
+        return None, None, None, *(next(found) if x.requires_grad else None for x in ctx.inputs)
+
+
+def flash_attention_2(gpu: GPU) -> Callable:
+    """FlashAttention-2's kernels as flash_attn_func calls them, with gradients; head_dims that are no multiple of 8
+    are filled up with zeros, as there."""
+
+    def fa2(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """FlashAttention-2, from flash-attn's source."""
+        left, right = (-1 if side is None else side for side in window or (None, None))
+        options = dict(causal=causal, window=(left, right), softcap=softcap or 0.0, gpu=gpu)
+        options["scale"] = q.shape[-1] ** -0.5 if scale is None else scale
+        more = -q.shape[-1] % 8
+        q, k, v = (F.pad(x, (0, more)) if more else x for x in (q, k, v))
+        o = _FlashAttention2.apply(q, k, v, options)
+        return o[..., : o.shape[-1] - more] if more else o
+
+    return fa2
+
+
+class _FlashAttention2(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        o, lse = forward(q, k, v, **options)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options = options
+        return o
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        q, k, v, o, lse = ctx.saved_tensors
+        return *backward(gradients[0], q, k, v, o, lse, **ctx.options), None

@@ -1,0 +1,211 @@
+"""FlashAttention-2's CUDA kernels: which one its launch templates choose for a call, compiled from its source package.
+
+Everything here follows flash_fwd_launch_template.h and flash_bwd_launch_template.h of flash-attn 2.8.3. To compile a
+kernel takes half a minute, once: compile_cuda keeps it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.launch import Kernel, Structure
+from fa_lib.gpu.nvcc import compile_cuda
+from fa_lib.gpu.sources import FLASH_ATTN, unpacked
+from fa_lib.paths import PACKAGE
+
+TYPES = {torch.bfloat16: "cutlass::bfloat16_t", torch.float16: "cutlass::half_t"}
+WIDTHS = (32, 64, 96, 128, 192, 256)  # head_dims that there are kernels for; a call takes the first that it fits in
+FORWARD_FIELDS = (  # of Flash_fwd_params, in flash.h
+    *(f"{x}_{what}" for x in "qkvo" for what in ("ptr", "batch_stride", "row_stride", "head_stride")),
+    *"oaccum_ptr softmax_lse_ptr softmax_lseaccum_ptr h h_k h_h_k_ratio b seqlen_q seqlen_k d".split(),
+    *"seqlen_q_rounded seqlen_k_rounded d_rounded scale_softmax scale_softmax_log2 p_dropout rp_dropout".split(),
+    *"scale_softmax_rp_dropout window_size_left window_size_right softcap is_bf16 is_causal num_splits".split(),
+)
+BACKWARD_FIELDS = (  # of Flash_bwd_params
+    *FORWARD_FIELDS, "dq_accum_ptr", "dsoftmax_sum",
+    *(f"d{x}_{what}" for x in "oqkv" for what in ("ptr", "batch_stride", "row_stride", "head_stride")),
+)  # fmt: skip
+FLAGS = (  # as in flash-attn's setup.py
+    "--use_fast_math", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+)  # fmt: skip
+SOURCE = """#include "{header}"
+#include <cstddef>
+
+using namespace FLASH_NAMESPACE;
+using Traits = {traits};
+{kernels}
+extern "C" __device__ unsigned shared_bytes[] = {{{shared}}};
+extern "C" __device__ unsigned layout[] = {{sizeof({parameters}), {fields}}};
+"""
+FORWARD = (
+    "flash_fwd_kernel<Traits, false, {causal}, {local}, false, {even}, {whole}, {softcap}, false>"
+    "(__grid_constant__ const Flash_fwd_params)"
+)
+SPLIT = (
+    "flash_fwd_splitkv_kernel<Traits, {causal}, {local}, false, {even}, {whole}, {softcap}, true, false>"
+    "(__grid_constant__ const Flash_fwd_params)"
+)
+COMBINE = "flash_fwd_splitkv_combine_kernel<Traits, {rows}, {power}, {whole}>(__grid_constant__ const Flash_fwd_params)"
+BACKWARD = (
+    "flash_bwd_dot_do_o_kernel<true, Traits>(const Flash_bwd_params)",
+    "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Traits, false, {causal}, {local}, false, {even}, {whole}, {softcap}>"
+    "(__grid_constant__ const Flash_bwd_params)",
+    "flash_bwd_convert_dq_kernel<Traits>(const Flash_bwd_params, const int)",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a launch template switches on.
+
+    Attributes:
+        head_dim: a multiple of 8. causal, softcap: whether the call is. local: whether it has a window and is not
+            causal. n_q, n_kv: queries and keys.
+    """
+
+    head_dim: int
+    dtype: torch.dtype
+    gpu: GPU
+    causal: bool
+    local: bool
+    softcap: bool
+    n_q: int
+    n_kv: int
+
+    @property
+    def width(self) -> int:
+        return next(width for width in WIDTHS if self.head_dim <= width)
+
+    def even(self, block_q: int, block_kv: int) -> bool:
+        """Whether no tile is looked at for its end."""
+        return (
+            self.n_q % block_q == self.n_kv % block_kv == 0
+            and not self.local and self.head_dim == self.width <= 128
+        )  # fmt: skip
+
+    def words(self, block_q: int, block_kv: int) -> dict[str, str]:
+        """The arguments of templates."""
+        switches = dict(causal=self.causal, local=self.local, softcap=self.softcap)
+        switches |= dict(even=self.even(block_q, block_kv), whole=self.head_dim == self.width)
+        return {name: str(value).lower() for name, value in switches.items()}
+
+
+class Kernels:
+    """Kernels that were compiled together.
+
+    Attributes:
+        block_q, block_kv, threads: of a tile, and of a block. even: whether all tiles are full. shared: bytes of shared
+            memory, of what is named in SOURCE.
+    """
+
+    def __init__(self, text: str, first: str, gpu: GPU, fields: Iterable[str], tile: tuple[int, int, int], even: bool):
+        (self.block_q, self.block_kv, warps), self.even = tile, even
+        self.threads = 32 * warps
+        self._text, self._gpu = text, gpu
+        self._kernels: dict[str, Kernel] = {}
+        variable = self.kernel(first).variable
+        self._size, *pairs = variable("layout").view(np.uint32).tolist()
+        self._layout = {name: (pairs[2 * i], pairs[2 * i + 1]) for i, name in enumerate(fields)}
+        self.shared = variable("shared_bytes").view(np.uint32).tolist()
+
+    def kernel(self, name: str) -> Kernel:
+        """The one whose name has this in it."""
+        if name not in self._kernels:
+            self._kernels[name] = Kernel(self._text, name, gpu=self._gpu)
+        return self._kernels[name]
+
+    def parameters(self, values: dict) -> Structure:
+        return Structure(self._layout, self._size, values)
+
+
+def forward_kernels(case: Case) -> Kernels:
+    """flash_fwd_kernel, without dropout."""
+    block_q, block_kv, warps = _forward_tile(case.width, case.gpu, case.causal)
+    traits = f"Flash_fwd_kernel_traits<{case.width}, {block_q}, {block_kv}, {warps}, false, false, {TYPES[case.dtype]}>"
+    tile = block_q, block_kv, warps
+    return _compiled((FORWARD,), traits, case, tile, ())
+
+
+def split_kernels(case: Case, splits: int) -> Kernels:
+    """flash_fwd_splitkv_kernel for parts of the keys, from 2, and the kernel that puts them together."""
+    tile = 64, 256 if case.width <= 64 else 128 if case.width <= 128 else 64, 4
+    traits = f"Flash_fwd_kernel_traits<{case.width}, {tile[0]}, {tile[1]}, 4, false, false, {TYPES[case.dtype]}>"
+    more = (("rows", f"{combined_rows(case.width)}"), ("power", f"{max((splits - 1).bit_length(), 1)}"))
+    return _compiled((SPLIT, COMBINE), traits, case, tile, more)
+
+
+def combined_rows(width: int) -> int:
+    """Rows of O that a block of the combining kernel has."""
+    return 4 if width % 128 == 0 else 8 if width % 64 == 0 else 16
+
+
+def backward_kernels(case: Case) -> Kernels:
+    """The dot products of dO and O; dK, dV and the sums of dQ; and dQ."""
+    tile, more = _backward_tile(case.width, case.gpu.shared_bytes)
+    traits = f"Flash_bwd_kernel_traits<{case.width}, {', '.join(map(str, (*tile, *more)))}, {TYPES[case.dtype]}>"
+    return _compiled(BACKWARD, traits, case, tile, ())
+
+
+def _forward_tile(width: int, gpu: GPU, causal: bool) -> tuple[int, int, int]:
+    """Queries, keys and warps: run_mha_fwd_hdim32 to run_mha_fwd_hdim256."""
+    if width <= 64:
+        return 128, 128, 4
+    if width <= 128:
+        if gpu.capability != 89:
+            return 128, 64, 4
+        return (64, 64, 4) if causal else (128, 64 if width == 96 else 32, 4)
+    if width == 192 or gpu.capability == 80:
+        return 128, 64, 8
+    return 64, 64, 4
+
+
+def _backward_tile(width: int, shared_bytes: int) -> tuple[tuple[int, int, int], tuple[int | str, ...]]:
+    """Queries, keys and warps, and how warps share them: run_mha_bwd_hdim32 to run_mha_bwd_hdim256."""
+    room = shared_bytes // 1024
+    plain, kept, kept_alone = ("false", "false"), ("true", "false"), ("true", "true")  # whether V stays in registers
+    if width == 32:
+        return (128, 128, 8), (4, 4, 4, *kept)
+    if width == 64:
+        return ((128, 128, 8), (4, 4, 4, *plain)) if room >= 144 else ((64, 128, 8), (2, 4, 4, *kept))
+    if width == 96:
+        return (64, 128, 8), (2, 4, 4, *kept)
+    if width == 128:
+        return ((64, 128, 8), (2, 4, 2, *plain)) if room >= 144 else ((64, 64, 8), (4, 2, 2, *kept))
+    if width == 192:
+        return (64, 64, 8), (4, 2, 2, *(plain if room >= 136 else kept_alone))
+    if room < 144:
+        return (64, 32, 8), (4, 1, 2, *kept_alone)
+    return (64, 64, 8), (4, 2, 2, "false", "false" if room >= 176 else "true")
+
+
+def _compiled(
+    kernels: tuple[str, ...], traits: str, case: Case, tile: tuple[int, int, int], more: tuple[tuple[str, str], ...]
+) -> Kernels:
+    words = case.words(*tile[:2]) | dict(more)
+    instances = "\n".join(f"template __global__ void FLASH_NAMESPACE::{each.format(**words)};" for each in kernels)
+    first = kernels[0].partition("<")[0]
+    return _kernels(instances, first, traits, kernels is BACKWARD, case.gpu, tile, case.even(*tile[:2]))
+
+
+@cache
+def _kernels(
+    instances: str, first: str, traits: str, backward: bool, gpu: GPU, tile: tuple[int, int, int], even: bool
+) -> Kernels:
+    fields = BACKWARD_FIELDS if backward else FORWARD_FIELDS
+    parameters = "Flash_bwd_params" if backward else "Flash_fwd_params"
+    text = SOURCE.format(
+        header="flash_bwd_launch_template.h" if backward else "flash_fwd_launch_template.h",
+        traits=traits, kernels=instances, parameters=parameters,
+        shared="Traits::kSmemSize1colblock, Traits::kSmemdQSize" if backward else "Traits::kSmemSize",
+        fields=", ".join(f"offsetof({parameters}, {each}), sizeof({parameters}::{each})" for each in fields),
+    )  # fmt: skip
+    there = unpacked(FLASH_ATTN) / "csrc"
+    include = [
+        PACKAGE / "gpu" / "headers", there / "flash_attn", there / "flash_attn" / "src", there / "cutlass" / "include",
+    ]  # fmt: skip
+    return Kernels(compile_cuda(text, include=include, flags=FLAGS), first, gpu, fields, tile, even)

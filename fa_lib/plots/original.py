@@ -1,0 +1,67 @@
+"""Figure 2c: FlashAttention-2's own CUDA kernel beside the emulator."""
+
+import math
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa_lib.experiments.original import CALLS, CHOICES
+from fa_lib.plots.captions import POINTS, captioned
+from fa_lib.plots.points import Mark, points
+from fa_lib.plots.style import BASELINE, FLASH, GREEN, ORANGE, styled
+
+LEAST = 2e-7  # stands for no difference, on a logarithmic axis
+
+
+@styled
+def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> Figure:
+    """Figure 2c: the share of outputs whose bits are not the emulator's, by modelling choice, and by call.
+
+    Args:
+        table, calls: of `experiments.original`'s original and called.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 4.6), width_ratios=(1, 1.15))
+    longest = table[table.n == table.n.max()]
+    first = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "A100")]
+    inputs = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
+    labels = {choice.key: choice.label for choice in CHOICES.values()}
+    points(axes[0], _seen(first), "shown", ("choice", labels), ("distribution", inputs), legend="lower right")
+    axes[0].set_title(f"one modelling choice undone, N = {longest.n.max()}\n(BF16, head_dim 64, no mask, A100)")
+    rest, labels = _every_call(longest[longest.choice == "model"], calls)
+    marks = {
+        f"{distribution} {gpu}": Mark(f"{distribution} inputs, {gpu}'s sums", color, marker)
+        for (distribution, gpu), color, marker in zip(
+            (("uniform", "A100"), ("uniform", "H100"), ("normal", "A100"), ("normal", "H100")),
+            (FLASH, ORANGE, BASELINE, GREEN), "oDs^",
+        )
+    }  # fmt: skip
+    kinds = rest.assign(kind=rest.distribution + " " + rest.gpu)
+    points(axes[1], kinds, "shown", ("call", labels), ("kind", marks), legend="upper right")
+    axes[1].set_title("the model, by call")
+    for ax in axes:
+        _log(ax)
+    most = pd.concat([longest[longest.choice == "model"], calls]).different.max()
+    share = math.floor(1e4 * (1 - most)) / 100
+    title = (
+        f"Figure 2c. At least {share:g} % of the outputs of FlashAttention-2's own CUDA kernel are the emulator's bits"
+    )
+    return captioned(figure, title, caption + POINTS + " At the left edge: no output differs.")
+
+
+def _seen(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(shown=table.different.clip(lower=LEAST))
+
+
+def _every_call(model: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Rows of both tables, and the labels of their calls."""
+    words = model.fmt + ", head_dim " + model.head_dim.astype(str) + model.causal.map({True: ", causal", False: ""})
+    labels = {each: each for each in sorted(words.unique())}
+    labels |= {call.key: call.label for call in CALLS.values() if call.key in {*calls.call}}
+    both = pd.concat([model.assign(call=words), calls])
+    return _seen(both), labels
+
+
+def _log(ax: Axes) -> None:
+    ax.set(xscale="log", xlabel="share of outputs whose bits differ", xlim=(LEAST / 1.6, 1))
