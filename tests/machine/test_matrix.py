@@ -111,10 +111,23 @@ def test_what_a_gpu_does_not_have_is_refused():
                    "{%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1, %r2, %r3, %r4};", gpu=gpu)  # fmt: skip
 
 
-def test_nan_is_ptxs_one():
-    A, B, C = drawn("m16n8k16.f32.bf16.bf16.f32")
-    A[3, 2] = float("nan")
-    C[5, 1] = float("inf")
-    got = multiplied("m16n8k16.f32.bf16.bf16.f32", A, B, C, "H100")
-    assert (got[3].view(torch.int32) == 0x7FFFFFFF).all() and got[5, 1] == float("inf")
-    assert got[torch.arange(16) != 3].isnan().sum() == 0
+@pytest.mark.parametrize("name", [name for name in KINDS if name.split(".")[2] in ("f16", "bf16", "tf32")])
+@pytest.mark.parametrize("where", ["A", "B", "C", "with infinity"])
+def test_nan_is_ptxs_one_and_stays_in_its_row_or_column(name, where):
+    A, B, C = drawn(name)
+    due = torch.zeros(16, 8, dtype=torch.bool)
+    if where in ("A", "with infinity"):
+        A[3, 2], due[3] = float("nan"), True
+    if where == "B":
+        B[1, 6], due[:, 6] = float("nan"), True
+    if where == "C":
+        C[5, 1], due[5, 1] = float("nan"), True
+    if where == "with infinity":
+        C[7, 4] = float("inf")
+    got = multiplied(name, A, B, C, "H100")
+    assert torch.equal(got.isnan(), due) and torch.equal(got.isinf(), C.isinf())
+    one = 0x7FFF if got.dtype is torch.float16 else 0x7FFFFFFF
+    assert (got[due].view(torch.int16 if got.dtype is torch.float16 else torch.int32) == one).all()
+    due |= C.isinf()
+    C = C.nan_to_num(0, 0, 0)
+    assert torch.equal(got[~due].double(), (A.double().nan_to_num() @ B.double().nan_to_num() + C.double())[~due])

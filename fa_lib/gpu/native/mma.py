@@ -1,8 +1,9 @@
 """mma.sync on LLVM's lanes, as a `TensorCore` sums: the same steps as `adders.chained`, eight columns at a time.
 
-Numbers that are not finite, and results that are not, are left to the numpy machine.
+Where a factor is NaN, or C is, so is the result. Infinite numbers, and results, are left to the numpy machine.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -109,12 +110,15 @@ def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str
             pair = [b.bitcast(b.get(e.place(c_slot + 2 * half + i), lanes(I32), 16), lanes(FLOAT)) for i in range(2)]
             mixed = b.shuffle_vector(*pair, BY_TURNS)
             b.put(b.fpext(mixed, lanes(DOUBLE, 64)), rows)
-    D, odd = b.room(DOUBLE, m * n), b.room(I8)
+    D, unfit, odd = b.room(DOUBLE, m * n), b.room(I8, m * n), b.room(I8)
     eB = b.room(I32, k * n)
     b.put(I8(0), odd)
     for row in range(k):
         b.put(exponents(b, b.get(b.at(B, 64 * row), D8), core.inputs.emin), b.at(eB, 32 * row))
-    _rows(e, core, k, Places(A, B, eB, C, D, odd))
+    places = Places(A, B, eB, C, D, unfit, odd)
+    _rows(e, core, k, places)
+    with b.if_then(b.icmp_unsigned("!=", b.get(odd, I8), I8(0)), likely=False):
+        _not_numbers(b, k, places)
     e.needs(b.icmp_unsigned("==", b.get(odd, I8), I8(0)))
     for half in range(2):
         held = b.fptrunc(b.get(b.at(D, 8 * 64 * half), lanes(DOUBLE, 64)), lanes(FLOAT, 64))
@@ -127,29 +131,27 @@ def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str
 
 
 class Places(NamedTuple):
-    """Where matrices are, as float64 by rows: A, B and the exponents of B, C, and the result D; odd: a byte that is set
-    where a result is not finite."""
+    """Where matrices are, as float64 by rows: A, B and the exponents of B, C, and the result D; unfit: a byte for each
+    of D, set where it is not finite; odd: one byte, set where one of them is."""
 
     A: ir.Value
     B: ir.Value
     exponents: ir.Value
     C: ir.Value
     D: ir.Value
+    unfit: ir.Value
     odd: ir.Value
 
 
 def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
     """A loop over the 16 rows."""
-    A, B, eB, C, D, odd = places
+    A, B, eB, C, D, unfit, odd = places
     b, emin_d = e.b, (int(core.result.grid[1]) >> 52) - 1023
-    before, loop, out = b.block, b.append_basic_block(), b.append_basic_block()
-    b.branch(loop)
-    b.position_at_end(loop)
-    i = b.phi(I64)
-    i.add_incoming(I64(0), before)
+    i, after = _loop(b)
     row = b.at(A, b.mul(i, I64(8 * k)))
     a = [b.splat(b.get(b.at(row, 8 * j), DOUBLE), COLUMNS) for j in range(k)]
     d = b.get(b.at(C, b.mul(i, I64(64))), D8)
+    ever = None  # whether a result was not finite
     for first in range(0, k, core.block):
         last = min(first + core.block, k)
         top = exponents(b, d, emin_d)
@@ -164,10 +166,50 @@ def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
             terms = b.fadd(terms, b.intrinsic("trunc", [term]))
         d = rounded(b, b.fmul(terms, power_of_two(b, b.sub(top, b.all(core.F, top)))), core)
         size = b.intrinsic("fabs", [d])
-        unfit = b.fcmp_unordered("uge", size, b.all(float("inf"), size))
-        b.put(b.or_(b.get(odd, I8), b.zext(b.any(unfit), I8)), odd)
+        beyond = b.fcmp_unordered("uge", size, b.all(float("inf"), size))
+        ever = beyond if ever is None else b.or_(ever, beyond)
+    b.put(b.or_(b.get(odd, I8), b.zext(b.any(ever), I8)), odd)
+    b.put(b.zext(ever, lanes(I8, COLUMNS)), b.at(unfit, b.mul(i, I64(COLUMNS))))
     b.put(d, b.at(D, b.mul(i, I64(64))))
-    after = b.add(i, I64(1))
-    i.add_incoming(after, b.block)
-    b.cbranch(b.icmp_unsigned("<", after, I64(16)), loop, out)
-    b.position_at_end(out)
+    after()
+
+
+def _loop(b: Builder) -> tuple[ir.Value, Callable[[], None]]:
+    """A loop over the 16 rows begins: the row's number, and what ends it."""
+    before, loop, out = b.block, b.append_basic_block(), b.append_basic_block()
+    b.branch(loop)
+    b.position_at_end(loop)
+    i = b.phi(I64)
+    i.add_incoming(I64(0), before)
+
+    def after():
+        following = b.add(i, I64(1))
+        i.add_incoming(following, b.block)
+        b.cbranch(b.icmp_unsigned("<", following, I64(16)), loop, out)
+        b.position_at_end(out)
+
+    return i, after
+
+
+def _not_numbers(b: Builder, k: int, places: Places) -> None:
+    """NaN where a factor or C is; odd stays set where that does not explain a result."""
+
+    def is_nan(x):
+        return b.fcmp_unordered("uno", x, x)
+
+    b.put(I8(0), places.odd)
+    in_columns = is_nan(b.get(places.B, D8))
+    for j in range(1, k):
+        in_columns = b.or_(in_columns, is_nan(b.get(b.at(places.B, 64 * j), D8)))
+    i, after = _loop(b)
+    row, here = b.at(places.A, b.mul(i, I64(8 * k))), b.mul(i, I64(64))
+    in_row = is_nan(b.get(row, DOUBLE))
+    for j in range(1, k):
+        in_row = b.or_(in_row, is_nan(b.get(b.at(row, 8 * j), DOUBLE)))
+    nan = b.or_(b.or_(in_columns, b.splat(in_row, COLUMNS)), is_nan(b.get(b.at(places.C, here), D8)))
+    d, held = b.get(b.at(places.D, here), D8), b.get(b.at(places.unfit, b.mul(i, I64(COLUMNS))), lanes(I8, COLUMNS))
+    all_ones = b.bitcast(b.all(0x7FFFFFFFFFFFFFFF, lanes(I64, COLUMNS)), D8)  # becomes PTX's NaN of fewer bits
+    b.put(b.select(nan, all_ones, d), b.at(places.D, here))
+    left = b.and_(b.icmp_unsigned("!=", held, b.all(0, held)), b.not_(nan))
+    b.put(b.or_(b.get(places.odd, I8), b.zext(b.any(left), I8)), places.odd)
+    after()
