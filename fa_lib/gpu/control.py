@@ -113,7 +113,7 @@ def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
     def step(warp, mask):
         starts = into_shared(at(warp))
         for lane in np.flatnonzero(mask):
-            with warp.block.memory.shared.together(int(starts[lane])):
+            with warp.block.memory.shared.together(starts[lane : lane + 1]):
                 one_lane(warp, starts, int(lane))
 
     def one_lane(warp, starts, lane):

@@ -124,12 +124,13 @@ class Shared:
             self.races.writes(starts, size, lanes)
 
     @contextmanager
-    def together(self, address: int) -> Iterator[None]:
-        """An access that no other one tears."""
+    def together(self, starts: Lanes) -> Iterator[None]:
+        """Accesses that no other ones tear."""
         if self.races is None:
             yield
             return
-        self.races.through(address)
+        for start in starts.tolist():
+            self.races.through(start)
         self.races.aside = True
         try:
             yield

@@ -211,52 +211,49 @@ def matrices(instruction: Instruction, names: Addresses) -> Step:
     return load_step if loads else store_step
 
 
-ATOMIC = {
+ATOMIC = {  # on arrays
     "add": lambda old, x: old + x, "exch": lambda old, x: x, "and": lambda old, x: old & x,
-    "or": lambda old, x: old | x, "xor": lambda old, x: old ^ x, "min": min, "max": max,
-    "inc": lambda old, x: old * 0 if old >= x else old + 1,
-    "dec": lambda old, x: x if old == 0 or old > x else old - 1,
+    "or": lambda old, x: old | x, "xor": lambda old, x: old ^ x, "min": np.minimum, "max": np.maximum,
+    "inc": lambda old, x: np.where(old >= x, old * 0, old + 1),
+    "dec": lambda old, x: np.where((old == 0) | (old > x), x, old - 1),
+    "cas": lambda old, x, new: np.where(old == x, new, old),
 }  # fmt: skip
 
 
 def atomic(instruction: Instruction, names: Addresses) -> Step:
-    """atom and red: one lane after the other, in their order. Sums in FP32 flush subnormal numbers in global memory
-    and not in shared memory, as PTX says."""
+    """atom and red: one lane after the other, in their order; at once where no two lanes have one address. Sums in FP32
+    flush subnormal numbers in global memory and not in shared memory, as PTX says."""
     words, kind = instruction.words, instruction.types[-1]
-    operation = next((word for word in words[1:] if word in (*ATOMIC, "cas")), "")
-    check_hints(instruction, *ATOMIC, "cas", "noftz", "v2", "v4", "v8")
+    operation = next((word for word in words[1:] if word in ATOMIC), "")
+    check_hints(instruction, *ATOMIC, "noftz", "v2", "v4", "v8")
     operands = instruction.operands if instruction.name == "atom" else (None, *instruction.operands)
     into = targets(operands[0], instruction)
     at = address(operands[1], instruction, names)
     values = [sources(each, kind, instruction, names) for each in operands[2:]]
     space, size, count = space_of(instruction), BITS[kind] // 8, len(values[0])
     floating = kind in ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
-    if operation == "" or (floating and operation != "add" and operation != "exch"):
+    if operation == "" or (floating and operation not in ("add", "exch")):
         raise refuse(instruction, "that operation is not modelled")
+    run = ATOMIC[operation]
     if floating and operation == "add":
         ftz = ("ftz",) if kind == "f32" and space == "global" else ()
-        add = FLOAT_MEANINGS["add"](Instruction(("add", "rn", *ftz, kind), (), None, instruction.line)).run
+        run = FLOAT_MEANINGS["add"](Instruction(("add", "rn", *ftz, kind), (), None, instruction.line)).run
 
     def step(warp, mask):
         memory, starts = warp.block.memory, at(warp)
-        new = [[np.ascontiguousarray(each(warp)) for each in operand] for operand in values]
-        olds = [np.zeros(WARP, DTYPES[kind]) for _ in range(count)]
-        for lane in np.flatnonzero(mask):
-            one = np.arange(WARP) == lane
-            with memory.shared.together(int(starts[lane])):
-                old = memory.load(space, starts, size * count, one, warp.local).view(DTYPES[kind])
-                out = old.copy()
+        given = [[np.ascontiguousarray(each(warp)) for each in operand] for operand in values]
+        before = [np.zeros(WARP, DTYPES[kind]) for _ in range(count)]
+        lanes = np.flatnonzero(mask)
+        alone = len({*starts[lanes].tolist()}) == len(lanes)
+        for part in [mask] if alone else [np.arange(WARP) == lane for lane in lanes]:
+            with memory.shared.together(starts[part]):
+                old = memory.load(space, starts, size * count, part, warp.local).view(DTYPES[kind])  # (32, count)
+                new = old.copy()
                 for i in range(count):
-                    x, y = old[lane, i], new[0][i][lane]
-                    olds[i][lane] = x
-                    if operation == "cas":
-                        out[lane, i] = new[1][i][lane] if x == y else x
-                    elif floating and operation == "add":
-                        out[lane, i] = add(old[lane : lane + 1, i], new[0][i][lane : lane + 1])[0]
-                    else:
-                        out[lane, i] = ATOMIC[operation](x, y)
-                memory.store(space, starts, out.view(np.uint8), one, warp.local)
-        for register, old in zip(into, olds):
+                    new[:, i] = run(np.ascontiguousarray(old[:, i]), *(operand[i] for operand in given))
+                    before[i][part] = old[part, i]
+                memory.store(space, starts, new.view(np.uint8), part, warp.local)
+        for register, old in zip(into, before):
             if register is not None:
                 warp.write(register, old, mask)
 
