@@ -118,14 +118,17 @@ def _named(kernel, only, json_file, gate, device, limit):
 
 
 def kernel_name(name: str) -> str:
-    """The name that `kernels.get` takes: gallery:KEY stands for fa_lib.gallery:KEY, path/to/file.py:function for
-    package.module:function."""
+    """The name that `kernels.get` takes: of gallery:KEY, path/to/file.py:function, gpu:H100:NAME."""
     from fa_lib.check.kernel_file import module_name
+    from fa_lib.kernels.registry import on_gpu
 
+    if name.startswith("gpu:"):
+        _, gpu, own = (*name.split(":", 2), "")[:3]
+        return on_gpu(kernel_name(own), gpu)
     return f"fa_lib.{name}" if name.startswith("gallery:") else module_name(name)
 
 
-KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, or package.module:function"
+KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, package.module:function, or gpu:H100:NAME"
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
 GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
@@ -198,18 +201,15 @@ def check_kernel(
     attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
     it does not take one, the verdict says so.
 
-    With --gpu no GPU is needed: Triton compiles, and what it would launch is executed on the CPU instruction by
-    instruction, as that GPU computes. The kernel `fa2` is then FlashAttention-2's own.
-
     It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
-    carries from tile to tile, inputs that make trouble, bias, determinism. The page has all of it.
+    carries from tile to tile, inputs that make trouble, bias, determinism. With --gpu no GPU is needed: what Triton
+    compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
     with told(json_file):
         from fa_lib.check.apart import in_a_process
         from fa_lib.check.page_files import PageFiles
-        from fa_lib.kernels.registry import on_gpu
 
-        name = on_gpu(kernel_name(kernel), gpu)
+        name = kernel_name(f"gpu:{gpu}:{kernel}" if gpu else kernel)
         laid_out = name if layout == "bhsd" else f"{name}@{layout}"
         if only and on:
             raise ValueError("only, on: got both; accepted is one of them")

@@ -66,7 +66,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     "relations": ("relations",), "repeats": ("repeats",), "noise": ("repeats",), "rounding_mode": ("rounding",),
     "scale": ("lengths",), "coarse": ("lengths",),
     **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "top_left", "alignment", "causal_only",
-                     "unsupported"), ("asked",)),
+                     "unsupported", "on_gpu"), ("asked",)),
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
     "finite_change": ("better",),

@@ -16,6 +16,7 @@ from fa_lib.check.judge_conduct import of_conduct
 from fa_lib.check.judge_relations import of_relations
 from fa_lib.check.judge_wrong import of_wrong
 from fa_lib.experiments.rule import ALLOWED, CALLS
+from fa_lib.kernels.registry import ON_GPU
 
 EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
 SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
@@ -53,7 +54,7 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         *of_bound(tables.get("bounds", pd.DataFrame()), kernel), *_shapes(counted),
         *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
         *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), sums),
-        coverage(lengths, counted), *unsupported,
+        *_on_gpu(kernel), coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
         weak = {Severity.PASSES: Severity.NOTES}  # nothing else that holds makes a kernel pass
@@ -200,6 +201,12 @@ def _shapes(shapes):
             worst = wrong.loc[wrong.relative.idxmax()]
             where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
             yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
+
+
+def _on_gpu(kernel):
+    """That it ran in the arithmetic of a GPU that is not there."""
+    if kernel.startswith(f"{ON_GPU}:"):
+        yield Finding("on_gpu", Severity.NOTES, dict(gpu=kernel.split(":")[1]))
 
 
 def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:

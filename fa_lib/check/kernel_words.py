@@ -201,6 +201,15 @@ def _coverage(f, at):
     )
 
 
+def _on_gpu(f, at):
+    name, wobbles, _ = at["gpu"].partition("~")
+    more = "Approximate instructions were off by any amount within their documented bounds. " if wobbles else ""
+    return Said(
+        f"It ran on a CPU, instruction by instruction, in the arithmetic of {'an' if name[0] in 'AHL' else 'a'} {name}",
+        more=f"{more}Triton compiled it for sm_80 or sm_89, without wgmma and TMA: docs/gpu_machine.md.",
+    )  # fmt: skip
+
+
 def _shapes(f, at):
     if not at["failed"]:
         return Said(f"Over shapes and masks all {at['of']} {f.what} are within the rule", *times(f))
@@ -280,5 +289,5 @@ SAY = {
     "outputs": each(_shapes), "gradients": each(_shapes),
     "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
     "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "relation": each(_relation),
-    "relations": each(_relations), "unsupported": each(_unsupported),
+    "relations": each(_relations), "unsupported": each(_unsupported), "on_gpu": each(_on_gpu),
 }  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.flash_attn import backward, forward
+from fa_lib.gpu.pretended import pretended
 from fa_lib.gpu.triton_driver import triton
 
 FA2 = "fa2"
@@ -40,7 +41,7 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
     def in_its_arithmetic(q, k, v, **options):
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return _InItsArithmetic.apply(fn, gpu, options, q, k, v)
-        with triton(gpu):
+        with pretended(gpu), triton(gpu):
             return fn(q, k, v, **options)
 
     return in_its_arithmetic
@@ -53,7 +54,7 @@ class _InItsArithmetic(torch.autograd.Function):
     def forward(ctx, fn, gpu, options, *inputs):
         ctx.gpu = gpu
         ctx.inputs = [x.detach().requires_grad_(asked) for x, asked in zip(inputs, ctx.needs_input_grad[3:])]
-        with torch.enable_grad(), triton(gpu):
+        with torch.enable_grad(), pretended(gpu), triton(gpu):
             o = fn(*ctx.inputs, **options)
         ctx.o = o if isinstance(o, Tensor) else o[0]
         result = ctx.o.detach()
@@ -64,7 +65,7 @@ class _InItsArithmetic(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         asked = [x for x in ctx.inputs if x.requires_grad]
-        with triton(ctx.gpu):
+        with pretended(ctx.gpu), triton(ctx.gpu):
             found = iter(torch.autograd.grad(ctx.o, asked, gradients, allow_unused=True))
         return None, None, None, *(next(found) if x.requires_grad else None for x in ctx.inputs)
 

@@ -36,6 +36,12 @@ def joined(numbers: list[Lanes]) -> Lanes:
     return low | (high << np.uint32(16))
 
 
+TERMS = {  # of a sum
+    "add": lambda a, b: (a, b), "sub": lambda a, b: (a, -b), "fma": lambda a, b, c: (a * b, c),
+    "mad": lambda a, b, c: (a * b, c),
+}  # fmt: skip
+
+
 def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
     """An instruction of `count` operands. run: of float64; exact, or rounded to odd, or good to 2**-50."""
 
@@ -54,7 +60,11 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
         ftz, one = "ftz" in words, PAIRS.get(kind, kind)
 
         def single(*bits):
-            x = run(*(carried(each, one, ftz) for each in bits))
+            values = [carried(each, one, ftz) for each in bits]
+            x = run(*values)
+            if mode == "rm" and instruction.name in TERMS:  # downward a sum that is exactly 0 is -0, but for +0 and +0
+                negative = np.any([np.signbit(term) for term in TERMS[instruction.name](*values)], 0)
+                x = np.where((x == 0) & negative, -0.0, x)
             if "sat" in words:
                 x = np.where(x > 0, np.minimum(x, 1.0), 0.0)  # NaN is 0
             if "relu" in words:

@@ -15,9 +15,14 @@ template <typename To, typename From> SIDE To bits(From x) {
     memcpy(&y, &x, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
     return y;
 }
-SIDE float f(uint64_t x) { return bits<float>(uint32_t(x)); }
+#ifdef FLUSHED // on this side of -ftz=true
+SIDE uint32_t flush(uint32_t x) { return (x & 0x7F800000) == 0 ? x & 0x80000000 : x; }
+#else
+SIDE uint32_t flush(uint32_t x) { return x; }
+#endif
+SIDE float f(uint64_t x) { return bits<float>(flush(uint32_t(x))); }
 SIDE double d(uint64_t x) { return bits<double>(x); }
-SIDE uint64_t of(float x) { return bits<uint32_t>(x); }
+SIDE uint64_t of(float x) { return flush(bits<uint32_t>(x)); }
 SIDE uint64_t of(double x) { return bits<uint64_t>(x); }
 
 // In a rounding mode: an intrinsic there, fesetround here.
@@ -52,8 +57,6 @@ ROUNDED(round_even, FE_TONEAREST, rintf(f(a)), std::rint(float(x)))
 PLAIN(floor_, of(floorf(f(a))))
 PLAIN(ceil_, of(ceilf(f(a))))
 PLAIN(trunc_, of(truncf(f(a))))
-PLAIN(smaller, of(fminf(f(a), f(b))))
-PLAIN(larger, of(fmaxf(f(a), f(b))))
 PLAIN(less, (f(a) < f(b)) | (f(a) <= f(b)) << 1 | (f(a) == f(b)) << 2 | (f(a) != f(b)) << 3 | !(f(a) > f(b)) << 4)
 PLAIN(size, of(fabsf(f(a))))
 PLAIN(minus, of(-f(a)))
@@ -102,10 +105,14 @@ PLAIN(distance, uint32_t(int32_t(a >> 33) < 0 ? -int32_t(a >> 33) : int32_t(a >>
 PLAIN(narrow_s8, uint32_t(int32_t(int8_t(a))))
 PLAIN(narrow_s16, uint64_t(int64_t(int16_t(a))))
 #ifdef __CUDA_ARCH__
+PLAIN(smaller, of(fminf(f(a), f(b))))
+PLAIN(larger, of(fmaxf(f(a), f(b))))
 PLAIN(ones, __popc(uint32_t(a)))
 PLAIN(leading, __clzll(a))
 PLAIN(reversed, __brev(uint32_t(a)))
-#else
+#else // C leaves open which of +0 and -0 it is, and what a signalling NaN gives; PTX does not
+PLAIN(smaller, flush(f(a) != f(a) ? b : f(b) != f(b) ? a : f(a) == f(b) ? a | b : f(a) < f(b) ? a : b))
+PLAIN(larger, flush(f(a) != f(a) ? b : f(b) != f(b) ? a : f(a) == f(b) ? a & b : f(a) > f(b) ? a : b))
 PLAIN(ones, __builtin_popcount(uint32_t(a)))
 PLAIN(leading, a ? __builtin_clzll(a) : 64)
 SIDE uint64_t reversed(uint64_t a, uint64_t, uint64_t) {

@@ -3,46 +3,46 @@
 import pytest
 import torch
 from triton import runtime
-from triton_attention import doubled, flash
+from triton_kernels import doubled
+from typer.testing import CliRunner
 
+from examples.triton_attention import attention
+from fa_lib import kernels
+from fa_lib.cli import app
+from fa_lib.compare import Question, compare
 from fa_lib.formats import Format
 from fa_lib.gpu import Fault, triton
-from fa_lib.kernels import golden, reference
 from fa_lib.precision import Precision
+from fa_lib.testing import assert_attention_close
+
+MINE = "examples.triton_attention:attention"
 
 
-def drawn(n, dtype):
+def drawn(n, dtype, n_kv=0):
     torch.manual_seed(0)
-    return [torch.randn(2, n, 64).to(dtype) for _ in range(3)]
-
-
-def run(q, k, v, gpu):
-    o = torch.empty_like(q)
-    with triton(gpu):
-        flash[(q.shape[1] // 64, q.shape[0])](q, k, v, o, 0.125, k.shape[1], 64, 64, 64, num_warps=4)
-    return o
+    return [torch.randn(1, 2, length, 64).to(dtype) for length in (n, n_kv or n, n_kv or n)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("n", [256, 200])
-def test_a_flash_kernel_is_as_good_as_baseline(n, dtype):
+@pytest.mark.parametrize("n_kv, causal", [(256, False), (200, True)])
+def test_a_flash_kernel_is_as_good_as_baseline(n_kv, causal, dtype):
     """200 keys: the last tile is not full."""
+    q, k, v = drawn(128, dtype, n_kv)
+    with triton("H100"):
+        o = attention(q, k, v, causal=causal)
     fmt = Format.of(dtype)
-    q, k, v = drawn(256, dtype)
-    k, v = k[:, :n].contiguous(), v[:, :n].contiguous()
-    o = run(q, k, v, "H100")
-    four = [x.double()[None] for x in (q, k, v)]
-    due = golden(*four, inputs=fmt)
-    baseline = reference(*four, precision=Precision.materialized(fmt)).double()
-    assert (o.double()[None] - due).abs().max() <= 2 * (baseline - due).abs().max()
+    due = kernels.golden(q, k, v, inputs=fmt, causal=causal)
+    baseline = kernels.reference(*(x.double() for x in (q, k, v)), precision=Precision.materialized(fmt), causal=causal)
+    assert (o.double() - due).abs().max() <= 2 * (baseline - due).abs().max()
+    assert_attention_close(kernels.get(MINE, gpu="A100")(q, k, v, causal=causal), q, k, v, precision=fmt, causal=causal)
 
 
 def test_gpus_differ_in_one_process_and_the_driver_is_as_before():
     q, k, v = drawn(512, torch.float16)
     before = runtime.driver._active
-    a, h, again = (run(q, k, v, gpu) for gpu in ("A100", "H100", "A100"))
-    assert torch.equal(a, again) and not torch.equal(a, h)
-    assert runtime.driver._active is before
+    a, h, again, off = (kernels.get(MINE, gpu=gpu)(q, k, v) for gpu in ("A100", "H100", "A100", "A100~1"))
+    assert torch.equal(a, again) and not torch.equal(a, h) and not torch.equal(a, off)
+    assert runtime.driver._active is before and not q.is_cuda and not torch.cuda.is_available()
     with pytest.raises(ValueError, match="gpu: got 'P100'"), triton("P100"):
         pass
 
@@ -57,5 +57,34 @@ def test_autotuning_takes_the_first_configuration_and_says_so():
 
 def test_an_access_beyond_a_tensor_is_a_fault_that_names_the_line():
     x, y = torch.zeros(64), torch.zeros(64)
-    with triton("A100"), pytest.raises(Fault, match=r"triton_attention.py, line \d+ .*outside of argument"):
+    with triton("A100"), pytest.raises(Fault, match=r"triton_kernels.py, line \d+ .*outside of argument"):
         doubled.fn[(2,)](x, y, 100, 64)
+
+
+def test_a_backward_pass_launches_on_the_same_gpu():
+    q, k, v = (torch.randn(64, requires_grad=True) for _ in range(3))
+    kernels.get("triton_kernels:product", gpu="H100")(q, k, v).sum().backward()
+    assert torch.equal(q.grad, k.detach()) and torch.equal(k.grad, q.detach()) and torch.equal(v.grad, 0 * v)
+
+
+def test_compare_takes_such_kernels():
+    """Two GPUs' sums differ in few bits, and as little as right kernels do."""
+    names = (kernels.on_gpu(MINE, gpu) for gpu in ("A100", "H100"))
+    found = compare(*names, Question(n=256))
+    assert found.is_rounding and 0 < found.apart["differing"] < 0.05
+
+
+@pytest.mark.parametrize("kernel, code, says", [
+    (MINE, 0, "carry_accumulator: passes"), ("triton_kernels:carries_16_bits", 1, "carry_accumulator: FAILS"),
+])  # fmt: skip
+def test_check_kernel_judges_them_in_a_process_of_their_own(kernel, code, says, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "tests/gpu")
+    words = ["check", "kernel", kernel, "--gpu", "H100", "--only", "carry_accumulator", "--gate"]
+    done = CliRunner().invoke(app, words, prog_name="fa-lib")
+    assert done.exit_code == code, done.output
+    assert says in done.stdout, done.stdout
+
+
+def test_a_gpu_that_is_not_known_is_told_in_a_line():
+    done = CliRunner().invoke(app, ["check", "kernel", MINE, "--gpu", "P100"], prog_name="fa-lib")
+    assert done.exit_code == 2 and "gpu: got 'P100'; accepted are A100" in done.stderr, done.output

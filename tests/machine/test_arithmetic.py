@@ -299,3 +299,14 @@ def test_conversions_to_whole_numbers_saturate():
         0,
         255,
     ]
+
+
+def test_downward_a_sum_that_is_exactly_zero_is_negative_but_for_two_positive_zeros():
+    """As IEEE 754 has it; gcc's sums of this processor found it (tests/gpu/test_compilers.py)."""
+    x = np.array([1.5, 0.0, -0.0, -0.0] * 8, np.float32)
+    y = np.array([-1.5, 0.0, 0.0, -0.0] * 8, np.float32)
+    ones = np.ones(32, np.float32)
+    for instruction, operands in (("add.rm.f32 {out}, {0}, {1}", (x, y)), ("sub.rm.f32 {out}, {0}, {1}", (x, -y)),
+                                  ("fma.rm.f32 {out}, {0}, {1}, {2}", (x, ones, y))):  # fmt: skip
+        found = lanewise(instruction, [each.view(np.uint32) for each in operands], np.float32)
+        assert np.signbit(found[:4]).tolist() == [True, False, True, True], instruction

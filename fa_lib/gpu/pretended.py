@@ -1,0 +1,57 @@
+"""A GPU that code believes in: functions that launch Triton kernels ask whether their tensors are on one, and which.
+
+Inside, CPU tensors say that they are CUDA's, tensors that are asked for there are made on the CPU, and torch.cuda tells
+of the GPU that is modelled.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fa_lib.gpu.device import GPU
+
+DEVICE = torch.device("cuda", 0)
+ANSWERS = {  # of tensors; their getters are no functions that torch lists
+    Tensor.is_cuda.__get__: lambda x: True,  # pyright: ignore[reportAttributeAccessIssue]
+    Tensor.device.__get__: lambda x: DEVICE,  # pyright: ignore[reportAttributeAccessIssue]
+    Tensor.get_device: lambda x: 0,
+    Tensor.cuda: lambda x, *more, **options: x,
+}
+
+
+class Pretending(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in ANSWERS:
+            return ANSWERS[func](*args, **kwargs or {})
+        return func(*map(_here, args), **{name: _here(value) for name, value in (kwargs or {}).items()})
+
+
+def _here(value: Any) -> Any:
+    """A device that is asked for, as the one there is."""
+    cuda = isinstance(value, torch.device) and value.type == "cuda" or isinstance(value, str) and value[:4] == "cuda"
+    return torch.device("cpu") if cuda else value
+
+
+@contextmanager
+def pretended(gpu: GPU) -> Iterator[None]:
+    """Inside, code believes that CPU tensors are on this GPU."""
+    capability = divmod(gpu.capability, 10)
+    properties = SimpleNamespace(
+        name=gpu.name, major=capability[0], minor=capability[1], multi_processor_count=gpu.processors,
+        shared_memory_per_block_optin=gpu.shared_bytes, warp_size=32,
+    )  # fmt: skip
+    stands_in = dict(
+        is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
+        get_device_capability=lambda device=None: capability, get_device_name=lambda device=None: gpu.name,
+        get_device_properties=lambda device=None: properties, synchronize=lambda device=None: None,
+        device=lambda device: nullcontext(), device_of=lambda tensor: nullcontext(),
+        current_stream=lambda device=None: SimpleNamespace(cuda_stream=0),
+    )  # fmt: skip
+    with mock.patch.multiple(torch.cuda, **stands_in), Pretending():
+        yield

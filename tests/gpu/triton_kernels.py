@@ -1,0 +1,77 @@
+"""Small Triton kernels for tests; the good one is examples/triton_attention.py."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"block": 64}), triton.Config({"block": 128})], key=["n"])
+@triton.jit
+def doubled(x, y, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def carrying(Q, K, V, O, n_q, n, D: tl.constexpr, block: tl.constexpr):
+    """Attention whose accumulator is rounded to O's type after every tile; n_q and n are multiples of block."""
+    head, row, column = tl.program_id(1), tl.arange(0, block), tl.arange(0, D)
+    q = tl.load(Q + head * n_q * D + (tl.program_id(0) * block + row)[:, None] * D + column[None, :])
+    m, l = tl.full([block], float("-inf"), tl.float32), tl.zeros([block], tl.float32)
+    o = tl.zeros([block, D], tl.float32)
+    for first in range(0, n, block):
+        place = head * n * D + (first + row)[:, None] * D + column[None, :]
+        s = tl.dot(q, tl.trans(tl.load(K + place))) * (1.4426950408889634 * 0.125)
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p, a = tl.exp2(s - m_new[:, None]), tl.exp2(m - m_new)
+        l = l * a + tl.sum(p, 1)
+        o = o * a[:, None] + tl.dot(p.to(q.dtype), tl.load(V + place))
+        o = o.to(q.dtype).to(tl.float32)
+        m = m_new
+    place = head * n_q * D + (tl.program_id(0) * block + row)[:, None] * D + column[None, :]
+    tl.store(O + place, (o / l[:, None]).to(q.dtype))
+
+
+def carries_16_bits(q, k, v):
+    """It believes that it is on a GPU, as many do."""
+    assert q.is_cuda and q.device.type == "cuda", "tensors on a GPU are needed"
+    if torch.cuda.get_device_capability(q.device) < (8, 0):
+        raise RuntimeError("sm_80 is needed")
+    (batch, heads, n_q, d), n = q.shape, k.shape[2]
+    if k.shape[:2] != q.shape[:2] or n % 64 or d != 64 or q.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError("64-fold keys, head_dim 64, BF16 or FP16")
+    q = torch.nn.functional.pad(q, (0, 0, 0, -n_q % 64)).contiguous()
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    with torch.cuda.device(q.device):
+        carrying[(q.shape[2] // 64, batch * heads)](q, k.contiguous(), v.contiguous(), o, q.shape[2], n, d, 64)
+    return o[:, :, :n_q]
+
+
+@triton.jit
+def products(x, y, out, block: tl.constexpr):
+    at = tl.arange(0, block)
+    tl.store(out + at, tl.load(x + at) * tl.load(y + at))
+
+
+class Product(torch.autograd.Function):
+    """x y, with gradients that kernels compute."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return Product.of(x, y)
+
+    @staticmethod
+    def of(x, y):
+        out = torch.empty_like(x)
+        products[(1,)](x, y, out, x.numel())
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return Product.of(g.contiguous(), y), Product.of(g.contiguous(), x)
+
+
+def product(q, k, v):
+    return Product.apply(q, k) + 0 * v
