@@ -91,8 +91,8 @@ test-faults: $(call has,test) ## kill, fill and damage at random, and count what
 test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 tests/gallery
 
-test-gpu: $(call has,gpu) ## compile CUDA kernels without a GPU, run them in a GPU's arithmetic, hold that to a simulator by others and to ptxas
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadfile tests/gpu
+test-gpu: $(call has,gpu) ## compile CUDA kernels without a GPU, run them in a GPU's arithmetic, hold that to a simulator by others, ptxas and gcc (FULL=1: all of flash-attn's)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 $(if $(FULL),,-m "not full") --dist worksteal tests/gpu
 
 lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: sliders for every choice, drawn live
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
