@@ -13,7 +13,8 @@ from fa_lib.execution.results import provenance
 from fa_lib.experiments.original import CALLS, called, gradients, original
 from fa_lib.gpu.nvcc import version
 from fa_lib.gpu.sources import FLASH_ATTN
-from fa_lib.paths import ROOT, build
+from fa_lib.paths import GPU, build
+from fa_lib.record.gpu_machine import FILE, keep
 
 OF_ALL = dict(fmt=["BF16", "FP16"], head_dim=[64, 128], gpu=["A100", "H100"], distribution=["uniform", "normal"])
 GRIDS = {
@@ -25,7 +26,7 @@ GRIDS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "data" / "gpu", help="folder of the tables")
+    parser.add_argument("--out", type=Path, default=GPU, help="folder of the tables")
     parser.add_argument("--tables", nargs="+", choices=GRIDS, default=[*GRIDS])
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
@@ -41,6 +42,9 @@ def main():
         parameters = {key: list(value) if isinstance(value, range) else value for key, value in grid.items()}
         with replacing(given.out / f"{name}.provenance.json") as path:
             path.write_text(json.dumps(about | provenance(parameters), indent=1) + "\n")
+
+    if "original" in given.tables:
+        keep(given.out / FILE.name)
 
 
 if __name__ == "__main__":

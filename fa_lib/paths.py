@@ -13,6 +13,7 @@ NOTEBOOKS = ROOT / "notebooks"
 PUBLISHED = ROOT / "data" / "published.csv"
 RESULTS = ROOT / "data" / "results"
 RECORDED = ROOT / "data" / "recorded"
+GPU = ROOT / "data" / "gpu"  # of GPU kernels, run without one
 STYLE = ["default", PACKAGE / "plots" / "paper.mplstyle"]  # for matplotlib: over nothing of the reader's
 
 

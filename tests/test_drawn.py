@@ -13,7 +13,7 @@ from fa_lib.check.judge import judge_kernel
 from fa_lib.check.kernel import WORST
 from fa_lib.execution import results
 from fa_lib.experiments.newer_kernels import FP8_KERNELS
-from fa_lib.paths import RESULTS, ROOT
+from fa_lib.paths import GPU, RESULTS, ROOT
 from fa_lib.plots import (
     ablation,
     biased_rounding,
@@ -22,6 +22,7 @@ from fa_lib.plots import (
     kernel_report,
     law,
     newer_kernels,
+    original,
     published,
     rescaling,
     rule,
@@ -36,7 +37,8 @@ WORDS = "The words of the notebook."
 
 
 def read(name):
-    return pd.read_csv(RESULTS / f"{name}.csv")
+    path = RESULTS / f"{name}.csv"
+    return pd.read_csv(path if path.exists() else GPU / f"{name}.csv")
 
 
 def spread(values, by):
@@ -67,6 +69,15 @@ def of_validation(agreement):
     rows = agreement[(agreement.fmt == "BF16") & (agreement.n == agreement.n.max())]
     different = (1 - rows.identical).clip(lower=1e-6)
     return [*different, *different.groupby([rows.distribution, rows.choice]).mean()]
+
+
+def of_original(table, calls):
+    """The choices at their longest N in one setting, and the model by call."""
+    longest = table[table.n == table.n.max()]
+    one = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "A100")]
+    by_call = longest[longest.choice == "model"].groupby(["fmt", "head_dim", "causal", "gpu", "distribution"])
+    groups = one.groupby(["distribution", "choice"]), by_call, calls.groupby(["call", "gpu", "distribution"])
+    return np.concatenate([each.different.agg(lambda x: x.clip(lower=original.LEAST).mean()) for each in groups])
 
 
 EXPONENTIAL = (np.linspace(-10, 0, 5), np.linspace(0, 1e-4, 5), np.linspace(0, 2e-4, 5))
@@ -243,6 +254,7 @@ def of_block_scales(table):
 REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"
 DRAWN = [
     Drawn("figure2_validation", ("01_kernels",), lambda t: validation.validation(EXPONENTIAL, t, WORDS), of_validation),
+    Drawn("figure2c_original", ("original", "calls"), lambda t, c: original.original_kernel(t, c, WORDS), of_original),
     Drawn("figure2b_rule", ("01_kernels.rule",), lambda t: rule.ruled(t, WORDS), lambda t: t.ratio),
     Drawn("inside_a_model", ("06_inside_a_model",), lambda t: training.inside(t, WORDS), of_inside),
     Drawn(

@@ -33,6 +33,12 @@ def hardware(device: str, scale: str, out: Path) -> None:
     gather(device, out)
 
 
+def gpu_machine(device: str, scale: str, out: Path) -> None:
+    from fa_lib.record.gpu_machine import compared
+
+    compared(device, out)
+
+
 def validation(device: str, scale: str, out: Path) -> None:
     _notebooks(("01_kernels",), scale, out)
 
