@@ -100,7 +100,7 @@ def original(
     """
     fmt = Format.of(fmt)
     q, k, v = drawn(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
-    o, lse = _forward(q, k, v, causal=causal, gpu=gpu, splits=1)
+    o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
     golden = kernels.golden(q, k, v, inputs=fmt, causal=causal)
     base = deviation(_baseline(fmt, q, k, v, causal=causal), golden).max
     S = q.double() @ k.double().mT * head_dim**-0.5
@@ -116,7 +116,8 @@ def original(
 
 
 def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: str, seed: int) -> list[dict]:
-    """A cell: one of CALLS, the kernel and its model. Returns: a row, as of `original`."""
+    """A cell: one of CALLS, the kernel and its model; with a softcap the model scales S before it. Returns: a row, as
+    of `original`."""
     fmt, asked = Format.of(fmt), known("call", call, CALLS)
     q, k, v = drawn(fmt, distribution, seed, (1, *asked.shape, head_dim), (1, *asked.kv_shape, head_dim))
     o, _ = _forward(q, k, v, gpu=gpu, splits=asked.splits, **asked.options)
@@ -125,6 +126,8 @@ def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: 
     causal = asked.options.get("causal", False)
     split = asked.splits > 1
     model = fa2_splitkv(fmt, head_dim, asked.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
+    if "softcap" in asked.options:  # tiled caps no scores that are not scaled yet
+        model |= dict(algorithm=replace(Algorithm.of(model["algorithm"]), folded=False))
     return [_apart(o, kernels.tiled(q, k, v, **model, **asked.options), golden, fmt, base)]
 
 
@@ -138,14 +141,14 @@ def gradients(
         with exact sums and the forward kernel's tiles), different (share of elements whose bits differ from it),
         by_order (share of elements whose bits differ between the two orders).
     """
-    from fa_lib.gpu.flash_attn import backward
+    from fa_lib.gpu.flash_attn import Options, backward
 
     fmt = Format.of(fmt)
     q, k, v = drawn(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
     dO = round_to(draw("normal", seed + 1000, (1, heads, n, head_dim))[0], fmt).to(fmt.dtype)
-    o, lse = _forward(q, k, v, causal=causal, gpu=gpu, splits=1)
-    given = dict(causal=causal, gpu=gpu)
-    real, other = (backward(dO, q, k, v, o, lse, **given, seed=order) for order in (None, 2))
+    o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
+    given = dO, (q, k, v), (o, lse), Options(causal)
+    real, other = (backward(*given, gpu=gpu, seed=order) for order in (None, 2))
 
     def of(fn, **options):
         tensors = [x.double().requires_grad_() for x in (q, k, v)]
@@ -169,10 +172,10 @@ def drawn(fmt: Format, distribution: str, seed: int, shape, kv_shape) -> list[Te
     return [round_to(x, fmt).to(fmt.dtype) for x in draw(distribution, seed, shape, kv_shape)]
 
 
-def _forward(q, k, v, **options):
-    from fa_lib.gpu.flash_attn import forward  # an extra
+def _forward(q, k, v, gpu, splits=1, **options):
+    from fa_lib.gpu.flash_attn import Options, forward  # an extra
 
-    return forward(q, k, v, **options)
+    return forward(q, k, v, Options(**options), gpu=gpu, splits=splits)
 
 
 def _baseline(fmt, q, k, v, **options):

@@ -1,6 +1,7 @@
 """FlashAttention-2's own CUDA kernels, on a CPU in a GPU's arithmetic: what flash-attn 2.8.3's flash_attn_func computes
 without dropout, forward and backward, as flash_api.cpp calls them."""
 
+from dataclasses import dataclass, replace
 from math import ceil, e, log2
 
 import numpy as np
@@ -21,19 +22,45 @@ from fa_lib.gpu.flash_attn_kernels import (
 )
 from fa_lib.gpu.memory import NANS
 
-Window = tuple[int, int]
 MOST_SPLITS = 128
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a call.
+
+    Attributes:
+        causal: aligned bottom-right. window: keys to the left and to the right that a query sees; -1: all; with causal
+            the left side counts alone.
+        softcap: 0 is none. scale: None is 1 / sqrt(d).
+    """
+
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    scale: float | None = None
+
+    def among(self, n_q: int, n_kv: int) -> "Options":
+        """As flash_api.cpp takes them: one query sees all keys, a side that sees them all has no end, and a causal call
+        that ends on the left, too, is a window."""
+        causal = self.causal and n_q > 1
+        left, right = (-1 if side >= n_kv or side < 0 else side for side in self.window)
+        return replace(self, causal=causal and left < 0, window=(left, 0 if causal else right))
+
+    @property
+    def local(self) -> bool:
+        return not self.causal and self.window != (-1, -1)
+
+
+PLAIN = Options()
 
 
 def forward(
     q: Float[Tensor, "batch heads n_q d"],
     k: Float[Tensor, "batch heads_kv n_kv d"],
     v: Float[Tensor, "batch heads_kv n_kv d"],
+    options: Options = PLAIN,
     *,
-    causal: bool = False,
-    window: Window = (-1, -1),
-    softcap: float = 0.0,
-    scale: float | None = None,
     gpu: str | GPU = "A100",
     splits: int | None = None,
 ) -> tuple[Float[Tensor, "batch heads n_q d"], Float32[Tensor, "batch heads n_q"]]:
@@ -41,9 +68,6 @@ def forward(
 
     Args:
         q, k, v: BF16 or FP16 on the CPU, head_dim a multiple of 8 up to 256; heads are a multiple of heads_kv.
-        causal: aligned bottom-right. window: keys to the left and to the right that a query sees; -1: all; with causal
-            the left side counts alone.
-        softcap: 0 is none. scale: None is 1 / sqrt(d).
         splits: parts of the keys, worked on by blocks of their own and put together at the end; 1: none. None: as many
             as flash_attn_func takes, from the numbers of rows, keys and the GPU's multiprocessors (`splits_of`).
 
@@ -56,25 +80,24 @@ def forward(
     gpu = GPU.of(gpu)
     q, k, v = _accepted(q, k, v)
     (batch, heads, n_q, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
-    causal, window = _masks(causal and n_q > 1, window, n_kv)
-    if n_q == 1 and heads > heads_kv and window == (-1, -1):  # the heads that share keys are its queries
+    options = options.among(n_q, n_kv)
+    if n_q == 1 and heads > heads_kv and options.window == (-1, -1):  # the heads that share keys are its queries
         grouped = q.reshape(batch, heads_kv, heads // heads_kv, d)
-        o, lse = _forward(grouped, k, v, causal, window, softcap, scale, gpu, splits)
+        o, lse = _forward(grouped, k, v, options, gpu, splits)
         return o.reshape(batch, heads, 1, d), lse.reshape(batch, heads, 1)
-    return _forward(q, k, v, causal, window, softcap, scale, gpu, splits)
+    return _forward(q, k, v, options, gpu, splits)
 
 
-def _forward(q, k, v, causal, window, softcap, scale, gpu, splits):
+def _forward(q, k, v, options, gpu, splits):
     (batch, heads, n_q, d), n_kv = q.shape, k.shape[2]
-    local = not causal and window != (-1, -1)
-    case = Case(d, q.dtype, gpu, causal, local, softcap > 0, n_q, n_kv)
+    case = _case(q, k, options, gpu)
     splits = splits_of(batch * heads, n_q, n_kv, case.width, gpu) if splits is None else splits
     if not 1 <= splits <= MOST_SPLITS:
         raise ValueError(f"splits: got {splits}; accepted are 1 to {MOST_SPLITS}, or None")
     o = q.new_empty(batch, n_q, heads, d).transpose(1, 2)  # as flash-attn lays it out
     rows = combined_rows(case.width)
     room = torch.empty(-(-batch * heads * n_q // rows) * rows)  # the combining kernel writes whole blocks of rows
-    values = _values(q, k, v, o, room, causal, window, softcap, scale)
+    values = _values(q, k, v, o, room, options)
     if splits == 1:
         kernels = forward_kernels(case)
         grid = -(-n_q // kernels.block_q), batch, heads
@@ -113,16 +136,10 @@ def splits_of(heads: int, n_q: int, n_kv: int, head_dim: int, gpu: GPU) -> int:
 
 def backward(
     dO: Float[Tensor, "batch heads n_q d"],
-    q: Float[Tensor, "batch heads n_q d"],
-    k: Float[Tensor, "batch heads_kv n_kv d"],
-    v: Float[Tensor, "batch heads_kv n_kv d"],
-    o: Float[Tensor, "batch heads n_q d"],
-    lse: Float32[Tensor, "batch heads n_q"],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    outputs: tuple[Tensor, Tensor],
+    options: Options = PLAIN,
     *,
-    causal: bool = False,
-    window: Window = (-1, -1),
-    softcap: float = 0.0,
-    scale: float | None = None,
     gpu: str | GPU = "A100",
     seed: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,27 +149,27 @@ def backward(
     here blocks come one after the other.
 
     Args:
-        dO, q, k, v: as `forward` takes them. o, lse: what it returned. causal ... gpu: as it was called.
+        inputs: q, k and v, as `forward` takes them. outputs: o and lse, what it returned. options, gpu: as it was
+            called. dO: of o's shape.
         seed: of the order of the blocks; None: that of their numbers.
 
     Raises:
         ValueError: the kernel takes no such call.
     """
     gpu = GPU.of(gpu)
-    q, k, v = _accepted(q, k, v)
+    (q, k, v), (o, lse) = _accepted(*inputs), outputs
     (batch, heads, n_q, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
     if dO.shape != q.shape or o.shape != q.shape or lse.shape != q.shape[:3] or lse.dtype != torch.float32:
         raise ValueError(
             f"dO, o, lse: got {tuple(dO.shape)}, {tuple(o.shape)}, {tuple(lse.shape)} in {lse.dtype}; accepted are q's "
             f"shape {tuple(q.shape)}, and {tuple(q.shape[:3])} in FP32"
         )
-    causal, window = _masks(causal, window, n_kv)
-    local = not causal and window != (-1, -1)
-    kernels = backward_kernels(Case(d, q.dtype, gpu, causal, local, softcap > 0, n_q, n_kv))
+    options = options.among(n_q, n_kv)
+    kernels = backward_kernels(_case(q, k, options, gpu))
     dO, o, lse = (x if x.stride(-1) == 1 else x.contiguous() for x in (dO.to(q.dtype), o, lse.contiguous()))
     dq = q.new_empty(batch, n_q, heads, d).transpose(1, 2)
     dk, dv = (q.new_empty(batch, n_kv, heads, d).transpose(1, 2) for _ in range(2))
-    values = _values(q, k, v, o, lse, causal, window, softcap, scale)
+    values = _values(q, k, v, o, lse, options)
     for name, x in dict(do=dO, dq=dq, dk=dk, dv=dv).items():
         values |= _strided(name, x)
     rounded = values["seqlen_q_rounded"]
@@ -200,32 +217,32 @@ def _accepted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _masks(causal: bool, window: Window, n_kv: int) -> tuple[bool, Window]:
-    """Whether a causal kernel is meant, and the window: a causal one that ends on the left, too, is none."""
-    left, right = (-1 if side >= n_kv or side < 0 else side for side in window)
-    return causal and left < 0, (left, 0 if causal else right)
-
-
 def _strided(name: str, x: Tensor) -> dict:
     strides = dict(batch_stride=x.stride(0), head_stride=x.stride(1), row_stride=x.stride(2), ptr=x)
     return {f"{name}_{what}": value for what, value in strides.items()}
 
 
-def _values(q, k, v, o, lse, causal, window, softcap, scale) -> dict:
+def _case(q: Tensor, k: Tensor, options: Options, gpu: GPU) -> Case:
+    sizes = q.shape[2], k.shape[2]
+    return Case(q.shape[-1], q.dtype, gpu, options.causal, options.local, options.softcap > 0, *sizes)
+
+
+def _values(q, k, v, o, lse, options) -> dict:
     """set_params_fprop."""
     (batch, heads, n_q, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
-    left, right = window
+    left, right = options.window
     left, right = (n_kv if left < 0 <= right else left), (n_kv if right < 0 <= left else right)
     multiple = 32 if d <= 128 else 64
     values = dict(
         h=heads, h_k=heads_kv, h_h_k_ratio=heads // heads_kv, softmax_lse_ptr=lse, b=batch, seqlen_q=n_q,
         seqlen_k=n_kv, d=d, seqlen_q_rounded=-(-n_q // 128) * 128, seqlen_k_rounded=-(-n_kv // 128) * 128,
         d_rounded=-(-d // multiple) * multiple, p_dropout=1.0, rp_dropout=1.0, window_size_left=left,
-        window_size_right=right, is_bf16=q.dtype == torch.bfloat16, is_causal=causal, num_splits=1,
+        window_size_right=right, is_bf16=q.dtype == torch.bfloat16, is_causal=options.causal, num_splits=1,
     )  # fmt: skip
     for name, x in zip("qkvo", (q, k, v, o)):
         values |= _strided(name, x)
-    return values | _scales(float(np.float32(d**-0.5 if scale is None else scale)), float(np.float32(softcap)))
+    scale = d**-0.5 if options.scale is None else options.scale
+    return values | _scales(float(np.float32(scale)), float(np.float32(options.softcap)))
 
 
 def _scales(scale: float, softcap: float) -> dict[str, float]:

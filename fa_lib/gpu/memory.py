@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from fa_lib.gpu.lanes import WARP, Lanes
-
-if TYPE_CHECKING:
-    from fa_lib.gpu.races import Races
 
 NANS = 0xFF  # a byte of shared memory that nobody wrote, where reading it is allowed: all bits set are NaN in any float
 SHARED, LOCAL, WINDOW = 1 << 60, 1 << 61, 1 << 32  # where the windows of generic addresses begin, and their size
@@ -97,10 +94,10 @@ class Shared:
 
     Args:
         unwritten: what bytes hold that nothing was written to; None: to read them is a Fault.
-        races: of fa_lib.gpu.races; None: they are not looked for.
+        races: a Races of fa_lib.gpu.races; None: they are not looked for.
     """
 
-    def __init__(self, size: int, unwritten: int | None, races: "Races | None" = None):
+    def __init__(self, size: int, unwritten: int | None, races: Any = None):
         self.data, self.races = np.full(size, unwritten or 0, np.uint8), races
         self.written = None if unwritten is not None else np.zeros(size, bool)
 

@@ -16,7 +16,7 @@ from fa_lib.kernels.tiled import tiled
 from fa_lib.precision import Precision
 from fa_lib.tiling import Tiling
 
-ON_GPU = "fa_lib.gpu"  # it knows this package, which does not know it
+ON_GPU = "fa_lib.gpu.on"  # it knows this package, which does not know it
 _BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)
 _KERNELS: dict[str, Callable] = {fn.__name__: fn for fn in _BUILT_IN}
 
@@ -53,7 +53,7 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
         ValueError: there is none.
     """
     if gpu:
-        return importlib.import_module(ON_GPU).named(name, gpu)
+        return importlib.import_module(ON_GPU).kernel(name, gpu)
     if callable(name):
         return name
     own, at, layout = str(name).rpartition("@")

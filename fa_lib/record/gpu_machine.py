@@ -39,11 +39,11 @@ def key(gpu: str, fmt: str, distribution: str, causal: bool) -> str:
 
 def keep(path: Path = FILE) -> None:
     """Write the machine's outputs. Needs nvcc."""
-    from fa_lib.gpu.flash_attn import forward
+    from fa_lib.gpu.flash_attn import Options, forward
 
     outputs = {}
     for gpu, (fmt, distribution, causal) in product(MODELLED.values(), CALLS):
-        o, _ = forward(*inputs(fmt, distribution), causal=causal, gpu=gpu, splits=1)
+        o, _ = forward(*inputs(fmt, distribution), Options(causal), gpu=gpu, splits=1)
         outputs[key(gpu, fmt, distribution, causal)] = o.contiguous()
     with replacing(path) as temporary:
         save_file(outputs, temporary)

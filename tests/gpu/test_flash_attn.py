@@ -123,7 +123,7 @@ def test_calls_that_the_kernel_does_not_take_are_refused():
     with pytest.raises(ValueError, match="splits: got 0; accepted are 1 to 128"):
         forward(q, k, v, splits=0)
     with pytest.raises(ValueError, match=r"dO, o, lse: got .*accepted are q's shape"):
-        backward(q, q, k, v, q, torch.full((1, 1, 64), inf))
+        backward(q, (q, k, v), (q, torch.full((1, 1, 64), inf)))
 
 
 def test_products_are_joined_to_sums_as_often_as_ptxas_does(tmp_path):

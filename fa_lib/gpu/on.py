@@ -1,7 +1,7 @@
 """Kernels in a GPU's arithmetic, by name: `kernels.get("package.module:function", gpu="H100")` is a function that
 launches Triton kernels, `kernels.get("fa2", gpu="A100")` FlashAttention-2's own CUDA kernel.
 
-As one text, for workers and the command line: "fa_lib.gpu:H100:package.module:function", "fa_lib.gpu:A100:fa2".
+As one text, for workers and the command line: "fa_lib.gpu.on:H100:package.module:function", "fa_lib.gpu.on:A100:fa2".
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.gpu.device import GPU
-from fa_lib.gpu.flash_attn import backward, forward
+from fa_lib.gpu.flash_attn import Options, backward, forward
 from fa_lib.gpu.pretended import pretended
 from fa_lib.gpu.triton_driver import triton
 
@@ -45,6 +45,18 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
             return fn(q, k, v, **options)
 
     return in_its_arithmetic
+
+
+def __getattr__(name):
+    """The kernel of a name GPU:KERNEL.
+
+    Raises:
+        AttributeError, ImportError, ValueError: there is none, and why.
+    """
+    gpu, colon, of = name.partition(":")
+    if not colon:
+        raise AttributeError(f"fa_lib.gpu.on has no {name!r}")
+    return kernel(of, gpu)
 
 
 class _InItsArithmetic(torch.autograd.Function):
@@ -80,11 +92,11 @@ def flash_attention_2(gpu: GPU) -> Callable:
     ) -> Tensor:  # fmt: skip
         """FlashAttention-2, from flash-attn's source."""
         left, right = (-1 if side is None else side for side in window or (None, None))
-        options = dict(causal=causal, window=(left, right), softcap=softcap or 0.0, gpu=gpu)
-        options["scale"] = q.shape[-1] ** -0.5 if scale is None else scale
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        options = Options(causal, (left, right), softcap or 0.0, scale)
         more = -q.shape[-1] % 8
         q, k, v = (F.pad(x, (0, more)) if more else x for x in (q, k, v))
-        o = _FlashAttention2.apply(q, k, v, options)
+        o = _FlashAttention2.apply(q, k, v, options, gpu)
         return o[..., : o.shape[-1] - more] if more else o
 
     return fa2
@@ -92,13 +104,13 @@ def flash_attention_2(gpu: GPU) -> Callable:
 
 class _FlashAttention2(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, options):
-        o, lse = forward(q, k, v, **options)
+    def forward(ctx, q, k, v, options, gpu):
+        o, lse = forward(q, k, v, options, gpu=gpu)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = options
+        ctx.options, ctx.gpu = options, gpu
         return o
 
     @staticmethod
     def backward(ctx, *gradients):
         q, k, v, o, lse = ctx.saved_tensors
-        return *backward(gradients[0], q, k, v, o, lse, **ctx.options), None
+        return *backward(gradients[0], (q, k, v), (o, lse), ctx.options, gpu=ctx.gpu), None, None
