@@ -46,7 +46,7 @@ def pretended(gpu: GPU) -> Iterator[None]:
         name=gpu.name, major=capability[0], minor=capability[1], multi_processor_count=gpu.processors,
         shared_memory_per_block_optin=gpu.shared_bytes, warp_size=32,
     )  # fmt: skip
-    stands_in = dict(
+    stands_in: dict[str, Any] = dict(
         is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
         get_device_capability=lambda device=None: capability, get_device_name=lambda device=None: gpu.name,
         get_device_properties=lambda device=None: properties, synchronize=lambda device=None: None,
