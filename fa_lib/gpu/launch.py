@@ -24,7 +24,7 @@ from fa_lib.gpu.races import Races
 from fa_lib.gpu.syntax import Entry, Parameter
 
 SIZES = (1, 2, 4, 8)  # of numbers and pointers, in bytes
-DELAY_S = 5  # after which a launch shows its progress
+DELAY_S = 5  # after which a launch shows its progress, on a terminal
 LONGEST = 40  # characters of a name there
 
 
@@ -144,7 +144,14 @@ class Kernel:
             blocks = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid)))]
         numbers = [*blocks]
         count = 1 if self.ordered else min(threads or torch.get_num_threads(), len(numbers))
-        steps = tqdm(_each(run, numbers, count), self.entry.name[:LONGEST], len(numbers), unit="block", delay=DELAY_S)
+        steps = tqdm(
+            _each(run, numbers, count),
+            self.entry.name[:LONGEST],
+            len(numbers),
+            unit="block",
+            delay=DELAY_S,
+            disable=None,
+        )
         return Done(sum(steps), len(numbers))
 
     def _parameters(self, arguments: tuple) -> tuple[np.ndarray, list[Span]]:
