@@ -17,6 +17,7 @@ from fa_lib.gpu.flash_attn_kernels import (
     Kernels,
     backward_kernels,
     combined_rows,
+    combining_kernels,
     forward_kernels,
     split_kernels,
 )
@@ -103,14 +104,14 @@ def _forward(q, k, v, options, gpu, splits):
         grid = -(-n_q // kernels.block_q), batch, heads
         _launch(kernels, "flash_fwd_kernel", grid, kernels.shared[0], values)
     else:
-        kernels = split_kernels(case, splits)
+        kernels = split_kernels(case)
         values |= dict(
             num_splits=splits, softmax_lseaccum_ptr=torch.empty(splits, batch, heads, n_q),
             oaccum_ptr=torch.empty(splits, batch, heads, n_q, values["d_rounded"]),
         )  # fmt: skip
         grid = -(-n_q // kernels.block_q), splits, batch * heads
         _launch(kernels, "flash_fwd_splitkv_kernel", grid, kernels.shared[0], values)
-        _launch(kernels, "combine_kernel", (room.numel() // rows,), 0, values)
+        _launch(combining_kernels(case, splits), "combine_kernel", (room.numel() // rows,), 0, values)
     return o, room[: batch * heads * n_q].view(batch, heads, n_q)
 
 

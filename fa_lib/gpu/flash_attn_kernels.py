@@ -131,12 +131,21 @@ def forward_kernels(case: Case) -> Kernels:
     return _compiled((FORWARD,), traits, case, tile, ())
 
 
-def split_kernels(case: Case, splits: int) -> Kernels:
-    """flash_fwd_splitkv_kernel for parts of the keys, from 2, and the kernel that puts them together."""
+def split_kernels(case: Case) -> Kernels:
+    """flash_fwd_splitkv_kernel, of parts of the keys."""
+    return _of_parts(SPLIT, case, ())
+
+
+def combining_kernels(case: Case, splits: int) -> Kernels:
+    """What puts so many parts together, from 2; compiled alone: the other does not depend on their number."""
+    power = max((splits - 1).bit_length(), 1)
+    return _of_parts(COMBINE, case, (("rows", f"{combined_rows(case.width)}"), ("power", f"{power}")))
+
+
+def _of_parts(kernel: str, case: Case, more: tuple[tuple[str, str], ...]) -> Kernels:
     tile = 64, 256 if case.width <= 64 else 128 if case.width <= 128 else 64, 4
     traits = f"Flash_fwd_kernel_traits<{case.width}, {tile[0]}, {tile[1]}, 4, false, false, {TYPES[case.dtype]}>"
-    more = (("rows", f"{combined_rows(case.width)}"), ("power", f"{max((splits - 1).bit_length(), 1)}"))
-    return _compiled((SPLIT, COMBINE), traits, case, tile, more)
+    return _compiled((kernel,), traits, case, tile, more)
 
 
 def combined_rows(width: int) -> int:
