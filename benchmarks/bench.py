@@ -227,6 +227,14 @@ BENCHMARKS = (
 KEPT = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 
 
+def holds(value, promised):
+    """In words, whether a value is as promised: "<= 1.5"; "" where nothing is."""
+    if not promised or np.isnan(value):
+        return "not measured" if promised else ""
+    word, limit = promised.split()
+    return "yes" if KEPT[word](value, float(limit)) else "**no**"
+
+
 def main():
     threads, code = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     lines = [
@@ -237,16 +245,7 @@ def main():
     for name, size, benchmark, promised in BENCHMARKS:
         value, ours, other = benchmark()
         seconds = f"{ours:.3f}" + ("" if np.isnan(other) else f" / {other:.3f}")
-        limit = promised.split()
-        kept = (
-            ""
-            if not limit
-            else "not measured"
-            if np.isnan(value)
-            else "yes"
-            if KEPT[limit[0]](value, float(limit[1]))
-            else "**no**"
-        )
+        kept = holds(value, promised)
         lines.append(f"| {name} | {size} | {promised} | {value:.2f} | {kept} | {seconds} |")
         print(lines[-1], flush=True)
     with replacing(build() / "bench.md") as path:

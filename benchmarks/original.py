@@ -39,10 +39,8 @@ def main():
         about = dict(
             kernels=f"{FLASH_ATTN.name} {FLASH_ATTN.version}, its source package", nvcc=version(), arch="sm_80"
         )
-        parameters = {key: list(value) if isinstance(value, range) else value for key, value in grid.items()}
         with replacing(given.out / f"{name}.provenance.json") as path:
-            path.write_text(json.dumps(about | provenance(parameters), indent=1) + "\n")
-
+            path.write_text(json.dumps(about | provenance(grid), indent=1) + "\n")
     if "original" in given.tables:
         keep(given.out / FILE.name)
 

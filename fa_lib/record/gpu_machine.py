@@ -16,8 +16,8 @@ from fa_lib import kernels
 from fa_lib.check.attempt import attempt
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import save
-from fa_lib.formats import Format, round_to
-from fa_lib.inputs import draw
+from fa_lib.experiments.original import drawn
+from fa_lib.formats import Format
 from fa_lib.paths import GPU
 
 FILE = GPU / "fa2_bits.safetensors"
@@ -29,8 +29,8 @@ NAMES = ("fa_lib.gallery.torch_kernels:torch_flash", "fa_lib.gallery.flash_attn_
 
 def inputs(fmt: str, distribution: str) -> list[Tensor]:
     """Q, K, V of one head, (1, 1, N, HEAD_DIM)."""
-    form = Format.of(fmt)
-    return [round_to(x, form).to(form.dtype) for x in draw(distribution, 0, (1, 1, N, HEAD_DIM))]
+    shape = (1, 1, N, HEAD_DIM)
+    return drawn(Format.of(fmt), distribution, 0, shape, shape)
 
 
 def key(gpu: str, fmt: str, distribution: str, causal: bool) -> str:
