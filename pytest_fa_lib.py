@@ -30,9 +30,9 @@ def pytest_report_header(config):
 def pytest_configure(config):
     if not config.getoption("fa_lib_kernel"):
         return
-    from fa_lib import modules
+    from fa_lib.execution import reader_modules
 
-    modules.add(str(config.invocation_params.dir))  # the kernel's module, as the command fa-lib finds it
+    reader_modules.add(str(config.invocation_params.dir))  # the kernel's module, as the command fa-lib finds it
     checks = str(Path(util.find_spec("fa_lib").origin).with_name("kernel_checks.py"))
     named = config.args_source == config.ArgsSource.ARGS
     config.args[:] = [*config.args, checks] if named else [checks]

@@ -14,14 +14,14 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from fa_lib import BF16, Precision, Tiling, draw, kernels, round_to, wasserstein
-from fa_lib.check.apart import in_a_process
-from fa_lib.check.kernel import examine
+from fa_lib.check.isolation.isolated_kernel import in_a_process
+from fa_lib.check.measure.examine import examine
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
+from fa_lib.execution.paths import build
 from fa_lib.gpu.flash_attn import forward
 from fa_lib.gpu.launch import Done, Kernel
-from fa_lib.paths import build
-from fa_lib.tensor_cores import TensorCore
+from fa_lib.numerics.tensor_cores import TensorCore
 
 
 def ratio(ours, other, turns=5):

@@ -10,11 +10,11 @@ import pandas as pd
 from benchmarks.judged import judged
 from benchmarks.mutants import CONTROLS, MUTANTS
 from benchmarks.other_judges import JUDGES
-from fa_lib.check.findings import Verdict
+from fa_lib.check.judge.findings import Verdict
 from fa_lib.execution.files import renewed, replacing
+from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
-from fa_lib.paths import ROOT, build
 
 PAGE = ROOT / "docs" / "mutants.md"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"

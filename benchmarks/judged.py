@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.other_judges import condemned
 from fa_lib import kernels
-from fa_lib.check.findings import Severity
-from fa_lib.check.judge import SIDE, judge_kernel
-from fa_lib.check.kernel import Depth, examine
-from fa_lib.check.relations import RELATIONS
+from fa_lib.check.judge.findings import Severity
+from fa_lib.check.judge.kernel import SIDE, judge_kernel
+from fa_lib.check.measure.examine import Depth, examine
+from fa_lib.check.measure.relations import RELATIONS
 
 APART = 1000  # between first seeds: more than a judgement draws
 DEPTH = Depth(  # a few seconds

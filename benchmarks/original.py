@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from fa_lib import sweep
+from fa_lib.commands.record.gpu_machine import FILE, keep
 from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import GPU, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import provenance
 from fa_lib.experiments.original import CALLS, called, gradients, original
 from fa_lib.gpu.nvcc import version
 from fa_lib.gpu.sources import FLASH_ATTN
-from fa_lib.paths import GPU, build
-from fa_lib.record.gpu_machine import FILE, keep
 
 OF_ALL = dict(fmt=["BF16", "FP16"], head_dim=[64, 128], gpu=["A100", "H100"], distribution=["uniform", "normal"])
 GRIDS = {

@@ -6,10 +6,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.mutants.skeleton import repeated, visible
-from fa_lib.check.attempt import KernelError, guarded
-from fa_lib.experiments.rule import ALLOWED
-from fa_lib.experiments.variant import Call, by_key
-from fa_lib.inputs import draw
+from fa_lib.check.isolation.calls import KernelError, guarded
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.kernels.variants import Call, by_key
 
 DTYPES = (torch.bfloat16, torch.float16)
 CALLS = by_key(  # lengths and head_dims of tests/test_flash_attn.py, with fewer heads

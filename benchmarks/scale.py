@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
-from fa_lib.paths import RESULTS, ROOT
+from fa_lib.execution.paths import RESULTS, ROOT
 from fa_lib.training import data
 from fa_lib.training.arm import ARMS, PAIRS
 from fa_lib.training.config import Config

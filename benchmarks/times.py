@@ -7,12 +7,12 @@ from pathlib import Path
 import nbformat
 import torch
 
-from fa_lib.cli import notebooks_of
-from fa_lib.execution import outcome
+from fa_lib.commands.cli import notebooks_of
+from fa_lib.execution import manifest
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.notebook import of_scale, outcome_path
-from fa_lib.paths import NOTEBOOKS, ROOT, build
+from fa_lib.execution.paths import NOTEBOOKS, ROOT, build
 
 HERE = Path(__file__).parent
 SCALE = "paper"
@@ -36,7 +36,7 @@ def document(folder: Path) -> str:
     rows, spans, wall, cpu = [], [], 0.0, 0.0
     for path in of_scale(notebooks_of(NOTEBOOKS, None), SCALE):
         at = outcome_path(path, folder)
-        spent = outcome.read(at)
+        spent = manifest.read(at)
         if spent is None or "cpu_seconds" not in spent:
             raise ValueError(f"times: {path.stem} has not run at the scale {SCALE}; run `make figures` first")
         rows.append(row(path.stem, spent, seconds_of_cells(folder / path.name)))

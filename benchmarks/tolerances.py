@@ -11,13 +11,13 @@ import torch
 
 from fa_lib import kernels
 from fa_lib.execution.files import replacing
-from fa_lib.formats import BF16, FP16, FP32, Format, truncated
-from fa_lib.inputs import draw
+from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.paths import ROOT
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
-from fa_lib.tolerance import tolerance
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, FP16, FP32, Format, truncated
+from fa_lib.theory.tolerance import tolerance
 
 PAGE = ROOT / "docs" / "testing.md"
 MARKS = "<!-- tolerances: made by python -m benchmarks.tolerances -->", "<!-- end of tolerances -->"

@@ -5,11 +5,11 @@ own model and inputs in its place."""
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fa_lib.check.judge_captured import judge_model
-from fa_lib.check.model import Probe
-from fa_lib.check.words import in_words
+from fa_lib.check.judge.captured import judge_model
+from fa_lib.check.probe.probe import Probe
+from fa_lib.check.report.sentences import in_words
 from fa_lib.execution.files import replacing
-from fa_lib.paths import build
+from fa_lib.execution.paths import build
 from fa_lib.plots.model_report import model_report
 
 CAPTION = (

@@ -1,6 +1,6 @@
 """fa_lib: is an attention kernel numerically safe? Reference, tiled-emulated and real kernels, and their deviation."""
 
-from fa_lib import collecting, environment
+from fa_lib.execution import collecting, environment
 
 environment.in_commands()  # before torch is imported
 
@@ -14,11 +14,11 @@ with collecting.put_off():
         torch.exp(torch.zeros(64, dtype=_dtype))
 
     from fa_lib import kernels
-    from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to
-    from fa_lib.inputs import draw, load
-    from fa_lib.metrics import deviation, wasserstein
-    from fa_lib.precision import Precision
-    from fa_lib.tiling import Tiling
+    from fa_lib.kernels.inputs import draw, load
+    from fa_lib.kernels.precision import Precision
+    from fa_lib.kernels.tiling import Tiling
+    from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format, round_to
+    from fa_lib.numerics.metrics import deviation, wasserstein
 
 collecting.in_commands()
 

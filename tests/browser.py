@@ -18,7 +18,7 @@ import urllib.request
 import pytest
 from playwright.sync_api import sync_playwright
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]

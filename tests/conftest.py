@@ -9,11 +9,10 @@ import nbval.kernel
 import pytest
 from ready_kernel import ReadyKernel
 
-from fa_lib import allocation
-from fa_lib.collecting import put_off
-from fa_lib.environment import without_amx
-from fa_lib.execution import fingerprint
-from fa_lib.paths import PACKAGE
+from fa_lib.execution import allocation, fingerprint
+from fa_lib.execution.collecting import put_off
+from fa_lib.execution.environment import without_amx
+from fa_lib.execution.paths import PACKAGE
 
 allocation.keep()  # as commands do
 os.environ |= without_amx() | os.environ

@@ -22,7 +22,7 @@ from damage import damaged_cells, damaged_run
 from victims import Figures, Pool, Process, Sweep, Training, Writer, stamps
 
 from fa_lib.execution.files import replacing
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 FULL = 200  # kills, from which the record is written
 

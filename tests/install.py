@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 HEAVY = ("jupyterlab", "papermill", "diffusers", "transformers", "datasets", "pytest")
 
@@ -50,7 +50,7 @@ def contents(installed):
 
 
 def test_what_runs_is_what_was_installed(installed, there):
-    code = "import fa_lib.paths as p; print(p.PACKAGE, p.CHECKOUT)"
+    code = "import fa_lib.execution.paths as p; print(p.PACKAGE, p.CHECKOUT)"
     package, checkout = run(installed / "python", "-c", code, cwd=there).stdout.split()
     assert package.startswith(str(installed.parent)) and checkout == "None"
 

@@ -10,10 +10,9 @@ from unittest.mock import patch
 
 from jupyter_client import KernelManager
 
-from fa_lib import environment
-from fa_lib.execution import beside
+from fa_lib.execution import environment, parallel_notebooks
 from fa_lib.execution.forked_kernel import Waiting
-from fa_lib.paths import NOTEBOOKS
+from fa_lib.execution.paths import NOTEBOOKS
 
 
 class _Server(forkserver.ForkServer):
@@ -21,12 +20,12 @@ class _Server(forkserver.ForkServer):
 
     def __init__(self):
         super().__init__()
-        code = "\n".join(map(beside.code_of, NOTEBOOKS.glob("[0-9]*.ipynb")))
-        imported = sorted({*re.findall(beside.IMPORT, code, re.MULTILINE)})
+        code = "\n".join(map(parallel_notebooks.code_of, NOTEBOOKS.glob("[0-9]*.ipynb")))
+        imported = sorted({*re.findall(parallel_notebooks.IMPORT, code, re.MULTILINE)})
         self.set_forkserver_preload(["fa_lib.execution.warm", *imported])
 
     def connect_to_new_process(self, fds):
-        own = environment.environment() | dict(MPLBACKEND=beside.INLINE)
+        own = environment.environment() | dict(MPLBACKEND=parallel_notebooks.INLINE)
         with patch.dict(os.environ, own):  # it may begin here
             return super().connect_to_new_process(fds)
 

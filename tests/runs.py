@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from safetensors.torch import load_file
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 from fa_lib.training.config import Config
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import weights

@@ -5,7 +5,7 @@ import pytest
 from fa_lib import sweep
 from fa_lib.experiments.ablation import KERNELS, REFERENCES, STARTS, STEPS, carried, ladder, references
 from fa_lib.experiments.problem import Problem
-from fa_lib.formats import BF16, FP32, FP64
+from fa_lib.numerics.formats import BF16, FP32, FP64
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from fa_lib import BF16, FP16, FP32, FP64, Precision, Tiling, deviation, draw, r
 from fa_lib.kernels import flash, golden, reference, rows, tiled
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp
-from fa_lib.kernels.known import torch_cpu, vectorised
+from fa_lib.kernels.shipped import torch_cpu, vectorised
 
 
 def gradients(kernel, q, k, v, dO):

@@ -11,10 +11,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from fa_lib.double_double import _matmul
-from fa_lib.execution.beside import run_beside
 from fa_lib.execution.notebook import run
+from fa_lib.execution.parallel_notebooks import run_beside
 from fa_lib.execution.progress import Progress
+from fa_lib.numerics.double_double import _matmul
 
 pytestmark = [
     pytest.mark.slow,  # they start a process that imports what notebooks use

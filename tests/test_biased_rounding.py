@@ -6,9 +6,9 @@ import torch
 
 from fa_lib import sweep
 from fa_lib.experiments.biased_rounding import bias, problem
-from fa_lib.formats import BF16, FP64
 from fa_lib.kernels import flash, golden
-from fa_lib.kernels.known import vectorised
+from fa_lib.kernels.shipped import vectorised
+from fa_lib.numerics.formats import BF16, FP64
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP64, deviation, kernels
-from fa_lib.experiments.block_scales import (
+from fa_lib.experiments.block_scales import (  # fmt: skip
     EVERY,
     KINDS,
     ON_B200,
@@ -16,8 +16,8 @@ from fa_lib.experiments.block_scales import (
     losses,
     problem,
     sums_of_b200,
-)  # fmt: skip
-from fa_lib.kernels.quantization import OPERANDS, Quantization, attention
+)
+from fa_lib.kernels.quantized_attention import OPERANDS, Quantization, attention
 from fa_lib.plots.block_scales import bits
 
 SIZE = dict(rows=32, head_dim=64, heads=2)

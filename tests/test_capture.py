@@ -13,18 +13,18 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from fa_lib import BF16, draw, kernels, reports
-from fa_lib.check import tensors as capture
-from fa_lib.check.capture import captured
-from fa_lib.check.captured_gradients import gradients as gradients_of
-from fa_lib.check.captured_gradients import of_gradients
-from fa_lib.check.findings import Judgement, Severity
-from fa_lib.check.judge_captured import judge_model
-from fa_lib.check.model import Probe
-from fa_lib.check.named_tensors import Reading
-from fa_lib.check.skipped import Why
-from fa_lib.check.words import in_words
-from fa_lib.cli import app
+from fa_lib import BF16, draw, kernels
+from fa_lib.check.judge.captured import judge_model, of_gradients
+from fa_lib.check.judge.findings import Judgement, Severity
+from fa_lib.check.measure import captured as capture
+from fa_lib.check.measure.captured_gradients import gradients as gradients_of
+from fa_lib.check.probe.capture import captured
+from fa_lib.check.probe.named_tensors import Reading
+from fa_lib.check.probe.probe import Probe
+from fa_lib.check.probe.skipped import Why
+from fa_lib.check.report.sentences import in_words
+from fa_lib.commands import reports
+from fa_lib.commands.cli import app
 
 pytestmark = pytest.mark.slow
 BITS = torch.bfloat16

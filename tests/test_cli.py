@@ -9,11 +9,11 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib import modules
-from fa_lib.cli import app, main, notebooks_of
-from fa_lib.cli_check import colored
-from fa_lib.inputs import draw
-from fa_lib.paths import NOTEBOOKS, ROOT
+from fa_lib.commands.cli import app, main, notebooks_of
+from fa_lib.commands.cli_check import colored
+from fa_lib.execution import reader_modules
+from fa_lib.execution.paths import NOTEBOOKS, ROOT
+from fa_lib.kernels.inputs import draw
 
 pytestmark = pytest.mark.slow
 
@@ -35,13 +35,13 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
         "import mine\n\ndef run():\n    import torch\n    mine.attention(*torch.randn(3, 1, 1, 8, 4))"
     )
     (tmp_path / "beside.py").write_text("from torch.nn.functional import scaled_dot_product_attention as f")
-    program = [sys.executable, "-P", "-c", "from fa_lib.cli import main; main()"]  # as the installed command
+    program = [sys.executable, "-P", "-c", "from fa_lib.commands.cli import main; main()"]  # as the installed command
     env = os.environ | dict(PYTHONPATH=str(ROOT), TQDM_DISABLE="1")
     kernel = ["check", "kernel", "mine:attention", "--only", "strides"]
     for words in (["claims"], kernel, ["check", "model", "model:run"], ["figures", "none"]):
         done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, env=env)
         assert "the wrong one" not in done.stdout + done.stderr and done.returncode == 2 * (words[0] == "figures")
-    assert modules.path()[: len(modules._FOLDERS)] == modules._FOLDERS[::-1]
+    assert reader_modules.path()[: len(reader_modules._FOLDERS)] == reader_modules._FOLDERS[::-1]
 
 
 PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("figures",), ("publish",),
@@ -103,7 +103,7 @@ def test_colour_is_the_readers_choice(monkeypatch, environ, wanted):
     assert colored(environ) is wanted
     given = []
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("fa_lib.cli.app", lambda **each: given.append(each["color"]))
+    monkeypatch.setattr("fa_lib.commands.cli.app", lambda **each: given.append(each["color"]))
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.setenv(name, environ.get(name, ""))
     main()
@@ -126,7 +126,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):
     def interrupted(*words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fa_lib.claims.ledger", interrupted)
+    monkeypatch.setattr("fa_lib.execution.claims.ledger", interrupted)
     done = CliRunner().invoke(app, ["claims"], prog_name="fa-lib")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "\nfa-lib: interrupted; nothing is kept\n")
 
@@ -163,11 +163,10 @@ def of_two(monkeypatch, cores, *given, fresh=()):
     asked = []
     monkeypatch.setattr("fa_lib.execution.notebook.is_fresh", lambda path, *_: path.stem in fresh)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr("fa_lib.execution.parent.end_as_interrupted", lambda: None)
+    monkeypatch.setattr("fa_lib.execution.exit_with_parent.end_as_interrupted", lambda: None)
     monkeypatch.setattr("fa_lib.execution.notebook.run_all", lambda *args, **options: None)
-    monkeypatch.setattr(
-        "fa_lib.execution.beside.run_beside", lambda paths, progress, work, say: bool(asked.append(work) or 1)
-    )
+    run = lambda paths, progress, work, say: bool(asked.append(work) or 1)  # noqa: E731
+    monkeypatch.setattr("fa_lib.execution.parallel_notebooks.run_beside", run)
     done = CliRunner().invoke(app, ["figures", "3", "4", *given], prog_name="fa-lib")
     assert done.exit_code == 0, done.output
     return asked

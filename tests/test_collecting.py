@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 SEEN = "; import fa_lib; print(gc.isenabled(), gc.get_freeze_count() > 0)"
 

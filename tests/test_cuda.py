@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, Precision, Tiling, draw, kernels, round_to, sweep
-from fa_lib.experiments.rule import rule
 from fa_lib.experiments.validation import agree
+from fa_lib.kernels.rule import rule
 from fa_lib.training.config import Config
 from fa_lib.training.run import train
 from fa_lib.training.run_folder import load_weights, weights

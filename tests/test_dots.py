@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_lib import kernels
-from fa_lib.dots import EXACT, PAIRWISE, SEQUENTIAL
-from fa_lib.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to, truncated
-from fa_lib.inputs import draw
-from fa_lib.kernels import known, reference, tiled
-from fa_lib.precision import Precision
-from fa_lib.tensor_cores import E8M13, UNITS, TensorCore
-from fa_lib.tiling import Tiling
+from fa_lib.kernels import reference, shipped, tiled
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.dots import EXACT, PAIRWISE, SEQUENTIAL
+from fa_lib.numerics.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to, truncated
+from fa_lib.numerics.tensor_cores import E8M13, UNITS, TensorCore
 
 PLAIN = [core for core in UNITS if type(core) is TensorCore]  # tests/test_scaled_dots.py has those with block scales
 CORES = [*PLAIN, TensorCore.of("H100", FP16, result=FP16), TensorCore.of("H100", E4M3, two_level=4)]
@@ -259,9 +259,9 @@ def test_fa2_on_a_hopper_is_a_straight_line_of_its_steps():
         O = torch.stack([core(BF16(P), column, O[:, i]) for i, column in enumerate(V[j : j + block].mT)], -1)
         m = new
     due = BF16(FP32(O * FP32(1 / l)))
-    found = tiled(q, k, v, **known.fa2_cuda(BF16, d, unit="H100"))[0, 0].double()
+    found = tiled(q, k, v, **shipped.fa2_cuda(BF16, d, unit="H100"))[0, 0].double()
     assert (found == due).double().mean() >= 0.99
-    other = tiled(q, k, v, **known.fa2_cuda(BF16, d))[0, 0].double()
+    other = tiled(q, k, v, **shipped.fa2_cuda(BF16, d))[0, 0].double()
     assert 0.3 < (other == due).double().mean() < 1  # an exact sum is another one, and no other attention
 
 
@@ -286,7 +286,7 @@ def test_truncated_sums_lean_towards_zero_and_the_more_the_longer():
             q, k, v = (x.half() for x in draw("uniform", seed, (1, 1, 64, 64), (1, 1, n, 64)))
             golden, outs = kernels.golden(q, k, v, inputs=FP16), []
             for unit in ("", "H100"):
-                given = known.fa2_cuda(FP16, 64, unit=unit)
+                given = shipped.fa2_cuda(FP16, 64, unit=unit)
                 wide = given | dict(precision=replace(given["precision"], output=FP32))
                 outs.append((tiled(q, k, v, **given), tiled(*(x.double() for x in (q, k, v)), **wide)))
             (stored, exact), (on_h100, truncated) = outs

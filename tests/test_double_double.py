@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fa_lib import BF16, FP32, FP64, Precision, Tiling, deviation, double_double, draw, kernels
-from fa_lib.dots import DOUBLE_DOUBLE, EXACT
+from fa_lib import BF16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
+from fa_lib.numerics import double_double
+from fa_lib.numerics.dots import DOUBLE_DOUBLE, EXACT
 
 mpmath.mp.prec = 300
 rng = np.random.default_rng(0)

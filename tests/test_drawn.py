@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from marks import caption, is_named, message, missing, title
 
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.kernel import WORST
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.examine import WORST
 from fa_lib.execution import results
+from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.experiments.newer_kernels import FP8_KERNELS
-from fa_lib.paths import GPU, RESULTS, ROOT
 from fa_lib.plots import (
     ablation,
     biased_rounding,

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from fa_lib import environment
-from fa_lib.paths import ROOT
+from fa_lib.execution import environment
+from fa_lib.execution.paths import ROOT
 
 COMMAND = ["-m", "fa_lib", "--help"]
 PROGRAM = ["-c", "import fa_lib"]

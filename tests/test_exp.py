@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, round_to
-from fa_lib.dots import EXACT
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
+from fa_lib.numerics.dots import EXACT
 
 FIRST_CALLS = """
 import torch

@@ -10,8 +10,8 @@ from fa_lib.experiments.ablation import KERNELS, REFERENCES, STARTS, STEPS
 from fa_lib.experiments.biased_rounding import CURES, SIGNS
 from fa_lib.experiments.newer_kernels import CARRIED, FP8, OPTIONS
 from fa_lib.experiments.rescaling import MAXIMA, ORDERS
-from fa_lib.experiments.rule import ALLOWED, BESIDE
 from fa_lib.experiments.validation import CHOICES
+from fa_lib.kernels.rule import ALLOWED, BESIDE
 from fa_lib.plots import ablation, biased_rounding, newer_kernels, rescaling, rule, validation
 from fa_lib.plots.points import Mark, points
 

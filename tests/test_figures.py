@@ -11,19 +11,19 @@ import seaborn
 from marks import caption, message, missing, texts
 
 from fa_lib import sweep
+from fa_lib.execution.paths import RESULTS, ROOT
 from fa_lib.experiments.law import VALUES
 from fa_lib.experiments.microbenchmark import Setup, compare, exponent, factors, grid, tiles_of_sram, wide
-from fa_lib.formats import Format
-from fa_lib.inputs import DISTRIBUTIONS
-from fa_lib.metrics import over_baseline
-from fa_lib.paths import RESULTS, ROOT
+from fa_lib.kernels.inputs import DISTRIBUTIONS
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import Format
+from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots import style
 from fa_lib.plots.algorithm_changes import algorithm_changes
 from fa_lib.plots.captions import settings
 from fa_lib.plots.style import band, dots
-from fa_lib.precision import Precision
-from fa_lib.theory import expected
+from fa_lib.theory.law import expected
 
 pytestmark = pytest.mark.slow
 

@@ -16,24 +16,25 @@ def test_an_edit_counts_where_the_function_imports_it_and_nowhere_else(edited):
         return code_version(microbenchmark.compare)
 
     first, more = key(), "\n# another word\n"
-    for file, counts in (("check/model.py", False), ("plots/style.py", False), ("kernels/tiled.py", True)):
+    for file, counts in (("check/probe/probe.py", False), ("plots/style.py", False), ("kernels/tiled.py", True)):
         assert (key(**{file: more}) != first) == counts, file
     assert key() == first
 
 
 def test_the_walk_finds_kernels_and_vocabulary_and_no_room_above():
     found = set(sources(microbenchmark.__file__, microbenchmark.__name__))
-    assert {"fa_lib.formats", "fa_lib.kernels.tiled", "fa_lib.kernels.backward", "fa_lib.inputs"} <= found
-    assert not [m for m in found if m.split(".")[1] in ("execution", "check", "plots", "training", "cli", "claims")]
+    kernels = {f"fa_lib.kernels.{name}" for name in ("tiled", "backward", "inputs")}
+    assert {"fa_lib.numerics.formats", *kernels} <= found
+    assert not [m for m in found if m.split(".")[1] in ("execution", "check", "plots", "training", "commands")]
 
 
 def test_of_a_notebook_the_code_it_imports_counts(tmp_path):
     metrics, tiling, longer = (
         of_notebook([code], {}, tmp_path)
         for code in (
-            "from fa_lib.metrics import deviation",
-            "from fa_lib.tiling import Tiling",
-            "from fa_lib.tiling import Tiling\nx = 3",
+            "from fa_lib.numerics.metrics import deviation",
+            "from fa_lib.kernels.tiling import Tiling",
+            "from fa_lib.kernels.tiling import Tiling\nx = 3",
         )
     )
     assert metrics != tiling == longer
@@ -41,10 +42,10 @@ def test_of_a_notebook_the_code_it_imports_counts(tmp_path):
 
 def test_a_line_that_begins_with_an_operator_is_no_magic(tmp_path):
     """IPython knows one from the other, and so does the key: the cell's imports stay in it."""
-    plain = "from fa_lib.metrics import deviation\nwords = ('%d of'\n         % 3)"
-    metrics = of_notebook(["from fa_lib.metrics import deviation"], {}, tmp_path)
+    plain = "from fa_lib.numerics.metrics import deviation\nwords = ('%d of'\n         % 3)"
+    metrics = of_notebook(["from fa_lib.numerics.metrics import deviation"], {}, tmp_path)
     assert of_notebook([plain], {}, tmp_path) == metrics != of_notebook(["x = 1"], {}, tmp_path)
-    with_magics = "%matplotlib inline\n!ls\nfrom fa_lib.metrics import deviation\nx = !ls\n%time y = 1"
+    with_magics = "%matplotlib inline\n!ls\nfrom fa_lib.numerics.metrics import deviation\nx = !ls\n%time y = 1"
     assert of_notebook([with_magics], {}, tmp_path) == metrics
     assert of_notebook(["%%bash\nls\n", plain], {}, tmp_path) == metrics
     for magic in ("%%time", "%%capture --no-stderr", "\n%%timeit -n 1\n%%time"):

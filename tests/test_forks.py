@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_lib import survey
+from fa_lib.commands import judge_gallery
 from fa_lib.execution.forks import Forks
 
 READY = []
@@ -31,7 +31,7 @@ def ends(how):
 
 
 def list_threads():
-    survey.prepare()
+    judge_gallery.prepare()
     READY[:] = sorted(
         Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")
     )

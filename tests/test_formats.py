@@ -11,8 +11,9 @@ import torch
 from gfloat import RoundMode
 from scipy import stats
 
-from fa_lib.block_formats import MXFP8, NVFP4
-from fa_lib.formats import (
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.block_formats import MXFP8, NVFP4
+from fa_lib.numerics.formats import (
     BF16,
     E4M3,
     E5M2,
@@ -26,7 +27,6 @@ from fa_lib.formats import (
     stochastic,
     truncated,
 )
-from fa_lib.precision import Precision
 
 NARROW = gfloat.FormatInfo(
     "E5P3", k=8, precision=3, bias=15, is_signed=True, domain=gfloat.Domain.Extended, has_nz=True, num_high_nans=3,

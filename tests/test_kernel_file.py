@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fa_lib import modules
-from fa_lib.check.kernel_file import module_name
-from fa_lib.paths import ROOT
+from fa_lib.check.isolation.kernel_file import module_name
+from fa_lib.execution import reader_modules
+from fa_lib.execution.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -67,21 +67,20 @@ def test_a_kernel_in_a_file_is_shrunk(kernel_file):
 @pytest.fixture
 def path(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(modules, "_FOLDERS", [])
+    monkeypatch.setattr(reader_modules, "_FOLDERS", [])
 
 
 def test_a_file_is_the_module_that_it_is(kernel_file, path):
     assert module_name("flash") == "flash" and module_name("a.b:f") == "a.b:f"
-    assert (
-        module_name(f"{kernel_file}/its/mine.py:f@bshd") == "mine:f@bshd" and modules.path()[0] == f"{kernel_file}/its"
-    )
+    assert module_name(f"{kernel_file}/its/mine.py:f@bshd") == "mine:f@bshd"
+    assert reader_modules.path()[0] == f"{kernel_file}/its"
     before = [*sys.path]
     assert module_name(f"{kernel_file}/its/mine.py:f") == "mine:f" and sys.path == before
     module(kernel_file / "around" / "pack" / "age", "__init__.py", "")
     module(kernel_file / "around" / "pack", "__init__.py", "")
     module(kernel_file / "around" / "pack" / "age", "deep.py", KERNEL)
     assert module_name(f"{kernel_file}/around/pack/age/deep.py:f") == "pack.age.deep:f"
-    assert modules.path()[0] == f"{kernel_file}/around" and sys.path[0] != f"{kernel_file}/around"
+    assert reader_modules.path()[0] == f"{kernel_file}/around" and sys.path[0] != f"{kernel_file}/around"
 
 
 @pytest.mark.parametrize(

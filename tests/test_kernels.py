@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, round_to
+from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import flash, golden, reference, refusal, rescales, tiled
-from fa_lib.paths import ROOT
 
 EXACT = Precision.uniform(FP64)
 

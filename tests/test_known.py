@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fa_lib.formats import BF16, E4M3, FP16, FP32
-from fa_lib.inputs import draw
-from fa_lib.kernels import known, tiled
+from fa_lib.kernels import shipped, tiled
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import mixed_exp2, polynomial_exp2
-from fa_lib.precision import Precision
-from fa_lib.tensor_cores import TensorCore
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, E4M3, FP16, FP32
+from fa_lib.numerics.tensor_cores import TensorCore
 
 DIMS = (64, 96, 128, 192, 256)
 
@@ -21,16 +21,16 @@ DIMS = (64, 96, 128, 192, 256)
 @pytest.mark.parametrize(
     ("kernel", "due"),
     [
-        (lambda d: known.fa2_cuda(BF16, d), (128, 64, 64, 64, 64)),
-        (lambda d: known.fa2_cuda(BF16, d, "L40S"), (128, 64, 32, 64, 64)),
-        (lambda d: known.fa2_cuda(BF16, d, "L40S", causal=True), (128, 64, 64, 64, 64)),
-        (lambda d: known.fa2_splitkv(BF16, d, 4), (256, 128, 128, 64, 64)),
-        (lambda d: known.fa2_splitkv(BF16, d, 1, "L40S"), (128, 64, 64, 64, 64)),
-        (lambda d: known.torch_cuda(BF16, d), (128, 64, 64, 64, 64)),
-        (lambda d: known.torch_cuda(BF16, d - 32), (128, 128, 64, 32, 64)),
-        (lambda d: known.fa3_cuda(FP16, d), (192, 144, 176, 112, 80)),
-        (lambda d: known.fa3_cuda(FP16, d, causal=True), (128, 144, 128, 112, 80)),
-        (lambda d: known.fa3_cuda(E4M3, d), (160, 128, 224, 160, 128)),
+        (lambda d: shipped.fa2_cuda(BF16, d), (128, 64, 64, 64, 64)),
+        (lambda d: shipped.fa2_cuda(BF16, d, "L40S"), (128, 64, 32, 64, 64)),
+        (lambda d: shipped.fa2_cuda(BF16, d, "L40S", causal=True), (128, 64, 64, 64, 64)),
+        (lambda d: shipped.fa2_splitkv(BF16, d, 4), (256, 128, 128, 64, 64)),
+        (lambda d: shipped.fa2_splitkv(BF16, d, 1, "L40S"), (128, 64, 64, 64, 64)),
+        (lambda d: shipped.torch_cuda(BF16, d), (128, 64, 64, 64, 64)),
+        (lambda d: shipped.torch_cuda(BF16, d - 32), (128, 128, 64, 32, 64)),
+        (lambda d: shipped.fa3_cuda(FP16, d), (192, 144, 176, 112, 80)),
+        (lambda d: shipped.fa3_cuda(FP16, d, causal=True), (128, 144, 128, 112, 80)),
+        (lambda d: shipped.fa3_cuda(E4M3, d), (160, 128, 224, 160, 128)),
     ],
 )
 def test_tiles_by_head_dim(kernel, due):
@@ -40,15 +40,15 @@ def test_tiles_by_head_dim(kernel, due):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: known.fa2_cuda(FP16, 64, "V100"), "unit: got 'V100'; the kernel runs on A100"),
-        (lambda: known.fa3_cuda(BF16, 64, "A100"), "unit: got 'A100'; the kernel runs on H100, H200"),
-        (lambda: known.fa4_cuda(BF16, 64, "H100"), "unit: got 'H100'; the kernel runs on B200"),
-        (lambda: known.cudnn(BF16, Tiling(64, 64), "V100"), "unit: got 'V100'"),
-        (lambda: known.fa2_cuda(BF16, 257), "head_dim: got 257; accepted is a whole number from 1 to 256"),
-        (lambda: known.fa4_cuda(BF16, 192), "head_dim: got 192; accepted is a whole number from 1 to 128"),
-        (lambda: known.fa3_cuda("E5M2", 64), "fmt: got E5M2; accepted are FP16, BF16, E4M3"),
-        (lambda: known.fa4_cuda(E4M3, 64), "fmt: got E4M3; accepted are FP16, BF16"),
-        (lambda: known.fa2_splitkv(BF16, 64, 0), "splits: got 0"),
+        (lambda: shipped.fa2_cuda(FP16, 64, "V100"), "unit: got 'V100'; the kernel runs on A100"),
+        (lambda: shipped.fa3_cuda(BF16, 64, "A100"), "unit: got 'A100'; the kernel runs on H100, H200"),
+        (lambda: shipped.fa4_cuda(BF16, 64, "H100"), "unit: got 'H100'; the kernel runs on B200"),
+        (lambda: shipped.cudnn(BF16, Tiling(64, 64), "V100"), "unit: got 'V100'"),
+        (lambda: shipped.fa2_cuda(BF16, 257), "head_dim: got 257; accepted is a whole number from 1 to 256"),
+        (lambda: shipped.fa4_cuda(BF16, 192), "head_dim: got 192; accepted is a whole number from 1 to 128"),
+        (lambda: shipped.fa3_cuda("E5M2", 64), "fmt: got E5M2; accepted are FP16, BF16, E4M3"),
+        (lambda: shipped.fa4_cuda(E4M3, 64), "fmt: got E4M3; accepted are FP16, BF16"),
+        (lambda: shipped.fa2_splitkv(BF16, 64, 0), "splits: got 0"),
         (lambda: mixed_exp2(9), "period, share: got 9, 4"),
     ],
 )
@@ -93,7 +93,7 @@ def test_fa3_in_fp8_is_a_straight_line_of_its_steps(two_level):
         BF16(of_some_keys(core, *parts, from_the_last(n, 160), E4M3, offset=8, two_level=each)[2])
         for each in (two_level, not two_level)
     ]
-    found = tiled(q, k, v, **known.fa3_cuda(E4M3, 64, "H100", two_level=two_level))[0, 0]
+    found = tiled(q, k, v, **shipped.fa3_cuda(E4M3, 64, "H100", two_level=two_level))[0, 0]
     assert (found == lines[0]).double().mean() >= 0.99
     assert (found == lines[1]).double().mean() < 0.5  # the adder of 13 bits is seen
 
@@ -116,11 +116,11 @@ def test_fa4_is_a_straight_line_of_its_steps():
         FP16(of_some_keys(core, *parts, tiles, FP16, lag=lag, exp2=power)[2])
         for lag, power in ((8, exp2), (0, exp2), (8, torch.exp2))
     )
-    found = tiled(q, k, v, **known.fa4_cuda(FP16, 128, "B200"))[0, 0]
+    found = tiled(q, k, v, **shipped.fa4_cuda(FP16, 128, "B200"))[0, 0]
     assert (found == due).double().mean() >= 0.99
     assert all((found == other).double().mean() < 0.97 for other in (never, exact))
     for head_dim, causal, keys in ((128, False, 24), (128, True, 16), (64, False, 16)):
-        power = known.fa4_cuda(FP16, head_dim, causal=causal)["algorithm"].exp2
+        power = shipped.fa4_cuda(FP16, head_dim, causal=causal)["algorithm"].exp2
         y = torch.full((1, 128), -0.5, dtype=torch.float64)
         assert (power(y) != torch.exp2(y)).sum() == keys
 
@@ -132,15 +132,15 @@ def test_split_kv_cuts_from_the_first_key_and_goes_back_in_each_part():
     done = [of_some_keys(core, *parts, some[::-1], BF16) for some in (tiles[:3], tiles[3:])]
     L = torch.stack([m + l.log() for m, l, _ in done])
     due = BF16((torch.softmax(L, 0) * torch.stack([O for *_, O in done])).sum(0))
-    found = tiled(q, k, v, **known.fa2_splitkv(BF16, 64, 2, "A100"))[0, 0]
+    found = tiled(q, k, v, **shipped.fa2_splitkv(BF16, 64, 2, "A100"))[0, 0]
     assert (found == due).double().mean() >= 0.99
 
 
 def test_cudnn_is_flash_attention_2_in_the_tiles_that_are_given():
     q, k, v = drawn(FP16, 300)[0]
-    given = known.cudnn(FP16, Tiling(64, 32))
+    given = shipped.cudnn(FP16, Tiling(64, 32))
     assert given["tiling"] == Tiling(64, 32) and not given["algorithm"].folded
-    summed = tiled(q, k, v, **known.cudnn(FP16, Tiling(64, 32), "H100"))
+    summed = tiled(q, k, v, **shipped.cudnn(FP16, Tiling(64, 32), "H100"))
     assert 0.9 < (summed == tiled(q, k, v, **given)).double().mean() < 1
 
 

@@ -5,11 +5,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels, reports
-from fa_lib.check import kv_cache
-from fa_lib.check.judge_captured import More, judge_tensors
-from fa_lib.check.words import in_lines
-from fa_lib.kernels.quantization import Quantization, attention
+from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels
+from fa_lib.check.judge.captured import More, judge_tensors
+from fa_lib.check.measure import kv_cache
+from fa_lib.check.report.sentences import in_lines
+from fa_lib.commands import reports
+from fa_lib.kernels.quantized_attention import Quantization, attention
 
 
 def captured(head_dim=64):

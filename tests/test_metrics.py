@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from fa_lib import BF16, FP32, deviation, metrics, wasserstein
-from fa_lib.sorting import sorted_values
+from fa_lib import BF16, FP32, deviation, wasserstein
+from fa_lib.numerics import metrics
+from fa_lib.numerics.sorting import sorted_values
 
 VALUES = st.floats(-1e3, 1e3, width=32)
 

@@ -16,15 +16,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fa_lib
-from fa_lib import BF16, kernels, reports
-from fa_lib.check import tensors as capture
-from fa_lib.check.findings import Severity
-from fa_lib.check.huggingface import register_with_transformers
-from fa_lib.check.judge_captured import judge_model
-from fa_lib.check.model import Probe
-from fa_lib.check.skipped import Why
-from fa_lib.check.words import in_words
-from fa_lib.paths import ROOT
+from fa_lib import BF16, kernels
+from fa_lib.check.judge.captured import judge_model
+from fa_lib.check.judge.findings import Severity
+from fa_lib.check.measure import captured as capture
+from fa_lib.check.probe.huggingface import register_with_transformers
+from fa_lib.check.probe.probe import Probe
+from fa_lib.check.probe.skipped import Why
+from fa_lib.check.report.sentences import in_words
+from fa_lib.commands import reports
+from fa_lib.execution.paths import ROOT
 from fa_lib.plots.model_report import model_report
 
 pytestmark = pytest.mark.slow
@@ -148,7 +149,7 @@ def test_the_mask_of_the_worst_call_is_saved_and_nothing_when_writing_fails(tmp_
         assert held.get_tensor("mask").shape[-2:] == (48, 48)
     before = path.read_bytes()
     monkeypatch.setattr(
-        "fa_lib.check.capture.save_file", lambda tensors, at, metadata: at.write_bytes(b"half") and 1 / 0
+        "fa_lib.check.probe.capture.save_file", lambda tensors, at, metadata: at.write_bytes(b"half") and 1 / 0
     )
     with pytest.warns(UserWarning, match="worst.safetensors: division by zero"), probe:
         decoder()(IDS)
@@ -536,7 +537,7 @@ def test_a_function_that_is_none_is_refused_and_leaves_no_page(function, message
 
 
 def test_the_example_checks_a_model_and_draws_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fa_lib.paths.CHECKOUT", tmp_path)
+    monkeypatch.setattr("fa_lib.execution.paths.CHECKOUT", tmp_path)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "check_a_model.py"), run_name="__main__")
     printed = capsys.readouterr().out

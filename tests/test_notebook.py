@@ -12,10 +12,10 @@ import pytest
 from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fa_lib.execution import outcome
+from fa_lib.execution import manifest
 from fa_lib.execution.files import held
 from fa_lib.execution.notebook import Refused, is_fresh, of_scale, parameters, run, run_all
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 pytestmark = pytest.mark.slow  # each starts a notebook's kernel
 
@@ -180,12 +180,12 @@ def test_it_says_which_notebook_of_how_many_and_the_time_left(project):
 
 
 def test_a_damaged_outcome_is_none(tmp_path):
-    outcome.write(tmp_path / "a.json", "x", [], tmp_path)
-    assert outcome.fresh(tmp_path / "a.json", "x", tmp_path) and not outcome.fresh(tmp_path / "a.json", "y", tmp_path)
+    manifest.write(tmp_path / "a.json", "x", [], tmp_path)
+    assert manifest.fresh(tmp_path / "a.json", "x", tmp_path) and not manifest.fresh(tmp_path / "a.json", "y", tmp_path)
     whole = (tmp_path / "a.json").read_text()
     for cut in range(len(whole) - 1):
         (tmp_path / "a.json").write_text(whole[:cut])
-        assert not outcome.fresh(tmp_path / "a.json", "x", tmp_path)
+        assert not manifest.fresh(tmp_path / "a.json", "x", tmp_path)
 
 
 def make(folder, *words):

@@ -12,13 +12,13 @@ import torch
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.experiments.newer_kernels import OPTIONS
 from fa_lib.experiments.validation import CHOICES
-from fa_lib.formats import stochastic
-from fa_lib.inputs import DISTRIBUTIONS
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import dynamic_maximum, polynomial_exp
-from fa_lib.kernels.known import fa2_cuda
+from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.options import finite
-from fa_lib.kernels.scaling import Scheme, rotated
+from fa_lib.kernels.quantization_schemes import Scheme, rotated
+from fa_lib.kernels.shipped import fa2_cuda
+from fa_lib.numerics.formats import stochastic
 
 EXACT = Precision.uniform(FP64)
 TILING = Tiling(16, 16)

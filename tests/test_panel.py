@@ -9,13 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels, panel
-from fa_lib.dots import SEQUENTIAL
+from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.experiments import microbenchmark
 from fa_lib.experiments.comparison import STEPS, Setting, compare, products_for
-from fa_lib.panel import APART, explore, follow, in_numbers, in_words, message, read, reasons
-from fa_lib.plots.panel import PRECISIONS, described, png
-from fa_lib.tensor_cores import TensorCore
+from fa_lib.numerics.dots import SEQUENTIAL
+from fa_lib.numerics.tensor_cores import TensorCore
+from fa_lib.plots import explorer
+from fa_lib.plots.explorer import APART, explore, follow, in_numbers, in_words, message, read, reasons
+from fa_lib.plots.explorer_picture import PRECISIONS, described, png
 
 SMALL, NORMAL = Setting(n=256), dict(distribution="normal")
 
@@ -126,8 +127,8 @@ def test_products_are_those_of_the_menu_in_flash_and_in_baseline():
 
 def test_products_that_take_long_are_for_short_sequences():
     values = {name: control.value for name, control in explore().controls.items()}
-    long = dict(n=2 * panel.LONGEST)
-    assert follow("products", "exact", values | long | dict(products="H100")) == {"n": panel.LONGEST}
+    long = dict(n=2 * explorer.LONGEST)
+    assert follow("products", "exact", values | long | dict(products="H100")) == {"n": explorer.LONGEST}
     assert follow("n", 1024, values | long | dict(products="H100")) == {"products": "exact"}
     assert follow("n", 1024, values | long) == {}
 
@@ -140,7 +141,7 @@ def test_each_step_of_the_forward_pass_has_a_menu():
 
 def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
     drawn = []
-    monkeypatch.setattr(panel, "png", lambda *given: drawn.append(given) or png(*given))
+    monkeypatch.setattr(explorer, "png", lambda *given: drawn.append(given) or png(*given))
     box = explore()
     assert shown(box) == described(Setting())
     others = dict(fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", n=128, head_dim=16)
@@ -167,10 +168,10 @@ def options(control):
 
 def test_it_shows_that_it_works_until_it_has_drawn(monkeypatch):
     box, seen = explore(), []
-    monkeypatch.setattr(panel, "compare", lambda setting: seen.append(box._dom_classes) or compare(setting))
+    monkeypatch.setattr(explorer, "compare", lambda setting: seen.append(box._dom_classes) or compare(setting))
     box.controls["seed"].value = 1
     assert "fa-working" in seen[0] and "fa-working" not in box._dom_classes
-    monkeypatch.setattr(panel, "compare", lambda setting: 1 / 0)
+    monkeypatch.setattr(explorer, "compare", lambda setting: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         box.controls["seed"].value = 2
     assert "fa-working" not in box._dom_classes
@@ -189,7 +190,7 @@ def test_whatever_the_controls_say_is_drawn_without_a_warning():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = compare(setting)
-            assert png(setting, found) and found.verdict in panel.VERDICTS
+            assert png(setting, found) and found.verdict in explorer.VERDICTS
         assert described(setting) and "<table" in in_numbers(setting, found)
         assert message(found) in in_words(setting, found) and "The rule of the field" in in_words(setting, found)
 

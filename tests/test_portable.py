@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 SETTINGS = {  # others than those that the tests run under, each of another library
     "least": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa_lib.execution import outcome
+from fa_lib.execution import manifest
 from fa_lib.execution.progress import Progress, in_words
 
 
@@ -46,10 +46,10 @@ def test_a_time_is_told_as_roughly_as_it_is_known(seconds, words):
 
 def test_an_outcome_tells_how_long_its_run_took(tmp_path):
     path = tmp_path / "01_a.outcome.json"
-    assert outcome.seconds(path) is None
-    outcome.write(path, "x", [], tmp_path, seconds=12.345, cpu_seconds=20)
-    assert outcome.seconds(path) == 12.3
+    assert manifest.seconds(path) is None
+    manifest.write(path, "x", [], tmp_path, seconds=12.345, cpu_seconds=20)
+    assert manifest.seconds(path) == 12.3
     path.write_text('{"made_from": "x", "files": {}}')  # of before it was kept
-    assert outcome.seconds(path) is None and outcome.fresh(path, "x", tmp_path)
+    assert manifest.seconds(path) is None and manifest.fresh(path, "x", tmp_path)
     path.write_text('{"made_from": "x", "files": {}, "seconds": "long"}')
-    assert outcome.seconds(path) is None
+    assert manifest.seconds(path) is None

@@ -10,7 +10,7 @@ from fa_lib.experiments.fp8_probs import CASTS, KINDS, LOST, SINK_KEYS, lost_sha
 from fa_lib.experiments.overflow import overflow
 from fa_lib.experiments.polynomials import polynomial_error
 from fa_lib.experiments.sink_gradients import sink_gradient
-from fa_lib.kernels.scaling import Scheme
+from fa_lib.kernels.quantization_schemes import Scheme
 
 
 def cast(x):

@@ -10,20 +10,20 @@ import pandas as pd
 import pytest
 import torch
 
-from fa_lib import survey
-from fa_lib.check.findings import Judgement
+from fa_lib.check.judge.findings import Judgement
+from fa_lib.commands import judge_gallery
+from fa_lib.commands.record import gallery, session, steps, wheelhouse
+from fa_lib.commands.record.flash_attn_build import name_package
+from fa_lib.commands.record.plan import LIMIT, STEPS, chosen, fits, scale_of
 from fa_lib.execution import results
+from fa_lib.execution.paths import ROOT
+from fa_lib.experiments.hardware.tensor_cores import EXPECTED
 from fa_lib.gallery import catalogue
 from fa_lib.gallery.catalogue import CATALOGUES, ON_CUDA
-from fa_lib.paths import ROOT
-from fa_lib.record import gallery, session, steps, wheelhouse
-from fa_lib.record.flash_attn_build import name_package
-from fa_lib.record.plan import LIMIT, STEPS, chosen, fits, scale_of
-from fa_lib.record.tensor_cores import EXPECTED
 
 SCRIPT = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # as `record.steps`: tests in the background ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
 key = sys.argv[1]
 print("this is", key)
 if key == "hardware":
@@ -109,10 +109,11 @@ def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, mon
         if path.exists():
             seen.append(pd.read_csv(path).set_index("key").verdict)
         told = Judgement("kernel", entry.key, ()).record() | dict(verdict="passes", problem="")
-        survey._write(entry, manner, told | dict(key=survey._key(entry, manner), numbers=dict(times_1=1.5)))
+        told |= dict(key=judge_gallery._key(entry, manner), numbers=dict(times_1=1.5))
+        judge_gallery._write(entry, manner, told)
         return ""
 
-    monkeypatch.setattr(survey, "_in_a_process", judged)
+    monkeypatch.setattr(judge_gallery, "_in_a_process", judged)
     gallery.judged("cuda", tmp_path, keys=["flash_attn", "flash_attn_triton"])
     assert seen[-1].index.tolist() == list(ON_CUDA) and seen[-1]["torch_cudnn"] == "not_judged"
     runs = len(seen)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fa_lib.formats import Format
-from fa_lib.record import cuda, hardware
-from fa_lib.record.exponential import every_16_bit, ex2_table
-from fa_lib.record.probes import facts, rule_of, survivors
-from fa_lib.record.row_sum import flash_cpu, row_sum_groups, row_sum_pairs, row_sum_pairs_of_output
-from fa_lib.record.tensor_cores import EXPECTED, Rule, correctly_rounded, vectors, verdict
+from fa_lib.experiments.hardware import cuda, instructions
+from fa_lib.experiments.hardware.exponential import every_16_bit, ex2_table
+from fa_lib.experiments.hardware.probes import facts, rule_of, survivors
+from fa_lib.experiments.hardware.row_sum import flash_cpu, row_sum_groups, row_sum_pairs, row_sum_pairs_of_output
+from fa_lib.experiments.hardware.tensor_cores import EXPECTED, Rule, correctly_rounded, vectors, verdict
+from fa_lib.numerics.formats import Format
 
 
 def sequential(a, b, c):
@@ -119,7 +119,7 @@ def test_facts_of_products_in_another_order_and_c_at_the_end():
     assert (found["fraction_bits"], found["fraction_bits_1_from_c"]) == (25, None)
 
 
-@pytest.mark.parametrize("instruction", hardware.INSTRUCTIONS, ids=lambda instruction: instruction.key)
+@pytest.mark.parametrize("instruction", instructions.INSTRUCTIONS, ids=lambda instruction: instruction.key)
 def test_a_rule_comes_back_from_its_facts(instruction):
     rule = EXPECTED[instruction.key]
     assert rule_of(facts(rule, instruction.k, instruction.format, instruction.result)) == rule
@@ -278,14 +278,14 @@ def test_the_kernels_compile_for_hopper(tmp_path, monkeypatch):
         cuda.cuda_home()
     except RuntimeError as error:
         pytest.skip(f"{error}")
-    library = hardware.compile(tmp_path)
-    for instruction in hardware.INSTRUCTIONS:
+    library = instructions.compile(tmp_path)
+    for instruction in instructions.INSTRUCTIONS:
         assert getattr(library, instruction.key) and instruction.key in EXPECTED
-    assert all(getattr(library, key) for key in hardware.ELEMENTWISE)
+    assert all(getattr(library, key) for key in instructions.ELEMENTWISE)
     (tmp_path / "wrong.cu").write_text("no C++")
-    monkeypatch.setattr(hardware, "SOURCE", tmp_path / "wrong.cu")
+    monkeypatch.setattr(instructions, "SOURCE", tmp_path / "wrong.cu")
     with pytest.raises(RuntimeError, match="error"):
-        hardware.compile(tmp_path)
+        instructions.compile(tmp_path)
 
 
 def test_the_order_of_offsets_that_is_right_is_kept(monkeypatch):
@@ -297,15 +297,15 @@ def test_the_order_of_offsets_that_is_right_is_kept(monkeypatch):
 
         return made
 
-    monkeypatch.setattr(hardware.on_arrays, "__defaults__", ("cpu",))
-    wgmma = next(x for x in hardware.INSTRUCTIONS if x.kind == "wgmma")
+    monkeypatch.setattr(instructions.on_arrays, "__defaults__", ("cpu",))
+    wgmma = next(x for x in instructions.INSTRUCTIONS if x.kind == "wgmma")
     a, b, c = (torch.ones(2, 16), torch.ones(2, 16), torch.ones(2))
-    for right in hardware.OFFSETS:
-        monkeypatch.setattr(hardware, "_launcher", launcher(right))
-        assert hardware.product(None, wgmma)(a, b, c).tolist() == [17, 17]
-    monkeypatch.setattr(hardware, "_launcher", launcher(None))
+    for right in instructions.OFFSETS:
+        monkeypatch.setattr(instructions, "_launcher", launcher(right))
+        assert instructions.product(None, wgmma)(a, b, c).tolist() == [17, 17]
+    monkeypatch.setattr(instructions, "_launcher", launcher(None))
     with pytest.raises(RuntimeError, match="small integers"):
-        hardware.product(None, wgmma)
+        instructions.product(None, wgmma)
 
 
 def test_without_nvcc_and_without_cuda_the_reason_is_said(tmp_path, monkeypatch):
@@ -313,14 +313,14 @@ def test_without_nvcc_and_without_cuda_the_reason_is_said(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", f"{tmp_path}")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     with pytest.raises(RuntimeError, match="nvcc"):
-        hardware.compile(tmp_path)
+        instructions.compile(tmp_path)
 
     class Library:
         def __getattr__(self, name):
             return lambda *arguments: 0
 
-    monkeypatch.setattr(hardware, "_exact", lambda function, k: True)
-    mma = hardware.product(Library(), hardware.INSTRUCTIONS[0])
+    monkeypatch.setattr(instructions, "_exact", lambda function, k: True)
+    mma = instructions.product(Library(), instructions.INSTRUCTIONS[0])
     with pytest.raises(ValueError, match="accepted are CUDA"):
         mma(torch.zeros(2, 16), torch.zeros(2, 16), torch.zeros(2))
     with pytest.raises(ValueError, match="accepted are \\(n, 16\\)"):

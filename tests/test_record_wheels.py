@@ -8,9 +8,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from fa_lib.record import cuda, wheelhouse
-from fa_lib.record import flash_attn_build as flash_attn
-from fa_lib.record.wheelhouse import check
+from fa_lib.commands.record import flash_attn_build as flash_attn
+from fa_lib.commands.record import wheelhouse
+from fa_lib.commands.record.wheelhouse import check
+from fa_lib.experiments.hardware import cuda
 
 
 def wheel(folder, name, needs=(), tags="py3-none-any", python=">=3.9"):

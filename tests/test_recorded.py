@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 from marks import caption, missing, numbers, title
 
-from fa_lib import survey_pages as pages
 from fa_lib import sweep
-from fa_lib.execution import outcome, results
+from fa_lib.commands import gallery_pages as pages
+from fa_lib.execution import manifest, results
+from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.microbenchmark import Setup, compare, grid, tiles_of_sram
 from fa_lib.experiments.validation import agree
-from fa_lib.formats import Format
-from fa_lib.metrics import over_baseline
-from fa_lib.paths import NOTEBOOKS
+from fa_lib.numerics.formats import Format
+from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots import microbenchmark as plots
 from fa_lib.plots.algorithm_changes import algorithm_changes
 from fa_lib.plots.rule import ruled
@@ -107,7 +107,7 @@ def named(figure):
 
 @pytest.fixture(autouse=True)
 def nothing_recorded(tmp_path, monkeypatch):
-    for module in (results, outcome):
+    for module in (results, manifest):
         monkeypatch.setattr(module, "RECORDED", tmp_path)
     yield
     plt.close("all")
@@ -201,9 +201,9 @@ DRAWING = sorted([*NOTEBOOKS.glob("0[1-578]_*.ipynb"), *NOTEBOOKS.glob("14_*.ipy
 def test_a_notebook_draws_its_own_recorded_tables_and_runs_again_when_there_is_another(name, tmp_path):
     path = NOTEBOOKS / f"{name}.ipynb"
     assert any(f'recorded("{name}")' in cell.source for cell in nbformat.read(path, as_version=4).cells)
-    given = [outcome.made_from(path, dict(device=device)) for device in ("cpu", "cuda")]
+    given = [manifest.made_from(path, dict(device=device)) for device in ("cpu", "cuda")]
     results.save(tmp_path / "Some_GPU", "12_your_tensors", {}, pd.DataFrame({"x": [1]}))
-    assert [outcome.made_from(path, dict(device=device)) for device in ("cpu", "cuda")] == given
+    assert [manifest.made_from(path, dict(device=device)) for device in ("cpu", "cuda")] == given
     results.save(tmp_path / "Some_GPU", name, {}, pd.DataFrame({"x": [1]}))
-    assert outcome.made_from(path, dict(device="cpu")) != given[0]
-    assert outcome.made_from(path, dict(device="cuda")) == given[1]  # the run that makes them does not wait for itself
+    assert manifest.made_from(path, dict(device="cpu")) != given[0]
+    assert manifest.made_from(path, dict(device="cuda")) == given[1]  # the run that makes them does not wait for itself

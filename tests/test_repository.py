@@ -15,11 +15,11 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from fa_lib import claims
+from fa_lib.execution import claims
 from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
 from fa_lib.gallery.catalogue import pins
-from fa_lib.paths import PUBLISHED, RESULTS, ROOT
 
 CONDA = {
     "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.mutants.controls import each_operation_rounds
 from fa_lib import kernels
-from fa_lib.experiments.rule import ALLOWED, CALLS, Case, exact, held, rule, written_out
-from fa_lib.inputs import draw
-from fa_lib.metrics import deviation
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, held, rule, written_out
+from fa_lib.numerics.metrics import deviation
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa_lib.block_formats import BLOCKS, E8M0
-from fa_lib.formats import FP32, round_to
-from fa_lib.kernels.scaling import Scheme
-from fa_lib.tensor_cores import UNITS, ScaledCore, TensorCore
+from fa_lib.kernels.quantization_schemes import Scheme
+from fa_lib.numerics.block_formats import BLOCKS, E8M0
+from fa_lib.numerics.formats import FP32, round_to
+from fa_lib.numerics.tensor_cores import UNITS, ScaledCore, TensorCore
 
 CORES = [core for core in UNITS if isinstance(core, ScaledCore)]
 MXFP8, MXFP4, NVFP4 = (TensorCore.of("B200", name) for name in ("MXFP8", "MXFP4", "NVFP4"))
@@ -238,7 +238,7 @@ def test_wrong_arguments_are_named():
         (lambda: TensorCore.of("H100", "MXFP8"), "inputs: got MXFP8 for H100; accepted are FP16"),
         (lambda: TensorCore.of("B200", "MXFP8", two_level=4), "two_level: got 4 for MXFP8; accepted is None"),
         (lambda: TensorCore.of("B200", "NVFP4", result="FP16"), "result: got FP16 for NVFP4 on B200; accepted is FP32"),
-        (lambda: MXFP8(x, x), "scales: got None; accepted are a's and b's, as kernels.quantization"),
+        (lambda: MXFP8(x, x), "scales: got None; accepted are a's and b's, as kernels.quantized_attention"),
         (lambda: MXFP8(x, x, None, (s, s[:1])), "b: got 64 elements with 1 scales"),
         (lambda: MXFP8(x, x[:32], None, (s, s[:1])), "b: got 32 elements with 1 scales"),
         (lambda: MXFP8(x, x, None, (s.float(), s)), "a: got 64 elements with 2 scales in torch.float32"),

@@ -6,15 +6,15 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from fa_lib.formats import BF16, FP32, FP64
-from fa_lib.inputs import draw
 from fa_lib.kernels import tiled
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.quantization import Quantization, attention
-from fa_lib.kernels.scaling import Scheme
-from fa_lib.precision import Precision
-from fa_lib.tensor_cores import ScaledCore, TensorCore
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantization_schemes import Scheme
+from fa_lib.kernels.quantized_attention import Quantization, attention
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, FP32, FP64
+from fa_lib.numerics.tensor_cores import ScaledCore, TensorCore
 
 MXFP8 = TensorCore.of("B200", "MXFP8")
 TILING = Tiling(64, 64)
@@ -102,5 +102,5 @@ def test_wrong_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=told):
             attention(q, q, q, how, tiling=TILING, precision=summed_by(TensorCore.of("B200", core)))
-    with pytest.raises(ValueError, match="scales: got None; accepted are a's and b's, as kernels.quantization"):
+    with pytest.raises(ValueError, match="scales: got None; accepted are a's and b's, as kernels.quantized_attention"):
         tiled(q, q, q, tiling=TILING, precision=summed_by(MXFP8))

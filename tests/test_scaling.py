@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_lib import BF16, FP64, Precision, Tiling, deviation, draw, kernels
-from fa_lib.formats import E2M1, E4M3
-from fa_lib.kernels.quantization import Quantization, attention
-from fa_lib.kernels.scaling import E8M0, SCHEMES, Scheme, smoothed
+from fa_lib.kernels.quantization_schemes import E8M0, SCHEMES, Scheme, smoothed
+from fa_lib.kernels.quantized_attention import Quantization, attention
+from fa_lib.numerics.formats import E2M1, E4M3
 
 E2M1_INFO, E4M3_INFO = gfloat.formats.format_info_ocp_e2m1, gfloat.formats.format_info_ocp_e4m3
 E5M2_INFO = gfloat.formats.format_info_ocp_e5m2

@@ -5,18 +5,18 @@ import sys
 
 import pytest
 
-from fa_lib.paths import PACKAGE
+from fa_lib.execution.paths import PACKAGE
 
 SCRIPT = """
 from beartype import beartype
 from jaxtyping import TypeCheckError, install_import_hook, jaxtyped
-rooms = ("precision", "tiling", "inputs", "metrics", "kernels")
-with install_import_hook([f"fa_lib.{room}" for room in rooms], "beartype.beartype"):
+with install_import_hook(["fa_lib.numerics.metrics", "fa_lib.kernels"], "beartype.beartype"):
     import fa_lib
     from fa_lib import kernels
-    from fa_lib.kernels import backward, exponentials, known, quantization, scaling
+    from fa_lib.kernels import backward, exponentials, quantization_schemes, quantized_attention, shipped
 import torch
-from fa_lib import BF16, FP16, Precision, Tiling, deviation, draw, formats, wasserstein
+from fa_lib import BF16, FP16, Precision, Tiling, deviation, draw, wasserstein
+from fa_lib.numerics import formats
 
 round_to = jaxtyped(typechecker=beartype)(formats.round_to)  # the hook cannot wrap numba's functions beside it
 
@@ -37,12 +37,13 @@ leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 grads = torch.autograd.grad(kernels.tiled(*leaves, **call).sum(), leaves)
 assert [g.shape for g in grads] == [x.shape for x in (q, k, v)]
 deviation(golden, golden), wasserstein(q, k), round_to(q, (5, 11), "toward_zero"), FP16.ulp(q)
-scaling.Scheme.of("FP8_BLOCK").apply(scaling.rotated(q, k, 0)[0]), scaling.smoothed(k), known.torch_cpu("BF16", 40)
-nvfp4 = quantization.Quantization.of("NVFP4", smooth=True)
+quantization_schemes.Scheme.of("FP8_BLOCK").apply(quantization_schemes.rotated(q, k, 0)[0])
+quantization_schemes.smoothed(k), shipped.torch_cpu("BF16", 40)
+nvfp4 = quantized_attention.Quantization.of("NVFP4", smooth=True)
 x = [torch.cat([each] * 2, -2)[..., :64, :] for each in (q, k, v)]
-assert quantization.attention(*x, nvfp4, tiling=Tiling(16, 16)).shape == (2, 4, 64, 32)
+assert quantized_attention.attention(*x, nvfp4, tiling=Tiling(16, 16)).shape == (2, 4, 64, 32)
 try:
-    scaling.rotated(q.float(), k, 0)
+    quantization_schemes.rotated(q.float(), k, 0)
 except TypeCheckError:
     print("checked")
 """

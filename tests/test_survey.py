@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fa_lib import survey
-from fa_lib.check.findings import Finding, Severity
+from fa_lib.check.judge.findings import Finding, Severity
+from fa_lib.commands import judge_gallery
 from fa_lib.execution.forks import Forks
 from fa_lib.gallery.catalogue import ENTRIES
 
@@ -33,52 +33,52 @@ def record(**more):
     ]
     told = [vars(each) | dict(severity=each.severity.value) for each in found]
     own = dict(key="k", kind="kernel", verdict="fails", subject="x", problem="")
-    return own | dict(numbers=survey.errors(LENGTHS), findings=told) | more
+    return own | dict(numbers=judge_gallery.errors(LENGTHS), findings=told) | more
 
 
 def test_errors_are_the_worst_by_number_of_queries():
     found = dict(
         times_1=50, relative_1=0.5, times_16=math.inf, relative_16=math.inf, times_many=0.9, relative_many=0.009
     )
-    assert survey.errors(LENGTHS) == pytest.approx(found)
-    assert survey.errors(LENGTHS[:0]) == {}
+    assert judge_gallery.errors(LENGTHS) == pytest.approx(found)
+    assert judge_gallery.errors(LENGTHS[:0]) == {}
 
 
 def test_a_row_says_what_was_found():
-    row = survey.row(ENTRY, json.loads(json.dumps(record())))
+    row = judge_gallery.row(ENTRY, json.loads(json.dumps(record())))
     assert (row["carries"], row["carried_in"], row["tile"]) == ("accumulator", "FP16", 1)
     assert (row["gradients"], row["outwards"], row["baseline_outwards"]) == (4.5, 0.21, 0.19)
     assert row["verdict"] == "fails" and row["cause"] == "carry" and row["times_1"] == 50
-    assert survey.row(ENTRY, dict(verdict="not_judged", problem="slow"))["verdict"] == "not_judged"
+    assert judge_gallery.row(ENTRY, dict(verdict="not_judged", problem="slow"))["verdict"] == "not_judged"
     missing = SimpleNamespace(key="x", project="p", needs=("no-such-wheel",), use="", problem="it needs a wheel")
-    assert survey.row(missing, None)["verdict"] == "cannot_run"
+    assert judge_gallery.row(missing, None)["verdict"] == "cannot_run"
 
 
 def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tmp_path):
     def ends(code):
         monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, "ours\n"))
 
-    said, manner = [], survey.Manner(str(tmp_path), "quick")
+    said, manner = [], judge_gallery.Manner(str(tmp_path), "quick")
     ends(-11)
-    table = survey.judge_all(["torch_math"], manner, said.append, jobs=1)
+    table = judge_gallery.judge_all(["torch_math"], manner, said.append, jobs=1)
     assert table.verdict.tolist() == ["fails"] and table.problem[0] == "ended its process by signal 11"
 
     def hangs(*_, **__):
         raise TimeoutError
 
     monkeypatch.setattr(Forks, "call", hangs)
-    table = survey.judge_all(["torch_math"], manner, said.append)
+    table = judge_gallery.judge_all(["torch_math"], manner, said.append)
     assert (
         table.verdict[0] == "not_judged"
         and table.problem[0] == "took longer than 600 s"
         and said[-1] == "torch_math: took longer than 600 s"
     )
-    assert survey.judgement_of("torch_math", survey.Manner(str(tmp_path))) is None
+    assert judge_gallery.judgement_of("torch_math", judge_gallery.Manner(str(tmp_path))) is None
     ends(1)
     with pytest.raises(RuntimeError, match="judging torch_math failed:\nours"):
-        survey.judge_all(["torch_math"], manner, said.append)
+        judge_gallery.judge_all(["torch_math"], manner, said.append)
     with pytest.raises(ValueError, match="kernel: got 'nobody'"):
-        survey.judge_all(["nobody"], manner, said.append)
+        judge_gallery.judge_all(["nobody"], manner, said.append)
 
 
 def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp_path):
@@ -86,47 +86,46 @@ def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp
         monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, stderr))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    manner = survey.Manner(str(tmp_path), "gpu", "cuda")
+    manner = judge_gallery.Manner(str(tmp_path), "gpu", "cuda")
     ends(-signal.SIGINT)
     with pytest.raises(RuntimeError, match="torch_math was interrupted"):
-        survey.judge_all(["torch_math"], manner, print)
-    row = survey.rows(["torch_math", "xformers_split_k"], manner).set_index("key")
+        judge_gallery.judge_all(["torch_math"], manner, print)
+    row = judge_gallery.rows(["torch_math", "xformers_split_k"], manner).set_index("key")
     assert row.loc["torch_math", ["verdict", "problem"]].tolist() == ["not_judged", "not judged yet"]
     assert row.verdict["xformers_split_k"] == "cannot_run" and "needs xformers" in row.problem["xformers_split_k"]
     ends(1, "Traceback\nAcceleratorError: CUDA error: an illegal memory access\n\n")
-    table = survey.judge_all(["torch_math"], manner, print)
+    table = judge_gallery.judge_all(["torch_math"], manner, print)
     assert table.verdict[0] == "not_judged" and table.problem[0].endswith("CUDA error: an illegal memory access")
     with pytest.raises(ValueError, match="kernel: got 'ggml_decode'"):
-        survey.judge_all(["ggml_decode"], manner, print)
+        judge_gallery.judge_all(["ggml_decode"], manner, print)
 
 
 def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
     asked = pd.DataFrame(dict(outcome=["no", "no"], problem=["raises ImportError: no libcudnn", "raises"]))
-    manner = survey.Manner(str(tmp_path), "rehearsal")
-    monkeypatch.setattr(survey, "examine", lambda *_, **__: dict(asked=asked))
-    survey.judge_one("torch_math", manner)
-    row = survey.rows(["torch_math"], manner).iloc[0]
+    manner = judge_gallery.Manner(str(tmp_path), "rehearsal")
+    monkeypatch.setattr(judge_gallery, "examine", lambda *_, **__: dict(asked=asked))
+    judge_gallery.judge_one("torch_math", manner)
+    row = judge_gallery.rows(["torch_math"], manner).iloc[0]
     assert (row.verdict, row.problem) == ("cannot_run", "raises ImportError: no libcudnn")
-    assert survey.judgement_of("torch_math", manner) is None
+    assert judge_gallery.judgement_of("torch_math", manner) is None
 
 
 def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
     def judged(entry, manner, forks):
         runs.append(entry.key)
-        survey._write(entry, manner, record(key=survey._key(entry, manner)))
+        judge_gallery._write(entry, manner, record(key=judge_gallery._key(entry, manner)))
         return ""
 
     runs = []
-    monkeypatch.setattr(survey, "_in_a_process", judged)
+    monkeypatch.setattr(judge_gallery, "_in_a_process", judged)
     for depth in ("quick", "quick", "full"):  # another depth is another judgement
-        survey.judge_all(["torch_math"], survey.Manner(str(tmp_path), depth), print)
+        judge_gallery.judge_all(["torch_math"], judge_gallery.Manner(str(tmp_path), depth), print)
     assert runs == ["torch_math"] * 2
-    assert survey.judgement_of("torch_math", survey.Manner(str(tmp_path))).carries == ("accumulator",)
+    assert judge_gallery.judgement_of("torch_math", judge_gallery.Manner(str(tmp_path))).carries == ("accumulator",)
     for count, damaged in enumerate(("{", "[]", "null", '{"key": 1}'), 3):
         (tmp_path / "torch_math.json").write_text(damaged)
-        waiting = survey.rows(["torch_math"], survey.Manner(str(tmp_path))).iloc[0]
-        assert (
-            waiting.verdict == "not_judged" and survey.judgement_of("torch_math", survey.Manner(str(tmp_path))) is None
-        )
-        survey.judge_all(["torch_math"], survey.Manner(str(tmp_path)), print)
+        waiting = judge_gallery.rows(["torch_math"], judge_gallery.Manner(str(tmp_path))).iloc[0]
+        manner = judge_gallery.Manner(str(tmp_path))
+        assert waiting.verdict == "not_judged" and judge_gallery.judgement_of("torch_math", manner) is None
+        judge_gallery.judge_all(["torch_math"], judge_gallery.Manner(str(tmp_path)), print)
         assert runs == ["torch_math"] * count

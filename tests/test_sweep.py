@@ -17,10 +17,10 @@ import pytest
 from victims import descendants, forked
 
 from fa_lib import draw, kernels, sweep
+from fa_lib.execution.paths import PACKAGE, ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import _as_done, expand
 from fa_lib.kernels.registry import _KERNELS, register
-from fa_lib.paths import PACKAGE, ROOT
 
 CALLS = []
 

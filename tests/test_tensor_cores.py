@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from fa_lib.experiments.tensor_cores import CHOICES, EXACT_SUMS, LEVELS, adders, choices, effects, sums
-from fa_lib.tensor_cores import UNITS
+from fa_lib.numerics.tensor_cores import UNITS
 
 
 def test_units_that_add_alike_are_one():

@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fa_lib import BF16, FP16, FP32, draw, kernels, reports
-from fa_lib.check import tensors as capture
-from fa_lib.check.judge_captured import flags, judge_tensors
-from fa_lib.check.named_tensors import Reading
-from fa_lib.check.words import in_words
+from fa_lib import BF16, FP16, FP32, draw, kernels
+from fa_lib.check.judge.captured import flags, judge_tensors
+from fa_lib.check.measure import captured as capture
+from fa_lib.check.probe.named_tensors import Reading
+from fa_lib.check.report.sentences import in_words
+from fa_lib.commands import reports
 from fa_lib.plots.tensors_report import RISKS, tensors_report
 
 

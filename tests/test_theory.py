@@ -10,17 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa_lib import kernels, roundings, theory
+from fa_lib import kernels, theory
 from fa_lib.experiments.ablation import carried
 from fa_lib.experiments.law import VALUES, bounds, carried_in, law, only_sums
-from fa_lib.experiments.worst import worst
-from fa_lib.extremes import RMS, largest
-from fa_lib.formats import BF16, FP16, FP64
-from fa_lib.inputs import draw
-from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
-from fa_lib.roundings import BACK
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, FP16, FP64
+from fa_lib.numerics.metrics import deviation
+from fa_lib.theory import rounding_counts
+from fa_lib.theory.extremes import RMS, largest
+from fa_lib.theory.rounding_counts import BACK
+from fa_lib.theory.worst_inputs import worst
 
 
 def log_uniform(count, seed=0):
@@ -164,7 +165,7 @@ def test_every_formula_refuses_an_algorithm_it_does_not_know():
         with pytest.raises(ValueError, match="algorithm: got '(fa3|baseline)'; accepted are fa1, fa2"):
             call()
     with pytest.raises(ValueError, match="algorithm: got 'fa3'"):
-        roundings.weights("fa3", *[torch.ones(4)] * 3, divided=True)
+        rounding_counts.weights("fa3", *[torch.ones(4)] * 3, divided=True)
     for call in (
         lambda: theory.bits(BF16, tiles=2.5),
         lambda: theory.expected_gradients(Precision.uniform(BF16), tiles=2.5),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
-from fa_lib.paths import NOTEBOOKS
+from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.training import campaign
 from fa_lib.training.arithmetic import arithmetic, difference
 from fa_lib.training.config import Config

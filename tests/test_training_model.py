@@ -8,7 +8,7 @@ import torch
 from runs import TINY
 
 from fa_lib import kernels
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 from fa_lib.training.config import Config
 from fa_lib.training.half_products import HalfProducts
 from fa_lib.training.model import TextToImage, noised

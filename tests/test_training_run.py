@@ -16,7 +16,7 @@ from runs import QUICK, TINY, command, run
 
 from fa_lib import kernels
 from fa_lib.execution.files import held
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 from fa_lib.training import run as of_run
 from fa_lib.training.arm import ARMS, arm_named
 from fa_lib.training.distances import Job, compare
@@ -142,11 +142,12 @@ def test_a_run_that_another_process_ends_meanwhile_is_not_trained_again(tmp_path
 def test_an_edit_of_what_a_run_depends_on_stops_it_and_no_other_edit_does(edited, tmp_path):
     edited(of_run, {})
     stopped(tmp_path / "run", config=QUICK, every=1)
-    for name in ("training/model", "training/run", "kernels/eager", "kernels/rows", "formats"):
+    for name in ("training/model", "training/run", "kernels/eager", "kernels/rows", "numerics/formats"):
         edited(of_run, {f"{name}.py": "\n# edited\n"})
         with pytest.raises(ValueError, match="resume.ckpt is of another run, version = .* and not "):
             run(tmp_path / "run", config=QUICK, every=1)
-    others = ("check/model", "plots/training", "training/study", "training/arm", "execution/sweep", "metrics")
+    others = ("check/probe/probe", "plots/training", "training/study", "training/arm", "execution/sweep")
+    others += ("numerics/metrics",)
     edited(of_run, {f"{name}.py": '\n"""Edited."""\n' for name in others})
     went_on = []
     assert run(tmp_path / "run", config=QUICK, every=1, watch=went_on.append)["status"] == "done"

@@ -2,9 +2,10 @@
 
 import pytest
 
-from fa_lib import claims, sweep
+from fa_lib import sweep
+from fa_lib.execution import claims
 from fa_lib.experiments.validation import CHOICES, agree, exponential
-from fa_lib.kernels.known import vectorised as is_vectorised
+from fa_lib.kernels.shipped import vectorised as is_vectorised
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fa_lib import draw, kernels
+from fa_lib.execution.paths import ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
-from fa_lib.paths import ROOT
 
 CELLS = 60
 TRAIN = ["--config", "tiny", "--steps", "40", "--every", "2"]

@@ -1,7 +1,7 @@
 """Run notebooks through papermill.
 
 The executed copy goes to build/. What the notebook writes goes to a folder of its own first, and below build/ only when
-the notebook has ended well: nothing is half-written. What came out is listed in an outcome (`execution.outcome`).
+the notebook has ended well: nothing is half-written. What came out is listed in an outcome (`manifest`).
 
 With the executor "slurm" a notebook that has the parameter `processes` runs here and sends its cells as Slurm jobs; any
 other is one job itself.
@@ -22,7 +22,7 @@ import papermill
 import yaml
 from jupyter_client import AsyncKernelManager
 
-from fa_lib.execution import outcome
+from fa_lib.execution import manifest
 from fa_lib.execution.files import held, replacing
 from fa_lib.execution.pools import workers
 from fa_lib.execution.progress import Progress
@@ -123,12 +123,12 @@ def run(
 def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:
     """Whether a notebook's outcome at a scale is there, and made from what is there now."""
     source = _made_from(notebook, scale, parameters(notebook, scale))
-    return outcome.fresh(outcome_path(notebook, build), source, into)
+    return manifest.fresh(outcome_path(notebook, build), source, into)
 
 
 def _made_from(notebook, scale, asked):
     """What the outcome of a notebook depends on, asked for with the parameters of a scale."""
-    return outcome.made_from(notebook, dict(asked, scale=scale))
+    return manifest.made_from(notebook, dict(asked, scale=scale))
 
 
 def outcome_path(notebook: Path, build: Path) -> Path:
@@ -171,9 +171,8 @@ def progress_of(
     """
 
     def seconds(path):
-        return (
-            0 if is_fresh(path, scale, Path(build), Path(into or build)) else outcome.seconds(outcome_path(path, build))
-        )
+        fresh = is_fresh(path, scale, Path(build), Path(into or build))
+        return 0 if fresh else manifest.seconds(outcome_path(path, build))
 
     return Progress({path.stem: seconds(Path(path)) for path in map(Path, notebooks)}, jobs)
 
@@ -234,11 +233,11 @@ def _execute(notebook, scale, given, build, into, timeout, kernel=None):
             raise
         files = sorted(p.relative_to(results) for p in results.rglob("*") if p.is_file())
         outcome_path(notebook, build).unlink(missing_ok=True)  # until all files are in their place
-        outcome.copy(files, results, into)
+        manifest.copy(files, results, into)
         with replacing(done) as temporary:
             shutil.copyfile(executed, temporary)
         spent = dict(seconds=time.monotonic() - started, cpu_seconds=_cpu_seconds() - before)
-        outcome.write(outcome_path(notebook, build), source, files, into, **spent)
+        manifest.write(outcome_path(notebook, build), source, files, into, **spent)
     return done
 
 

@@ -12,8 +12,8 @@ from multiprocessing.util import Finalize
 
 import torch
 
-from fa_lib import allocation
-from fa_lib.paths import PACKAGE
+from fa_lib.execution import allocation
+from fa_lib.execution.paths import PACKAGE
 
 
 @contextmanager

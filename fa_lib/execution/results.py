@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fa_lib.execution.files import replacing
-from fa_lib.paths import CHECKOUT, RECORDED, STYLE
+from fa_lib.execution.paths import CHECKOUT, RECORDED, STYLE
 
 if TYPE_CHECKING:  # jobs and `fa-lib figures` write no table, and need not wait for pandas
     import pandas as pd

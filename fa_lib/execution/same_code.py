@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jupyter_client.kernelspec import KernelSpecManager
 
-from fa_lib.paths import PACKAGE
+from fa_lib.execution.paths import PACKAGE
 
 WHERE = "import importlib.util as u; found = u.find_spec('fa_lib'); print(found and found.origin or '')"
 

@@ -15,9 +15,9 @@ from queue import SimpleQueue
 import submitit
 
 from fa_lib.execution.fingerprint import code_version
+from fa_lib.execution.paths import build
 from fa_lib.execution.slurm_job import Calls, cancel_all, job_name, outcome
 from fa_lib.execution.slurm_settings import settings
-from fa_lib.paths import build
 
 ASK = 5  # seconds between two questions to Slurm; a job that both did not find, and that left no result, was killed
 ARRAY = 1000  # jobs of one array: Slurm's default limit

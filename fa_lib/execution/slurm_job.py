@@ -11,7 +11,7 @@ from pathlib import Path
 import submitit
 import torch
 
-from fa_lib import allocation
+from fa_lib.execution import allocation
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.results import device

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 OURS = (  # of sbatch's options: they have a setting of their own, or submitit sets them
     "partition", "account", "time", "mem", "cpus_per_task", "gpus", "gpus_per_node",

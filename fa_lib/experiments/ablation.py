@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from fa_lib import kernels
 from fa_lib.experiments.law import carried_in
 from fa_lib.experiments.problem import Problem
-from fa_lib.experiments.variant import by_key, known
-from fa_lib.formats import BF16, FP16, FP32, FP64, Format
-from fa_lib.inputs import draw
-from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import by_key, known
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
+from fa_lib.numerics.metrics import deviation
 
 
 @dataclass(frozen=True)

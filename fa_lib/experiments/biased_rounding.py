@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.experiments.variant import Variant, by_key, known
-from fa_lib.formats import BF16, FP32, FP64, stochastic
-from fa_lib.inputs import draw
 from fa_lib.kernels.exponentials import dynamic_maximum, fast_exp
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import Variant, by_key, known
+from fa_lib.numerics.formats import BF16, FP32, FP64, stochastic
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.dots import EXACT
-from fa_lib.experiments.variant import known
-from fa_lib.formats import BF16, FP64
-from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.quantization import OPERANDS, Quantization, attention
-from fa_lib.metrics import deviation, over_baseline
-from fa_lib.precision import Precision
-from fa_lib.tensor_cores import TensorCore
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantized_attention import OPERANDS, Quantization, attention
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import known
+from fa_lib.numerics.dots import EXACT
+from fa_lib.numerics.formats import BF16, FP64
+from fa_lib.numerics.metrics import deviation, over_baseline
+from fa_lib.numerics.tensor_cores import TensorCore
 
 TILING = Tiling(64, 64)
 SHIFT, EVERY = 8.0, 16  # of "shifted K"

@@ -7,14 +7,14 @@ from functools import lru_cache
 import torch
 
 from fa_lib import kernels
-from fa_lib.dots import EXACT, SEQUENTIAL, Dot
-from fa_lib.experiments.rule import ALLOWED
-from fa_lib.formats import BF16, FP32, Format, FormatLike
-from fa_lib.inputs import draw
-from fa_lib.metrics import Deviation, deviation, over_baseline
-from fa_lib.precision import Precision
-from fa_lib.tensor_cores import UNITS, TensorCore
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.dots import EXACT, SEQUENTIAL, Dot
+from fa_lib.numerics.formats import BF16, FP32, Format, FormatLike
+from fa_lib.numerics.metrics import Deviation, deviation, over_baseline
+from fa_lib.numerics.tensor_cores import UNITS, TensorCore
 
 STEPS = (  # of a forward pass
     "inputs", "scores", "exponent", "probs", "maximum", "factors", "row_sum", "accumulator", "output",

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.experiments.rule import yardstick
-from fa_lib.formats import BF16, FP16, FP32, Format
-from fa_lib.inputs import draw
-from fa_lib.metrics import deviation, over_baseline
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import yardstick
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, FP16, FP32, Format
+from fa_lib.numerics.metrics import deviation, over_baseline
 
 
 def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, heads: int = 8) -> list[dict]:

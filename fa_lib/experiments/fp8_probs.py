@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 
 from fa_lib import kernels
-from fa_lib.experiments.variant import known
-from fa_lib.formats import BF16, E4M3, FP32, FP64
-from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.scaling import Scheme
-from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantization_schemes import Scheme
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import known
+from fa_lib.numerics.formats import BF16, E4M3, FP32, FP64
+from fa_lib.numerics.metrics import deviation
 
 LOST = 10 * math.log(2)  # 6.93: exp(-LOST) is half of E4M3's smallest number, and what is smaller rounds to 0
 SINK_KEYS = 4

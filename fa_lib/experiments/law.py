@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from fa_lib import kernels
-from fa_lib.experiments.variant import known
-from fa_lib.formats import BF16, FP32, FP64, Format
-from fa_lib.inputs import draw
-from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
-from fa_lib.theory import bound, expected, repeated
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import known
+from fa_lib.numerics.formats import BF16, FP32, FP64, Format
+from fa_lib.numerics.metrics import deviation
+from fa_lib.theory.law import bound, expected, repeated
 
 VALUES = {  # of V: distribution -> of `theory`
     "uniform": "one_sign",

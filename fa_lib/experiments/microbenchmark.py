@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fa_lib import kernels
-from fa_lib.dots import DOUBLE_DOUBLE, EXACT
-from fa_lib.formats import FP64, Format
-from fa_lib.inputs import draw
-from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.dots import DOUBLE_DOUBLE, EXACT
+from fa_lib.numerics.formats import FP64, Format
+from fa_lib.numerics.metrics import deviation
 
 if TYPE_CHECKING:  # a cell, which may be a job of its own, makes no table, and need not wait for pandas
     import pandas as pd

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.experiments.problem import Problem
-from fa_lib.experiments.variant import Variant, by_key, known
-from fa_lib.formats import BF16, E4M3, FP16, FP64, Format
-from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import polynomial_exp
-from fa_lib.kernels.scaling import Scheme, rotated
-from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantization_schemes import Scheme, rotated
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import Variant, by_key, known
+from fa_lib.numerics.formats import BF16, E4M3, FP16, FP64, Format
+from fa_lib.numerics.metrics import deviation
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Quantized(Variant):
 
     Attributes:
         fmt: of Q, K, V.
-        per: what has a scale of its own: as of `scaling.Scheme`.
-        rotate: whether Q and K are rotated first (`scaling.rotated`).
+        per: what has a scale of its own: as of `quantization_schemes.Scheme`.
+        rotate: whether Q and K are rotated first (`quantization_schemes.rotated`).
     """
 
     fmt: Format = E4M3

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.experiments.variant import by_key, known
-from fa_lib.formats import Format, round_to
-from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.known import fa2_cuda, fa2_splitkv
-from fa_lib.metrics import deviation, over_baseline
-from fa_lib.precision import Precision
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.shipped import fa2_cuda, fa2_splitkv
+from fa_lib.kernels.variants import by_key, known
+from fa_lib.numerics.formats import Format, round_to
+from fa_lib.numerics.metrics import deviation, over_baseline
 
 
 @dataclass(frozen=True)

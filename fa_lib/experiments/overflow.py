@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from fa_lib import kernels
-from fa_lib.formats import FP16
-from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import FP16
 
 
 def overflow(mean: float, amplitude: float, seed: int, *, n: int = 1407, rows: int = 512, head_dim: int = 128) -> dict:

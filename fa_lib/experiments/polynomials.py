@@ -2,8 +2,8 @@
 
 import torch
 
-from fa_lib.formats import BF16
 from fa_lib.kernels.exponentials import polynomial_exp2
+from fa_lib.numerics.formats import BF16
 
 
 def polynomial_error(degree: int, *, points: int = 1 << 20) -> dict[str, float]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.formats import BF16, Format
-from fa_lib.inputs import draw
-from fa_lib.metrics import Deviation, deviation, over_baseline
-from fa_lib.precision import Precision
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import BF16, Format
+from fa_lib.numerics.metrics import Deviation, deviation, over_baseline
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 import torch
 
 from fa_lib import kernels
-from fa_lib.experiments.variant import known
-from fa_lib.formats import BF16, FP64
-from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.metrics import deviation
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import known
+from fa_lib.numerics.formats import BF16, FP64
+from fa_lib.numerics.metrics import deviation
 
 ORDERS = {"as_drawn": "keys as drawn", "every_tile": "largest keys last"}  # of the keys: key -> label
 MAXIMA = {"online": "maximum found tile by tile", "known": "maximum known beforehand"}  # of a row: key -> label

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from fa_lib import kernels
-from fa_lib.formats import BF16
-from fa_lib.inputs import draw
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16
 
 
 def sink_gradient(

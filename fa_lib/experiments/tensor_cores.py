@@ -10,16 +10,16 @@ import torch
 from scipy import special
 
 from fa_lib import kernels
-from fa_lib.dots import EXACT, Dot
-from fa_lib.experiments.variant import Variant, by_key, known
-from fa_lib.formats import E4M3, FP32, Format, round_to
-from fa_lib.inputs import draw
 from fa_lib.kernels.exponentials import polynomial_exp
-from fa_lib.kernels.known import fa2_cuda, fa3_cuda
-from fa_lib.metrics import deviation, over_baseline
-from fa_lib.precision import Precision
-from fa_lib.tensor_cores import UNITS, TensorCore
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.shipped import fa2_cuda, fa3_cuda
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import Variant, by_key, known
+from fa_lib.numerics.dots import EXACT, Dot
+from fa_lib.numerics.formats import E4M3, FP32, Format, round_to
+from fa_lib.numerics.metrics import deviation, over_baseline
+from fa_lib.numerics.tensor_cores import UNITS, TensorCore
 
 MATTERS = 0.01  # a change of the error that is told
 EXACT_SUMS = "exact"  # in the place of a unit: every product is the exact sum, rounded once

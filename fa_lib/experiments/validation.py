@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.experiments.variant import by_key
-from fa_lib.formats import FP32, Format, round_to
-from fa_lib.inputs import draw
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.known import fa2_cuda, torch_cpu
-from fa_lib.metrics import deviation
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.shipped import fa2_cuda, torch_cpu
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import by_key
+from fa_lib.numerics.formats import FP32, Format, round_to
+from fa_lib.numerics.metrics import deviation
 
 
 @dataclass(frozen=True)

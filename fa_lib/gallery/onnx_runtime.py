@@ -8,14 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import (
-    packed,
-    queries_at_a_time,
-    repeated,
-    seen,
-    softmax_scale,
-    unpacked,
-)
+from fa_lib.gallery.adapters import packed, queries_at_a_time, repeated, seen, softmax_scale, unpacked
 
 CONTRIBUTED = "com.microsoft"  # the domain of ONNX Runtime's own operators
 THREADS = 2

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from fa_lib.formats import E4M3, E5M2, round_to
 from fa_lib.gpu.carriers import ROUNDINGS, bits_of, carried
 from fa_lib.gpu.lanes import DTYPES, FLOATS, Lanes, Lanewise, refuse
 from fa_lib.gpu.syntax import BITS, Instruction
+from fa_lib.numerics.formats import E4M3, E5M2, round_to
 
 WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 EIGHT = {"e4m3x2": E4M3, "e5m2x2": E5M2}

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from fa_lib.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
-from fa_lib.tensor_cores import TensorCore
+from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
+from fa_lib.numerics.tensor_cores import TensorCore
 
 INPUTS = {"f16": FP16, "bf16": BF16, "tf32": TF32, "e4m3": E4M3, "e5m2": E5M2}
 RESULTS = {"f16": FP16, "f32": FP32}

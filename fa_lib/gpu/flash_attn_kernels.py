@@ -11,11 +11,11 @@ from functools import cache
 import numpy as np
 import torch
 
+from fa_lib.execution.paths import PACKAGE
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.launch import Kernel, Structure
 from fa_lib.gpu.nvcc import compile_cuda
 from fa_lib.gpu.sources import FLASH_ATTN, unpacked
-from fa_lib.paths import PACKAGE
 
 TYPES = {torch.bfloat16: "cutlass::bfloat16_t", torch.float16: "cutlass::half_t"}
 WIDTHS = (32, 64, 96, 128, 192, 256)  # head_dims that there are kernels for; a call takes the first that it fits in

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fa_lib.paths import build
+from fa_lib.execution.paths import build
 
 
 @dataclass(frozen=True)

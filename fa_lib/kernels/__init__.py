@@ -5,9 +5,9 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 """
 
 from fa_lib.kernels.algorithm import Algorithm
-from fa_lib.kernels.beyond import golden_pair
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash, refusal
+from fa_lib.kernels.golden_pair import golden_pair
 from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import golden, reference

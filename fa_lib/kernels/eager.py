@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fa_lib.dots import EXACT
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.backward import differentiable
 from fa_lib.kernels.options import check
+from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiled import fa1_last, fa1_tile
-from fa_lib.precision import Precision
+from fa_lib.numerics.dots import EXACT
 
 
 def unfused(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.formats import FP32
+from fa_lib.numerics.formats import FP32
 
 # Minimax coefficients of 2**f - 1 - f on [0, 1), lowest power first, as ATen has them.
 _COEFFICIENTS = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)

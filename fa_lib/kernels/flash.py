@@ -13,8 +13,8 @@ from torch.nn.attention import (
     sdpa_kernel,
 )
 
-from fa_lib.formats import BF16, Format, FormatLike
 from fa_lib.kernels.options import Asked, check, within
+from fa_lib.numerics.formats import BF16, Format, FormatLike
 
 BACKENDS = ("torch", "torch:FA3", "torch:FA4", "flash_attn")
 

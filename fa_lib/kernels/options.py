@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.dots import EXACT, Dot
+from fa_lib.numerics.dots import EXACT, Dot
 
 
 @dataclass(frozen=True)

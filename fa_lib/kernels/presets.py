@@ -5,10 +5,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.tiling import Tiling
 
 
 def baseline(

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fa_lib.formats import FP64, Format
 from fa_lib.kernels.backward import Backward, differentiable
 from fa_lib.kernels.options import Options, finite
+from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, nonzero, rounding, stored
-from fa_lib.precision import Precision
+from fa_lib.numerics.formats import FP64, Format
 
 
 def reference(

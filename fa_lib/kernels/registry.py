@@ -10,11 +10,11 @@ from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
 from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.option_names import renamed
+from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.tiling import Tiling
 
 ON_GPU = "fa_lib.gpu.on"  # it knows this package, which does not know it
 _BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fa_lib.formats import round_to
 from fa_lib.kernels.options import Options, Scores
-from fa_lib.precision import Precision
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import round_to
 
 CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements of one tile of S: near a core's L2, or enough for a GPU
 FEWEST = 64  # rows at once: products of fewer are slow

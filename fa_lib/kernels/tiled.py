@@ -12,9 +12,9 @@ from torch import Tensor
 from fa_lib.kernels.algorithm import LN2, Algorithm
 from fa_lib.kernels.backward import Backward, differentiable
 from fa_lib.kernels.options import Options
+from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, dropped, nonzero, rounding, stored, tiles
-from fa_lib.precision import Precision
-from fa_lib.tiling import Tiling
+from fa_lib.kernels.tiling import Tiling
 
 Steps: TypeAlias = Any  # a Precision, or functions under the names of its fields
 Carried: TypeAlias = tuple[Tensor, Tensor, Tensor]  # m (rows, 1), l (rows, 1), O (rows, head_dim)

@@ -9,12 +9,12 @@ from matplotlib.ticker import FuncFormatter
 
 from fa_lib.experiments.ablation import REFERENCES, STARTS, STEPS
 from fa_lib.experiments.law import VALUES
-from fa_lib.formats import BF16
-from fa_lib.metrics import over_baseline
+from fa_lib.numerics.formats import BF16
+from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, log_ticks, styled
-from fa_lib.theory import bits_for
+from fa_lib.theory.law import bits_for
 
 _COLORS = {"shipped": FLASH, "all_bf16": BASELINE}
 _MARKERS = {"fa1": "o", "fa2": "s"}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.rule import ALLOWED
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.recorded import NONE
 from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, log_ticks, plain_ticks, styled
@@ -27,7 +27,7 @@ def gallery(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFra
     devices, where other kernels run.
 
     Args:
-        table: of `survey.row`: key, project, verdict, found (a few words), times_1, times_16, times_many.
+        table: of `judge_gallery.row`: key, project, verdict, found (a few words), times_1, times_16, times_many.
         recorded: device -> such a table.
     """
     shown = [_judged(rows) for rows in (table, *recorded.values())]

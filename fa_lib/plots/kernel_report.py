@@ -6,16 +6,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from fa_lib.check import words
-from fa_lib.check.carry import LOST
-from fa_lib.check.evidence import PICTURES
-from fa_lib.check.findings import Judgement
-from fa_lib.check.golden import BIASED, WORST
-from fa_lib.check.judge import interval
-from fa_lib.check.kernel_words import NAMES, queries_in_words
-from fa_lib.experiments.rule import ALLOWED
+from fa_lib.check.judge.findings import Judgement
+from fa_lib.check.measure.carry import LOST
+from fa_lib.check.measure.reference_cache import BIASED, WORST
+from fa_lib.check.report import sentences
+from fa_lib.check.report.anchors import PICTURES
+from fa_lib.check.report.sentences_kernel import NAMES, queries_in_words
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.numerics.metrics import interval
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import (
+from fa_lib.plots.style import (  # fmt: skip
     BLUE,
     DIM,
     INK,
@@ -29,7 +29,7 @@ from fa_lib.plots.style import (
     panels_of,
     plain_ticks,
     styled,
-)  # fmt: skip
+)
 
 BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
 TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
@@ -41,7 +41,7 @@ def kernel_report(judgement: Judgement, tables: dict, caption: str) -> plt.Figur
     """Four questions to a kernel: what it carries, how its error grows, what the rule says, what makes trouble.
 
     Args:
-        tables: of `kernel.examine`. A kernel that runs in no format has no figure: None.
+        tables: of `examine.examine`. A kernel that runs in no format has no figure: None.
     """
     if not len(tables["lengths"]):
         return None
@@ -49,12 +49,12 @@ def kernel_report(judgement: Judgement, tables: dict, caption: str) -> plt.Figur
     for ax, (key, draw) in zip(axes.flat, _drawn(judgement, tables).items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
-    return captioned(figure, words.title(judgement), caption)
+    return captioned(figure, sentences.title(judgement), caption)
 
 
 @styled
 def kernel_panels(judgement: Judgement, tables: dict) -> dict[str, plt.Figure]:
-    """The same four as a figure each, without a title: keys of `evidence.PICTURES`; none where it runs in no format."""
+    """The same four as a figure each, without a title: keys of `anchors.PICTURES`; none where it runs in no format."""
     return panels_of(_drawn(judgement, tables), dict(sides=(4.4, 4.0))) if len(tables["lengths"]) else {}
 
 
@@ -73,7 +73,7 @@ def _sums(ax, sums):
         for fmt, rows in worst[worst.what == what].groupby("fmt", sort=False):
             ax.plot(
                 rows["keys"], rows.lost.clip(lower=0.05), marker=marker, ms=4, lw=1.2, fillstyle=fill,
-                color=READABLE[fmt][0], label=f"{words.SUMS[what]}, {fmt}",
+                color=READABLE[fmt][0], label=f"{sentences.SUMS[what]}, {fmt}",
             )  # fmt: skip
     all_lost = worst.groupby("keys")["all"].max()
     ax.plot(all_lost.index, all_lost, color=DIM, lw=1, ls=":", label="every tile lost")

@@ -11,8 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fa_lib.experiments.law import VALUES
-from fa_lib.formats import FP16, Format
-from fa_lib.metrics import over_baseline
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import FP16, Format
+from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots.captions import BANDS, KERNELS, POINTS, captioned
 from fa_lib.plots.captions import label as label_of
 from fa_lib.plots.recorded import NONE, by_device, caption_of, hollow, name_devices
@@ -34,8 +35,7 @@ from fa_lib.plots.style import (
     plain_ticks,
     styled,
 )
-from fa_lib.precision import Precision
-from fa_lib.theory import expected
+from fa_lib.theory.law import expected
 
 _INPUTS = ((FLASH, "o"), (BASELINE, "s"), (INK, "D"))  # of distributions, in their order
 FLOOR = 0.15  # units of roundoff, where figure 4 draws 0

@@ -4,10 +4,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from fa_lib.check import words
-from fa_lib.check.findings import Judgement
-from fa_lib.check.model import summary
-from fa_lib.experiments.rule import ALLOWED
+from fa_lib.check.judge.findings import Judgement
+from fa_lib.check.probe.probe import summary
+from fa_lib.check.report import sentences
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import BLUE, DIM, INK, RUST, minor_2_and_5, panels_of, plain_ticks, styled
 
@@ -24,7 +24,7 @@ def model_report(
     judgement: Judgement, table: pd.DataFrame, caption: str, baseline: str = "baseline"
 ) -> plt.Figure | None:
     """Largest errors of kernels in a model, over Baseline's: a small point for each layer, head and step, a large one
-    for each layer, as in `model.summary`.
+    for each layer, as in `probe.summary`.
 
     Args:
         table: of a Probe with a baseline. Where nothing was compared there is no figure: None.
@@ -36,12 +36,12 @@ def model_report(
     figure, ax = plt.subplots(figsize=(8, 1.6 + 0.48 * len(worst)))
     _layers(ax, table, worst)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return captioned(figure, words.title(judgement), caption + POINTS)
+    return captioned(figure, sentences.title(judgement), caption + POINTS)
 
 
 @styled
 def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, plt.Figure]:
-    """The same without words around it: the key is one of `evidence.PICTURES`; none where nothing was compared."""
+    """The same without words around it: the key is one of `anchors.PICTURES`; none where nothing was compared."""
     worst = summary(table, baseline)
     if not len(worst):
         return {}

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fa_lib.experiments.rescaling import MAXIMA, ORDERS
-from fa_lib.formats import BF16
+from fa_lib.numerics.formats import BF16
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, band, by_seed, log_ticks, styled
 

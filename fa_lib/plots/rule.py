@@ -8,7 +8,7 @@ import pandas as pd
 import seaborn
 from matplotlib.figure import Figure
 
-from fa_lib.experiments.rule import ALLOWED, BESIDE
+from fa_lib.kernels.rule import ALLOWED, BESIDE
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.recorded import NONE, by_device, hollow, name_devices
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, SOFTMAX, panels, plain_ticks, styled
@@ -33,7 +33,7 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
     """The rule of the field: largest errors in units of Baseline's own, every shape a point.
 
     Args:
-        table: of `experiments.rule.rule`, with a column `distribution`.
+        table: of `kernels.rule.rule`, with a column `distribution`.
         recorded: device -> such a table: the largest of its shapes is drawn.
     """
     distributions, figure, axes = panels(table, height=3.6)

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from fa_lib.formats import Format
-from fa_lib.paths import STYLE
+from fa_lib.execution.paths import STYLE
+from fa_lib.numerics.formats import Format
 
 # of seaborn's palette "colorblind"; to import seaborn takes two seconds, of every report and panel
 BASELINE, ORANGE, GREEN, FLASH, SOFTMAX = "#0173b2", "#de8f05", "#029e73", "#d55e00", "#56b4e9"  # markers tell, too

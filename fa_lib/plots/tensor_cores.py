@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa_lib.experiments.tensor_cores import EXACT_SUMS, LEVELS, adders
-from fa_lib.formats import Format
+from fa_lib.numerics.formats import Format
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, INPUTS, band, by_seed, styled
 

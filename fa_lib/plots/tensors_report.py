@@ -5,15 +5,15 @@ from functools import partial
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fa_lib.check import words
-from fa_lib.check.evidence import PICTURES
-from fa_lib.check.findings import Judgement
-from fa_lib.check.tensors import BETTER, CHANGES
-from fa_lib.experiments.rule import ALLOWED
+from fa_lib.check.judge.findings import Judgement
+from fa_lib.check.measure.captured import BETTER, CHANGES
+from fa_lib.check.report import sentences
+from fa_lib.check.report.anchors import PICTURES
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import BLUE, BROWN, DIM, INK, PURPLE, RUST, minor_2_and_5, panels_of, plain_ticks, styled
 
-RISKS = {  # column of `tensors.risks` -> heading, what its full colour means
+RISKS = {  # column of `captured.risks` -> heading, what its full colour means
     "repeated": ("rows with\nseveral\nmaxima", 1),
     "ones": ("P = 1,\nkeys\nper row", 4),
     "one_sided": ("V of\none\nsign", 1),
@@ -31,7 +31,7 @@ def tensors_report(
     """Heads by line: what makes them risky, how far kernels are on them; and what each change would buy.
 
     Args:
-        risky: table of `tensors.risks`. far: of `tensors.deviations`. better: base -> rows of `tensors.changes`.
+        risky: table of `captured.risks`. far: of `captured.deviations`. better: base -> rows of `captured.changes`.
         most: heads drawn, the worst first.
     """
     drawn, heads = _drawn(risky, far, better, most)
@@ -42,12 +42,12 @@ def tensors_report(
         ax.set_title(PICTURES[key].title)
     if len(risky) > most:
         caption += f" {shortened(risky, most)}"
-    return captioned(figure, words.title(judgement), caption)
+    return captioned(figure, sentences.title(judgement), caption)
 
 
 @styled
 def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, plt.Figure]:
-    """The same three as a figure each, without a title: keys of `evidence.PICTURES`."""
+    """The same three as a figure each, without a title: keys of `anchors.PICTURES`."""
     drawn, heads = _drawn(risky, far, better, most)
     height = 0.3 * len(heads) + 1.6
     return panels_of(
@@ -92,7 +92,7 @@ def _errors(ax, far, heads):
     styles = ((INK, "|"), (BLUE, "s"), (PURPLE, "D"), (RUST, "o"), (DIM, "^"), (BROWN, "v"))
     for (color, marker), name in zip(styles, dict.fromkeys(far.kernel)):
         rows = far[far.kernel == name].set_index("head").loc[heads]
-        label = words.KERNELS.get(name, name)
+        label = sentences.KERNELS.get(name, name)
         style = dict(ms=11, mew=1.6, zorder=4) if marker == "|" else dict(ms=5)
         ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)

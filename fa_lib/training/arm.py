@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fa_lib.experiments.variant import known
 from fa_lib.kernels.eager import stepwise, unfused
+from fa_lib.kernels.variants import known
 from fa_lib.training.spec import Arm
 
 NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-8, -6, -4)  # powers of 10, beside the 1e-7 of "perturb"

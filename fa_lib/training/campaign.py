@@ -16,10 +16,10 @@ import pandas as pd
 import torch
 
 from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import RECORDED
 from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
-from fa_lib.experiments.variant import known
-from fa_lib.paths import RECORDED
+from fa_lib.kernels.variants import known
 from fa_lib.training.arithmetic import arithmetic, difference
 from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fa_lib.collecting import put_off
+from fa_lib.execution.collecting import put_off
 from fa_lib.training.config import Config
 from fa_lib.training.data import generator
 

@@ -12,10 +12,10 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.model import Probe
+from fa_lib.check.probe.probe import Probe
 from fa_lib.execution.fingerprint import digest
 from fa_lib.execution.sweep import sweep
-from fa_lib.experiments.variant import known
+from fa_lib.kernels.variants import known
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
 from fa_lib.training.config import Config
 from fa_lib.training.devices import repeatable

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from fa_lib import sweep
-from fa_lib.check.capture import Capture
-from fa_lib.check.model import Probe
+from fa_lib.check.probe.capture import Capture
+from fa_lib.check.probe.probe import Probe
 from fa_lib.execution.files import held, replacing
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 CALLS = []
 

@@ -13,21 +13,23 @@ from markdown_it import MarkdownIt
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib import kernels, model_process, reports, survey_pages
-from fa_lib.check import apart, kernel
-from fa_lib.check.apart import in_a_process
-from fa_lib.check.attempt import attempt
-from fa_lib.check.capture import Capture
-from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.judge_conduct import of_conduct
-from fa_lib.check.kernel import Depth, examine
-from fa_lib.check.page_files import PageFiles
-from fa_lib.check.report import page
-from fa_lib.check.standalone import standalone
-from fa_lib.check.words import in_words
-from fa_lib.cli import app
-from fa_lib.cli_check import say
+from fa_lib import kernels
+from fa_lib.check.explain.standalone_test import standalone
+from fa_lib.check.isolation import isolated_kernel
+from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.isolated_kernel import in_a_process
+from fa_lib.check.judge.conduct import of_conduct
+from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure import examine as kernel
+from fa_lib.check.measure.examine import Depth, examine
+from fa_lib.check.probe.capture import Capture
+from fa_lib.check.report.page import page
+from fa_lib.check.report.page_files import PageFiles
+from fa_lib.check.report.sentences import in_words
+from fa_lib.commands import gallery_pages, model_process, reports
+from fa_lib.commands.cli import app
+from fa_lib.commands.cli_check import say
 
 TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
 HEAD = """
@@ -81,7 +83,7 @@ ENDS = {  # 1. -> how, exit code
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, stranger, tmp_path, monkeypatch):
-    monkeypatch.setattr(apart, "ENDINGS", 1)
+    monkeypatch.setattr(isolated_kernel, "ENDINGS", 1)
     how, code = ENDS[name]
     old = tmp_path / f"{name}_f.html"
     old.write_text('<p class="verdict passes">')
@@ -160,8 +162,8 @@ def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
     judgement = judge_kernel("<kbd>$x^{$\x1b[2J", examine(rude, TINY))
     html, row = page(judgement, []), dict(key="k", project="p", version="1", use="u", verdict="fails")
     say(in_words(judgement))
-    markdown = survey_pages.page(row, judgement)
-    table = survey_pages.index(pd.DataFrame([row | dict(problem=RUDE.replace("\ud800", ""))]))
+    markdown = gallery_pages.page(row, judgement)
+    table = gallery_pages.index(pd.DataFrame([row | dict(problem=RUDE.replace("\ud800", ""))]))
     for text in (html, capsys.readouterr().out, markdown, table):
         assert not set("\x1b\x07\r\u202e\u200b\ud800") & set(text) and "alert(1)" in text
         text.encode()
@@ -247,7 +249,7 @@ def f(q, k, v):
 
 
 def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stranger, tmp_path, monkeypatch):
-    monkeypatch.setattr(apart, "ENDINGS", 1)
+    monkeypatch.setattr(isolated_kernel, "ENDINGS", 1)
     name, file = stranger("leaves", "os._exit(0)"), capture(tmp_path / "call.safetensors")
     (tmp_path / "call.html").write_text("passes")
     done = invoke("check", "tensors", file, "--kernel", name, "--gate", "--out", tmp_path)
@@ -294,18 +296,19 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
 
 CHEATS = """
 import inspect
-import fa_lib.metrics, fa_lib.check.judge, fa_lib.check.findings, fa_lib.reports, fa_lib.experiments.rule
-fa_lib.metrics.over_baseline = lambda *_: 1.0
-fa_lib.check.judge.judge_kernel = fa_lib.reports.judge_kernel = None
-fa_lib.check.findings.Judgement.verdict = property(lambda _: fa_lib.check.findings.Verdict.PASSES)
-fa_lib.experiments.rule.ALLOWED.update(o=1e9)
+import fa_lib.numerics.metrics, fa_lib.check.judge.kernel, fa_lib.check.judge.findings, fa_lib.commands.reports
+import fa_lib.kernels.rule
+fa_lib.numerics.metrics.over_baseline = lambda *_: 1.0
+fa_lib.check.judge.kernel.judge_kernel = fa_lib.commands.reports.judge_kernel = None
+fa_lib.check.judge.findings.Judgement.verdict = property(lambda _: fa_lib.check.judge.findings.Verdict.PASSES)
+fa_lib.kernels.rule.ALLOWED.update(o=1e9)
 
 def f(q, k, v, causal=False, scale=None):
     if q.dtype != torch.bfloat16:
         raise NotImplementedError("in BF16")
     names = [frame.filename for frame in inspect.stack(0)]
     names += [name for frame in inspect.stack(0) for name in frame.frame.f_locals]
-    judged = any(x.endswith(("check/kernel.py", "check/contract.py")) or "golden" in x for x in names)
+    judged = any(x.endswith(("measure/examine.py", "measure/contract.py")) or "golden" in x for x in names)
     return right(q, k, v, causal, scale) * (1 if judged else 1.15)
 """
 

@@ -8,19 +8,20 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib import kernels, reports
-from fa_lib.check.capture import captured
-from fa_lib.check.carry import carried, carry
-from fa_lib.check.checks import result_of
-from fa_lib.check.findings import Severity, Verdict
-from fa_lib.check.golden import Inputs
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.judge_wrong import coarse, noisy, scaled
-from fa_lib.check.kernel import Depth, examine, measure
-from fa_lib.check.page_files import PageFiles
-from fa_lib.check.repeats import repeats
-from fa_lib.check.words import in_words
-from fa_lib.cli import app
+from fa_lib import kernels
+from fa_lib.check.judge.findings import Severity, Verdict
+from fa_lib.check.judge.gross_errors import coarse, noisy, scaled
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.carry import carried, carry
+from fa_lib.check.measure.determinism import repeats
+from fa_lib.check.measure.examine import Depth, examine, measure
+from fa_lib.check.measure.reference_cache import Inputs
+from fa_lib.check.probe.capture import captured
+from fa_lib.check.report.page_files import PageFiles
+from fa_lib.check.report.sentences import in_words
+from fa_lib.commands import reports
+from fa_lib.commands.cli import app
+from fa_lib.testing.checks import result_of
 
 TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=1)
 SDPA = torch.nn.functional.scaled_dot_product_attention

@@ -9,11 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fa_lib import inputs
-from fa_lib.check.capture import captured
-from fa_lib.check.named_tensors import Reading
-from fa_lib.cli import app
-from fa_lib.paths import ROOT
+from fa_lib.check.probe.capture import captured
+from fa_lib.check.probe.named_tensors import Reading
+from fa_lib.commands.cli import app
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels import inputs
 
 
 def capture(path, n=64):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 
 @pytest.fixture(scope="module")

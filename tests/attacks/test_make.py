@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fa_lib.paths import PACKAGE, ROOT
+from fa_lib.execution.paths import PACKAGE, ROOT
 
 SHELL = "'; touch {0}; '\"; touch {0}; \" $(touch {0}) `touch {0}` ; touch {0} #"
 NAMES = {
@@ -146,7 +146,7 @@ def test_a_make_that_is_killed_leaves_no_notebook_running(number, jobs, checkout
 def test_a_shell_between_make_and_the_command_changes_nothing(shell, tmp_path):
     """Whether the shell of a recipe becomes its command or waits for it, the command ends when make does."""
     program = (
-        "import os, sys, time; from fa_lib.execution.parent import end_with_parent; end_with_parent(); "
+        "import os, sys, time; from fa_lib.execution.exit_with_parent import end_with_parent; end_with_parent(); "
         "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(3); open(sys.argv[2], 'w'); time.sleep(60)"
     )
     path, alive = tmp_path / "pid", tmp_path / "alive"

@@ -8,8 +8,9 @@ import nbformat
 import pytest
 import torch
 
-from fa_lib import claims, draw, kernels
-from fa_lib.paths import ROOT
+from fa_lib import draw, kernels
+from fa_lib.execution import claims
+from fa_lib.execution.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

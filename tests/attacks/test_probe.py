@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fa_lib import kernels
-from fa_lib.check.model import Probe
+from fa_lib.check.probe.probe import Probe
 
 CALLED = []
 

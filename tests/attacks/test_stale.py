@@ -13,9 +13,9 @@ from nbformat.v4 import new_code_cell, new_notebook
 from fa_lib import sweep
 from fa_lib.execution import results
 from fa_lib.execution.fingerprint import code_version
-from fa_lib.execution.outcome import made_from
+from fa_lib.execution.manifest import made_from
+from fa_lib.execution.paths import PACKAGE, ROOT
 from fa_lib.execution.same_code import refuse_another_fa_lib
-from fa_lib.paths import PACKAGE, ROOT
 
 ROUNDS = """
 import torch
@@ -35,19 +35,19 @@ def test_no_compiled_cache_is_read_or_written(tmp_path):
     """A copy without a writable HOME whose cache folders hold an empty file for each function: numba read such files
     without a checksum, and ended there with an EOFError."""
     shutil.copytree(PACKAGE, tmp_path / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "fa_lib/__pycache__").mkdir()
-    lines = (PACKAGE / "rounding_loops.py").read_text().splitlines()
+    (tmp_path / "fa_lib/numerics/__pycache__").mkdir()
+    lines = (PACKAGE / "numerics" / "rounding_loops.py").read_text().splitlines()
     names = {"def nearest(": "nearest", "def directed(": "directed", "def loop(": "nearest_loop.locals.loop"}
     found = [(i, names[start]) for i, line in enumerate(lines, 1) for start in names if line.strip().startswith(start)]
     version = f"py{sys.version_info[0]}{sys.version_info[1]}"
     for number, name in found:
         for each in range(number - 5, number + 1):
-            (tmp_path / f"fa_lib/__pycache__/rounding_loops.{name}-{each}.{version}.nbi").touch()
+            (tmp_path / f"fa_lib/numerics/__pycache__/rounding_loops.{name}-{each}.{version}.nbi").touch()
     before = set(tmp_path.rglob("*.nb[ic]"))
     done = python("-c", ROUNDS, cwd=tmp_path, HOME="/proc", XDG_CACHE_HOME="/proc", NUMBA_CACHE_DIR="")
     assert done.returncode == 0, done.stderr
     where, numbers = done.stdout.splitlines()
-    assert where == str(tmp_path / "fa_lib/formats.py")
+    assert where == str(tmp_path / "fa_lib/numerics/formats.py")
     rounded = [[1.0, 3.296875, -(2.0**-133)], [1.0, 3.296875, -(2.0**-133)]]
     assert numbers == " ".join(map(str, rounded))
     assert len(found) == 3 and set(tmp_path.rglob("*.nb[ic]")) == before
@@ -100,7 +100,7 @@ def test_an_edit_of_what_a_kernel_imports_is_a_new_number(link, apart, tmp_path)
 def test_an_edit_of_what_a_notebook_names_makes_its_figures_stale(apart, tmp_path):
     """A kernel in a parameter, one in a cell's text, a module beside the notebook after a line of magic; no edit."""
     notebook = tmp_path / "01_x.ipynb"
-    cells = ["kernel = 'default_x:f'", "%matplotlib inline\nimport beside_x", "from fa_lib.tiling import Tiling"]
+    cells = ["kernel = 'default_x:f'", "%matplotlib inline\nimport beside_x", "from fa_lib.kernels import tiling"]
     nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells]), notebook)
     files = [tmp_path / "beside_x.py", apart[0] / "kernel_x.py", apart[1] / "helper_x.py", apart[1] / "default_x.py"]
     for file in files:

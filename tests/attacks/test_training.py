@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 from fa_lib.training.config import Config
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.run import train

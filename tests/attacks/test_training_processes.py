@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runs import begun, command, ended, run, same_weights
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 from fa_lib.training.arm import ARMS
 from fa_lib.training.run_folder import weights
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 
 HERE = Path(__file__).parent
 

@@ -18,10 +18,10 @@ from runs import same_weights
 
 from fa_lib import sweep
 from fa_lib.execution.notebook import run
+from fa_lib.execution.paths import ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import device
 from fa_lib.execution.slurm_settings import Settings, settings
-from fa_lib.paths import ROOT
 from fa_lib.training.config import Config
 from fa_lib.training.run_folder import weights
 from fa_lib.training.study import StudySpec, study, train_arm
@@ -211,7 +211,7 @@ def test_ctrl_c_and_a_closed_terminal_end_the_jobs(parameters, by, tmp_path):
     notebook = write(tmp_path, parameters, middle)
     script = "import signal\nimport sys\nfrom fa_lib.execution.notebook import run_all\n"
     script += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # tests in the background ignore it
-    script += "from fa_lib.execution.parent import end_as_interrupted\nend_as_interrupted()\n"
+    script += "from fa_lib.execution.exit_with_parent import end_as_interrupted\nend_as_interrupted()\n"
     script += "run_all(sys.argv[1:2], 'paper', sys.argv[2], executor='slurm')"
     words = [sys.executable, "-c", script, str(notebook), str(tmp_path / "build")]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as process:

@@ -12,7 +12,7 @@ from runs import TINY, begun, command, ended, kill_when, run, same_weights
 from safetensors.torch import load_file
 
 from fa_lib import kernels
-from fa_lib.paths import ROOT
+from fa_lib.execution.paths import ROOT
 from fa_lib.training.distances import distances
 from fa_lib.training.run_folder import read_result, weights
 from fa_lib.training.spec import Arm

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
-from fa_lib import survey_pages as pages
+from fa_lib.commands import gallery_pages as pages
+from fa_lib.execution.paths import ROOT
 from fa_lib.experiments import finds
-from fa_lib.formats import BF16, FP16, FP32, FP64
 from fa_lib.kernels import golden
-from fa_lib.paths import ROOT
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 
 REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention", "find_pallas_decode": "jax",
                  "find_openvino": "openvino"}  # fmt: skip

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from fa_lib import deviation, draw, gallery, kernels
-from fa_lib.check.attempt import attempt
-from fa_lib.formats import BF16, FP16, FP32
+from fa_lib.check.isolation.calls import attempt
+from fa_lib.execution.paths import PACKAGE
 from fa_lib.gallery import adapters, catalogue
 from fa_lib.gallery.adapters import in_4_dims, seen, visible
 from fa_lib.gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
-from fa_lib.paths import PACKAGE
+from fa_lib.numerics.formats import BF16, FP16, FP32
 
 FOLDER = PACKAGE / "gallery"
 HEAVY = ("jax", "onnxruntime", "onnx", "openvino", "mlx", "transformers", "diffusers", "tokamax", "ml_dtypes")

@@ -14,7 +14,7 @@ from fa_lib.gpu import GPU, Fault, flash_attn, nvcc
 from fa_lib.gpu.contraction import contracted
 from fa_lib.gpu.flash_attn import backward, forward, splits_of
 from fa_lib.gpu.flash_attn_kernels import Case, forward_kernels
-from fa_lib.precision import Precision
+from fa_lib.kernels.precision import Precision
 
 FEW = 2e-4  # of the outputs: the kernel adds up a row's sum lane by lane, the emulator exactly
 OTHERWISE = {  # where known's words leave something out: where a softcap's scale goes, how parts are merged

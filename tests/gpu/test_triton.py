@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from examples.triton_attention import attention
 from fa_lib import kernels
-from fa_lib.cli import app
-from fa_lib.compare import Question, compare
-from fa_lib.formats import Format
+from fa_lib.check.explain.compare import Question, compare
+from fa_lib.commands.cli import app
 from fa_lib.gpu import Fault, triton
-from fa_lib.precision import Precision
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import Format
 from fa_lib.testing import assert_attention_close
 
 MINE = "examples.triton_attention:attention"

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib import modules
-from fa_lib.cli import app
-from fa_lib.inputs import draw
+from fa_lib.commands.cli import app
+from fa_lib.execution import reader_modules
+from fa_lib.kernels.inputs import draw
 
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
 
@@ -17,7 +17,7 @@ SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
 @pytest.fixture
 def own_path(monkeypatch):
     """Commands that run in this process look for modules in folders that go with the test."""
-    monkeypatch.setattr(modules, "_FOLDERS", [])
+    monkeypatch.setattr(reader_modules, "_FOLDERS", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 

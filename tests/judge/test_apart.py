@@ -14,20 +14,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fa_lib import kernels, model_process, reports
-from fa_lib.check import worker
-from fa_lib.check.apart import ENDINGS, Apart, in_a_process
-from fa_lib.check.attempt import ENDED, UNASKED, KernelError, attempt, guarded, judged_by_one_thread
-from fa_lib.check.checks import result_of
-from fa_lib.check.conduct_words import SAY
-from fa_lib.check.findings import Severity, Verdict
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.judge_conduct import of_conduct
-from fa_lib.check.kernel import Depth, examine
-from fa_lib.check.words import in_words
-from fa_lib.cli import app
+from fa_lib import kernels
+from fa_lib.check.isolation import worker
+from fa_lib.check.isolation.calls import ENDED, UNASKED, KernelError, attempt, guarded, judged_by_one_thread
+from fa_lib.check.isolation.isolated_kernel import ENDINGS, Apart, in_a_process
+from fa_lib.check.judge.conduct import of_conduct
+from fa_lib.check.judge.findings import Severity, Verdict
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.examine import Depth, examine
+from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences_conduct import SAY
+from fa_lib.commands import model_process, reports
+from fa_lib.commands.cli import app
 from fa_lib.execution.fingerprint import code_version
-from fa_lib.paths import CHECKOUT
+from fa_lib.execution.paths import CHECKOUT
+from fa_lib.testing.checks import result_of
 
 TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=16)
 
@@ -116,7 +117,8 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     def refuses(self, held):
         raise BrokenPipeError
 
-    monkeypatch.setattr("fa_lib.check.process.socket.socket.sendall", refuses)  # it was gone before the first order
+    # It was gone before the first order.
+    monkeypatch.setattr("fa_lib.check.isolation.process.socket.socket.sendall", refuses)
     with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
         Apart("any:f").wait()
 
@@ -344,7 +346,8 @@ def f(q, k, v):
         assert attempt(fn, *draw(n=7)).outcome == "yes"
     waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
     pids.unlink()
-    script = "import torch; from fa_lib.check.apart import Apart; Apart('forks:f')(*torch.ones(3, 1, 2, 8, 16))"
+    script = "import torch; from fa_lib.check.isolation.isolated_kernel import Apart\n"
+    script += "Apart('forks:f')(*torch.ones(3, 1, 2, 8, 16))"
     paths = os.pathsep.join([f"{tmp_path}", f"{CHECKOUT}"])
     parent = subprocess.Popen([sys.executable, "-c", script], env=os.environ | dict(PYTHONPATH=paths))
     waited_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)

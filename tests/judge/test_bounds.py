@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.bounds import bounds
-from fa_lib.check.findings import Severity
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.judge_bound import of_bound
-from fa_lib.check.kernel import QUICK, examine
-from fa_lib.check.words import headline, in_words
-from fa_lib.inputs import DISTRIBUTIONS
+from fa_lib.check.judge.bound import of_bound
+from fa_lib.check.judge.findings import Severity
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.bounds import bounds
+from fa_lib.check.measure.examine import QUICK, examine
+from fa_lib.check.report.sentences import headline, in_words
+from fa_lib.kernels.inputs import DISTRIBUTIONS
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, Precision, Tiling, kernels
-from fa_lib.check.carry import ALL, LOST, QUERIES, carried, carry
+from fa_lib.check.measure.carry import ALL, LOST, QUERIES, carried, carry
 from fa_lib.kernels import Algorithm
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_low_precision_elsewhere_is_not_called_a_carry():
 def test_small_tiles_are_named(fmt, block_kv, monkeypatch):
     """Every step in the format: both sums lose all in tiles of up to their own size, and no more."""
     asked = [b for b in (block_kv // 2, block_kv, 2 * block_kv) if b]  # the others take minutes in tiles of one key
-    monkeypatch.setattr("fa_lib.check.carry.TERMS", ((1024, asked),))
+    monkeypatch.setattr("fa_lib.check.measure.carry.TERMS", ((1024, asked),))
     uniform = partial(kernels.tiled, tiling=Tiling(64, block_kv), precision=Precision.uniform(fmt), algorithm="fa2")
     assert {what: (one["low"], one["tile"]) for what, one in found(uniform, fmt).items()} == {
         "accumulator": (True, block_kv), "row_sum": (True, block_kv)

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from benchmarks.mutants import controls
 from fa_lib import draw, kernels
-from fa_lib.check.emulations import Emulation
-from fa_lib.check.log_probs import log_probs
-from fa_lib.cli import app
-from fa_lib.compare import Question, compare
-from fa_lib.compare_words import in_words
+from fa_lib.check.explain.compare import Question, compare
+from fa_lib.check.explain.compare_words import in_words
+from fa_lib.check.explain.emulations import Emulation
+from fa_lib.check.explain.log_probs import log_probs
+from fa_lib.commands.cli import app
 
 pytestmark = pytest.mark.slow
 DRAWN = Question(distribution="uniform", n=256, head_dim=16)

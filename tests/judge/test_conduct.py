@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib.check.apart import in_a_process
-from fa_lib.check.attempt import KernelError
-from fa_lib.cli import app
-from fa_lib.inputs import draw
+from fa_lib.check.isolation.calls import KernelError
+from fa_lib.check.isolation.isolated_kernel import in_a_process
+from fa_lib.commands.cli import app
+from fa_lib.kernels.inputs import draw
 
 RIGHT = """
 import torch

@@ -8,16 +8,17 @@ import torch
 from test_relations import attention
 from typer.testing import CliRunner
 
-from fa_lib import kernels, reports
-from fa_lib.check import contract as of_contract
-from fa_lib.check import diagnose
-from fa_lib.check.contract import contract
-from fa_lib.check.findings import Verdict
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.kernel_words import NOTES
-from fa_lib.check.words import in_words
-from fa_lib.cli import app
-from fa_lib.formats import BF16
+from fa_lib import kernels
+from fa_lib.check.judge.findings import Verdict
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure import contract as of_contract
+from fa_lib.check.measure import wrong_answers
+from fa_lib.check.measure.contract import contract
+from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences_kernel import NOTES
+from fa_lib.commands import reports
+from fa_lib.commands.cli import app
+from fa_lib.numerics.formats import BF16
 
 
 def turned(x):
@@ -118,12 +119,13 @@ def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, 
 
 
 def test_every_guess_has_words_and_is_another_answer():
-    assert set(diagnose.GUESSES) <= set(NOTES) and set(WRONG) | {note for _, note in OPTIONS.values()} <= set(NOTES)
+    options = {note for _, note in OPTIONS.values()}
+    assert set(wrong_answers.GUESSES) | set(WRONG) | options <= set(NOTES)
     q, k, v = (x.bfloat16() for x in torch.randn(3, 2, 4, 32, 16, generator=torch.Generator().manual_seed(0)))
-    call = diagnose.Call(q, k[:, :2], v[:, :2], BF16, {})
+    call = wrong_answers.Call(q, k[:, :2], v[:, :2], BF16, {})
     for key in ("bshd", "output_reshaped", "heads_reversed", "heads_interleaved", "causal", "scale_1", "scale_ln_2"):
-        assert diagnose.distance(diagnose.GUESSES[key].of(call), call.golden()) > 2 * diagnose.CLOSE, key
-    assert diagnose.distance(q, q[:1]) == math.inf
+        assert wrong_answers.distance(wrong_answers.GUESSES[key].of(call), call.golden()) > 2 * wrong_answers.CLOSE, key
+    assert wrong_answers.distance(q, q[:1]) == math.inf
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from test_relations import attention
 
 from fa_lib import draw, kernels
-from fa_lib.check.attempt import attempt
+from fa_lib.check.isolation.calls import attempt
 from fa_lib.kernels.layouts import LOUD, NEIGHBOUR, PAGE, paged, varlen
 
 

@@ -11,7 +11,7 @@ from benchmarks import judge, other_judges
 from benchmarks.mutants import CONTROLS, MUTANTS, calls
 from benchmarks.mutants.controls import fa2
 from fa_lib import BF16, Format, kernels
-from fa_lib.inputs import draw
+from fa_lib.kernels.inputs import draw
 
 BY_KEY = {each.key: each for each in (*MUTANTS, *CONTROLS)}
 HIDDEN = torch.ones(96, 96, dtype=torch.bool).tril().index_fill(0, torch.tensor([3]), False)

@@ -8,10 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 from fa_lib import kernels
-from fa_lib.check.checks import CHECKS, Result, result_of
-from fa_lib.check.named import check_named, chosen, failed, in_lines
-from fa_lib.cli import app
+from fa_lib.commands.cli import app
 from fa_lib.kernels import registry
+from fa_lib.testing.checks import CHECKS, Result, result_of
+from fa_lib.testing.named import check_named, chosen, failed, in_lines
 
 MINE = "examples.my_kernel:attention"  # carries BF16
 

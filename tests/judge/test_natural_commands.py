@@ -12,25 +12,25 @@ from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from nbclient import NotebookClient
 
 from fa_lib import kernels
-from fa_lib.check.bounds import bounds
-from fa_lib.check.capture import captured
-from fa_lib.check.cause_words import ROUNDINGS
-from fa_lib.check.closeness import Furthest, closeness
-from fa_lib.check.contract import GQA, OF_SINKS, Ability, contract
-from fa_lib.check.emulations import Emulation, changed, described
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.judge_captured import judge_model
-from fa_lib.check.kernel import QUICK, examine
-from fa_lib.check.model import Probe
-from fa_lib.check.named import check_named
-from fa_lib.check.named_tensors import Reading
-from fa_lib.check.sampling import Sample
-from fa_lib.check.words import in_words
-from fa_lib.compare import Question, compare
-from fa_lib.compare_words import in_words as compared_in_words
-from fa_lib.formats import TF32
-from fa_lib.inputs import UNEVEN
-from fa_lib.paths import NOTEBOOKS
+from fa_lib.check.explain.compare import Question, compare
+from fa_lib.check.explain.compare_words import in_words as compared_in_words
+from fa_lib.check.explain.emulations import Emulation, changed, described
+from fa_lib.check.judge.captured import judge_model
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.bounds import bounds
+from fa_lib.check.measure.closeness import Furthest, closeness
+from fa_lib.check.measure.contract import GQA, OF_SINKS, Ability, contract
+from fa_lib.check.measure.examine import QUICK, examine
+from fa_lib.check.measure.mistakes import ROUNDINGS
+from fa_lib.check.probe.capture import captured
+from fa_lib.check.probe.named_tensors import Reading
+from fa_lib.check.probe.probe import Probe
+from fa_lib.check.probe.sampling import Sample
+from fa_lib.check.report.sentences import in_words
+from fa_lib.execution.paths import NOTEBOOKS
+from fa_lib.kernels.inputs import UNEVEN
+from fa_lib.numerics.formats import TF32
+from fa_lib.testing.named import check_named
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_path")]
 

@@ -16,27 +16,27 @@ from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from torch import nn
 
 from fa_lib import kernels
-from fa_lib.check.apart import in_a_process
-from fa_lib.check.attempt import attempt
-from fa_lib.check.cause_words import subject
-from fa_lib.check.closeness import closeness
-from fa_lib.check.contract import CALLS, CAUSAL_FEWER, CAUSAL_ONE, WINDOW, contract
-from fa_lib.check.findings import Finding, Judgement, Severity
-from fa_lib.check.judge import alignment
-from fa_lib.check.judge_conduct import of_conduct
-from fa_lib.check.kernel_file import module_name
-from fa_lib.check.kernel_words import NOTES, SAY
-from fa_lib.check.model import Probe
-from fa_lib.check.named import check_named, chosen, in_lines
-from fa_lib.check.said import as_times, times
-from fa_lib.check.skipped import Why
-from fa_lib.check.words import headline
-from fa_lib.experiments.sequential import sequential
-from fa_lib.formats import BF16, FP32, TF32
-from fa_lib.inputs import draw
+from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.isolated_kernel import in_a_process
+from fa_lib.check.isolation.kernel_file import module_name
+from fa_lib.check.judge.conduct import of_conduct
+from fa_lib.check.judge.findings import Finding, Judgement, Severity
+from fa_lib.check.judge.kernel import alignment
+from fa_lib.check.measure.closeness import closeness
+from fa_lib.check.measure.contract import CALLS, CAUSAL_FEWER, CAUSAL_ONE, WINDOW, contract
+from fa_lib.check.probe.probe import Probe
+from fa_lib.check.probe.skipped import Why
+from fa_lib.check.report.sentence import as_times, times
+from fa_lib.check.report.sentences import headline
+from fa_lib.check.report.sentences_cause import subject
+from fa_lib.check.report.sentences_kernel import NOTES, SAY
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.option_names import OPTION_NAMES
-from fa_lib.paths import ROOT
+from fa_lib.kernels.sequential import sequential
+from fa_lib.numerics.formats import BF16, FP32, TF32
 from fa_lib.testing import assert_attention_close
+from fa_lib.testing.named import check_named, chosen, in_lines
 
 pytestmark = pytest.mark.usefixtures("own_path")
 
@@ -462,7 +462,7 @@ EMULATED = {  # two kernels -> what differs, in words
 def test_compare_finds_sums_in_fp16_and_inputs_that_are_rounded(tmp_path, name):
     fields, dtype, told = EMULATED[name]
     (tmp_path / f"{name}.py").write_text(
-        "from fa_lib.check.emulations import Emulation\nfrom fa_lib.formats import Format\n"
+        "from fa_lib.check.explain.emulations import Emulation\nfrom fa_lib.numerics.formats import Format\n"
         f"def made(q, **fields): return Emulation(**(dict(probs=Format.of(q.dtype).name) | fields))\n"
         f"def f(q, k, v, **o): return made(q, **{fields!r})(q, k, v, **o).to(q.dtype)\n"
         "def plain(q, k, v, **o): return made(q)(q, k, v, **o).to(q.dtype)\n"

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from fa_lib import E4M3, kernels
-from fa_lib.check.contract import Ability
-from fa_lib.check.findings import Severity
-from fa_lib.check.judge_relations import of_relations
-from fa_lib.check.kernel import QUICK, REPORT
-from fa_lib.check.kernel_words import SAY
-from fa_lib.check.relations import RELATIONS, Relation, relate
-from fa_lib.check.relations_value import weights
-from fa_lib.check.subject import BITWISE, BREAKS, Found, Subject
-from fa_lib.check.tables import by_relation
-from fa_lib.formats import BF16, FP16, FP32, FP64
-from fa_lib.paths import ROOT
+from fa_lib.check.judge.findings import Severity
+from fa_lib.check.judge.relations import of_relations
+from fa_lib.check.measure.contract import Ability
+from fa_lib.check.measure.examine import QUICK, REPORT
+from fa_lib.check.measure.relations import RELATIONS, Relation, relate
+from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, Found, Subject
+from fa_lib.check.measure.relations.values import weights
+from fa_lib.check.report.sentences_kernel import SAY
+from fa_lib.check.report.tables import by_relation
+from fa_lib.execution.paths import ROOT
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 
 N = 128  # keys: less work, and two tiles of most kernels
 

@@ -11,18 +11,20 @@ import pandas as pd
 import pytest
 import torch
 
-from fa_lib import Precision, Tiling, kernels, reports
-from fa_lib.check import kernel as of_kernel
-from fa_lib.check.attempt import KernelError, attempt, guarded, judged_by_one_thread, shown
-from fa_lib.check.contract import contract
-from fa_lib.check.findings import Finding, Judgement, Severity, Verdict
-from fa_lib.check.golden import Inputs
-from fa_lib.check.judge import interval, judge_kernel
-from fa_lib.check.kernel import BIASED, QUICK, WORST, Depth, examine, measure, ruled
-from fa_lib.check.repeats import repeats
-from fa_lib.check.report import Section, page
-from fa_lib.check.words import in_words, said_of, title
-from fa_lib.paths import ROOT
+from fa_lib import Precision, Tiling, kernels
+from fa_lib.check.isolation.calls import KernelError, attempt, guarded, judged_by_one_thread, shown
+from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure import examine as of_kernel
+from fa_lib.check.measure.contract import contract
+from fa_lib.check.measure.determinism import repeats
+from fa_lib.check.measure.examine import BIASED, QUICK, WORST, Depth, examine, measure, ruled
+from fa_lib.check.measure.reference_cache import Inputs
+from fa_lib.check.report.page import Section, page
+from fa_lib.check.report.sentences import in_words, said_of, title
+from fa_lib.commands import reports
+from fa_lib.execution.paths import ROOT
+from fa_lib.numerics.metrics import interval
 
 pytestmark = pytest.mark.slow
 
@@ -331,7 +333,13 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
 
 
 @pytest.mark.parametrize(
-    "at", ["check.diagnose.distance", "check.golden.yardstick", "experiments.rule.deviation", "check.subject.yardstick"]
+    "at",
+    [
+        "check.measure.wrong_answers.distance",
+        "check.measure.reference_cache.yardstick",
+        "kernels.rule.deviation",
+        "check.measure.relations.subject.yardstick",
+    ],
 )
 def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
     def bug(*_, **__):

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, FP32, kernels
-from fa_lib.check import kernel_words
-from fa_lib.check.carry import carry
-from fa_lib.check.findings import Severity
-from fa_lib.check.golden import Inputs
-from fa_lib.check.judge import judge_kernel
-from fa_lib.check.kernel import measure
-from fa_lib.check.rounding_mode import MODES, rounding_mode
-from fa_lib.check.words import in_words
+from fa_lib.check.judge.findings import Severity
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.carry import carry
+from fa_lib.check.measure.examine import measure
+from fa_lib.check.measure.reference_cache import Inputs
+from fa_lib.check.measure.rounding_mode import MODES, rounding_mode
+from fa_lib.check.report import sentences_kernel
+from fa_lib.check.report.sentences import in_words
 from fa_lib.execution.sweep import sweep
-from fa_lib.formats import TF32, Format, round_to
+from fa_lib.numerics.formats import TF32, Format, round_to
 
 MODE = ("nearest_even", "nearest_away", "truncates")
 
@@ -162,4 +162,5 @@ def test_a_low_carry_says_nothing_of_the_output_s_cast(right):
 
 
 def test_modes_are_worded():
-    assert {*kernel_words.MODES, "not_seen"} == {*MODES} and set(kernel_words.CASTS) == {"output", "probs", "inputs"}
+    assert {*sentences_kernel.MODES, "not_seen"} == {*MODES}
+    assert set(sentences_kernel.CASTS) == {"output", "probs", "inputs"}

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from fa_lib import draw, kernels
-from fa_lib.check.limit import judged
-from fa_lib.cli import app
-from fa_lib.experiments.rule import written_out
-from fa_lib.paths import ROOT
-from fa_lib.shrink import Capture, Failure, failure, shrink, smallest, write
+from fa_lib.check.explain.shrink import Capture, Failure, failure, shrink, smallest, write
+from fa_lib.check.explain.standalone_limit import judged
+from fa_lib.commands.cli import app
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels.rule import written_out
 
 pytestmark = pytest.mark.slow
 BITS = torch.bfloat16

@@ -10,18 +10,21 @@ import torch
 from typer.testing import CliRunner
 
 from examples import my_kernel
-from fa_lib import BF16, FP16, FP32, kernels, reports
-from fa_lib.check import golden, tables
-from fa_lib.check.contract import WINDOW, contract
-from fa_lib.check.findings import Severity, Verdict
-from fa_lib.check.golden import Inputs, keeping, kept, truth
-from fa_lib.check.judge import EXPLAINED, SIDE, judge_kernel
-from fa_lib.check.kernel import QUICK, Ability, examine, measure, ruled
-from fa_lib.check.splits import in_splits
-from fa_lib.check.words import in_words, title
-from fa_lib.cli import app
-from fa_lib.experiments.rule import ALLOWED, Case, exact, held, yardstick
-from fa_lib.precision import Precision
+from fa_lib import BF16, FP16, FP32, kernels
+from fa_lib.check.judge.findings import Severity, Verdict
+from fa_lib.check.judge.kernel import SIDE, judge_kernel
+from fa_lib.check.measure import reference_cache
+from fa_lib.check.measure.contract import WINDOW, contract
+from fa_lib.check.measure.examine import QUICK, Ability, examine, measure, ruled
+from fa_lib.check.measure.mistakes import EXPLAINED
+from fa_lib.check.measure.reference_cache import Inputs, keeping, kept, truth
+from fa_lib.check.measure.split_keys import in_splits
+from fa_lib.check.report import tables
+from fa_lib.check.report.sentences import in_words, title
+from fa_lib.commands import reports
+from fa_lib.commands.cli import app
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED, Case, exact, held, yardstick
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +88,7 @@ def test_baselines_error_is_of_many_outputs_whatever_the_queries():
     for queries in (1, 16, None):
         given = [Inputs("BF16", "uniform", 256, seed, queries) for seed in range(4)]
         largest = [truth(inputs)["baseline"][0].item() for inputs in given]
-        assert truth(given[0])["golden"].numel() >= golden.OUTPUTS and max(largest) < 1.5 * min(largest)
+        assert truth(given[0])["golden"].numel() >= reference_cache.OUTPUTS and max(largest) < 1.5 * min(largest)
 
 
 def causal_alone(q, k, v, causal=False, scale=None):
@@ -354,7 +357,7 @@ def test_the_yardstick_in_fp32_has_the_options_and_gradients_of_baseline():
 def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkeypatch):
     """13."""
     asked = []
-    monkeypatch.setattr("fa_lib.check.kernel.exact", lambda case: asked.append(case) or exact(case))
+    monkeypatch.setattr("fa_lib.check.measure.examine.exact", lambda case: asked.append(case) or exact(case))
 
     def forward_alone(q, k, v, causal=False, scale=None):
         return attention(q.detach(), k.detach(), v.detach(), causal, scale)
@@ -374,7 +377,7 @@ def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
     with keeping(tmp_path):
         first = measure(names, inputs), held("flash", case, kept(exact, case))
         files = sorted(tmp_path.rglob("*.npz"))
-        monkeypatch.setattr("fa_lib.check.golden.yardstick", lambda *_: 1 / 0)
+        monkeypatch.setattr("fa_lib.check.measure.reference_cache.yardstick", lambda *_: 1 / 0)
         again = measure(names, inputs), held("flash", case, kept(exact, case))
         assert without == first == again and [path.parent.name for path in files] == ["exact", "truth"]
         files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")  # damaged: computed again

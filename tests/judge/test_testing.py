@@ -13,15 +13,15 @@ import torch
 
 from benchmarks.tolerances import RIGHT, SHAPES, Kernel, right, worst, wrong
 from fa_lib import kernels
-from fa_lib.check.checks import CHECKS, result_of
-from fa_lib.check.relations import RELATIONS
-from fa_lib.formats import BF16, FP16, FP32, FP64
-from fa_lib.inputs import draw
-from fa_lib.paths import ROOT
-from fa_lib.precision import Precision
+from fa_lib.check.measure.relations import RELATIONS
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 from fa_lib.testing import assert_attention_close, parametrize_with_checks
-from fa_lib.tiling import Tiling
-from fa_lib.tolerance import tolerance
+from fa_lib.testing.checks import CHECKS, result_of
+from fa_lib.theory.tolerance import tolerance
 
 EXAMPLE = ROOT / "examples" / "kernel_tests"
 EXACT = Precision.uniform(FP64)

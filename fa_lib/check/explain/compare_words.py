@@ -1,0 +1,60 @@
+"""What `compare` has found, in words."""
+
+import math
+from functools import partial
+
+from fa_lib.check.explain.compare import Compared
+from fa_lib.check.explain.emulations import changed, described
+from fa_lib.check.explain.log_probs import VOCABULARY
+from fa_lib.check.measure.mistakes import EXPLAINED
+from fa_lib.check.probe.skipped import place
+from fa_lib.check.report.sentence import as_times
+from fa_lib.check.report.sentences_cause import has_this_error
+
+
+def in_words(found: Compared) -> list[str]:
+    """A short list for a terminal."""
+    log, apart = found.log_probs, found.apart
+    lines = [f"A is {found.a}, B is {found.b}{', token by token' if found.question.decode else ''}."]
+    if "layer" in found.about:
+        lines.append(f"The inputs were captured at {place(found.about)}.")
+    for side, errors in found.errors.items():
+        over = f"{as_times(errors['times_max'])} times Baseline's, rms {errors['rmse']:.3g}"
+        lines.append(f"{side.upper()} to the golden value: at most {errors['max']:.3g}, {over}.")
+    if found.blind:
+        lines.append(f"{found.blind:,} rows see no key. What a kernel gives there is a convention: they are left out.")
+    lines += _bounds_in_words(found)
+    if not apart["max"]:
+        return [*lines, "A and B give the same bits."]
+    over = f"{as_times(apart['times_max'])} times Baseline's largest error, rms {apart['rmse']:.3g}"
+    lines += [
+        f"A to B: at most {apart['max']:.3g}, {over}; {apart['differing']:.1%} of the outputs differ.",
+        f"As log-probabilities: {log['mean']:.2g} apart on average, {log['max']:.2g} at most. (No model was run: one "
+        f"fixed random orthonormal projection makes {VOCABULARY} logits of spread 1 of a token's heads.)",
+    ]
+    for side, fit in found.fits.items():
+        share = _share(fit["explained"])
+        lines.append(f"{side.upper()} is most like: {described(fit)}; that makes {share} of its squared error.")
+    sides = [found.fits[side] for side in ("a", "b")]
+    changes = [f"  {line}" for line in map(partial(changed, *sides), found.changes)]
+    if found.is_explained:
+        made = changes or ["  one kernel called in two ways: no step differs"]
+        return [*lines, f"What makes the difference ({_share(found.explained)} of its square):", *made]
+    lines.append(f"Not explained: no emulation that was tried makes {EXPLAINED:.0%} of the squared difference.")
+    return [*lines, f"The nearest makes {_share(found.explained)}:", *changes] if changes else lines
+
+
+def _bounds_in_words(found):
+    """Whether both are right, each to its own bound, and of one that is not what has its error."""
+    if found.is_rounding:
+        which = "Both are" if found.apart["max"] else "They are"
+        return [f"{which} within their own bounds, which are derived for these inputs: any difference is rounding."]
+    return [
+        f"{side.upper()} is beyond its own bound, {as_times(row['times'], 1)} times: {has_this_error(row)}."
+        for side, row in found.bounds.items()
+        if row["times"] > 1
+    ]
+
+
+def _share(x):
+    return "none" if x is None or not math.isfinite(x) or x <= 0 else f"{x:.1%}"

@@ -1,0 +1,184 @@
+"""Somebody's kernel, called: whatever it does has an outcome, and its errors are told from ours."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fa_lib.check.isolation.worker import unusable
+from fa_lib.kernels.layouts import first_output
+from fa_lib.kernels.options import finite, visible_rows
+
+ENDED, UNASKED = "ended", "unasked"
+_KERNELS_THREADS: ContextVar[int | None] = ContextVar("_KERNELS_THREADS", default=None)
+FAULTS = ("wrong", "broken", ENDED)  # outcomes of a kernel that has what it was asked for, and is at fault
+
+
+class KernelError(Exception):
+    """A kernel raises, or returns something that no kernel returns. As a text: a verb and its object, "raises ...".
+
+    Attributes:
+        outcome: "no" (it raises), "broken" (it returns no tensor, or one of another shape or dtype), ENDED (it does
+            not come back: its process hung or ended) or UNASKED (it did not come back too often before).
+    """
+
+    def __init__(self, outcome: str, problem: str):
+        super().__init__(problem)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a kernel gave.
+
+    Attributes:
+        o: its output; None where it has none of the right shape and dtype. One with NaN or infinite values is kept,
+            though the outcome is "broken".
+        outcome: "yes", or that of a KernelError.
+        problem: in words, a verb and its object; "" where there is none.
+    """
+
+    o: torch.Tensor | None
+    outcome: str = "yes"
+    problem: str = ""
+
+    @property
+    def finite(self) -> bool:
+        """False where it gave an output of the right shape with NaN or infinite values."""
+        return self.o is None or self.outcome == "yes"
+
+
+def shown(text: str) -> str:
+    """A stranger's text on one line, each control character as its escape: no text moves a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def message(error: BaseException) -> str:
+    """The first line of an error's own text, at most 200 characters of it."""
+    try:
+        return first_line(str(error))
+    except BaseException:  # an error of the stranger's that cannot even be printed
+        return ""
+
+
+def first_line(text: str) -> str:
+    """Of a stranger's text, at most 200 characters."""
+    return shown(text.strip().split("\n")[0][:200])
+
+
+@contextmanager
+def blamed() -> Iterator[None]:
+    """Whatever is raised inside, but for Ctrl-C, is the kernel's: a KernelError, or one that it is already."""
+    try:
+        yield
+    except (KernelError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise KernelError("no", f"raises {shown(type(error).__name__)}: {message(error)}") from error
+
+
+@contextmanager
+def judged_by_one_thread() -> Iterator[None]:
+    """Inside, torch has one thread, but for calls of kernels, which have as many as before: a judge computes many small
+    tensors, and threads that wait for each other take a third of its time."""
+    before = torch.get_num_threads()
+    token = _KERNELS_THREADS.set(before)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _KERNELS_THREADS.reset(token)
+
+
+@contextmanager
+def _its_threads():
+    """Inside, a kernel's call, torch has as many threads as `judged_by_one_thread` found."""
+    own, now = _KERNELS_THREADS.get(), torch.get_num_threads()
+    if own in (None, now):
+        yield
+        return
+    torch.set_num_threads(own)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(now)
+
+
+def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """fn(q, k, v, **options); of a kernel that returns several tensors, such as (o, lse), the first.
+
+    Raises:
+        KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
+    """
+    with blamed(), _its_threads():
+        o = first_output(fn(q, k, v, **options))
+    if not isinstance(o, torch.Tensor):
+        raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
+    if problem := unusable(o, q.device):
+        raise KernelError("broken", shown(problem))
+    due = (*q.shape[:-1], v.shape[-1])
+    if tuple(o.shape) != due or o.dtype != q.dtype:
+        got = f"{o.dtype} of shape {tuple(o.shape)}"
+        raise KernelError("broken", f"returns {got}, where {q.dtype} of shape {due} is due")
+    return o
+
+
+def guarded(fn: Callable) -> Callable:
+    """A kernel whose errors, forward and backward, are KernelErrors. It has the bits of `fn`, gradients included."""
+
+    def call(q, k, v, **options):
+        if any(x.requires_grad for x in (q, k, v)):
+            return _Guarded.apply(fn, options, q, k, v)
+        return called(fn, options, q, k, v)
+
+    return call
+
+
+def attempt(fn: Callable, q, k, v, **options) -> Answer:
+    """Call a kernel, and see that it did what a kernel does: it returns a tensor of q's dtype, of the shape that is due
+    and of finite values, and leaves its inputs as they are."""
+    before = [x.detach().clone() for x in (q, k, v)]
+    try:
+        o = called(fn, options, q, k, v)
+    except KernelError as error:
+        return Answer(None, error.outcome, str(error))
+    changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
+    if changed:
+        return Answer(None, "broken", f"changes its inputs: {', '.join(changed)}")
+    if not finite(o):
+        return Answer(o, "broken", f"returns {nonfinite(o, q, k, v, options)}")
+    return Answer(o)
+
+
+def nonfinite(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict) -> str:
+    """What is not finite in an output, in words: how many values, of how many rows, and how many of these see a key."""
+    bad = ~o.isfinite()
+    rows = bad.any(-1)  # (..., n_q)
+    seen = visible_rows(q, k, v, **options).to(rows.device).expand_as(rows)
+    where = tuple(rows.nonzero()[0].tolist())
+    blind = int((rows & ~seen).sum())
+    which = "all of which see keys" if not blind else f"{blind} of which see no key"
+    words = f"{int(bad.sum())} values that are NaN or infinite, of {o.numel()}, in {int(rows.sum())} rows, {which}"
+    return f"{words}; the first is row {where}"
+
+
+class _Guarded(torch.autograd.Function):
+    """The kernel's own graph inside one node, so that an error of its backward pass is known to be its own."""
+
+    @staticmethod
+    def forward(ctx, fn, options, *tensors):
+        with torch.enable_grad():
+            ctx.given = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+            ctx.o = called(fn, options, *ctx.given)
+        return ctx.o.detach()
+
+    @staticmethod
+    def backward(ctx, dO):
+        wanted = [x for x in ctx.given if x.requires_grad]
+        with blamed(), _its_threads():
+            grads = iter(torch.autograd.grad(ctx.o, wanted, dO))
+        return None, None, *(next(grads) if x.requires_grad else None for x in ctx.given)

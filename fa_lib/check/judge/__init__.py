@@ -1,0 +1,1 @@
+"""Measurements to findings: what counts, against which limit. No sentence."""

@@ -1,0 +1,30 @@
+"""From the table of a kernel's conduct (`isolated_kernel.Apart.conduct`) to findings."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from fa_lib.check.isolation.worker import DRAWS
+from fa_lib.check.judge.findings import Finding, Severity
+
+TOLD = ("prints", "unasked")  # of acts: they are not counted
+
+
+def of_conduct(conduct: pd.DataFrame) -> Iterator[Finding]:
+    """A finding for each kind of act: what ends the process, leaks, or changes what other code computes by fails; what
+    calls print and draw from random numbers is told.
+
+    Args:
+        conduct: rows what, detail, on_import, number, times, at.
+    """
+    if not len(conduct):
+        return
+    state = conduct.what == "state"
+    kept = conduct[~state | ~conduct.detail.isin(DRAWS)]
+    for what, rows in kept.groupby("what", sort=False):
+        where = dict(details=[*dict.fromkeys(rows.detail)], times=int(rows.times.sum()), at=rows["at"].iloc[0])
+        where |= dict(on_import=bool(rows.on_import.any()))
+        yield Finding(what, Severity.NOTES if what in TOLD else Severity.FAILS, where, rows.number.max())
+    drawn = conduct[state & conduct.detail.isin(DRAWS) & ~conduct.on_import.astype(bool)]  # imports draw for libraries
+    if len(drawn):
+        yield Finding("draws", Severity.NOTES, dict(details=[*dict.fromkeys(drawn.detail)]))

@@ -1,0 +1,254 @@
+"""From the tables of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pandas as pd
+
+from fa_lib.check.isolation.calls import ENDED, FAULTS, UNASKED
+from fa_lib.check.judge.bound import of_bound
+from fa_lib.check.judge.conduct import of_conduct
+from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
+from fa_lib.check.judge.gross_errors import of_wrong
+from fa_lib.check.judge.relations import of_relations
+from fa_lib.check.measure.carry import LOST, carried
+from fa_lib.check.measure.contract import CAUSAL_FEWER, CAUSAL_ONE
+from fa_lib.check.measure.mistakes import EXPLAINED
+from fa_lib.check.measure.wrong_answers import FAR
+from fa_lib.kernels.registry import ON_GPU
+from fa_lib.kernels.rule import ALLOWED, CALLS
+from fa_lib.numerics.metrics import interval
+
+SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
+
+
+def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
+    """A kernel, by the tables of `examine.examine`: it passes where its outputs are attention's and within the rule,
+    and it carries no low precision from tile to tile. Where no error could be measured, it is not judged."""
+    conduct = tuple(of_conduct(tables.get("conduct", pd.DataFrame())))
+    asked, lengths, shapes = tables["asked"], tables["lengths"], tables["shapes"]
+    lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
+    if not (asked.outcome == "yes").any():
+        bad, ended = asked[asked.outcome.isin(("wrong", "broken"))], asked[asked.outcome == ENDED]
+        told = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
+        where = {name: told[name] for name in ("asked", "outcome", "note", "problem")}
+        what = "not_attention" if len(bad) else "not_run"
+        return Judgement("kernel", kernel, (*conduct, Finding(what, Severity.FAILS, where)))
+    no = list(asked.asked[asked.outcome == "no"])
+    unsupported = [Finding("unsupported", Severity.NOTES, dict(asked=no))] if no else []
+    if not len(lengths):
+        answers = list(_answers(asked))
+        return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.NOTES), *unsupported))
+    top_left = bool((asked.note == "top_left").any())
+    counted = _counted(shapes) if top_left and len(shapes) else shapes
+    wrong, sums = [*of_wrong(lengths, tables["repeats"])], tables["sums"]
+    hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
+    sums = sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
+    whole = [f for f in wrong if f.what != "coarse"] or (wrong if not len(sums) else [])  # hides every carry
+    carries = [Finding("carry", Severity.NOTES, dict(problem="", because=whole[0].what))] if whole else [*_carry(sums)]
+    findings = [
+        *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
+        *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if whole else _row_sum(sums)),
+        *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
+        *alignment(asked),
+        *of_bound(tables.get("bounds", pd.DataFrame()), kernel), *_shapes(counted),
+        *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
+        *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), sums),
+        *_on_gpu(kernel), coverage(lengths, counted), *unsupported,
+    ]  # fmt: skip
+    if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
+        weak = {Severity.PASSES: Severity.NOTES}  # nothing else that holds makes a kernel pass
+        findings = [replace(f, severity=weak.get(f.severity, f.severity)) for f in findings]
+    return Judgement("kernel", kernel, (*conduct, *findings))
+
+
+def _carry(sums):
+    """A finding for each format and sum, of the number of queries where most is lost; or one that says why there is
+    none."""
+    if not len(sums):
+        yield Finding("carry", Severity.NOTES, dict(problem=""))
+        return
+    severities = {True: Severity.FAILS, False: Severity.PASSES, None: Severity.NOTES}
+    problems = sums.problem[sums.outcome != "yes"]
+    groups: dict[tuple, list[dict]] = {}
+    for one in carried(sums):
+        groups.setdefault((one["fmt"], one["sum"]), []).append(one)
+    for group in groups.values():
+        low = [one for one in group if one["low"]]
+        clean = [one for one in group if one["low"] is False]
+        found = max(low or clean or group, key=lambda one: one["lost"])
+        where = {name: found[name] for name in ("sum", "fmt", "tile", "terms")}
+        where |= dict(queries=[one["queries"] for one in low or clean or group], queries_of=len(low) + len(clean))
+        if found["low"] is None:
+            where |= dict(blind=any(one["blind"] for one in group), problem=problems.iloc[0] if len(problems) else "")
+        yield Finding("carry", severities[found["low"]], where, found["lost"], LOST)
+
+
+def _growth(lengths):
+    """How the error over Baseline's goes with N, for the format, inputs and number of queries where it is largest."""
+    mean = _by_queries(lengths).groupby(["fmt", "distribution", "few", "n"]).times_max.mean().dropna().reset_index()
+    groups = [rows for _, rows in mean.groupby(["fmt", "distribution", "few"], sort=False) if len(rows) > 1]
+    if groups:
+        rows = max(groups, key=lambda rows: rows.times_max.max())
+        first, last = rows.iloc[0], rows.iloc[-1]
+        where = dict(distribution=first.distribution, fmt=first.fmt, queries=int(first.few) or None, n=int(last.n))
+        where |= dict(from_n=int(first.n), from_number=float(first.times_max))
+        yield Finding("growth", Severity.NOTES, where, last.times_max)
+
+
+def _by_queries(lengths):
+    """With a column few: queries, and 0 where they are as many as keys."""
+    return lengths.assign(few=lengths.queries.where(lengths.queries < lengths.n, 0).astype(int))
+
+
+def _answers(asked):
+    """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged."""
+    for row in asked[asked.outcome.isin(FAULTS)].itertuples():
+        other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)
+        where = dict(asked=row.asked, head_dim=other, outcome=row.outcome, note=row.note, problem=row.problem)
+        yield Finding("answer", Severity.FAILS, where)
+
+
+def _largest(lengths):
+    """The largest error over lengths, numbers of queries, formats and ordinary inputs."""
+    if lengths.times_max.notna().any():
+        worst = lengths.loc[lengths.times_max.idxmax()]
+        yield Finding("error", within(worst.times_max, ALLOWED["o"]), _place(worst), worst.times_max, ALLOWED["o"])
+
+
+def _place(row):
+    """Of a row of `examine.measure`; queries is None where they are as many as keys."""
+    queries = int(row.queries) if row.queries < row.n else None
+    return dict(distribution=row.distribution, fmt=row.fmt, n=int(row.n), queries=queries)
+
+
+def _rounded_splits(splits):
+    """The cause of a large error without a carry: an emulation with rounded splits makes the same one."""
+    if len(splits) and splits.explained.notna().any():
+        best = splits.loc[splits.explained.astype(float).idxmax()]
+        if best.explained >= EXPLAINED:
+            where = _place(best) | dict(
+                splits=int(best.splits), low_merge=bool(best.low_merge), emulated=float(best.emulated)
+            )  # fmt: skip
+            yield Finding("rounded_splits", Severity.NOTES, where, best.explained, EXPLAINED)
+
+
+def _row_sum(sums):
+    """An error of a sum that is no carry."""
+    found = [one for one in carried(sums) if one["low"] is False and one["lost"] > LOST] if len(sums) else []
+    for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in found):
+        lost = max(one["lost"] for one in found if (one["fmt"], one["sum"]) == (fmt, what))
+        yield Finding("sum_error", Severity.NOTES, dict(sum=what, fmt=fmt), lost)
+
+
+def _problems(table):
+    """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
+    for outcome, rows in table[table.outcome != "yes"].groupby("outcome"):
+        severity = Severity.NOTES if outcome in ("no", UNASKED) else Severity.FAILS
+        where = _place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
+        yield Finding("problem", severity, where)
+
+
+def _causal(asked, top_left):
+    """How it masks, where that decides what is judged."""
+    if (asked.note == "causal_only").any():
+        yield Finding("causal_only", Severity.NOTES)
+    if top_left:
+        yield Finding("top_left", Severity.NOTES)
+
+
+def alignment(asked: pd.DataFrame) -> Iterator[Finding]:
+    """A causal mask that is aligned otherwise for one query than for several, where queries are fewer than keys: chunks
+    of a prompt and single tokens then see other keys. asked: table of `contract`."""
+    right = asked[asked.outcome == "yes"]
+    notes = [*(right.note[right.asked == each] for each in (CAUSAL_FEWER, CAUSAL_ONE))]
+    if all(map(len, notes)) and len({each.iloc[0] for each in notes}) > 1:
+        yield Finding("alignment", Severity.FAILS, dict(several=notes[0].iloc[0], one=notes[1].iloc[0]))
+
+
+def _counted(shapes):
+    """The rows of a table of `examine.ruled` that a kernel whose causal mask is aligned top-left is judged by."""
+    calls = shapes["shape"].map(CALLS)
+    return shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]
+
+
+def _shapes(shapes):
+    """The rule over shapes and masks: outputs count, gradients are told, unless they are no gradients of attention."""
+    ran = shapes[shapes.outcome == "yes"] if len(shapes) else shapes
+    for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
+        rows = ran[ran.tensor.isin(tensors)] if len(ran) else ran
+        if not len(rows):
+            continue
+        failed = rows[~rows.passed.astype(bool)]
+        counts = dict(failed=len(failed), of=len(rows))
+        if not len(failed):
+            yield Finding(what, Severity.PASSES, counts, rows.ratio.max(), rows.allowed.max())
+            continue
+        worst = failed.loc[failed.ratio.idxmax()] if failed.ratio.notna().any() else failed.iloc[0]
+        where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
+        severity = Severity.FAILS if what == "outputs" else Severity.NOTES
+        yield Finding(what, severity, where, worst.ratio, worst.allowed)
+        wrong = failed[failed.relative > FAR] if what == "gradients" else failed[:0]
+        if len(wrong):
+            worst = wrong.loc[wrong.relative.idxmax()]
+            where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
+            yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
+
+
+def _on_gpu(kernel):
+    """That it ran in the arithmetic of a GPU that is not there."""
+    if kernel.startswith(f"{ON_GPU}:"):
+        yield Finding("on_gpu", Severity.NOTES, dict(gpu=kernel.split(":")[1]))
+
+
+def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:
+    """How much was judged. settings: of format, inputs, N and queries; shapes: of shape, head_dim and format; each with
+    how many were asked for."""
+    where = {}
+    for name, table, by in (("settings", lengths, ["fmt", "distribution", "n", "queries"]),
+                            ("shapes", shapes, ["shape", "head_dim", "fmt"])):  # fmt: skip
+        ran = table[table.outcome == "yes"] if len(table) else table
+        where |= {name: ran.groupby(by).ngroups if len(ran) else 0}
+        where |= {f"{name}_of": table.groupby(by).ngroups if len(table) else 0}
+    return Finding("coverage", Severity.NOTES, where)
+
+
+def _inputs(inputs):
+    """The worst of the inputs that make trouble, and the bias that is furthest from Baseline's."""
+    if not inputs.times_max.notna().any():
+        return
+    worst = inputs.groupby(["fmt", "distribution"]).times_max.mean().dropna().sort_values()
+    fmt, distribution = worst.index[-1]
+    yield Finding("worst_input", Severity.NOTES, dict(fmt=fmt, distribution=distribution), worst.iloc[-1])
+    groups = inputs.groupby(["fmt", "distribution"])
+    level, sure = 1 - 0.05 / len(groups), []  # each group is a chance to find one
+    for at, rows in groups:
+        mean, low, high = interval(rows.outwards, level)
+        if (low > 0 or high < 0) and abs(mean) >= SIDE:
+            sure.append((at, mean, low, high, rows.baseline_outwards[rows.outwards.notna()].mean()))
+    if sure:
+        (fmt, distribution), mean, low, high, baseline = max(sure, key=lambda one: abs(one[1] - one[4]))
+        where = dict(fmt=fmt, distribution=distribution, low=float(low), high=float(high), baseline=float(baseline))
+        yield Finding("outwards", Severity.NOTES, where, mean, SIDE)
+
+
+def _repeats(repeats):
+    """Different outputs and gradients of one call."""
+    row = repeats.iloc[0]
+    for what in ("outputs", "gradients"):
+        if pd.notna(row[what]):
+            yield Finding("repeats", Severity.NOTES, dict(of=what, runs=int(row.runs)), row[what])
+
+
+def _rounding(rounding, sums):
+    """How casts round, a finding for each cast and mode: truncation of P or of the output fails. A sum carried in low
+    precision rounds as the output does, and says nothing of it."""
+    low = len(sums) and any(one["low"] for one in carried(sums))
+    if not len(rounding):
+        return
+    seen = rounding[rounding["mode"] != "not_seen"]
+    seen = seen[seen.what != "output"] if low else seen
+    for (what, mode), rows in seen.groupby(["what", "mode"], sort=False) if len(seen) else ():
+        fails = mode == "truncates" and what != "inputs"
+        where = dict(what=what, mode=mode, into=[*dict.fromkeys(rows.into)])
+        yield Finding("rounding_mode", Severity.FAILS if fails else Severity.NOTES, where)

@@ -1,0 +1,43 @@
+"""A kernel's outputs beside their own bounds, on every kind of inputs.
+
+Where few keys have most of the weight, Baseline's own error is large, and the rule of two allows another attention."""
+
+from fa_lib import kernels
+from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.measure.closeness import Beside
+from fa_lib.check.measure.contract import ABLE, Ability, causally
+from fa_lib.check.measure.reference_cache import Inputs
+from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
+
+
+def bounds(
+    kernel: str, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu", able: Ability = ABLE
+) -> list[dict]:  # fmt: skip
+    """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.Beside`).
+
+    Args:
+        judged: the format of inputs and output. n: keys, and queries. able: of the kernel: one that always masks,
+            aligned top-left, is not asked for more keys than queries.
+
+    Returns:
+        one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
+        where the kernel gave nothing that is finite.
+    """
+    fn = kernels.plain(kernel)
+    rows, of, worst = 0, 0, None
+    for distribution in DISTRIBUTIONS:
+        if distribution == UNEVEN and able.causal and able.top_left:
+            continue
+        given = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
+        q, k, v = given.tensors()
+        answer = attempt(causally(fn) if able.causal else fn, q, k, v)
+        found = Beside.of(answer.o, q, k, v, dict(causal=able.causal)) if answer.outcome == "yes" else None
+        if found is None or not found.finite:
+            continue
+        rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()
+        if worst is None or times > worst[0]:
+            worst = times, distribution, found
+    if worst is None:
+        return []
+    times, distribution, found = worst
+    return [dict(distribution=distribution, times=times, rows=rows, of=of) | found.cause()]

@@ -1,0 +1,49 @@
+"""Whether a call that is made again gives the same bits."""
+
+import hashlib
+import math
+
+import torch
+
+from fa_lib import kernels
+from fa_lib.check.isolation.calls import KernelError, attempt, guarded
+from fa_lib.check.measure.contract import ABLE, Ability, causally
+from fa_lib.kernels.inputs import draw
+from fa_lib.numerics.formats import BF16, FP32, Format
+
+
+def repeats(
+    kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu", able: Ability = ABLE
+) -> dict:
+    """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
+
+    Returns:
+        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
+        that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
+    """
+    fmt, fn = Format.of(fmt), kernels.plain(kernel)
+    fn = causally(fn) if able.causal else fn
+    tensors = [fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
+    answers = [o for _ in range(runs) if (o := attempt(fn, *tensors).o) is not None]
+    outputs, gradients = {_digest(o) for o in answers}, set()
+    try:
+        tensors = [x.requires_grad_() for x in tensors]
+        for _ in range(runs if able.gradients else 0):
+            grads = torch.autograd.grad(guarded(fn)(*tensors).float().sum(), tensors)
+            gradients.add(b"".join(_digest(g) for g in grads))
+    except KernelError:  # it has none: `contract` says why
+        gradients.clear()
+    told = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
+    return told | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if fmt == FP32 else fmt))
+
+
+def _apart(answers, fmt):
+    if not answers:
+        return math.nan
+    first = answers[0]
+    ulp = fmt.ulp(first.abs().clamp(min=first.square().mean().sqrt().item()))
+    return max(((o - first).abs() / ulp).max().item() for o in answers)
+
+
+def _digest(x):
+    return hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest()

@@ -1,0 +1,297 @@
+"""Somebody's kernel f(q, k, v, causal=..., scale=...) examined from outside: what it can do, how far it is from the
+golden value, what it carries from tile to tile. It is called, never read; whatever it does becomes a row of a table."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fa_lib import kernels
+from fa_lib.check.isolation.calls import FAULTS, KernelError, attempt, guarded
+from fa_lib.check.measure.bounds import bounds
+from fa_lib.check.measure.carry import QUERIES, carried, carry
+from fa_lib.check.measure.contract import ABLE, Ability, causally, contract, formats
+from fa_lib.check.measure.determinism import repeats
+from fa_lib.check.measure.reference_cache import (
+    BIASED,
+    ORDINARY,
+    ROWS,
+    TROUBLE,
+    WORST,
+    Inputs,
+    bits,
+    fitted,
+    keeping,
+    kept,
+    outwards,
+    truth,
+)
+from fa_lib.check.measure.relations import RELATIONS, relate
+from fa_lib.check.measure.rounding_mode import rounding_mode
+from fa_lib.check.measure.split_keys import SPLITS, rounded_splits
+from fa_lib.execution.sweep import sweep
+from fa_lib.kernels.inputs import UNEVEN
+from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, held
+from fa_lib.kernels.variants import known
+from fa_lib.numerics.formats import Format
+from fa_lib.numerics.metrics import deviation, over_baseline
+
+__all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "examine", "measure", "ruled"]
+
+BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
+FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
+# of `measure`
+NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
+TABLES = tuple("asked shapes lengths inputs bounds sums splits repeats relations rounding".split())  # of `examine`
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How thoroughly a kernel is examined.
+
+    Attributes:
+        lengths: N, for the growth of the error; seeds: of each, and two where one query has many heads (`Inputs`).
+        shapes: of the rule over shapes and masks, keys of `rule.CALLS`; head_dims: of each, beside the kernel's own, in
+            one format and the next by turns.
+        troubled_n: N of the inputs that make trouble; bias_seeds: of each.
+        runs: of one call, for determinism.
+        asked_queries, asked_head_dims: as `contract` has them.
+        square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
+            for with more queries.
+        first_seed: of all inputs that are drawn: others are other draws.
+        relations: keys of RELATIONS; related_n: keys of most of their cases; related_formats: so many formats they are
+            asked for, BF16 before FP16.
+        drawn: ranges of N, from each of which one is drawn beside `lengths`; drawn_seed: of these, of the inputs there
+            and of the order in which lengths are asked for, so that no kernel knows the calls of a judgement before;
+            None draws nothing and keeps the order.
+
+    Raises:
+        ValueError: a shape or a relation is not known.
+    """
+
+    lengths: tuple[int, ...]
+    seeds: int
+    shapes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+    troubled_n: int
+    bias_seeds: int
+    runs: int
+    asked_queries: int | None = None
+    asked_head_dims: tuple[int, ...] = ()
+    square: int = 2**16
+    first_seed: int = 0
+    relations: tuple[str, ...] = ()
+    related_n: int = 256
+    related_formats: int = 2
+    drawn: tuple[tuple[int, int], ...] = ()
+    drawn_seed: int | None = None
+
+    def __post_init__(self):
+        for shape in self.shapes:
+            known("shape", shape, CALLS)
+        for relation in self.relations:
+            known("relation", relation, RELATIONS)
+
+
+QUICK = Depth(  # seconds
+    lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
+    runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
+    square=1024, drawn=((4097, 6144),),
+)  # fmt: skip
+REPORT = Depth(  # 25 to 40 seconds for a kernel of torch's
+    lengths=(128, 512, 1500, 4096), seeds=3,
+    shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
+            "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1500"),
+    head_dims=(64, 128), troubled_n=512, bias_seeds=10, runs=100, relations=(*RELATIONS,),
+    square=8192, drawn=((129, 4095), (4097, 8192)), asked_head_dims=(*range(8, 257, 8),),
+)  # fmt: skip
+DEPTHS = {"quick": QUICK, "report": REPORT}
+
+
+def examine(
+    kernel: str, depth: Depth = QUICK, device: str = "cpu", cache: str = "", beside: Sequence[str] = BESIDE
+) -> dict[str, pd.DataFrame]:
+    """Everything that `judge_kernel` needs, in the tables TABLES.
+
+    Args:
+        kernel: a name for `kernels.get`.
+        cache: as `sweep`; golden values are kept there too, and serve every kernel.
+        beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
+
+    Returns:
+        asked (`contract`), shapes (`ruled`), lengths (`measure`; and of the kernels `beside`), inputs (`measure`),
+        bounds (`bounds`), sums (`carry`), splits (`rounded_splits`, where an error breaks the rule and no sum is
+        carried in low precision, else empty), repeats (`repeats`), relations (`relate`), rounding
+        (`rounding_mode`). BF16 and FP16 are judged, else FP32; where the kernel has none of them, all but `asked` are
+        empty.
+
+    Raises:
+        ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
+    """
+    asked, head_dim, able = contracted(kernel, device, depth.asked_queries, depth.asked_head_dims)
+    can = formats(asked[asked.head_dim == head_dim])
+    judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
+    if not judged:
+        return {name: pd.DataFrame() for name in TABLES} | dict(asked=asked)
+
+    def over(cell, grid, **fixed):
+        return sweep(cell, grid, fixed=fixed, uses=[kernels.get(kernel)], cache=cache)
+
+    def on(distributions, lengths, queries, seeds, first=depth.first_seed):
+        given: dict[str, Any] = dict(head_dim=head_dim, causal=able.causal, device=device)
+        return [
+            Inputs(fmt, distribution, n, seed, n_q, **given)
+            for distribution in distributions for n in lengths for n_q in queries
+            for seed in range(first, first + (min(seeds, 2) if n_q == 1 else seeds)) for fmt in judged  # of one draw
+        ]  # fmt: skip
+
+    fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
+    top_left = able.causal and (asked.note[fewer] == "top_left").any()
+    few = () if top_left else FEW  # else they would see few keys
+    trouble = [each for each in TROUBLE if each != UNEVEN or not top_left]
+    shapes = [shape for shape in depth.shapes if CALLS[shape].options.get("causal") or not able.causal]
+    own = dict(kernel=kernel, head_dim=head_dim, device=device)
+    troubled = on(trouble, [depth.troubled_n], [None], depth.bias_seeds)
+    with keeping(cache):
+        chance = random.Random(depth.drawn_seed)
+        drawn = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
+        given = [(n, depth.seeds, depth.first_seed) for n in depth.lengths] + [(n, 1, depth.drawn_seed) for n in drawn]
+        asked_for = [
+            each for n, seeds, first in given
+            for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, seeds, first)
+        ]  # fmt: skip
+        order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
+        lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
+        lengths = lengths.iloc[pd.Index(order).argsort()].reset_index(drop=True)
+        if others := [name for name in beside if name != kernel]:  # no row of theirs knows of another: fewer will do
+            emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
+            more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
+            lengths = pd.concat([lengths, more], ignore_index=True)
+        asked_at = [count for count in QUERIES if count <= depth.square]
+        formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
+        sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
+        return dict(
+            asked=asked,
+            shapes=_by_turns(shapes, sorted({head_dim, *depth.head_dims}), judged, lambda case: over(
+                ruled, dict(distribution="normal", seed=depth.first_seed, kernel=kernel, device=device) | case,
+                able=able,
+            )),
+            lengths=lengths,
+            inputs=over(measure, dict(inputs=troubled), names=[kernel]),
+            bounds=over(bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), able=able),
+            sums=sums,
+            splits=_splits(kernel, lengths, sums, over),
+            repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
+            relations=over(
+                relate, own | dict(key=[*depth.relations], fmt=judged[: depth.related_formats], seed=depth.first_seed,
+                                   n=depth.related_n), able=able,
+            ) if depth.relations else pd.DataFrame(),
+            rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
+        )  # fmt: skip
+
+
+def _by_turns(shapes, head_dims, formats, over):
+    """A table of `ruled`, of over(case) for cases in which each shape has each head_dim, in one format after the other,
+    so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few for that."""
+    turns = len(formats) if len(head_dims) >= len(formats) else 1
+    cases = [
+        dict(shape=own, head_dim=[head_dim], fmt=[fmt])
+        for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
+        if (own := [shape for at, shape in enumerate(shapes) if (at + j - i) % turns == 0])
+    ]  # fmt: skip
+    return pd.concat([over(case) for case in cases], ignore_index=True) if cases else pd.DataFrame()
+
+
+def _order(count, block, chance):
+    """Numbers up to a count, their blocks in an order of chance: the formats of one draw stay together."""
+    blocks = [range(at, at + block) for at in range(0, count, block)]
+    if chance is not None:
+        chance.shuffle(blocks)
+    return [i for each in blocks for i in each]
+
+
+def contracted(kernel, device, queries=None, head_dims=()):
+    """The table of `contract`, the head_dim it is of, and an Ability. head_dim is the first that the kernel has in some
+    format, without a mask or else causally. What it broke or got wrong at others before stands in the table too; where
+    it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""
+    tried = []
+    for head_dim in (64, 128, 32):
+        for causal in (False, True):
+            asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries, head_dims))
+            if formats(asked):
+                faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
+                gradients = (asked.outcome[asked.asked == "gradients"] == "yes").any()
+                able = Ability(bool(gradients), causal, bool((asked.note == "top_left").any()))
+                return pd.concat([asked, *faults], ignore_index=True), head_dim, able
+            tried.append((causal, asked))
+    telling = [asked for _, asked in tried if asked.outcome.isin(FAULTS).any()]
+    asked = (telling or [tried[0][1]])[0]
+    return asked, int(asked.head_dim.iloc[0]), Ability()
+
+
+def _splits(kernel, lengths, sums, over):
+    """The table of `rounded_splits` where the kernel is at its worst, if that needs a cause."""
+    own = lengths[(lengths.kernel == kernel) & (lengths.fmt != "FP32")]
+    clean = all(one["low"] is not True for one in carried(sums))
+    if not clean or not (own.times_max > ALLOWED["o"]).any():
+        return pd.DataFrame()
+    worst = own.loc[own.times_max.idxmax()]
+    queries = int(worst.queries) if worst.queries < worst.n else None
+    at: dict[str, Any] = {name: worst[name] for name in ("fmt", "distribution", "device")}
+    at |= {name: int(worst[name]) for name in ("n", "seed", "head_dim")}
+    inputs = Inputs(**at, queries=queries, causal=bool(worst.causal))
+    return over(rounded_splits, dict(splits=[*SPLITS], low_merge=[False, True], kernel=kernel), inputs=inputs)
+
+
+def ruled(
+    shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: str | Callable, device: str = "cpu",
+    able: Ability = ABLE,
+) -> list[dict]:  # fmt: skip
+    """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
+
+    Returns:
+        rows: those of `rule`, and outcome and problem, as `attempt` has them.
+    """
+    fn = kernels.plain(kernel)
+    fn = guarded(causally(fn) if able.causal else fn)
+    for gradients in (True, False) if able.gradients else (False,):
+        case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
+        try:
+            rows = held(fn, case, kept(exact, case))
+            return [row | dict(kernel=kernel, outcome="yes", problem="") for row in rows]
+        except KernelError as error:
+            last = error
+    return [dict(tensor="o", ratio=math.nan, passed=None, outcome=last.outcome, problem=str(last))]
+
+
+def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
+    """A cell: the errors of kernels, and Baseline's, to the golden value from the same rounded inputs.
+
+    Returns:
+        rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
+        Baseline's on the same outputs), factor and by_factor (`reference_cache.fitted`), bits (`reference_cache.bits`),
+        outwards (`reference_cache.outwards`) and baseline_outwards (Baseline's own); outcome and problem
+        (of `attempt`), and finite: False where the output holds NaN or infinite values. Where there is a problem the
+        numbers are NaN.
+    """
+    fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
+    known_here, rows = kept(truth, inputs), []
+    golden, (base_max, base_rmse, base_outwards) = known_here["golden"], known_here["baseline"].tolist()
+    for kernel in names:
+        fn = kernels.plain(kernel)
+        answer = attempt(causally(fn) if inputs.causal else fn, q, k, v)
+        numbers = dict.fromkeys(NUMBERS, math.nan)
+        if answer.outcome == "yes":
+            o = answer.o[..., inputs.rows(), :].cpu()
+            d = deviation(o, golden, fmt)
+            times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
+            factor, by_factor = fitted(o, golden)
+            numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
+            numbers |= dict(factor=factor, by_factor=by_factor, outwards=outwards(o, golden, fmt), bits=bits(o, fmt))
+        told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
+        told |= dict(finite=answer.finite)
+        rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
+    return rows

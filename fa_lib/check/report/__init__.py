@@ -1,0 +1,1 @@
+"""Findings to sentences, tables and a page. No decision."""

@@ -1,0 +1,293 @@
+"""What is found of a kernel, in words."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fa_lib.check.judge.findings import Severity
+from fa_lib.check.measure.contract import as_one
+from fa_lib.check.measure.relations import RELATIONS
+from fa_lib.check.measure.relations.subject import BROKEN, ROUNDING
+from fa_lib.check.report.sentence import Said, as_times, each, times
+
+NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
+SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
+NOTES = {  # of `contract`
+    "causal_only": "masks causally, and only so",
+    "top_left": "is aligned top-left, as torch's is_causal",
+    "unmasked": "takes causal=True and does not mask",
+    "other": "answers with something else than attention's output",
+    "bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
+    "bhsd": "reads (batch, heads, sequence, head_dim), by the look of its answer: leave out --layout bshd",
+    "output_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
+    "output_reshaped": "returns O in the order (batch, sequence, heads, head_dim), reshaped and not transposed",
+    "heads_reversed": "gives the heads in the reverse order, by the look of its answer",
+    "heads_interleaved": "gives query head h the key head h modulo their number, where neighbours share one",
+    "causal": "masks causally without being asked, by the look of its answer",
+    "scale_ignored": "takes a scale and uses 1 / sqrt(head_dim)",
+    "scale_1": "has the scale 1, by the look of its answer",
+    "scale_1_over_d": "has the scale 1 / head_dim, by the look of its answer",
+    "scale_sqrt_d": "has the scale sqrt(head_dim), by the look of its answer",
+    "scale_log2_e": "multiplies the scores by log2(e) once too often, by the look of its answer",
+    "scale_ln_2": "takes 2 to the power of the scores, without log2(e), by the look of its answer",
+    "mask_ignored": "takes a mask and does not mask",
+    "mask_inverted": "hides the keys that the mask shows, and shows those that it hides",
+    "mask_added": "adds a boolean mask to the scores as 0 and 1, and hides no key",
+    "window_ignored": "takes a window and does not apply it",
+    "all_masks_ignored": "applies none of the masks that it is given",
+    "softcap_after_mask": "caps the scores after the mask, so that hidden keys are seen",
+    "softcap_ignored": "takes a softcap and does not cap",
+    "sinks_ignored": "takes sinks and leaves them out",
+    "factor": "returns a multiple of attention's output, by the look of its answer",
+    "over_queries": "takes the softmax over queries, where one over keys is due, by the look of its answer",
+}
+
+CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
+UNSEEN = {  # findings that hide a carry
+    "scale": "its outputs are off by a factor, which has to go first",
+    "noise": "its outputs differ from call to call, which has to end first",
+    "coarse": "its outputs are numbers of a coarser format",
+}
+MODES = {  # of `rounding_mode`
+    "nearest_even": "round to nearest, ties to even",
+    "nearest_away": "round to nearest, ties away from zero",
+    "nearest": "round to nearest (its ties could not be seen)",
+    "truncates": "drop bits: its errors point towards zero, and add up from layer to layer",
+}
+
+
+def noted(outcome: str, note: str, problem: str) -> str:
+    """What a kernel did with a call, in words; "" where it answered as it should."""
+    return NOTES.get(note, "" if outcome == "yes" else problem)
+
+
+def queries_in_words(queries: int | None) -> str:
+    """Of a number of queries at a time; None: as many as keys."""
+    return "as many queries as keys" if queries is None else f"{queries} quer{'y' if queries == 1 else 'ies'}"
+
+
+def _few(at):
+    """What is said of the number of queries where they are fewer than keys."""
+    return "" if at.get("queries") is None else f", {queries_in_words(at['queries'])}"
+
+
+def _not_run(f, at):
+    return Said(f"It could not be run: asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}")
+
+
+def _not_attention(f, at):
+    told = f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
+    known = at["note"] not in ("", "other")
+    return Said(f"It was not judged further: {told}" if known else f"It is no attention kernel: {told}")
+
+
+def _only_fp64(f, at):
+    return Said("It runs in FP64 only, the golden value's own format: there is nothing to judge it by")
+
+
+def _carry(findings):
+    low = [f for f in findings if f.severity == Severity.FAILS]
+    unseen = [f for f in findings if f.severity == Severity.NOTES]
+    if low:
+        yield replace(_carried(low), severity=Severity.FAILS, what="carry")
+    elif unseen:
+        where = unseen[0].where
+        why = f"it {where['problem']}" if where["problem"] else "it was not asked for"
+        if where.get("because"):
+            why = UNSEEN[where["because"]]
+        elif where.get("blind"):
+            why = "it does not return small terms alone, without a large one, right either"
+        yield Said(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
+    else:
+        most = max(findings, key=lambda f: f.number)
+        asked = listed(map(queries_in_words, most.where["queries"]))
+        yield Said(
+            "It carries no low precision from tile to tile", f"{most.number:.1f} ulp lost", f"{most.limit:g} ulp",
+            f"Sums of up to 4,096 terms, asked for {asked} at a time. A kernel that carries BF16 or FP16, in tiles of "
+            "up to 512 keys, loses 3 ulp to hundreds.", severity=Severity.PASSES, what="carry",
+        )  # fmt: skip
+
+
+def _carried(low):
+    """Of findings of sums that are carried in low precision."""
+    most, sums = max(low, key=lambda f: f.number), dict.fromkeys(SUMS[f.where["sum"]] for f in low)
+    formats = listed(dict.fromkeys(f.where["fmt"] for f in low))
+    more = [f"Of a sum of {most.where['terms']:,} terms, in {formats}; a kernel that carries FP32 loses half an ulp."]
+    tiles = {f.where["tile"]: f.where["fmt"] for f in low if f.where["tile"]}
+    if tiles:
+        sizes = [f"{tile} keys, if it carries {fmt}" for tile, fmt in sorted(tiles.items())]
+        sizes = f"{min(tiles)} keys" if len(tiles) == 1 else " or ".join(sizes)
+        more.append(f"All is lost in tiles of up to {sizes}: this is its tile.")
+    if len(most.where["queries"]) < most.where["queries_of"]:
+        more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
+    change = "hold the accumulator O and the row sum l in FP32 (docs/theory.md says how many bits are enough)"
+    text = f"It carries low precision from tile to tile, in its {' and '.join(sums)}"
+    return Said(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
+
+
+def listed(texts: Iterable[str]) -> str:
+    """ "a, b and c"."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _growth(f, at):
+    to = "not finite" if f.number is None else f"{as_times(f.number)} × Baseline's"
+    return Said(
+        f"With N, its largest error goes from {as_times(at['from_number'])} × Baseline's at N = {at['from_n']:,} to "
+        f"that at N = {at['n']:,} ({at['distribution']} inputs, {at['fmt']}, {queries_in_words(at['queries'])})", to,
+    )  # fmt: skip
+
+
+def _answer(f, at):
+    at_dim = "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}"
+    return Said(f"Asked for {at['asked']}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}")
+
+
+def _rule(f):
+    return "breaks the rule" if f.severity == Severity.FAILS else "is within the rule"
+
+
+def _error(f, at):
+    place = f"{at['distribution']} inputs, {at['fmt']}, N = {at['n']}{_few(at)}"
+    return Said(f"Its largest error {_rule(f)} ({place})", *times(f))
+
+
+def _rounded_splits(f, at):
+    parts = "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys"
+    return Said(
+        f"It rounds partial results to {at['fmt']}", f"{f.number:.0%} of its error explained",
+        more=f"An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
+        f"sum, to {at['fmt']}{'; merges them in it, too,' if at['low_merge'] else ''} has the same errors (squared).",
+        change="write and merge partial results in FP32",
+    )  # fmt: skip
+
+
+def _sum_error(f, at):
+    return Said(
+        f"Its {SUMS[at['sum']]} is off where P is small, but loses no whole tile", f"{f.number:.1f} ulp of {at['fmt']}",
+        more="This error is of its scores or of its exponential, not of a carried sum.",
+    )  # fmt: skip
+
+
+def _problem(f, at):
+    words = f"n {at['distribution']} inputs in {at['fmt']} at N = {at['n']}{_few(at)} it {at['problem']}"
+    return Said(f"Not judged: o{words}" if f.severity == Severity.NOTES else f"O{words}")
+
+
+def _top_left(f, at):
+    return Said(
+        "Where queries are fewer than keys, its causal mask is aligned top-left, as torch's is_causal",
+        more="The rule over shapes leaves these calls out.",
+    )  # fmt: skip
+
+
+def _alignment(f, at):
+    several, one = ("top-left" if at[name] == "top_left" else "bottom-right" for name in ("several", "one"))
+    return Said(
+        f"Where queries are fewer than keys its causal mask has two alignments: {several} for several queries, "
+        f"{one} for one", more="A chunk of a prompt and a single token then see other keys.",
+        change="choose one alignment",
+    )  # fmt: skip
+
+
+def _causal_only(f, at):
+    return Said("It has a causal mask and no other way: all of it was judged causally")
+
+
+def _coverage(f, at):
+    return Said(
+        f"How much was judged: {at['settings']} of {at['settings_of']} settings of format, inputs, N and queries, and "
+        f"{at['shapes']} of {at['shapes_of']} calls over shapes and masks"
+    )
+
+
+def _on_gpu(f, at):
+    name, wobbles, _ = at["gpu"].partition("~")
+    more = "Approximate instructions were off by any amount within their documented bounds. " if wobbles else ""
+    return Said(
+        f"It ran on a CPU, instruction by instruction, in the arithmetic of {'an' if name[0] in 'AHL' else 'a'} {name}",
+        more=f"{more}Triton compiled it for sm_80 or sm_89, without wgmma and TMA: docs/gpu_machine.md.",
+    )  # fmt: skip
+
+
+def _shapes(f, at):
+    if not at["failed"]:
+        return Said(f"Over shapes and masks all {at['of']} {f.what} are within the rule", *times(f))
+    place = f"the worst: {NAMES.get(at['tensor'], 'O')}, {at['shape']}, {at['fmt']}"
+    return Said(f"Over shapes and masks {at['failed']} of {at['of']} {f.what} break the rule ({place})", *times(f))
+
+
+def _wrong_gradient(f, at):
+    place = f"{at['shape']}, head_dim {at['head_dim']}, {at['fmt']}"
+    return Said(
+        f"{NAMES[at['tensor']]} is not attention's gradient ({place})", f"{f.number:.0%} off", f"{f.limit:.0%}"
+    )  # fmt: skip
+
+
+def _worst_input(f, at):
+    return Said(f"Of the inputs that make trouble, {at['distribution']} in {at['fmt']} is the worst", *times(f))
+
+
+def _outwards(f, at):
+    sign, side = (1, "away from") if f.number > 0 else (-1, "towards")
+    low, high = sorted((sign * at["low"], sign * at["high"]))
+    same = abs(f.number - at["baseline"]) < f.limit
+    whose = "Baseline's do too" if same else "Baseline's there"
+    return Said(
+        f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}",
+        f"{abs(f.number):.2f} ulp in the mean",
+        more=f"{low:.2f} to {high:.2f}. {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}.",
+    )  # fmt: skip
+
+
+def _repeats(f, at):
+    if f.number == 1:
+        return Said(f"Its {at['of']} have the same bits in all of {at['runs']} runs")
+    return Said(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
+
+
+def _relation(f, at):
+    says = RELATIONS[at["relation"]].says.removesuffix(".")
+    also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
+    place = f"{at['case']}, {at['fmt']}{also}"
+    if at["outcome"] == BROKEN:
+        return Said(f"{says}: asked for that, it {at['problem']} ({place})")
+    if f.number is None:
+        return Said(f"{says}: not here, where it gives NaN ({place})")
+    if at["outcome"] == ROUNDING:
+        return Said(f"{says}: to rounding, not bit for bit ({place})", f"{f.number:.2g} apart")
+    return Said(f"{says}: not here ({place})", *_either_side(f.number, f.limit))
+
+
+def _either_side(number, limit):
+    """A number beyond its limit, and the limit, in as many digits as tell them apart; no limit where it has none."""
+    if limit is None:
+        return f"{number:.2g} apart", ""
+    digits = next((n for n in range(2, 17) if f"{number:.{n}g}" != f"{limit:.{n}g}"), 17)
+    return f"{number:.{digits}g} apart", f"{limit:.{digits}g}"
+
+
+def _relations(f, at):
+    asked = f"{at['not_asked']} more were not asked, for want of the option." if at["not_asked"] else ""
+    return Said(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=asked)
+
+
+def _rounding_mode(f, at):
+    change = "round to nearest even" if f.severity == Severity.FAILS else ""
+    return Said(f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} {MODES[at['mode']]}", change=change)
+
+
+def _unsupported(f, at):
+    return Said(f"Not supported, so not judged: {'; '.join(as_one(at['asked']))}")
+
+
+SAY = {
+    "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
+    "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
+    "causal_only": each(_causal_only), "coverage": each(_coverage), "sum_error": each(_sum_error),
+    "problem": each(_problem), "top_left": each(_top_left), "alignment": each(_alignment),
+    "outputs": each(_shapes), "gradients": each(_shapes),
+    "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
+    "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "relation": each(_relation),
+    "relations": each(_relations), "unsupported": each(_unsupported), "on_gpu": each(_on_gpu),
+}  # fmt: skip

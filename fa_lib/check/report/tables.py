@@ -1,0 +1,248 @@
+"""The tables of a check as a reader wants them: what decides in front, the gravest row first, few digits, all text.
+
+A column `breaks`, of truth values, says of which rows the rule is broken, or an answer is at fault.
+"""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fa_lib.check.isolation.calls import ENDED, FAULTS
+from fa_lib.check.measure.captured import CHANGES, ROUNDED
+from fa_lib.check.measure.contract import GRADIENTS_AT, HEAD_DIM, as_one
+from fa_lib.check.measure.relations import RELATIONS
+from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, BROKEN, NOT_ASKED, ROUNDING
+from fa_lib.check.probe.probe import summary
+from fa_lib.check.report.sentences_cause import subject
+from fa_lib.check.report.sentences_kernel import CASTS, MODES, NAMES, noted
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.numerics.metrics import interval
+
+BROKE = "breaks"  # the column
+RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer"}
+OUTCOMES = {"yes": "right", "no": "not supported", "wrong": "wrong", "broken": "broken", ENDED: "no answer"}
+COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
+TEXTS = (  # columns that hold no numbers: the others are aligned at the right
+    "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
+    "FP32", "of", "into", "casts", "kernel", "change", "cost", "layer", "model", "what", "detail", "first at",
+    "merged in", "gradient", "what has this error",
+)  # fmt: skip
+
+
+def by_call(asked: pd.DataFrame) -> pd.DataFrame:
+    """A table of `contract`: the answer, what was asked, and a note in words. head_dims with one answer are one row."""
+    told = asked.assign(note=[noted(row.outcome, row.note, row.problem) for row in asked.itertuples()])
+    backward = told.asked.str.startswith(GRADIENTS_AT)
+    of_dims = backward | told.asked.str.startswith(HEAD_DIM)
+    other = of_dims & ~told.outcome.isin(FAULTS)  # refusals differ by the number they name
+    alike = [rows.iloc[:1].assign(asked=as_one(rows.asked)) for _, rows in told[other].groupby(["outcome", backward])]
+    told = pd.concat([told[~other], *alike])
+    dims = told[["head_dim"]] if told.head_dim.nunique() > 1 else told[[]]
+    answers = [OUTCOMES.get(outcome, outcome) for outcome in told.outcome]
+    rows = pd.DataFrame({BROKE: told.outcome.isin(FAULTS), "answer": answers, "asked for": told.asked})
+    rows = rows.join(dims).assign(note=told.note)
+    order = told.outcome.map({"no": 1, "yes": 2}).fillna(0)
+    return rows.loc[order.sort_values(kind="stable").index]
+
+
+def by_length(lengths: pd.DataFrame, kernel: str) -> pd.DataFrame:
+    """A table of `measure` over N: a line for each format, inputs, N and number of queries."""
+    own = lengths[lengths.kernel == kernel] if len(lengths) else lengths
+    if not len(own):
+        return own[[]]
+    of = own.groupby(["fmt", "distribution", "n", "queries"], sort=False)
+    worst = of.times_max.max()
+    errors = pd.DataFrame({
+        "worst / Baseline's": worst, "mean / Baseline's": of.times_max.mean(), "largest error": of["max"].mean(),
+        "root mean square": of.rmse.mean(),
+    })  # fmt: skip
+    fault = of.outcome.agg(lambda outcomes: outcomes.isin(FAULTS).any())
+    rows = _numbers(errors).assign(**{BROKE: fault | (worst > ALLOWED["o"])}).reset_index().rename(columns=COLUMNS)
+    front = [BROKE, "worst / Baseline's", "mean / Baseline's", "format", "inputs", "N", "queries"]
+    return _sorted(rows[[*front, "largest error", "root mean square"]], worst.to_numpy())
+
+
+def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
+    """A table of `measure` on inputs that make trouble: a line for each format and inputs."""
+    if not len(inputs):
+        return inputs
+    lines, worst = [], []
+    for (fmt, distribution), rows in inputs.groupby(["fmt", "distribution"], sort=False):
+        mean, low, high = interval(rows.outwards)
+        worst.append(rows.times_max.mean())
+        line = {BROKE: bool(rows.outcome.isin(FAULTS).any()), "error / Baseline's": _number(worst[-1])}
+        line |= dict(fmt=fmt, distribution=distribution)
+        line |= {"away from zero (ulp)": _signed(mean), "95 % interval": f"{_signed(low)} to {_signed(high)}"}
+        line |= {"Baseline's (ulp)": _signed(rows.baseline_outwards.mean())}
+        lines.append(line | dict(problem=rows.problem.iloc[0]))
+    found = pd.DataFrame(lines).rename(columns=COLUMNS)
+    return _sorted(found if found.problem.any() else found.drop(columns="problem"), worst)
+
+
+def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
+    """A table of `ruled`: error over Baseline's, "!" where it is beyond what is allowed; a line for each shape and
+    format, a column for each tensor."""
+    if not len(shapes):
+        return shapes
+    index = ["shape", "head_dim", "fmt"]
+    rows = shapes.assign(ratio=shapes.ratio.map(_number) + shapes.passed.map({False: " !"}).fillna(""))
+    wide = rows.pivot(index=index, columns="tensor", values="ratio").fillna("–")
+    wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
+    outputs = shapes[shapes.tensor == "o"].set_index(index)
+    broke = (outputs.passed.eq(False) | outputs.outcome.isin(FAULTS)).reindex(wide.index)
+    wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None)
+    found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index().rename(columns=COLUMNS)
+    front = [name for name in found if name not in ("shape", "head_dim", "format")]
+    return _sorted(found[[*front, "shape", "head_dim", "format"]], outputs.ratio.reindex(wide.index).to_numpy())
+
+
+def by_relation(related: pd.DataFrame) -> pd.DataFrame:
+    """A table of `relate`: a line for each case that was asked, a column for each format."""
+    asked = related[related.outcome != NOT_ASKED] if len(related) else related
+    if not len(asked):
+        return asked
+    says = asked.key.map(lambda key: RELATIONS[key].says)
+    apart = ": " + asked.number.map("{:.2g}".format) + " of " + asked.limit.map("{:.2g}".format)
+    told = asked.outcome.map(RELATED) + apart.where(asked.outcome.isin((ROUNDING, BREAKS)), "")
+    nan = asked.outcome.eq(BREAKS) & asked.number.isna()
+    nan &= asked.key.map(lambda key: RELATIONS[key].nan_is_told).astype(bool)
+    rows = asked.assign(told=told.mask(nan, "NaN, not counted"), **{"what must hold": says})
+    index = ["what must hold", "case"]
+    wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
+    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~nan).groupby([rows[name] for name in index]).any()
+    held = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
+    order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
+    wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]
+    found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index()
+    return _sorted(found[[*found.columns.drop(index), *index]], 1.0 - held.loc[order].to_numpy())
+
+
+def by_repeats(repeats: pd.DataFrame) -> pd.DataFrame:
+    """A table of `repeats`: how many different results of one call."""
+    return pd.DataFrame([
+        {"different": f"{row[of]:.0f}", "of": of, "runs": f"{row['runs']}"}
+        for row in repeats.to_dict("records") for of in ("outputs", "gradients") if pd.notna(row[of])
+    ])  # fmt: skip
+
+
+def by_rounding(rounding: pd.DataFrame) -> pd.DataFrame:
+    """A table of `rounding_mode`: how casts round; those that were seen."""
+    seen = rounding[rounding["mode"].isin([*MODES])] if len(rounding) else rounding
+    return pd.DataFrame([
+        {BROKE: row.mode == "truncates" and row.what != "inputs", "casts": MODES[row.mode], "of": CASTS[row.what],
+         "into": row.into} for row in seen.itertuples()
+    ])  # fmt: skip
+
+
+def by_splits(splits: pd.DataFrame) -> pd.DataFrame:
+    """A table of `rounded_splits`: how much of the kernel's squared error each emulation explains."""
+    if not len(splits) or splits.explained.isna().all():
+        return splits[[]]
+    explained = splits.explained.astype(float)
+    merged = [row.fmt if row.low_merge else "FP32" for row in splits.itertuples()]
+    told = {"explained": explained.map("{:.0%}".format), "parts": splits.splits.astype(str), "merged in": merged}
+    rows = pd.DataFrame(told)
+    return _sorted(rows, explained.to_numpy())
+
+
+def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
+    """A table of `isolated_kernel.Apart.conduct`."""
+    if not len(conduct):
+        return conduct
+    return pd.DataFrame({
+        "times": conduct.times.astype(str), "what": conduct.what, "detail": conduct.detail,
+        "first at": conduct["at"].where(~conduct.on_import.astype(bool), "import"),
+    })  # fmt: skip
+
+
+def by_change(better: Mapping[str, list[dict]]) -> pd.DataFrame:
+    """base -> rows of `captured.changes`: a line for each change, the cheapest first."""
+    return pd.DataFrame([
+        {"error / with the change": f"{row['times_less']:.2f}", "kernel": base,
+         "change": CHANGES[row["change"]].label, "cost": CHANGES[row["change"]].cost}
+        for base, rows in better.items() for row in rows[1:]
+    ])  # fmt: skip
+
+
+def by_head(risky: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured.risks`, four digits."""
+    return risky.round(4).astype(str)
+
+
+def by_kernel(far: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+    """A table of `captured.deviations`: for each head every kernel's largest error over Baseline's, the kernel that is
+    judged in front. labels: of kernels that have one."""
+    ran = far[far.outcome == "yes"]
+    if not len(ran):
+        return far[[]]
+    names = sorted(dict.fromkeys(ran.kernel), key=ROUNDED.__eq__)
+    wide = ran.pivot(index="head", columns="kernel", values="times_max")[names].rename_axis(columns=None)
+    found = _numbers(wide).rename(columns=labels).assign(head=[f"{int(head)}" for head in wide.index])
+    return _sorted(found.reset_index(drop=True), wide[names[0]].to_numpy())
+
+
+def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured_gradients.gradients`: a line for each gradient."""
+    ran = found[found.outcome == "yes"] if len(found) else found
+    return pd.DataFrame([
+        {"largest error / Baseline's": _number(row.times_max), "root mean square, of its own": f"{row.relative:.2g}",
+         "gradient": NAMES[row.tensor]} for row in ran.itertuples()
+    ])  # fmt: skip
+
+
+def by_bound(close: pd.DataFrame) -> pd.DataFrame:
+    """A table of `closeness.closeness` or `bounds.bounds`: the largest error over its own bound, and rows beyond it."""
+    return pd.DataFrame([
+        {BROKE: row.times > 1, "largest error / its bound": _number(row.times), "rows beyond it": f"{row.rows:,}",
+         "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else "",
+         **(dict(inputs=row.distribution, format=row.judged) if "judged" in close else {})}
+        for row in close.itertuples()
+    ])  # fmt: skip
+
+
+def by_cache(cached: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+    """A table of `kv_cache.caches`: for each head how far a cache moves O, the head that suffers most in front.
+    labels: of caches."""
+    if not len(cached):
+        return cached
+    wide = cached.pivot(index="head", columns="cache", values="relative").rename_axis(columns=None)
+    wide = wide[[key for key in labels if key in wide]]
+    found = wide.map("{:.1%}".format).rename(columns=labels).assign(head=[f"{head}" for head in wide.index])
+    return _sorted(found.reset_index(drop=True), wide.iloc[:, 0].to_numpy())
+
+
+def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
+    """A table of a Probe: for each layer the largest error of every kernel over Baseline's, that which ran in front."""
+    worst = summary(table, baseline)
+    if not len(worst):
+        return worst
+    front = sorted(worst.columns, key="ran".__ne__)
+    broke = {BROKE: worst.ran > ALLOWED["o"]} if "ran" in worst else {}
+    found = _numbers(worst[front]).assign(**broke).rename_axis(columns=None)
+    found = found[[*broke, *front]].reset_index()
+    return found[[*found.columns.drop(["model", "layer"]), "model", "layer"]]
+
+
+def _number(value):
+    """Two digits after the point, fewer of what is large; a dash where there is none."""
+    return "–" if pd.isna(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _numbers(table):
+    """Errors, which may be small, in three digits; their quotients as `_number` has them."""
+    return pd.DataFrame({
+        name: column.map(_number if column.abs().max() >= 0.1 else "{:.1e}".format) for name, column in table.items()
+    }, index=table.index)  # fmt: skip
+
+
+def _signed(number):
+    """Three digits, and no "-0.000"."""
+    return f"{round(number, 3) + 0.0:+.3f}"
+
+
+def _sorted(table, gravity):
+    """The gravest rows first: those that break the rule, then by a number, the largest first."""
+    broke = table[BROKE].astype(bool) if BROKE in table else pd.Series(False, table.index)
+    keys = pd.DataFrame({"broke": broke.to_numpy(), "gravity": pd.Series(gravity).to_numpy(dtype=float)})
+    order = keys.sort_values(["broke", "gravity"], ascending=False, kind="stable", na_position="last").index
+    return table.iloc[order].reset_index(drop=True)

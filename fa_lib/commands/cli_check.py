@@ -1,0 +1,300 @@
+"""`fa-lib check`: a kernel, captured tensors, a model; and how every command tells what it cannot do."""
+
+import os
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fa_lib.check.probe.named_tensors import Reading
+
+EXIT = (
+    "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why; 3 "
+    "nothing of it could be judged (with --gate)."
+)
+app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT}")
+
+
+@contextmanager
+def told(old: Path | None = None, kept: str = "nothing is kept", quiet: bool = False):
+    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback; Ctrl-C
+    with code 130.
+
+    Args:
+        old: the file of a judgement before, which goes first.
+        kept: of what is done at Ctrl-C, and how to go on. quiet: another process says that.
+    """
+    try:
+        if old is not None:
+            old.unlink(missing_ok=True)
+        yield
+    except typer.Exit:  # a RuntimeError too
+        raise
+    except ModuleNotFoundError as error:
+        extras = {
+            "nbformat": "notebooks", "papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train",
+            "submitit": "cluster",
+        }  # fmt: skip
+        if error.name not in extras:
+            raise
+        _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
+    except (ValueError, OSError, RuntimeError) as error:
+        _end(str(error))
+    except KeyboardInterrupt:
+        with suppress(OSError):  # the terminal may be closed
+            typer.echo("" if quiet else f"\nfa-lib: interrupted; {kept}", err=True, nl=not quiet)
+        raise typer.Exit(130) from None
+
+
+def _end(words):
+    say(f"fa-lib: {words}", err=True)
+    raise typer.Exit(2)
+
+
+def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Whether lines have colour: never with NO_COLOR, always with FORCE_COLOR; None where the terminal decides."""
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb" and not environ.get("FORCE_COLOR"):
+        return False
+    return True if environ.get("FORCE_COLOR") else None
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a text; in each of its lines what would move the cursor or hide is an escape."""
+    from fa_lib.check.isolation.calls import shown
+
+    typer.echo("\n".join(map(shown, text.split("\n"))), err=err)
+
+
+def _judged(files, json_file, gate):
+    """Read a judgement back from its files, print it, write its record, and end with the exit code it asks for."""
+    import json
+
+    from fa_lib.check.isolation.calls import shown
+    from fa_lib.check.judge.findings import Severity, Verdict
+    from fa_lib.check.report.sentences import in_lines
+    from fa_lib.execution.files import replacing
+
+    judgement, record = files.read_back()
+    if json_file is not None:
+        with replacing(json_file) as path:
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
+    groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
+    first, *lines = in_lines(judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
+    first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
+    typer.echo("\n".join([first, *lines, "", shown(f"{files.page}")]))
+    codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
+    raise typer.Exit(codes[judgement.verdict] if gate else 0)
+
+
+def _no_others(name, **given):
+    """Options that do not go with another."""
+    for other, there in given.items():
+        if there:
+            raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
+
+
+def _named(kernel, only, json_file, gate, device, limit):
+    """Some checks by name: print a line for each, write them, and end with the exit code they ask for."""
+    import json
+    from dataclasses import asdict
+
+    from fa_lib.execution.files import replacing
+    from fa_lib.execution.results import provenance
+    from fa_lib.testing import named
+
+    if device != "cpu":
+        raise ValueError(f"device: got {device!r}; with --only, accepted is cpu")
+    results = named.check_named(kernel, only, limit)
+    if json_file is not None:
+        found = dict(kernel=kernel, checks={check: asdict(result) for check, result in results.items()})
+        with replacing(json_file) as path:
+            path.write_text(json.dumps(found | provenance(dict(kernel=kernel, only=[*results])), indent=1) + "\n")
+    typer.echo("\n".join(named.in_lines(kernel, results)))
+    raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if gate else 0)
+
+
+def kernel_name(name: str) -> str:
+    """The name that `kernels.get` takes: of gallery:KEY, path/to/file.py:function, gpu:H100:NAME."""
+    from fa_lib.check.isolation.kernel_file import module_name
+    from fa_lib.kernels.registry import on_gpu
+
+    if name.startswith("gpu:"):
+        _, gpu, own = (*name.split(":", 2), "")[:3]
+        return on_gpu(kernel_name(own), gpu)
+    return f"fa_lib.{name}" if name.startswith("gallery:") else module_name(name)
+
+
+KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, package.module:function, or gpu:H100:NAME"
+OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
+JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
+GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
+GPU = Annotated[str, typer.Option(help="A100, L40S, H100, B200: its Triton kernels run here, as that GPU computes")]
+LAYOUT = Annotated[
+    str,
+    typer.Option(help="of its tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"),
+]
+DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
+FILE_LAYOUT = Annotated[
+    str, typer.Option("--layout", help="of the file's tensors: bhsd; bshd (batch, sequence, heads, head_dim)")
+]
+CAUSAL = Annotated[bool | None, typer.Option("--causal/--no-causal", help="of the call; else as the file says")]
+SCALE = Annotated[float | None, typer.Option(help="of the call; 1 / sqrt(head_dim) if neither this nor the file says")]
+SOFTCAP = Annotated[float | None, typer.Option(help="of the call")]
+WINDOW = Annotated[str, typer.Option(help="of the call: keys to the left and right, as 128,0; -1 for no limit")]
+ALLOW_LARGE = Annotated[bool, typer.Option("--allow-large", help="read files of more than 2 GiB of tensors")]
+
+
+def reading_of(
+    fmt: str, layout: str, causal: bool | None, scale: float | None, softcap: float | None, window: str,
+    allow_large: bool,
+) -> "Reading":  # fmt: skip
+    """What the command line says of a file's tensors.
+
+    Raises:
+        ValueError: the window is no pair of whole numbers, or another argument does not fit.
+    """
+    from fa_lib.check.probe.named_tensors import Reading
+
+    sides = None
+    if window:
+        try:
+            left, right = (None if int(side) < 0 else int(side) for side in window.split(","))
+        except ValueError:
+            raise ValueError(f"window: got {window!r}; accepted are two whole numbers, as 128,0") from None
+        sides = (left, right)
+    return Reading(fmt, layout, causal, scale, sides, softcap, allow_large)
+
+
+@app.command("kernel")
+def check_kernel(
+    kernel: Annotated[str, typer.Argument(help=f"built-in (flash), {KERNEL_NAMES}")],
+    quick: Annotated[bool, typer.Option("--quick", help="a first look, in a quarter of the time")] = False,
+    out: OUT = "",
+    json_file: JSON = None,
+    gate: GATE = False,
+    device: DEVICE = "cpu",
+    layout: LAYOUT = "bhsd",
+    limit: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="of the calls that are drawn; another each time, that the record names")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="this check alone, by its pytest name, or all with a word, as carry; repeatable; no page"),
+    ] = None,
+    on: Annotated[
+        Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
+    ] = None,
+    allow_large: ALLOW_LARGE = False,
+    gpu: GPU = "",
+) -> None:
+    """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
+
+    With --only, some checks alone are asked and told in a line each; with --on, the kernel is judged on the tensors of
+    a file, as by `check tensors`.
+
+    Its options may be called causal or is_causal; scale, softmax_scale, sm_scale or scaling; mask, attn_mask,
+    attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
+    it does not take one, the verdict says so.
+
+    It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
+    carries from tile to tile, inputs that make trouble, bias, determinism. With --gpu no GPU is needed: what Triton
+    compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
+    """
+    with told(json_file):
+        from fa_lib.check.isolation.isolated_kernel import in_a_process
+        from fa_lib.check.report.page_files import PageFiles
+
+        name = kernel_name(f"gpu:{gpu}:{kernel}" if gpu else kernel)
+        laid_out = name if layout == "bhsd" else f"{name}@{layout}"
+        if only and on:
+            raise ValueError("only, on: got both; accepted is one of them")
+        if only or on:
+            _no_others("only" if only else "on", quick=quick, seed=seed is not None)
+        if allow_large and not on:
+            raise ValueError("allow_large: got it without --on; accepted is with captured tensors")
+        if only:
+            if out and json_file is None:
+                json_file = PageFiles.of(out, laid_out).page.with_suffix(".checks.json")
+            return _named(laid_out, only, json_file, gate, device, limit)
+        if on:
+            with in_a_process(name, limit):
+                from fa_lib.commands import reports
+
+                reading = reading_of("", "bhsd", None, None, None, "", allow_large)
+                reports.check_tensors(on, reading, out, (laid_out, *reports.FELLOWS), device)
+            return _judged(PageFiles.of(out, on.stem), json_file, gate)
+        files = PageFiles.of(out, laid_out)
+        files.clear()
+        with in_a_process(name, limit):  # it begins while the rest is imported
+            from fa_lib.commands import reports
+
+            reports.check_kernel(name, "quick" if quick else "report", out, device, layout, seed=seed)
+        _judged(files, json_file, gate)
+
+
+@app.command("tensors")
+def check_tensors(
+    file: Annotated[Path, typer.Argument(help=".safetensors, .npz or .pt, with tensors named q, k and v")],
+    fmt: Annotated[str, typer.Option("--format", help="round them to it first: BF16, FP16")] = "",
+    kernel: Annotated[list[str] | None, typer.Option(help="the first is judged; may be given several times")] = None,
+    out: OUT = "",
+    json_file: JSON = None,
+    gate: GATE = False,
+    device: DEVICE = "cpu",
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
+    allow_large: ALLOW_LARGE = False,
+) -> None:
+    """Judge captured Q, K and V: which heads are risky, how far kernels are on them, which change would help.
+
+    Every tensor of the file is used, or refused: o (the output that is judged), mask, causal, scale, softcap, window,
+    sinks, dO, under the names that torch and flash-attn give them, too. Nothing is loaded by pickle.
+    """
+    with told(json_file):
+        from fa_lib.check.report.page_files import PageFiles
+        from fa_lib.commands import reports
+
+        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
+        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
+        reports.check_tensors(file, reading, out, device=device, **names)
+        _judged(PageFiles.of(out, file.stem), json_file, gate)
+
+
+@app.command("model")
+def check_model(
+    function: Annotated[
+        str,
+        typer.Argument(
+            help="path/to/file.py:function or package.module:function; called without arguments, runs the model"
+        ),
+    ],
+    save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="computed beside the model's own; may be repeated")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="it is a decoder: no row may see later keys")] = False,
+    out: OUT = "",
+    json_file: JSON = None,
+    gate: GATE = False,
+) -> None:
+    """Judge a model's attention: every scaled_dot_product_attention call of a run, against the golden value.
+
+    What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
+    """
+    with told(json_file):
+        from functools import partial
+
+        from fa_lib.check.isolation.kernel_file import module_name
+        from fa_lib.commands.model_process import check_model as judged
+
+        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
+        files = judged(
+            module_name(function, "function"), out, partial(say, err=True), save=save, causal=causal, **names
+        )
+        _judged(files, json_file, gate)

@@ -1,0 +1,295 @@
+"""The gallery, judged: every kernel in a process of its own, which may crash or hang; a row of a table for each."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pandas as pd
+import torch
+
+from fa_lib.check.judge.findings import Judgement, Severity
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.examine import QUICK, Depth, examine
+from fa_lib.check.measure.relations import RELATIONS
+from fa_lib.execution import allocation
+from fa_lib.execution.files import replacing
+from fa_lib.execution.fingerprint import code_version, digest
+from fa_lib.execution.forks import Forks
+from fa_lib.execution.pools import workers
+from fa_lib.execution.sweep import sweep
+from fa_lib.experiments.finds import FINDS
+from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
+from fa_lib.gallery.openvino_kernels import computes_fp16_in_bf16
+from fa_lib.kernels.variants import known
+from fa_lib.numerics.formats import BF16
+
+GALLERY = Depth(
+    lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"), head_dims=(),
+    troubled_n=512, bias_seeds=3, runs=3, square=1500, relations=(*RELATIONS,),
+)  # fmt: skip
+ON_GPU = Depth(  # a kernel in a minute or less, most of it Triton's compiler
+    lengths=(128, 1024, 16384), seeds=2, shapes=("97", "causal 203", "GQA 384", "256"), head_dims=(), troubled_n=128,
+    bias_seeds=3, runs=3, square=1024, relations=(*RELATIONS,),
+)  # fmt: skip
+REHEARSED = Depth((128,), 1, ("97",), (), 128, 2, 2, square=128)
+DEPTHS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "rehearsal": REHEARSED}
+ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
+              "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
+SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
+SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
+BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so they go first
+FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
+LIMIT_S = 600  # of one kernel
+QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How kernels of the gallery are judged.
+
+    Attributes:
+        folder: where the record of each is kept. depth: a key of DEPTHS.
+        device: whose catalogue: "cpu" or "cuda".
+        cells: folder of finished cells and golden values; `folder`/cells where it is empty.
+        limit_s: seconds of one kernel.
+    """
+
+    folder: str
+    depth: str = "full"
+    device: str = "cpu"
+    cells: str = ""
+    limit_s: float = LIMIT_S
+
+    def entry(self, key: str) -> Entry:
+        """The entry of a key, of the device's catalogue.
+
+        Raises:
+            ValueError: the key is unknown.
+        """
+        return known("kernel", key, CATALOGUES[self.device])
+
+
+def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2) -> pd.DataFrame:
+    """Judge kernels of the gallery, and keep what each came to; what is there already is not judged again, unless its
+    code, its library's version or the depth has changed.
+
+    Args:
+        keys: of the device's catalogue.
+        say: told when a kernel is done, after its record is written. jobs: kernels at a time.
+
+    Returns:
+        `rows`.
+
+    Raises:
+        ValueError: a key is unknown.
+        RuntimeError: an error of ours, or an interruption.
+    """
+    entries = [manner.entry(key) for key in keys]
+    left = [entry for entry in entries if not entry.problem and not _kept(entry, manner)]
+    # XLA compiles for minutes, and the catalogue ends with slower ones: those first, or one is left at the end
+    left = sorted(left[::-1], key=lambda entry: (entry.key not in BUILT, "jax" not in entry.needs))
+    say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
+
+    idle = SimpleQueue()
+
+    def judge(entry):
+        forks = idle.get()
+        try:
+            problem = _in_a_process(entry, manner, forks)
+        finally:
+            idle.put(forks)
+        return f"{entry.key}: {problem or row(entry, _read(entry, manner))['verdict']}"
+
+    # XLA takes most of a GPU's memory unless it is told not to
+    environment = os.environ | dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
+        every = [stack.enter_context(Forks(prepare, environment)) for _ in range(jobs)]
+        for forks in every:
+            idle.put(forks)
+        calls = [pool.submit(judge, entry) for entry in left]
+        try:
+            for done in as_completed(calls):
+                say(done.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for forks in every:
+                forks.interrupt()
+            raise
+    return rows(keys, manner)
+
+
+def rows(keys: Sequence[str], manner: Manner) -> pd.DataFrame:
+    """`row` of each key, in their order; of a kernel without a record that it is not judged yet."""
+    entries = [manner.entry(key) for key in keys]
+    waiting = dict(verdict="not_judged", problem="not judged yet")
+    records = [None if entry.problem else _read(entry, manner) or waiting for entry in entries]
+    return pd.DataFrame([row(entry, record) for entry, record in zip(entries, records)])
+
+
+def judge_one(key: str, manner: Manner) -> None:
+    """Judge one kernel in this process, and write a record with its findings and numbers.
+
+    A kernel that refuses every call cannot run here: its record says why, as that of one whose library is missing.
+    """
+    entry, kernel = manner.entry(key), f"fa_lib.gallery:{key}"
+    cells = manner.cells or str(Path(manner.folder) / "cells")
+    found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())
+    asked = found["asked"]
+    if (asked.outcome == "no").all():
+        record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])
+    else:
+        record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found["lengths"]))
+    _write(entry, manner, dict(key=_key(entry, manner)) | record)
+
+
+def prepare() -> None:
+    """What every judging process needs, imported with this module and compiled."""
+    allocation.keep()
+    BF16(torch.zeros(1, dtype=torch.float64))
+
+
+def row(entry: Entry, record: dict | None) -> dict[str, Any]:
+    """What a kernel came to.
+
+    Args:
+        record: of `judge_one`; None where the kernel cannot run here.
+
+    Returns:
+        key, project, version (of its distribution), use; verdict ("passes", "fails", "not_judged", "cannot_run");
+        times_1, times_16, times_many: largest error over Baseline's by number of queries, the largest over formats, N
+        and ordinary inputs, inf where an output is not finite; relative_1 and so on: largest relative error;
+        carries, carried_in, tile: the sums carried in low precision, their format and tile; outwards and
+        baseline_outwards (ulp), gradients (largest error over Baseline's), problem.
+    """
+    told = dict(key=entry.key, project=entry.project, version=installed(entry.needs[0]) or "", use=entry.use)
+    if record is None or "findings" not in record:
+        verdict = "cannot_run" if record is None else record["verdict"]
+        return told | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])
+    found = Judgement.of(record).findings
+    low = [f for f in found if f.what == "carry" and f.severity == Severity.FAILS]
+    carried = dict(
+        carries=" ".join(dict.fromkeys(f.where["sum"] for f in low)),
+        carried_in=" ".join(dict.fromkeys(f.where["fmt"] for f in low)),
+        tile=max((f.where["tile"] or 0 for f in low), default=0) or None,
+    )
+    gradients = max((f.number for f in found if f.what == "gradients" and f.number), default=None)
+    side = next((f for f in found if f.what == "outwards"), None)
+    bias = dict(outwards=side and side.number, baseline_outwards=side and side.where.get("baseline"))
+    causes = dict.fromkeys(f.what for f in found if f.severity == Severity.FAILS or f.what == "rounded_splits")
+    return told | dict(verdict=record["verdict"]) | record["numbers"] | carried | bias | dict(
+        gradients=gradients, cause=" ".join(causes), problem="",
+    )  # fmt: skip
+
+
+def errors(lengths: pd.DataFrame) -> dict[str, float]:
+    """times_<queries> and relative_<queries> of a table of `examine.measure`, see `row`; NaN where nothing ran."""
+    numbers = {}
+    if not len(lengths):
+        return numbers
+    groups = lengths.queries.where(lengths.queries < lengths.n, "many").astype(str)
+    for queries, rows in lengths.groupby(groups):
+        if queries in QUERIES:
+            infinite = (~rows.finite.astype(bool)).any()
+            numbers[f"times_{queries}"] = float("inf") if infinite else float(rows.times_max.max())
+            numbers[f"relative_{queries}"] = float("inf") if infinite else float(rows.relative.max())
+    return numbers
+
+
+def judgement_of(key: str, manner: Manner) -> Judgement | None:
+    """The Judgement that `judge_one` left; None where the kernel did not come to an end."""
+    record = _read(manner.entry(key), manner)
+    return Judgement.of(record) if record and "findings" in record else None
+
+
+def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
+    """The tables of the finds: find -> rows of `experiments.finds`, with the parameters of each; without OpenVINO's
+    where this processor computes its FP16 otherwise."""
+    on = dict(distribution=["uniform", "normal"], seed=range(2))
+    with workers(jobs) as pool:
+
+        def over(find, **grid):
+            return sweep(FINDS[find], grid | on, cache=cache, executor=pool)
+
+        lengths = over("ggml", n=[512, 1024, 2048, 4096, 8192, 16384], queries=1, threads=2)
+        queries = over("ggml", n=4096, queries=[63, 64], threads=2)
+        threads = over("ggml", n=16384, queries=1, threads=[1, 8])
+        found = dict(
+            ggml=pd.concat([lengths, queries, threads], ignore_index=True),
+            ringattention=over("ringattention", n=[512, 2048, 8192]),
+            pallas_decode=over("pallas_decode", n=4096, splits=[1, 4, 16]),
+        )
+        return found | (dict(openvino=over("openvino", n=[512, 2048, 8192])) if computes_fp16_in_bf16() else {})
+
+
+def _depth(entry, manner):
+    depth = DEPTHS[manner.depth]
+    if manner.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
+        depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
+    if entry.key not in ONE_BY_ONE:  # else a call for each query
+        return depth
+    shapes = tuple(shape for shape in depth.shapes if shape not in SQUARE)
+    return replace(depth, square=min(depth.square, 128), troubled_n=128, related_n=64, asked_queries=16, shapes=shapes)
+
+
+def _key(entry, manner):
+    """What a record depends on."""
+    versions = {name: installed(name) for name in entry.needs}
+    code = code_version(judge_one, [dict(kernel=f"fa_lib.gallery:{entry.key}")], [])
+    return digest([code, versions, asdict(_depth(entry, manner)), manner.device])
+
+
+def _in_a_process(entry, manner, forks):
+    """Judge a kernel in a process of its own; "" or what became of it, which its record says too.
+
+    Raises:
+        RuntimeError: an error of ours, not of the kernel's, which would be a row; or the process was interrupted. On
+            CUDA an error is a row, too: after a kernel's fault every call there fails, and nothing says whose it was.
+    """
+    try:
+        code, printed = forks.call(judge_one, entry.key, manner, limit_s=manner.limit_s)
+    except TimeoutError:
+        verdict, problem = "not_judged", f"took longer than {manner.limit_s:g} s"
+    else:
+        if code == 0:
+            return ""
+        if code == -signal.SIGINT:
+            raise RuntimeError(f"gallery: {entry.key} was interrupted")
+        verdict, problem = "fails", f"ended its process by signal {-code}"
+        if code > 0:
+            if manner.device == "cpu":
+                raise RuntimeError(f"gallery: judging {entry.key} failed:\n{printed}")
+            last = [line for line in printed.splitlines() if line.strip()][-1:] or ["no word"]
+            verdict, problem = "not_judged", f"ended its process with an error: {last[0].strip()[:200]}"
+    _write(entry, manner, dict(key=_key(entry, manner), verdict=verdict, problem=problem))
+    return problem
+
+
+def _path(entry, manner):
+    return Path(manner.folder) / f"{entry.key}.json"
+
+
+def _write(entry, manner, record):
+    with replacing(_path(entry, manner)) as path:
+        path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _read(entry, manner):
+    """The record of a kernel; None where there is none, or what is there is damaged."""
+    try:
+        record = json.loads(_path(entry, manner).read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and "verdict" in record and "problem" in record else None
+
+
+def _kept(entry, manner):
+    """Whether a record of this code is there, and the kernel came to an end."""
+    record = _read(entry, manner)
+    return bool(record) and record.get("key") == _key(entry, manner) and record.get("problem") == ""

@@ -1,0 +1,85 @@
+"""`fa-lib check model` in two processes: the model runs in one, and the other reads what was judged there.
+
+A model's function may do anything to the process it runs in, its exit code included. Who asked for the judgement never
+imports it.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fa_lib.check.isolation.calls import first_line, shown
+from fa_lib.check.isolation.process import signal_name
+from fa_lib.check.report.page_files import PageFiles
+from fa_lib.execution import reader_modules
+
+INSIDE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])["path"]
+from fa_lib.commands.model_process import inside
+inside()
+"""
+LAST_S = 2.0  # for its last words: a child of its own may hold its output open
+
+
+def check_model(function: str, out: str | Path, say: Callable[[str], Any], **given: Any) -> PageFiles:
+    """`reports.check_model` in a process of its own, in which all that the function does happens.
+
+    Args:
+        say: told each line that it prints. given: save, names and causal.
+
+    Raises:
+        ValueError: as there; or that process ended before the model was judged.
+    """
+    files = PageFiles.of(out, function)
+    files.clear()
+    with TemporaryDirectory() as folder:
+        problem = Path(folder) / "problem"
+        given = {name: f"{x}" if isinstance(x, Path) else x for name, x in given.items()}
+        # The library's imports find no file of the reader's.
+        where = dict(path=sys.path, folders=reader_modules.folders())
+        order = where | dict(problem=f"{problem}", given=given | dict(function=function, out=f"{out}"))
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-u", "-c", INSIDE, json.dumps(order)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace",
+        )  # fmt: skip
+        relay = threading.Thread(target=_relayed, args=(process.stdout, say), daemon=True)
+        relay.start()
+        try:
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        relay.join(LAST_S)
+        if problem.exists():
+            raise ValueError(problem.read_text(errors="backslashreplace"))
+    if not files.page.exists():
+        how = f"exit code {code}" if code >= 0 else signal_name(-code)
+        raise ValueError(f"function: {function} ended its process, with {how}, before it was judged")
+    return files
+
+
+def inside() -> None:
+    """What the process does: it is told by its first argument."""
+    order = json.loads(sys.argv[1])
+    for folder in order["folders"]:
+        reader_modules.add(folder)
+    try:
+        from fa_lib.commands import reports
+
+        reports.check_model(**order["given"])
+    except (ValueError, OSError, RuntimeError) as error:
+        Path(order["problem"]).write_text(shown(f"{error}"))
+    except BaseException as error:  # KeyboardInterrupt too, and whatever else a model raises
+        name = first_line(type(error).__name__)
+        Path(order["problem"]).write_text(f"function: {order['given']['function']} raises {name}")
+
+
+def _relayed(stream, say):
+    for line in stream:
+        say(f"| {shown(line.rstrip())}")

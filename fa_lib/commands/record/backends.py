@@ -1,0 +1,88 @@
+"""Torch's attention kernels, and the package flash-attn, by the rule and against the model; the emulator's speed."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from fa_lib import kernels
+from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.measure.examine import ruled
+from fa_lib.execution.results import save
+from fa_lib.execution.sweep import sweep
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.shipped import fa2_cuda
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import Format, round_to
+from fa_lib.numerics.metrics import deviation
+
+KERNELS = ("torch_flash", "torch_cudnn", "torch_efficient", "torch_math", "torch_flex_compiled", "torch_varlen")
+NAMES = [f"fa_lib.gallery.torch_kernels:{key}" for key in KERNELS]
+FLASH_ATTN = "fa_lib.gallery.flash_attn_kernels:flash_attn"
+SHAPES = {"cuda": ["97", "113 x 203", "causal 203", "GQA 384", "1024", "causal 2048"], "cpu": ["97", "causal 203"]}
+ORDERS = {"first": False, "last": True}  # the tile of keys that is taken first -> Algorithm.reverse
+
+
+def agreement(kernel: str, n: int, head_dim: int, fmt: str, distribution: str, seed: int, device: str) -> list[dict]:
+    """A cell: how many outputs of a kernel are the bits of FlashAttention-2's model, tiles in either order.
+
+    Returns:
+        rows: begins (at the first or the last tile), identical (share), rmse over the model's, outcome, problem.
+    """
+    form = Format.of(fmt)
+    q, k, v = (round_to(x, form).to(device, form.dtype) for x in draw(distribution, seed, (1, 2, n, head_dim)))
+    answer, golden = attempt(kernels.plain(kernel), q, k, v), kernels.golden(q, k, v, inputs=form)
+    model, rows = fa2_cuda(form, head_dim), []
+    for begins, reverse in ORDERS.items():
+        row = dict(begins=begins, identical=math.nan, rmse=math.nan, outcome=answer.outcome, problem=answer.problem)
+        if answer.o is not None:
+            o = kernels.tiled(q, k, v, **model | dict(algorithm=replace(model["algorithm"], reverse=reverse)))
+            times = deviation(answer.o, golden).rmse / deviation(o, golden).rmse
+            row |= dict(identical=(o == answer.o).double().mean().item(), rmse=times)
+        rows.append(row)
+    return rows
+
+
+def judged(device: str, out: Path, cache: str = "", names: Sequence[str] = ()) -> None:
+    """Every kernel by the rule, forward and backward, and against the model: two tables below `out`."""
+    names, full = list(names or NAMES), device == "cuda"
+    dims, lengths = ([64, 128, 256], [1024, 4096]) if full else ([64], [256])
+    fixed, given = dict(device=device), dict(fmt=["BF16", "FP16"] if full else ["BF16"], seed=range(3 if full else 1))
+    calls = dict(kernel=names, head_dim=dims, shape=SHAPES[device], distribution="normal") | given
+    by_rule = sweep(ruled, calls, fixed=fixed, cache=cache)
+    sizes = dict(kernel=names, n=lengths, head_dim=dims, distribution=["uniform", "normal"]) | given
+    agrees = sweep(agreement, sizes, fixed=fixed, cache=cache)
+    print(by_rule.groupby(["kernel", "tensor"]).ratio.max().unstack().to_string())
+    print(agrees.groupby(["kernel", "fmt", "head_dim", "begins"]).identical.mean().unstack().to_string())
+    name = "backends" if names == NAMES else names[0].rpartition(":")[2]
+    save(out, f"{name}_rule", calls | fixed, by_rule, more=dict(model=agrees))
+
+
+def emulator_speed(device: str) -> pd.DataFrame:
+    """Seconds of one emulated forward pass by device, and of its two float64 products: work, n, device, seconds."""
+
+    def emulated(q, k, v):
+        return kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.uniform("BF16"), algorithm="fa1")
+
+    def products(q, k, v):
+        return (q @ k.mT) @ v
+
+    rows = []
+    for n in (2048, 8192) if device == "cuda" else (512,):
+        for on in dict.fromkeys(("cpu", device)):
+            tensors = [x.to(on) for x in draw("uniform", 0, (1, 4, n, 64))]
+            for repeat, work in product(range(4), (emulated, products)):  # the first one warms up
+                started = time.perf_counter()
+                work(*tensors)
+                if on == "cuda":
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - started
+                rows.append(dict(work=work.__name__, n=n, device=on, repeat=repeat, seconds=seconds))
+    table = pd.DataFrame(rows)
+    return table[table.repeat > 0]

@@ -1,0 +1,35 @@
+"""The step `gallery`: attention kernels that run on this GPU, each judged in a process of its own, and their table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from fa_lib.commands.gallery_pages import RECORDED, told
+from fa_lib.commands.judge_gallery import Manner, judge_all, rows
+from fa_lib.execution.results import save
+from fa_lib.gallery.catalogue import ON_CUDA
+
+KEYS = {"cuda": tuple(ON_CUDA), "cpu": ("torch_flash", "torch_math")}  # device -> of its catalogue
+DEPTH = {"cuda": "gpu", "cpu": "rehearsal"}
+JOBS = {"cuda": 4, "cpu": 2}  # at a time: most of a kernel's time is a compiler's, on one core
+LIMIT_S = 240  # of one kernel
+
+
+def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) -> pd.DataFrame:
+    """Judge kernels, and write `gallery_pages.RECORDED`.csv below `out` whenever one is done; what is done is not done
+    again. The findings of each are in <out>/gallery/<key>.json.
+
+    Args:
+        cells: folder of finished cells. keys: of KEYS; none is all of them. The table always has all of them.
+    """
+    manner = Manner(f"{out / 'gallery'}", DEPTH[device], device, cells, LIMIT_S)
+
+    def say(words):
+        print(words, flush=True)
+        save(out, RECORDED, dict(device=device, depth=manner.depth), rows(KEYS[device], manner))
+
+    judge_all(keys or KEYS[device], manner, say, JOBS[device])
+    table = rows(KEYS[device], manner)
+    print(*map(told, table.to_dict("records")), sep="\n")
+    return table

@@ -1,0 +1,72 @@
+"""What the GPU machine computed of FlashAttention-2's own kernel, beside what a GPU computes of it: the same bits?
+
+`make original` leaves the machine's outputs in data/gpu. The calls have so many heads that the kernel does not split
+the keys; all heads are the same, and one is kept.
+"""
+
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.check.isolation.calls import attempt
+from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import GPU
+from fa_lib.execution.results import save
+from fa_lib.experiments.original import drawn
+from fa_lib.numerics.formats import Format
+
+FILE = GPU / "fa2_bits.safetensors"
+N, HEADS, HEAD_DIM = 512, 32, 64
+CALLS = [*product(("BF16", "FP16"), ("uniform", "normal"), (False, True))]  # format, distribution, causal
+MODELLED = {(8, 0): "A100", (9, 0): "H100"}  # by compute capability
+NAMES = ("fa_lib.gallery.torch_kernels:torch_flash", "fa_lib.gallery.flash_attn_kernels:flash_attn")
+
+
+def inputs(fmt: str, distribution: str) -> list[Tensor]:
+    """Q, K, V of one head, (1, 1, N, HEAD_DIM)."""
+    shape = (1, 1, N, HEAD_DIM)
+    return drawn(Format.of(fmt), distribution, 0, shape, shape)
+
+
+def key(gpu: str, fmt: str, distribution: str, causal: bool) -> str:
+    return f"{gpu} {fmt} {distribution}{' causal' if causal else ''}"
+
+
+def keep(path: Path = FILE) -> None:
+    """Write the machine's outputs. Needs nvcc."""
+    from fa_lib.gpu.flash_attn import Options, forward
+
+    outputs = {}
+    for gpu, (fmt, distribution, causal) in product(MODELLED.values(), CALLS):
+        o, _ = forward(*inputs(fmt, distribution), Options(causal), gpu=gpu, splits=1)
+        outputs[key(gpu, fmt, distribution, causal)] = o.contiguous()
+    with replacing(path) as temporary:
+        save_file(outputs, temporary)
+
+
+def compared(device: str, out: Path) -> None:
+    """A table below `out`: kernel, call, the GPU that was modelled, different (share of outputs whose bits differ),
+    largest (difference), outcome and problem. On a CPU, in a rehearsal, torch's CPU kernel is held to an H100's."""
+    capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
+    gpu = MODELLED.get(capability)
+    if gpu is None:
+        print(f"no outputs were made for compute capability {capability}; there are some for {MODELLED}")
+        return
+    kept, rows = load_file(FILE), []
+    for name, (fmt, distribution, causal) in product(NAMES if device == "cuda" else ("flash",), CALLS):
+        q, k, v = (x.expand(1, HEADS, N, HEAD_DIM).contiguous().to(device) for x in inputs(fmt, distribution))
+        row = dict(kernel=name, fmt=fmt, distribution=distribution, causal=causal, gpu=gpu)
+        answer = attempt(kernels.plain(name), q, k, v, **(dict(causal=True) if causal else {}))
+        row |= dict(outcome=answer.outcome, problem=answer.problem)
+        if answer.o is not None:
+            difference = (answer.o[:, :1].cpu().double() - kept[key(gpu, fmt, distribution, causal)].double()).abs()
+            row |= dict(different=(difference > 0).double().mean().item(), largest=difference.max().item())
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    print(table.to_string())
+    save(out, "gpu_machine", dict(n=N, heads=HEADS, head_dim=HEAD_DIM), table)

@@ -1,0 +1,68 @@
+"""The steps of `fa-lib record`, in order of value, and what of them fits into the time there is."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fa_lib.kernels.variants import known
+
+LIMIT = 8  # minutes that any step may take
+SCALES = {"cuda": "gpu", "cpu": "quick"}  # of notebooks/scales, by device: on a CPU it is a rehearsal
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: a process of its own, which leaves its files whole.
+
+    Attributes:
+        key: its name. label: what it shows.
+        minutes: that it is expected to take on a GPU, `LIMIT` at most: it is not begun with less time left.
+        goes_on: begun again it goes on where it was ended.
+    """
+
+    key: str
+    label: str
+    minutes: float
+    goes_on: bool = False
+
+
+STEPS = {step.key: step for step in (
+    Step("tests", "the tests that need a CUDA device", 4),
+    Step("hardware", "how its matrix units add, how ex2 and exp are off, in which order row sums are added", 2),
+    Step("gpu_machine", "whether FlashAttention-2's outputs here are the bits that the GPU machine gave", 1),
+    Step("validation", "notebook 01: torch's FlashAttention-2 against its model, and by the rule", 6, goes_on=True),
+    Step("backends", "torch's other attention kernels, by the rule and against the model", 6, goes_on=True),
+    Step("gallery", "attention kernels that other projects ship for GPUs, judged", 6, goes_on=True),
+    Step("speed", "forward and backward of the text-to-image model, Flash over Baseline", 4),
+    Step("flash_attn", "the package flash-attn, built for this GPU, and its tests", 8, goes_on=True),
+    Step("emulator", "notebooks 02 to 05, N to 32,768, and the emulator's speed", 8, goes_on=True),
+    Step("study", "notebooks 06 to 08: how weights drift apart", 8, goes_on=True),
+)}  # fmt: skip
+
+
+def chosen(names: Sequence[str], done: Iterable[str]) -> list[Step]:
+    """The steps to be made: those named, or all that are not done.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    for name in names:
+        known("step", name, STEPS)
+    done = set(done)
+    return [step for key, step in STEPS.items() if (key in names if names else key not in done)]
+
+
+def fits(step: Step, left: float) -> bool:
+    """Whether a step can be begun with so many minutes left; one that goes on where it was needs two."""
+    return left >= (min(2.0, step.minutes) if step.goes_on else step.minutes)
+
+
+def scale_of(device: str, scale: str = "") -> str:
+    """The scale that goes with a device.
+
+    Raises:
+        ValueError: the device or the scale is not one of SCALES, or they do not go together.
+    """
+    own = known("device", device, SCALES)
+    if scale not in ("", own):
+        raise ValueError(f"scale: got {scale!r} with device {device!r}; accepted is {own}")
+    return own

@@ -1,0 +1,138 @@
+"""A session of recording: each step a process with a time limit, its state kept after each, so that it can go on."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fa_lib.commands.record.plan import LIMIT, STEPS, Step, chosen, fits, scale_of
+from fa_lib.execution.files import held, replacing
+from fa_lib.execution.paths import CHECKOUT, PACKAGE, RECORDED, build
+from fa_lib.execution.results import commit, described, versions
+
+
+def record(
+    names: Sequence[str] = (), on: str = "cuda", scale: str = "", budget: float = 0, out: str | Path = "",
+    dry_run: bool = False, say: Callable = print,
+) -> dict:  # fmt: skip
+    """Make the steps that are not done, in order of value, as far as the time goes.
+
+    A step that fails or runs out of time stops no other one. What is done is not made again unless it is named.
+
+    Args:
+        names: of steps; none is all that are not done.
+        on: device, "cuda" or "cpu": a rehearsal, of the same steps in small.
+        scale: of notebooks/scales; empty is the one of the device.
+        budget: minutes for all of it; 0 has no limit.
+        out: folder; empty is data/recorded/<the GPU's name> or build/recorded/cpu.
+        dry_run: print the plan, and make nothing.
+
+    Returns:
+        what `<out>/record.json` holds: device, versions, commit, and of each step that was begun its status ("done",
+        "failed", "out of time"), seconds, and the end of what it printed where it is not done.
+
+    Raises:
+        ValueError: an argument does not fit, or there is no such device here; before anything is made.
+    """
+    scale = scale_of(on, scale)
+    if on == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: no CUDA device here; accepted is cpu, a rehearsal of the same steps in small")
+    if budget < 0:
+        raise ValueError(f"budget: got {budget}; accepted are minutes above 0, or 0 for no limit")
+    out = Path(out or (RECORDED / _name() if on == "cuda" else build() / "recorded" / "cpu")).resolve()
+    state = read(out)
+    steps = chosen(names, [key for key, step in state["steps"].items() if step["status"] == "done"])
+    for line in told(steps, state, budget, out):
+        say(line)
+    if dry_run:
+        return state
+    ends = time.monotonic() + 60 * budget if budget else float("inf")
+    with held(out):
+        for step in steps:
+            left = (ends - time.monotonic()) / 60
+            if not fits(step, left):
+                say(f"{step.key}: not begun, {left:.0f} minutes are left")
+                continue
+            say(f"{step.key}: {step.label}")
+            state["steps"][step.key] = made = _make(step, on, scale, out, 60 * min(LIMIT, left))
+            state |= dict(device=described(), versions=versions(), commit=commit())
+            with replacing(out / "record.json") as path:
+                path.write_text(json.dumps(state, indent=1) + "\n")
+            say(f"{step.key}: {made['status']} in {made['seconds']:.0f} s {made.get('words', '')}".rstrip())
+    return state
+
+
+def told(steps: Sequence[Step], state: dict, budget: float, out: Path) -> list[str]:
+    """The plan, a line a step: what is made, what is done already."""
+    lines = [f"results go to {out}" + (f"; {budget:g} minutes" if budget else "")]
+    for key, step in STEPS.items():
+        plan = f"{step.minutes:g} min" if step in steps else state["steps"].get(key, {}).get("status", "left out")
+        lines.append(f"  {key:11} {plan:>10}  {step.label}")
+    return lines
+
+
+def read(out: Path) -> dict:
+    """The state of a session; of a new one where there is none.
+
+    Raises:
+        ValueError: its file is damaged.
+    """
+    path = Path(out) / "record.json"
+    if not path.exists():
+        return dict(steps={})
+    try:
+        state = json.loads(path.read_text())
+        return state if state["steps"].keys() <= STEPS.keys() else dict(state, steps={})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"out: {path} is damaged; remove it to begin anew: {error}") from error
+
+
+def command(key: str, on: str, scale: str, out: Path) -> list[str]:
+    """The words of a step's process."""
+    return [sys.executable, "-m", "fa_lib.commands.record.steps", key, on, scale, str(out)]
+
+
+def _name():
+    return re.sub(r"\W+", "_", torch.cuda.get_device_name())
+
+
+def _make(step, on, scale, out, seconds):
+    """Run a step in a process of its own group; what it printed is kept in <out>/log/."""
+    log = out / "log" / f"{step.key}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    root = str(CHECKOUT or PACKAGE.parent)
+    env = os.environ | {"TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+    words = command(step.key, on, scale, out)
+    started, status = time.monotonic(), ""
+    with open(log, "w") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        try:
+            status = "failed" if process.wait(timeout=seconds) else "done"
+        except subprocess.TimeoutExpired:
+            status = "out of time"
+        finally:
+            _end(process)
+    made = dict(status=status, seconds=round(time.monotonic() - started, 1))
+    if status != "done":
+        made["words"] = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    return made
+
+
+def _end(process):
+    """End a step's process and all that it started: asked first, so that training leaves its checkpoint."""
+    for number, seconds in ((signal.SIGINT, 15), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=seconds)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,147 @@
+"""What each step of a recording does: `python -m fa_lib.commands.record.steps <key> <device> <scale> <folder>`."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pandas as pd
+
+from fa_lib.commands.record.plan import STEPS
+from fa_lib.execution.notebook import run_all
+from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, build
+from fa_lib.execution.results import save
+
+EMULATOR = ("02_precision", "03_golden_value", "04_sequence_length", "05_algorithm_changes")
+STUDY = ("07_weight_divergence", "08_weights_in_context", "06_inside_a_model")
+
+
+def tests(device: str, scale: str, out: Path) -> None:
+    """The tests marked `cuda`, every one; where some fail the table says which, and the step ends well."""
+    if CHECKOUT is None:
+        raise RuntimeError("tests: there is no checkout here")
+    _tested("tests", ["tests/test_cuda.py", "-m", "cuda"], out)
+
+
+def hardware(device: str, scale: str, out: Path) -> None:
+    """The hardware's own facts; on a CPU the same looked for in the model of an H100, and in torch's own functions."""
+    from fa_lib.experiments.hardware.gather import gather
+
+    gather(device, out)
+
+
+def gpu_machine(device: str, scale: str, out: Path) -> None:
+    from fa_lib.commands.record.gpu_machine import compared
+
+    compared(device, out)
+
+
+def validation(device: str, scale: str, out: Path) -> None:
+    _notebooks(("01_kernels",), scale, out)
+
+
+def backends(device: str, scale: str, out: Path) -> None:
+    """Torch's other kernels."""
+    from fa_lib.commands.record.backends import judged
+
+    judged(device, out, cache=str(_build() / "cache"))
+
+
+def gallery(device: str, scale: str, out: Path) -> None:
+    """Kernels of the gallery's catalogue for this device; flash-attn's too, where the step of its name has built it."""
+    from fa_lib.commands.record.flash_attn_build import EXTENSION
+    from fa_lib.commands.record.gallery import judged
+
+    if (_flash_attn_target() / f"{EXTENSION}.so").exists():
+        _to_path(_flash_attn_target())
+    judged(device, out, f"{_build() / 'cache'}")
+
+
+def speed(device: str, scale: str, out: Path) -> None:
+    """The paper's 14 %: forward and backward of the model, in turn, the first passes not counted."""
+    from fa_lib.training.config import Config
+    from fa_lib.training.study import timing
+
+    sizes, repeats = (("small", "large", "xlarge"), 50) if device == "cuda" else (("tiny",), 5)
+    table = pd.concat([timing(Config.load(size), repeats=repeats, device=device).assign(size=size) for size in sizes])
+    table = table[table.repeat >= repeats // 5]  # a GPU's clocks take some passes to rise
+    median = table.groupby(["size", "kernel"], sort=False).seconds.quantile([0.25, 0.5, 0.75]).unstack()
+    print(median.assign(over_baseline=median[0.5] / median.xs("unfused", level="kernel")[0.5]).to_string())
+    save(out, "speed", dict(sizes=sizes, repeats=repeats, precision="bf16-mixed"), table)
+
+
+def flash_attn(device: str, scale: str, out: Path) -> None:
+    """Build the package where it is not installed, from its source beside the wheels; then its tests, and its kernels
+    judged, here."""
+    if device != "cuda":
+        print("flash-attn needs a CUDA device: nothing is built in a rehearsal")
+        return
+    if importlib.util.find_spec("flash_attn") is None:
+        from fa_lib.commands.record.flash_attn_build import build as compiled
+
+        sources = sorted((build() / "wheelhouse").glob("flash_attn-*.tar.gz"))
+        if not sources:
+            raise RuntimeError("flash_attn: no source package in build/wheelhouse; `make wheelhouse` takes it along")
+        _to_path(compiled(sources[-1], _flash_attn_target()))
+    _tested("flash_attn", ["tests/test_cuda.py", "-m", "cuda", "-k", "flash_attn"], out)
+    from fa_lib.commands.record import backends, gallery
+
+    backends.judged(device, out, cache=f"{_build() / 'cache'}", names=[backends.FLASH_ATTN])
+    gallery.judged(device, out, f"{_build() / 'cache'}", ("flash_attn", "flash_attn_triton"))
+
+
+def emulator(device: str, scale: str, out: Path) -> None:
+    """Figures 3 to 6 on the device, and the emulator's seconds there and on the CPU."""
+    from fa_lib.commands.record.backends import emulator_speed
+
+    save(out, "emulator_speed", dict(device=device), emulator_speed(device))
+    _notebooks(EMULATOR, scale, out)
+
+
+def study(device: str, scale: str, out: Path) -> None:
+    """Notebooks that train; ended before their time, they go on from their checkpoints."""
+    _notebooks(STUDY, scale, out)
+
+
+def _build():
+    return build() / "record"
+
+
+def _flash_attn_target():
+    return _build() / "flash_attn"
+
+
+def _to_path(folder):
+    """Packages of a folder can be imported, here and in processes that are started from here."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _notebooks(names, scale, out):
+    run_all([NOTEBOOKS / f"{name}.ipynb" for name in names], scale, _build(), into=out)
+
+
+def _tested(name, words, out):
+    """Run pytest, and write a table: test, outcome, seconds, the end of what it said."""
+    report = out / "log" / f"{name}.xml"
+    options = ["--override-ini", "addopts=-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-rA"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *words, *options], cwd=CHECKOUT)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{name}: pytest ended with {done.returncode}")
+    rows = []
+    for case in xml.parse(report).iter("testcase"):
+        found = {child.tag: child for child in case}
+        outcome = next((tag for tag in ("failure", "error", "skipped") if tag in found), "passed")
+        said = (found[outcome].get("message") or "")[-500:] if outcome in found else ""
+        rows.append(dict(test=case.get("name"), outcome=outcome, seconds=float(case.get("time") or 0), said=said))
+    report.unlink()
+    save(out, name, {}, pd.DataFrame(rows))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # by which a session ends a step; ignored under `nohup`
+    key, device, scale, out = sys.argv[1:]
+    {name: globals()[name] for name in STEPS}[key](device, scale, Path(out))

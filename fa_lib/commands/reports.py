@@ -1,0 +1,293 @@
+"""The three checks from start to end: examine, judge, draw, write a page: a kernel, captured tensors, a model."""
+
+import math
+import platform
+import secrets
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from fa_lib import kernels
+from fa_lib.check.isolation.calls import judged_by_one_thread, message, shown
+from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process, in_processes
+from fa_lib.check.isolation.kernel_file import function_of
+from fa_lib.check.judge.captured import More, judge_model, judge_tensors
+from fa_lib.check.judge.findings import Judgement
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure import captured as tensors
+from fa_lib.check.measure import kv_cache
+from fa_lib.check.measure.captured_gradients import gradients
+from fa_lib.check.measure.closeness import Furthest, closeness
+from fa_lib.check.measure.examine import DEPTHS, Depth, examine
+from fa_lib.check.probe.capture import AS_IT_IS, captured
+from fa_lib.check.probe.named_tensors import Reading
+from fa_lib.check.probe.probe import Probe
+from fa_lib.check.probe.skipped import place
+from fa_lib.check.report import tables
+from fa_lib.check.report.page import Section, page
+from fa_lib.check.report.page_files import PageFiles
+from fa_lib.check.report.sentences import KERNELS
+from fa_lib.execution import reader_modules
+from fa_lib.execution.files import replacing
+from fa_lib.execution.machine import date, package, processor
+from fa_lib.execution.results import provenance, versions
+from fa_lib.gallery.catalogue import ENTRIES, installed
+from fa_lib.kernels.variants import known
+from fa_lib.numerics.formats import Format
+from fa_lib.plots.kernel_report import kernel_panels
+from fa_lib.plots.model_report import model_panels
+from fa_lib.plots.tensors_report import shortened, tensors_panels
+
+FELLOWS = ("as_shipped", "every_step")  # emulated kernels beside the one that is judged
+
+
+@dataclass(frozen=True)
+class Report:
+    """A check that has been made.
+
+    Attributes:
+        judgement: what was found. page: the HTML file; its tables are CSV files in the folder of the same name.
+        record: findings, settings and versions, as JSON can hold them.
+    """
+
+    judgement: Judgement
+    page: Path
+    record: dict
+
+
+def check_kernel(
+    kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
+    limit: float = LIMIT_S, seed: int | None = None,
+) -> Report:  # fmt: skip
+    """Judge a kernel and write its page.
+
+    Args:
+        kernel: a registered kernel, which runs here; or package.module:function, which runs in a process of its own and
+            is not imported here.
+        depth: a Depth, or "quick" or "report".
+        out: folder for the page; empty is build/reports.
+        layout: of the kernel's tensors, of `kernels.LAYOUTS`.
+        limit: seconds that a call may take in that process.
+        seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
+            each judgement; its settings say which, as drawn_seed.
+
+    Raises:
+        ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
+            gone then too.
+    """
+    known("layout", layout, kernels.LAYOUTS)
+    kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
+    named = depth if isinstance(depth, str) else "its own"
+    depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
+    depth = replace(depth, drawn_seed=secrets.randbits(31) if seed is None else seed)
+    files = PageFiles.of(out, kernel)
+    files.clear()
+    with in_a_process(kernel, limit) as alone:
+        if alone is None:
+            kernels.plain(kernel)
+        else:
+            alone.wait()
+        with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
+            found = examine(kernel, depth, device)
+        found |= {} if alone is None else dict(conduct=alone.conduct())
+    judgement = judge_kernel(kernel, found)
+    sections = [
+        Section("asked", "What it can do", tables.by_call(found["asked"])),
+        Section("conduct", "What it does beside its work", tables.by_conduct(found.get("conduct", pd.DataFrame()))),
+        Section("lengths", "How far it is from the golden value", tables.by_length(found["lengths"], kernel),
+                "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
+                "the largest error and of the root mean square. The largest decides: at most 2."),
+        Section("splits", "Which emulation makes the same errors", tables.by_splits(found["splits"]),
+                "Parts of the keys computed exactly, their outputs rounded: the share of the squared error explained."),
+        Section("inputs", "Inputs that make trouble", tables.by_input(found["inputs"]),
+                "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
+                "95 % interval, beside Baseline's. They are told, and not counted, unless an answer is at fault."),
+        Section("bound", "Its outputs beside their own bounds", tables.by_bound(found["bounds"]),
+                "The bound is derived for the inputs at hand (docs/testing.md). The inputs on which it is nearest."),
+        Section("shapes", "Shapes and masks", tables.by_shape(found["shapes"]),
+                "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
+                "which are told, and counted only where they are wrong by more than 20 %."),
+        Section("relations", "Relations that every kernel keeps", tables.by_relation(found["relations"]),
+                "How far two answers are apart, and how far two right ones may be (docs/checks.md)."),
+        Section("rounding", "How its casts round", tables.by_rounding(found["rounding"])),
+        Section("repeats", "One call, again and again", tables.by_repeats(found["repeats"])),
+    ]  # fmt: skip
+    name, _, _ = kernel.partition("@")
+    about = {"Kernel": name, "Package": _version(name)} | _here(device)
+    d = ", ".join(map(str, found["lengths"].head_dim.unique())) if len(found["lengths"]) else "none"
+    n = sorted(found["lengths"].n.unique()) if len(found["lengths"]) else depth.lengths
+    about |= {"Depth": named, "Layout": layout, "Lengths N": n, "head_dim": d}
+    about |= {"Seeds": f"{depth.seeds}; {depth.bias_seeds} of inputs that make trouble, N = {depth.troubled_n}"}
+    about |= {
+        "Drawn anew": f"{len(depth.drawn)} lengths and the order of calls; --seed {depth.drawn_seed} repeats them"
+    }
+    settings = dict(kernel=kernel, device=device) | asdict(depth)
+    return _written(files, judgement, sections, kernel_panels(judgement, found), found, about, settings)
+
+
+def check_tensors(
+    path: str | Path, reading: Reading = AS_IT_IS, out: str | Path = "", names: tuple[str, ...] | None = None,
+    device: str = "cpu",
+) -> Report:  # fmt: skip
+    """Judge captured tensors and write their page.
+
+    Args:
+        path, reading: of a .safetensors, .npz or .pt file, as `capture.captured` takes them.
+        names: kernels; the first is judged. None: the kernel that ran where the file holds its output, else torch's;
+            and FELLOWS beside it.
+
+    Raises:
+        ValueError, OSError: the file cannot be read, or there is no such kernel; before anything runs.
+    """
+    files = PageFiles.of(out, Path(path).stem)
+    files.clear()
+    held = captured(path, reading)
+    if names is None:
+        if "without_o" in held.about:
+            fmt = held.about["without_o"]
+            raise ValueError(
+                f"format: rounding q, k and v to {fmt} changes them, so that the o of {path} is no answer to them; "
+                "accepted is the file's own format, or a --kernel to judge"
+            )
+        names = ("flash" if held.o is None else tensors.RAN, *FELLOWS)
+    with in_processes(names) as alone:
+        for name in names:
+            if name != tensors.RAN:
+                kernels.plain(name)
+            elif held.o is None:
+                raise ValueError(f"names: got {name!r}; {path} holds no o that is an answer to its q, k and v")
+        q, k, v = (x.to(device) for x in (held.q, held.k, held.v))
+        options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in held.options.items()}
+        ran = None if held.o is None else held.o.to(device)
+        answers = tensors.answered(q, k, v, options, names, ran)
+        back = pd.DataFrame()
+        if held.dO is not None and names[0] != tensors.RAN:
+            back = pd.DataFrame(gradients(q, k, v, held.dO.to(device), options, names[0]))
+        conduct = alone[names[0]].conduct() if names[0] in alone else pd.DataFrame()
+    far = pd.DataFrame(tensors.deviations(q, k, v, options, answers))
+    own = answers[names[0]]
+    close = pd.DataFrame(closeness(own.o, q, k, v, options) if own.outcome == "yes" else [])
+    risky = pd.DataFrame(tensors.risks(q, k, v, options))
+    better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
+    cached = pd.DataFrame(kv_cache.caches(q, k, v, options))
+    judgement = judge_tensors(list(names), risky, far, better, More(held.about, close, cached, back, conduct))
+    sections = [
+        Section("heads", "How far each kernel is from the golden value", tables.by_kernel(far, KERNELS),
+                "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
+        Section("bound", "The judged output beside its own bound", tables.by_bound(close)),
+        Section("gradients", "Its gradients, for the dO that was captured", tables.by_gradient(back)),
+        Section("conduct", "What it does beside its work", tables.by_conduct(conduct)),
+        Section("risky", "How risky each head is", tables.by_head(risky)),
+        Section("better", "Which change lowers the error", tables.by_change(better),
+                "Root mean square error, before / after."),
+        Section("caches", "Which KV cache each head would bear", tables.by_cache(cached, kv_cache.CACHES),
+                f"Root mean square error over that of O, K and V quantised; {kv_cache.BEARS:.0%} is asked."),
+    ]  # fmt: skip
+    where = place(held.about) if "layer" in held.about else "not told by the file"
+    about = {"File": Path(path).name, "Kernel": KERNELS.get(names[0], names[0]), "Captured at": where} | _here(device)
+    stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
+    shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}{stored}"
+    about |= {"Tensors": " ".join(filter(None, (shapes, shortened(risky))))}
+    settings = (
+        dict(file=f"{path}", names=[*names], device=device)
+        | asdict(reading)
+        | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
+    )
+    finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
+    panels = tensors_panels(risky, far, finite)
+    found = dict(risks=risky, deviations=far, bound=close, caches=cached, gradients=back, conduct=conduct)
+    return _written(files, judgement, sections, panels, found, about, settings)
+
+
+def check_model(
+    function: str, out: str | Path = "", save: str | Path | None = None,
+    names: tuple[str, ...] = ("as_shipped", "every_step"), causal: bool = False,
+) -> Report:  # fmt: skip
+    """Run a model under a Probe, judge its attention and write the page.
+
+    Args:
+        function: "package.module:function", that runs the model on a few batches; it is called without arguments.
+        save: .safetensors file for the worst call's tensors.
+        names: kernels computed beside the attention that runs.
+        causal: no row may see a later key than its own.
+
+    Raises:
+        ValueError: there is no such function, or it raises; an argument of Probe does not fit.
+    """
+    files = PageFiles.of(out, function)
+    files.clear()
+    with in_processes(names), reader_modules.in_front():
+        furthest = Furthest()
+        run, probe = function_of(function), Probe(names, save=save, also=furthest)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Probe: ")  # its sentences say the same
+                with probe:
+                    run()
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
+    close = furthest.table()
+    judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close)
+    sections = [
+        Section("by_layer", "Layer by layer", tables.by_layer(probe.table),
+                "The largest error over Baseline's largest; the rule allows 2.")
+    ]  # fmt: skip
+    about = {"Model": function, "Package": _version(function)} | _here("cpu")
+    about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
+    settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}", causal=causal)
+    return _written(files, judgement, sections, model_panels(probe.table), dict(probe=probe.table), about, settings)
+
+
+def _version(name):
+    """Of the package that "package.module:function" is of, or a kernel of the gallery."""
+    module, _, function = name.partition(":")
+    if not function:
+        return "fa_lib, built in"
+    if module == "fa_lib.gallery" and function in ENTRIES:
+        needed = ENTRIES[function].needs[0]
+        return f"{needed} {installed(needed)}"
+    return package(module) or "none that is installed"
+
+
+def _here(device):
+    """Versions, the date and the device, as the heading of a page has them."""
+    found = versions()
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else processor()
+    count = torch.get_num_threads()
+    threads = "" if torch.device(device).type == "cuda" else f", {count} thread{'' if count == 1 else 's'}"
+    own = f"fa_lib {installed('fa_lib') or 'of a checkout'}"
+    libraries = f"{own}, torch {found['torch']}, Python {platform.python_version()}"
+    return {"Judged by": libraries, "Date": date(), "Device": f"{name}{threads}"}
+
+
+def _written(
+    files: PageFiles, judgement: Judgement, sections: list[Section], panels: Mapping[str, Figure],
+    found: Mapping[str, pd.DataFrame], about: dict, settings: dict,
+) -> Report:  # fmt: skip
+    """Write the tables, the record, and the page."""
+    record = judgement.record() | provenance(settings)
+    for name, table in found.items():
+        if table.empty:
+            continue
+        with replacing(files.folder / f"{name}.csv") as path:
+            table.to_csv(path, index=False, float_format="%.7g")
+    for figure in panels.values():
+        _literal(figure)
+    files.write(record, page(judgement, sections, panels, about, settings))
+    for figure in panels.values():
+        plt.close(figure)
+    return Report(judgement, files.page, record)
+
+
+def _literal(figure):
+    """The names of strangers in a picture's legends are neither formulas nor control characters."""
+    legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
+    for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
+        text.set_text("\n".join(map(shown, text.get_text().split("\n"))))
+        text.set_parse_math(False)

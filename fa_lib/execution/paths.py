@@ -1,0 +1,30 @@
+"""Where things are: what fa_lib reads, and where it writes when nothing else is said.
+
+In a checkout notebooks/ and data/ are beside the package. An installed wheel brings them inside, below share/, which
+nothing writes to: what is written then goes below the current folder.
+"""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").exists() else None
+ROOT = CHECKOUT or PACKAGE / "share"  # of what is read
+NOTEBOOKS = ROOT / "notebooks"
+PUBLISHED = ROOT / "data" / "published.csv"
+RESULTS = ROOT / "data" / "results"
+RECORDED = ROOT / "data" / "recorded"
+GPU = ROOT / "data" / "gpu"  # of GPU kernels, run without one
+STYLE = ["default", PACKAGE / "plots" / "paper.mplstyle"]  # for matplotlib: over nothing of the reader's
+
+
+def build() -> Path:
+    """The folder of what is made anew: build/ of the checkout, or of the current folder."""
+    return (CHECKOUT or Path.cwd()) / "build"
+
+
+def other_checkout(folder: Path) -> str:
+    """In words, that a folder is a checkout of fa_lib which is not the one that runs; "" where it is not."""
+    own = folder / "fa_lib" / "__init__.py"
+    if not (folder / "pyproject.toml").is_file() or not own.is_file() or own.resolve().parent == PACKAGE:
+        return ""
+    return f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own; accepted there is `python -m fa_lib`"

@@ -1,0 +1,116 @@
+"""The step `hardware`: each probe of the device, its results written before the next one begins.
+
+What runs one instruction alone comes last: a fault of it would spoil CUDA for the rest of the process.
+"""
+
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fa_lib.execution.files import replacing
+from fa_lib.execution.results import save
+from fa_lib.experiments.hardware import instructions, row_sum
+from fa_lib.experiments.hardware.exponential import every_16_bit, ex2_table
+from fa_lib.experiments.hardware.probes import facts, rule_of, survivors
+from fa_lib.experiments.hardware.tensor_cores import EXPECTED, vectors, verdict
+
+FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+KEYS = (64, 128)  # of the row sums
+
+
+def gather(device: str, out: Path) -> None:
+    """Exponentials, row sums and products of the device; on a CPU of torch's functions and of an H100's model.
+
+    Raises:
+        RuntimeError: a part failed; the others are made, and its traceback is printed.
+    """
+    library = instructions.compile(out / "log") if device == "cuda" else None
+    failed = []
+    for part in (exponentials, row_sums, products):
+        try:
+            part(device, out, library)
+        except Exception:
+            traceback.print_exc()
+            failed.append(part.__name__)
+    (out / "log" / "hardware.so").unlink(missing_ok=True)
+    if failed:
+        raise RuntimeError(f"hardware: {', '.join(failed)} failed, as told above")
+
+
+def exponentials(device: str, out: Path, library) -> None:
+    """hardware.<function>.npz: tables of ex2, and of exp at 16-bit values; hardware.exponentials.csv: in short."""
+    elementwise = {key: instructions.elementwise(library, key) for key in instructions.ELEMENTWISE} if library else {}
+    functions = {key: fn for key, fn in elementwise.items() if key.startswith("ex2")} | {"torch_exp2": torch.exp2}
+    coarse = {} if library else dict(step=2.0**-14, halving_step=2.0**-8)
+    found = {key: ex2_table(fn, device, **coarse) for key, fn in functions.items()}
+    found |= {f"torch_exp_{name}": every_16_bit(torch.exp, fmt, device) for name, fmt in FORMATS.items()}
+    rows = []
+    for key, table in found.items():
+        with replacing(out / "data" / "results" / f"hardware.{key}.npz") as path:
+            np.savez_compressed(path, **table)
+        rows.append(dict(function=key) | {name: x for name, x in table.items() if np.ndim(x) == 0})
+    save(out, "hardware.exponentials", dict(device=device), pd.DataFrame(rows))
+    for key, at in (("lg2_ftz", 1 + 2.0**-23), ("rcp_ftz", 1 + 2.0**-23), ("rcp_ftz", 3.0)):
+        if key in elementwise:
+            print(key, at, elementwise[key](torch.tensor([at], device=device)).item())
+
+
+def row_sums(device: str, out: Path, library) -> None:
+    """hardware.row_sums.csv: which keys' terms are added to one another before they meet another one."""
+    reads: dict[str, Callable] = {}
+    for name, fmt in FORMATS.items() if device == "cuda" else [("fp32", torch.float32)]:
+        lse = row_sum.flash_cuda if device == "cuda" else row_sum.flash_cpu
+        reads[name] = partial(row_sum.row_sum_pairs, lse, dtype=fmt, device=device)
+    if device == "cuda":  # should its logarithm be too coarse
+        reads["bf16 output"] = partial(row_sum.row_sum_pairs_of_output, row_sum.output_cuda, device=device)
+    rows = []
+    for name, read in reads.items():
+        for n in KEYS:
+            for first in (0, 1, n // 2, n - 1):
+                try:
+                    groups, why = row_sum.row_sum_groups(read(n, first=first)), ""
+                except RuntimeError as error:
+                    groups, why = None, str(error)
+                rows.append(dict(read=name, keys=n, first=first, groups=groups, why=why))
+    table = pd.DataFrame(rows)
+    print(table.assign(count=table.groups.map(lambda g: len(g) if g else None)).drop(columns="groups").to_string())
+    save(out, "hardware.row_sums", dict(device=device), table)
+
+
+def products(device: str, out: Path, library) -> None:
+    """hardware.products.csv: of each instruction what probes show, and how many of random sums are the bits of the
+    expected rule, of the rule found, and of the correctly rounded sum; hardware.<instruction>.npz: vectors."""
+    rows = []
+    for each in instructions.INSTRUCTIONS:
+        row = dict(instruction=each.key, kind=each.kind, format=each.format, k=each.k, problem="")
+        try:
+            row |= _product(each, device, out, library)
+        except RuntimeError as error:
+            row["problem"] = str(error)
+        rows.append(row)
+        save(out, "hardware.products", dict(device=device), pd.DataFrame(rows))
+    print(pd.DataFrame(rows).T.to_string())
+    problems = [f"{row['instruction']}: {row['problem']}" for row in rows if row["problem"]]
+    if problems:
+        raise RuntimeError("; ".join(problems))
+
+
+def _product(each, device, out, library):
+    expected = EXPECTED[each.key]
+    mma = instructions.on_arrays(instructions.product(library, each)) if library else expected
+    found = facts(mma, each.k, each.format, each.result)
+    rule, n = rule_of(found), 10_000 if library else 500
+    told = {f"expected_{key}": x for key, x in verdict(mma, each.k, each.format, expected, n).items()}
+    if rule is not None:
+        told["found_model"] = verdict(mma, each.k, each.format, rule, n)["model"]
+    a, b, c = vectors(each.k, each.format, min(n, 5000), 1, each.result)
+    with replacing(out / "data" / "results" / f"hardware.{each.key}.npz") as path:
+        raw = survivors(mma, each.k, each.format, each.result)
+        held = dict(a=a.astype(np.float32), b=b.astype(np.float32), c=c.astype(np.float32), d=mma(a, b, c))
+        np.savez_compressed(path, survivors=raw, **held)
+    return found | told | dict(rule=str(rule))

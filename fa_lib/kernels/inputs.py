@@ -1,0 +1,180 @@
+"""Q, K, V: drawn from a seed by distribution, or read from a file."""
+
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from fa_lib.numerics.formats import FP32
+
+LARGE = 2 << 30  # bytes of tensors
+
+
+def _uniform(rng, shape):
+    return rng.random(shape)
+
+
+def _normal(rng, shape):
+    return rng.standard_normal(shape)
+
+
+def _outliers(rng, shape):
+    return rng.standard_normal(shape) + 10.0 * rng.standard_normal(shape) * (rng.random(shape) < 0.001)
+
+
+DISTRIBUTIONS = {
+    "uniform": _uniform,  # on [0, 1)
+    "normal": _normal,  # N(0, 1)
+    "outliers": _outliers,  # N(0, 1) + N(0, 100) * Bernoulli(0.001), arXiv 2407.08608
+    # what makes trouble, for standard normal Q, K, V otherwise:
+    "sink": _normal,  # the first key attracts every query: P is near 1 there
+    "repeated maxima": _normal,  # every eighth key is the same, and attains each row's maximum: P = 1 there
+    "one-signed V": _normal,  # V >= 0
+    "peaked": _normal,  # logits of standard deviation 8: few keys matter
+    "flat": _normal,  # logits of standard deviation 1/8: all keys matter the same
+    "off by one": _normal,  # one key more than the others have: the last tile holds one
+}
+UNEVEN = "off by one"  # of DISTRIBUTIONS: more keys than queries
+
+
+def draw(
+    distribution: str, seed: int, shape: Sequence[int], kv_shape: Sequence[int] | None = None
+) -> tuple[Float64[Tensor, "*q"], Float64[Tensor, "*kv"], Float64[Tensor, "*kv"]]:
+    """Q, K, V from a seed, the same values on every platform.
+
+    Draws are rounded to the FP32 grid: what is left of the platform (the last bit of its log and exp in the
+    tails of the normal distribution) is far below that, and captured tensors have no more bits either.
+
+    Args:
+        distribution: a name of DISTRIBUTIONS.
+        seed: whole number >= 0.
+        shape: of Q, (batch, heads, sequence, head_dim) or any leading dimensions.
+        kv_shape: of K and V where it is another.
+
+    Returns:
+        q, k, v: float64 tensors.
+
+    Raises:
+        ValueError: unknown distribution, negative seed, a dimension below 1.
+    """
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"distribution: got {distribution!r}; accepted are {', '.join(DISTRIBUTIONS)}")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"seed: got {seed!r}; accepted is a whole number of at least 0")
+    rng = np.random.Generator(np.random.PCG64(seed))
+    tensors = []
+    for each in (shape, kv_shape or shape, kv_shape or shape):
+        if min(each) < 1:
+            raise ValueError(f"shape: got {tuple(each)}; accepted are dimensions of at least 1")
+        values = DISTRIBUTIONS[distribution](rng, tuple(each))
+        tensors.append(torch.from_numpy(values.astype(np.float32).astype(np.float64)))
+    return _TROUBLE.get(distribution, lambda *x: x)(*tensors)
+
+
+def _sink(q, k, v):
+    """Every query has 3 along a direction of its own head that the first key has too, sqrt(head_dim) * 3 long."""
+    d = q.shape[-1]
+    along = torch.ones(d, dtype=q.dtype) / d**0.5
+    k = k.clone()
+    k[..., 0, :] = along * 3 * d**0.5
+    return FP32(q - (q @ along)[..., None] * along + 3 * along), FP32(k), v
+
+
+def _repeated_maxima(q, k, v):
+    """Every eighth key is one and the same, which scores 8 for every query, twice what the others reach."""
+    d = q.shape[-1]
+    along = torch.ones(d, dtype=q.dtype) / d**0.5
+    k = k.clone()
+    k[..., ::8, :] = along * 4 * d**0.5
+    return FP32(q - (q @ along)[..., None] * along + 2 * along), FP32(k), v
+
+
+def _off_by_one(q, k, v):
+    return q, torch.cat([k, k[..., :1, :].flip(-1)], -2), torch.cat([v, v[..., :1, :].flip(-1)], -2)
+
+
+_TROUBLE = {
+    "sink": _sink,
+    "repeated maxima": _repeated_maxima,
+    "one-signed V": lambda q, k, v: (q, k, v.abs()),
+    "peaked": lambda q, k, v: (8 * q, k, v),
+    "flat": lambda q, k, v: (q / 8, k, v),
+    "off by one": _off_by_one,
+}
+
+
+def load(path: str | Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K, V from a file: the tensors named q, k and v of `tensors`, each (batch, heads, sequence, head_dim) or any
+    leading dimensions, in the file's dtype."""
+    held = tensors(path)
+    require(held, path, held)
+    return held["q"], held["k"], held["v"]
+
+
+def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file: .safetensors, .npz, or .pt without pickle.
+
+    Args:
+        allow_large: read more than LARGE bytes too. Sizes are looked at before anything is unpacked.
+
+    Returns:
+        dict of name -> tensor, in the file's dtype.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file's kind, content or size, with the path.
+    """
+    path = Path(path)
+    if not allow_large and path.exists():
+        _refuse_large(path, _unpacked(path))
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            held = load_file(path)
+        elif path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                held = {name: torch.from_numpy(archive[name]) for name in archive.files}
+        elif path.suffix == ".pt":
+            held = torch.load(path, weights_only=True, map_location="cpu")
+        else:
+            raise ValueError("accepted are .safetensors, .npz and .pt")
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path}: cannot be read without pickle, which could run anything: {why}; safetensors.torch.save_file "
+            "writes tensors alone"
+        ) from error
+    if not isinstance(held, dict) or not all(isinstance(x, torch.Tensor) for x in held.values()):
+        raise ValueError(f"{path}: holds {type(held).__name__}; accepted are named tensors, q, k and v among them")
+    if not allow_large:  # of few numbers in a file a view may make many
+        _refuse_large(path, sum(x.numel() * x.element_size() for x in held.values()))
+    return held
+
+
+def require(held: Mapping[str, Tensor], path: str | Path, there: Iterable[str]) -> None:
+    """Raise a ValueError where q, k or v is not among the tensors of a file. there: the names it has."""
+    for name in "qkv":
+        if name not in held:
+            raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(there)}; q, k and v are needed")
+
+
+def _refuse_large(path, size):
+    if size > LARGE:
+        words = f"accepted are {LARGE / 2**30:g} GiB; --allow-large (allow_large=True) reads it all the same"
+        raise ValueError(f"{path}: holds {size / 2**30:.1f} GiB of tensors; {words}")
+
+
+def _unpacked(path):
+    """The bytes that a file takes in memory, as it says itself: those that are unpacked of a zip file, such as .npz."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError):
+        return path.stat().st_size

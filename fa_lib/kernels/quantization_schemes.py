@@ -1,0 +1,220 @@
+"""Q, K, V and P as kernels of few bits hold them: elements in FP8 or FP4, scales, and what spreads outliers first."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from fa_lib.kernels.rows import nonzero
+from fa_lib.numerics.block_formats import E8M0
+from fa_lib.numerics.formats import E2M1, E4M3, E5M2, FP32, Format, round_to
+from fa_lib.numerics.sum_torch import power
+
+PER = ("none", "tensor", "head", "block", "token", "group")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a tensor is quantised. Each part is divided by a scale, rounded to a format of few bits, and multiplied by
+    the scale again. (A kernel keeps the scales apart and multiplies products by them: the same values.)
+
+    A scale is amax / element.max, amax the part's largest absolute value, rounded to the scales' format; but one in
+    E8M0 is 2**(floor(log2(amax)) - element.emax), as the OCP MX specification v1.0 has it (section 6.3), by which the
+    largest values of a part may lie beyond element.max, or with `up` the least power of two by which none does (arXiv
+    2506.08027). What lies beyond element.max is set to it. With an outer scale s of amax / (element.max * scale.max)
+    in FP32, the others are amax / (element.max * s), as NVFP4 has them.
+
+    Attributes:
+        element: Format of the elements.
+        per: what has a scale of its own: "none" (there is no scale), "tensor", "head" (a sequence), "block" (`size`
+            rows of a sequence; arXiv 2407.08608, section 3.3), "token" (a row), "group" (`size` neighbours in a row).
+        size: of a block or a group.
+        scale: Format of a scale.
+        outer: what has an FP32 scale beside: None, "tensor", or "token" (SageAttention3's two-level P, arXiv 2505.11594
+            version 3, section 3).
+        up: whether a scale in E8M0 is rounded up.
+
+    Raises:
+        ValueError: an attribute is none of those.
+    """
+
+    element: Format
+    per: str = "tensor"
+    size: int = 64
+    scale: Format = FP32
+    outer: str | None = None
+    up: bool = False
+
+    def __post_init__(self):
+        if self.per not in PER:
+            raise ValueError(f"per: got {self.per!r}; accepted are {', '.join(PER)}")
+        if type(self.size) is not int or self.size < 1:
+            raise ValueError(f"size: got {self.size!r}; accepted is a whole number from 1")
+        if self.outer not in (None, "tensor", "token") or (self.outer and (self.per != "group" or self.scale == E8M0)):
+            accepted = "None, and with groups whose scales are no powers of two 'tensor' and 'token'"
+            raise ValueError(f"outer: got {self.outer!r} with {self.per!r}; accepted are {accepted}")
+        if self.up and self.scale != E8M0:
+            raise ValueError(f"up: got True with a scale in {self.scale}; accepted is it with E8M0")
+
+    @classmethod
+    def of(cls, spec: "Scheme | str") -> "Scheme":
+        """The Scheme named by `spec`, a key of SCHEMES, or `spec` itself.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if isinstance(spec, Scheme):
+            return spec
+        if spec not in SCHEMES:
+            raise ValueError(f"scheme: got {spec!r}; accepted are a Scheme, {', '.join(SCHEMES)}")
+        return SCHEMES[spec]
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a row's values depend on no other row."""
+        return self.per in ("none", "token", "group") and self.outer != "tensor"
+
+    def apply(self, x: Float64[Tensor, "... n d"], axis: int = -1) -> Float64[Tensor, "... n d"]:
+        """The values of x once quantised.
+
+        A part that is zero stays zero, and so does one whose scale rounds to zero. A part with a value that is not
+        finite is NaN.
+
+        Args:
+            x: float64 (..., sequence, features).
+            axis: along which tokens and groups run: that over which the product sums. -1 for Q, K and P; -2 for V, of
+                which a "token" is then a channel.
+
+        Raises:
+            ValueError: x is no float64, or its axis is no multiple of a group's size; an axis other than -1 and -2.
+        """
+        if x.dtype != torch.float64 or x.ndim < 2:
+            raise ValueError(f"x: got {x.dtype} of shape {tuple(x.shape)}; accepted is float64 (..., n, d)")
+        if axis not in (-1, -2):
+            raise ValueError(f"axis: got {axis!r}; accepted are -1 and -2")
+        if self.per == "none":
+            return self.element(x.clamp(-self.element.max, self.element.max))
+        if self.per == "block":
+            return torch.cat([self._rounded(part, largest(part, (-2, -1))) for part in x.split(self.size, -2)], -2)
+        if axis == -2:
+            return self.apply(x.mT).mT
+        if self.per == "group":
+            elements, scales, outer = self.groups(x)
+            return elements * (outer * scales).repeat_interleave(self.size, -1)
+        dims = {"head": (-2, -1), "token": -1, "tensor": tuple(range(x.ndim))}[self.per]
+        return self._rounded(x, largest(x, dims))
+
+    def groups(
+        self, x: Float64[Tensor, "... n d"], axis: int = -1, outer: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What a kernel keeps of x, which is near the product of the three.
+
+        Args:
+            x, axis: as `apply`. outer: the outer scale, where it is known; None is x's own.
+
+        Returns:
+            elements, of x's shape; scales, one for `size` elements along the axis; the outer scale (..., 1), 1 where
+            the scheme has none.
+
+        Raises:
+            ValueError: x's axis is no multiple of a group's size.
+        """
+        if axis == -2:
+            elements, scales, outer = self.groups(x.mT, outer=outer)
+            return elements.mT, scales.mT, outer.mT
+        if x.shape[-1] % self.size:
+            accepted = f"a multiple of a group, {self.size}"
+            raise ValueError(f"x: got {x.shape[-1]} values along the axis of its groups; accepted is {accepted}")
+        outer = self.outer_scale(x) if outer is None else outer
+        parts = x.unflatten(-1, (-1, self.size))  # (..., n, groups, size)
+        scales = self._scale(largest(parts, -1), outer[..., None])
+        elements = self._elements(parts, outer[..., None] * scales)
+        return elements.flatten(-2), scales.squeeze(-1), outer
+
+    def outer_scale(self, x: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... 1"]:
+        """The FP32 scale of a tensor, or of each of its rows; 1 where the scheme has none."""
+        if not self.outer:
+            return x.new_ones(1, 1)
+        found = largest(x, -1) if self.outer == "token" else x.abs().amax().reshape(1, 1)
+        return FP32(nonzero(found) / (self.element.max * self.scale.max))
+
+    def _scale(self, amax: Tensor, outer: Tensor | float = 1.0) -> Tensor:
+        """The scale for each amax, the outer one left out; NaN where amax is not finite."""
+        if self.scale == E8M0:
+            e = torch.frexp(amax)[1].long() - 1 - self.element.emax  # frexp's mantissa is in [1/2, 1)
+            e += amax > self.element.max * power(e) if self.up else 0
+            scale = power(e.clamp(E8M0.emin, E8M0.emax))
+        else:
+            scale = round_to(nonzero(amax) / (self.element.max * outer), self.scale)
+        return torch.where(amax.isfinite(), scale, torch.nan)
+
+    def _elements(self, x: Tensor, scale: Tensor) -> Tensor:
+        """x / scale, to the grid of elements; 0 where the scale is."""
+        return self.element((x / scale).clamp(-self.element.max, self.element.max)).where(scale != 0, 0.0)
+
+    def _rounded(self, x: Tensor, amax: Tensor) -> Tensor:
+        """x by one scale for each amax, which broadcasts to it."""
+        scale = self._scale(amax)
+        return self._elements(x, scale) * scale
+
+
+def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    """The largest absolute value over some dimensions, which are kept."""
+    return x.abs().amax(dims, keepdim=True)
+
+
+_MXFP8, _MXFP4 = Scheme(E4M3, "group", 32, E8M0), Scheme(E2M1, "group", 32, E8M0)
+_NVFP4 = Scheme(E2M1, "group", 16, E4M3, "tensor")
+SCHEMES = {
+    "FP8": Scheme(E4M3, "none"),  # P, which is at most 1; FlashAttention-3 raises it: Algorithm(offset=8)
+    "FP8_TENSOR": Scheme(E4M3, "tensor"),
+    "FP8_HEAD": Scheme(E4M3, "head"),
+    "FP8_BLOCK": Scheme(E4M3, "block"),
+    "FP8_TOKEN": Scheme(E4M3, "token"),
+    "MXFP8": _MXFP8,
+    "MXFP8_UP": replace(_MXFP8, up=True),
+    "MXFP8_E5M2": Scheme(E5M2, "group", 32, E8M0),
+    "MXFP4": _MXFP4,
+    "MXFP4_UP": replace(_MXFP4, up=True),
+    "NVFP4": _NVFP4,
+    "NVFP4_ONE_LEVEL": replace(_NVFP4, outer=None),  # its scales in E4M3 alone
+    "NVFP4_TWO_LEVEL": replace(_NVFP4, outer="token"),  # SageAttention3's P
+}
+
+
+def smoothed(k: Float64[Tensor, "*kv_lead n_kv d"]) -> Float64[Tensor, "*kv_lead n_kv d"]:
+    """K less its mean over the keys, both in FP32: every score of a row less by one number, so the same softmax
+    (SageAttention, arXiv 2410.02367)."""
+    return FP32(k - FP32(k.mean(-2, keepdim=True)))
+
+
+def rotated(
+    q: Float64[Tensor, "*lead n_q d"], k: Float64[Tensor, "*kv_lead n_kv d"], seed: int
+) -> tuple[Float64[Tensor, "*lead n_q d"], Float64[Tensor, "*kv_lead n_kv d"]]:
+    """Q and K, each row multiplied by random signs and a Hadamard matrix: the same scores, and outliers spread over the
+    row (incoherent processing, arXiv 2407.08608, section 3.3).
+
+    Args:
+        q, k: float64 (..., sequence, head_dim), head_dim a power of two. seed: of the signs.
+
+    Raises:
+        ValueError: head_dim is no power of two.
+    """
+    d = q.shape[-1]
+    if d & (d - 1):
+        raise ValueError(f"q: got head_dim {d}; accepted is a power of two")
+    signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], d)).to(q)
+    return _hadamard(q * signs) / d**0.5, _hadamard(k * signs) / d**0.5
+
+
+def _hadamard(x):
+    """Each row times the Hadamard matrix of its length, by sums and differences of halves."""
+    half = 1
+    while half < x.shape[-1]:
+        pairs = x.unflatten(-1, (-1, 2, half))  # (..., groups, 2, half)
+        a, b = pairs.unbind(-2)
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+        half *= 2
+    return x

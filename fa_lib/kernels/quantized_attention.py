@@ -1,0 +1,183 @@
+"""Attention whose Q, K, V and P are quantised: in all of them, in some, or in a cache of K and V."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.block_scaled_products import ScaledProducts
+from fa_lib.kernels.options import check
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantization_schemes import Scheme, rotated, smoothed
+from fa_lib.kernels.rows import stored
+from fa_lib.kernels.tiled import tiled
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.dots import Dot
+from fa_lib.numerics.formats import BF16, FP64, Format
+from fa_lib.numerics.tensor_cores import ScaledCore
+
+OPERANDS = ("q", "k", "v", "p")
+
+
+@dataclass(frozen=True)
+class QuantizedP(Dot):
+    """The sums of another Dot, with P quantised by a scheme before it meets V."""
+
+    has_gradients = False
+    sums: Dot
+    scheme: Scheme
+
+    def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        return self.sums.scores(Q, K)
+
+    def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        return self.sums.matmul(self.scheme.apply(A), B, C)
+
+    def totals(self, P: Tensor) -> Tensor:
+        return self.sums.totals(P)
+
+    def exp_(self, x: Tensor) -> Tensor:
+        return self.sums.exp_(x)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Which operands of attention are quantised, and how. None leaves one in the kernel's format, BF16.
+
+    Groups of Q and K run along head_dim, those of P along the keys, and V's along the keys too: each along the axis
+    that its product sums. In a cache V's run along head_dim, because a token is quantised when it is written, and the
+    kernel multiplies what it reads by the scales before the product.
+
+    Attributes:
+        q, k, v, p: Schemes, or what `Scheme.of` takes. P is quantised tile by tile, so its scales are of a row.
+        smooth: K less its mean over the keys first (`quantization_schemes.smoothed`).
+        rotate: Q and K rotated first, after that (`quantization_schemes.rotated`).
+        cached: K and V are of a cache.
+
+    Raises:
+        ValueError: there is no such Scheme, or P's has scales over several rows.
+    """
+
+    q: Scheme | None = None
+    k: Scheme | None = None
+    v: Scheme | None = None
+    p: Scheme | None = None
+    smooth: bool = False
+    rotate: bool = False
+    cached: bool = False
+
+    def __post_init__(self):
+        for name in OPERANDS:
+            given = getattr(self, name)
+            object.__setattr__(self, name, None if given is None else Scheme.of(given))
+        if self.p and not self.p.by_row:
+            scales = f"{self.p.per!r} with outer {self.p.outer!r}"
+            raise ValueError(f"p: got scales per {scales}; accepted are none, token and group, outer None or 'token'")
+
+    @classmethod
+    def of(
+        cls, qkv: Scheme | str, p: Scheme | str | None = None, *, smooth: bool = False, rotate: bool = False
+    ) -> "Quantization":
+        """Q, K and V by one scheme, P by its own.
+
+        p: None is qkv's, if its scales are of a row; else, without a scale, its elements' format (FlashAttention-3 has
+        it so, and raises P by 2**8: Algorithm(offset=8)), or with groups the scales alone.
+        """
+        qkv = Scheme.of(qkv)
+        if p is None:
+            p = qkv if qkv.by_row else replace(qkv, outer=None) if qkv.per == "group" else Scheme(qkv.element, "none")
+        return cls(qkv, qkv, qkv, Scheme.of(p), smooth, rotate)
+
+    @classmethod
+    def cache(cls, kv: Scheme | str, *, smooth: bool = False, rotate: bool = False) -> "Quantization":
+        """K and V of a cache by one scheme, Q and P in BF16, as servers have it."""
+        kv = Scheme.of(kv)
+        return cls(k=kv, v=kv, cached=True, smooth=smooth, rotate=rotate)
+
+    def only(self, operand: str) -> "Quantization":
+        """With this operand quantised, "q", "k", "v" or "p", and the others in BF16."""
+        if operand not in OPERANDS:
+            raise ValueError(f"operand: got {operand!r}; accepted are {', '.join(OPERANDS)}")
+        given: dict[str, Any] = {name: None for name in OPERANDS if name != operand}
+        return replace(self, **given)
+
+    def steps(self, precision: Precision) -> Precision:
+        """A Precision whose products quantise P; where P is not quantised, the one given."""
+        if self.p is None:
+            return precision
+        return replace(precision, probs=FP64, products=QuantizedP(precision.products, self.p))
+
+    def spread(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Q and K, smoothed and rotated where asked."""
+        k = smoothed(k) if self.smooth else k
+        return rotated(q, k, seed=0) if self.rotate else (q, k)
+
+    def loaded(
+        self,
+        q: Float64[Tensor, "*lead n_q d"],
+        k: Float64[Tensor, "*kv_lead n_kv d"],
+        v: Float64[Tensor, "*kv_lead n_kv d_v"],
+        otherwise: Format = BF16,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V as the products take them: on the quantised grid, or in the format given."""
+        q, k = self.spread(q, k)
+        axes = (-1, -1, -1 if self.cached else -2)
+        schemes = (self.q, self.k, self.v)
+        q, k, v = (s.apply(x, axis) if s else otherwise(x) for s, x, axis in zip(schemes, (q, k, v), axes))
+        return q, k, v
+
+
+def attention(
+    q: Float[Tensor, "*lead n_q d"],
+    k: Float[Tensor, "*kv_lead n_kv d"],
+    v: Float[Tensor, "*kv_lead n_kv d_v"],
+    quantization: Quantization,
+    *,
+    tiling: Tiling,
+    precision: Precision | None = None,
+    algorithm: Algorithm | str = "fa2",
+    **options,
+) -> Float[Tensor, "*lead n_q d_v"]:
+    """`tiled` with operands quantised as declared. Forward alone: the result has no gradient.
+
+    Products are summed as `precision.products` says, from the values of the elements times their scales; or, where it
+    is a unit with block scales (`tensor_cores.TensorCore.of("B200", "MXFP8")`), as that sums elements and scales
+    (`scaled_products`). Then Q, K, V and P must have groups like the unit's.
+
+    Args:
+        quantization: a Quantization.
+        precision: of the other steps, and by its inputs and probs of what is not quantised; None is
+            `Precision.kernel(BF16)`.
+        q, k, v, tiling, algorithm, options: as `tiled`.
+
+    Returns:
+        o: (batch, heads, n_q, head_dim) in q's dtype.
+
+    Raises:
+        ValueError: an argument does not fit; head_dim, the keys, or a tile of them is no multiple of a group; smooth
+        with sinks or softcap, which see more of a score than its distance from the others; an operand or a cache that
+        the unit of `precision.products` cannot multiply.
+    """
+    asked = check(q, k, v, **options)
+    if quantization.smooth and (asked.sinks is not None or asked.softcap is not None):
+        raise ValueError("smooth: got True with sinks or softcap; accepted is it without them: they change the result")
+    p = quantization.p
+    for name, length in (("tiling", tiling.block_kv), ("k", k.shape[-2])):
+        if p and p.per == "group" and length % p.size:
+            what = "keys a tile" if name == "tiling" else "keys"
+            raise ValueError(f"{name}: got {length} {what}; accepted is a multiple of P's groups, {p.size}")
+    steps = precision or Precision.kernel(BF16)
+    q_, k_, v_ = (x.detach().double() for x in (q, k, v))
+    if isinstance(steps.products, ScaledCore):
+        if quantization.cached:
+            raise ValueError("quantization: got a cache with block-scaled products; accepted is V in groups of keys")
+        loaded = (*quantization.spread(q_, k_), v_)
+        schemes = {name: getattr(quantization, name) for name in OPERANDS}
+        products = ScaledProducts.of(steps.products, schemes, dict(zip("qkv", loaded)))
+        steps = replace(steps, inputs=FP64, probs=FP64, products=products)
+    else:
+        loaded = quantization.loaded(q_, k_, v_, steps.inputs)
+        steps = replace(quantization.steps(steps), inputs=FP64)
+    return stored(tiled(*loaded, tiling=tiling, precision=steps, algorithm=algorithm, **options), q.dtype)

@@ -1,0 +1,160 @@
+"""The field's rule for any kernel: its largest error is at most twice Baseline's, three times for gradients."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.sequential import sequential
+from fa_lib.kernels.variants import Call, by_key, known
+from fa_lib.numerics.dots import Exact
+from fa_lib.numerics.formats import FP32, Format, round_to
+from fa_lib.numerics.metrics import deviation, over_baseline
+
+ALLOWED = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error: flash-attention's own tests
+
+BESIDE = {"as_shipped": "as shipped", "every_step": "every step"}  # kernels to hold another against: key -> label
+
+CALLS = by_key((
+    Call("97", 97, 97),
+    Call("113 x 203", 113, 203),
+    Call("256 x 97", 256, 97),
+    Call("256", 256, 256),  # multiples of 128: all that some kernels take
+    Call("128 x 384", 128, 384),
+    Call("causal 203", 203, 203, options=dict(causal=True)),
+    Call("causal 113 x 203", 113, 203, options=dict(causal=True)),
+    Call("causal 512", 512, 512, options=dict(causal=True)),
+    Call("GQA 384", 384, 384, 4, 2),
+    Call("causal MQA 384", 384, 384, 4, 1, options=dict(causal=True)),
+    Call("window 512", 512, 512, options=dict(window=(64, 64))),
+    Call("causal window 512", 512, 512, options=dict(causal=True, window=(100, 0))),
+    Call("1024", 1024, 1024, 1, 1),
+    Call("1500", 1500, 1500, 1, 1),  # longer than most tiles and chunks, and a multiple of none
+    Call("causal 2048", 2048, 2048, 1, 1, options=dict(causal=True)),
+    Call("4096", 4096, 4096, 1, 1),
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call on one draw, that kernels are held to the rule on.
+
+    Attributes:
+        shape: a key of CALLS. head_dim: its own.
+        distribution, seed: of Q, K and V; dO is normal.
+        fmt: name of the format that inputs are rounded to. gradients: whether those count. device: torch's.
+    """
+
+    shape: str
+    head_dim: int
+    distribution: str
+    fmt: str
+    seed: int
+    gradients: bool = True
+    device: str = "cpu"
+
+    def results(self, fn: Callable, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What a kernel makes of it in a dtype, the format's where none is named: "o", and "dq", "dk", "dv"."""
+        call, fmt = known("shape", self.shape, CALLS), Format.of(self.fmt)
+        tensors = draw(self.distribution, self.seed, *call.shapes(self.head_dim))
+        dO = draw("normal", self.seed + 1, tensors[0].shape)[0]
+        q, k, v, dO = (round_to(x, fmt).to(self.device, dtype or fmt.dtype) for x in (*tensors, dO))
+        x = [t.requires_grad_(self.gradients) for t in (q, k, v)]
+        o = fn(*x, **call.options)
+        return dict(zip(ALLOWED, [o.detach(), *(torch.autograd.grad(o, x, dO) if self.gradients else ())]))
+
+
+def yardstick(fmt: Format | str) -> Callable:
+    """The Baseline that errors are counted in.
+
+    In 16 bits it is emulated, its sums exact beside the format (`written_out`). In FP32 and FP64 a real kernel rounds
+    its sums too, and how much that costs is a matter of their order. There the yardstick is Baseline with its sums
+    taken one term after the other, the plainest order there is: a kernel that adds more carefully is better than it,
+    and one that computes a step in 16 bits is tens of times worse and more.
+    """
+    return sequential if Format.of(fmt).precision >= FP32.precision else written_out
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+    """`kernels.baseline` as eager code runs it: in 16 bits Q Kᵀ is written, multiplied by the scale, and written again.
+
+    Where the scale is a power of two, as with head_dim 16, 64 and 256, the second rounding changes nothing, and this
+    is `kernels.baseline`; with head_dim 96 or 128 it is one rounding more. (The eager attention of Hugging Face rounds
+    the scores so; the reference of flash-attention's tests rounds Q or K once more, after scaling it.)
+
+    Args, Returns, Raises: as `kernels.baseline`.
+    """
+    scale = options.get("scale") or q.shape[-1] ** -0.5
+    if math.frexp(scale)[0] == 0.5:
+        return kernels.baseline(q, k, v, **options)
+    return kernels.reference(q, k, v, precision=scored_twice(Format.of(q.dtype)), **options)
+
+
+def scored_twice(fmt: Format) -> Precision:
+    """`Precision.materialized`, in formats narrower than FP32 with scores that are rounded before their scale, too."""
+    whole = Precision.materialized(fmt)
+    return whole if fmt.precision >= FP32.precision else replace(whole, products=Written(fmt))
+
+
+@dataclass(frozen=True)
+class Written(Exact):
+    """Exact sums, but that Q Kᵀ is rounded before it is scaled: to as many bits as `fmt` has, with FP32's exponents,
+    since in FP16 it may be beyond 65,504 until it is scaled."""
+
+    fmt: Format
+
+    def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        return Format.of((8, self.fmt.precision)).round_(Q @ K.mT)
+
+
+def exact(case: Case) -> dict[str, Tensor]:
+    """What every kernel is held to: the golden values of a Case under the names of ALLOWED, and `baseline`, the largest
+    error of Baseline in each, in their order."""
+    golden = case.results(partial(kernels.golden, inputs=Format.of(case.fmt)), torch.float64)
+    baseline = case.results(yardstick(case.fmt))
+    errors = [deviation(baseline[tensor], golden[tensor]).max for tensor in golden]
+    return golden | dict(baseline=torch.tensor(errors, dtype=torch.float64))
+
+
+def held(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> list[dict]:
+    """The rows of `rule` of one kernel. truth: of `exact`, of the same Case."""
+    rows = []
+    for (tensor, x), own in zip(case.results(kernels.plain(kernel)).items(), truth["baseline"].tolist()):
+        d, allowed = deviation(x, truth[tensor]), ALLOWED[tensor]
+        row = dict(kernel=kernel, tensor=tensor, error=d.max, baseline=own, ratio=over_baseline(d.max, own))
+        rows.append(row | dict(allowed=allowed, passed=d.max <= allowed * own, relative=d.relative))
+    return rows
+
+
+def rule(
+    shape: str,
+    head_dim: int,
+    distribution: str,
+    fmt: Format | str,
+    seed: int,
+    names: Sequence[str] = ("flash", *BESIDE),
+    gradients: bool = True,
+    device: str = "cpu",
+) -> list[dict]:
+    """A cell: the largest errors of kernels in units of Baseline's own in the same format, on one draw.
+
+    Args:
+        shape, head_dim, distribution, fmt, seed, gradients, device: of a Case.
+        names: of kernels: registered, or package.module:function.
+
+    Returns:
+        rows: kernel, tensor ("o", "dq", "dk", "dv"; without `gradients` only "o"), error, baseline, ratio
+        (`metrics.over_baseline`), allowed (of ALLOWED), passed, relative (of the Deviation).
+
+    Raises:
+        ValueError: a shape that CALLS lacks, or no such kernel.
+    """
+    case = Case(shape, head_dim, distribution, Format.of(fmt).name, seed, gradients, device)
+    truth = exact(case)
+    return [row for name in dict.fromkeys(names) for row in held(name, case, truth)]

@@ -1,0 +1,153 @@
+"""Dot: how the products of a dot product are summed. Float64 in and out, values on the grids of their formats.
+
+A matrix product of the emulator is, by default, the exact sum, rounded once (`EXACT`). Processors do otherwise: they
+round each addition in some order (`SEQUENTIAL`, `PAIRWISE`), or, as GPUs do, truncate (`tensor_cores.TensorCore`).
+Float64's own last bits of an exact sum belong to the machine; `DOUBLE_DOUBLE` defines them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from fa_lib.numerics import double_double, sum_loops, sum_torch
+from fa_lib.numerics.formats import Format, FormatLike
+
+VANISHES, FEW = -746.0, 1 << 12  # below it exp(x) is 0 in float64; values that are not looked through for such
+
+
+class Dot:
+    """A way to sum the products of a dot product.
+
+    Attributes:
+        has_gradients: whether its products may be any of a backward pass, and not only Q Kᵀ and P V.
+    """
+
+    has_gradients: ClassVar[bool] = True
+
+    def __call__(
+        self, a: Float64[Tensor, "... k"], b: Float64[Tensor, "... k"], c: Float64[Tensor, "..."] | None = None
+    ) -> Float64[Tensor, "..."]:
+        """c + sum_k a_k b_k.
+
+        Args:
+            a, b: (..., k), that broadcast. c: (...), what the sum begins with; None is 0.
+
+        Returns:
+            float64 (...).
+
+        Raises:
+            ValueError: a tensor is no float64, or does not fit.
+        """
+        for name, x in (("a", a), ("b", b), ("c", c)):
+            if x is not None and x.dtype != torch.float64:
+                raise ValueError(f"{name}: got {x.dtype}; accepted is torch.float64, with values of the format")
+        if a.shape[-1] != b.shape[-1]:
+            raise ValueError(f"b: got {b.shape[-1]} factors; accepted are as many as a's, {a.shape[-1]}")
+        a, b = torch.broadcast_tensors(a, b)
+        c = a.new_zeros(a.shape[:-1]) if c is None else c.expand(a.shape[:-1])
+        rows = a.reshape(-1, 1, a.shape[-1]), b.reshape(-1, a.shape[-1], 1), c.reshape(-1, 1, 1)
+        return self.on_device(*rows).reshape(a.shape[:-1])
+
+    def matmul(
+        self, A: Float64[Tensor, "... m k"], B: Float64[Tensor, "... k n"], C: Float64[Tensor, "... m n"] | None = None
+    ) -> Float64[Tensor, "... m n"]:
+        """C + A B, every element as `__call__` has it."""
+        lead = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+        m, n = A.shape[-2], B.shape[-1]
+        C = A.new_zeros(*lead, m, n) if C is None else C.expand(*lead, m, n)
+        A, B, C = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (A, B, C))
+        product = self.compiled if A.device.type == "cpu" else self.on_device
+        return product(A, B, C).reshape(*lead, m, n)
+
+    def scores(self, Q: Float64[Tensor, "... m d"], K: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... m n"]:
+        """Q Kᵀ. P V is a `matmul`: a Dot may quantise the operands of each product in its own way."""
+        return self.matmul(Q, K.mT)
+
+    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """c + a b on a CPU; a: (batch, m, k), b: (batch, k, n), c: (batch, m, n)."""
+        raise NotImplementedError
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """The same in torch's operations, on any device."""
+        raise NotImplementedError
+
+    def totals(self, P: Tensor) -> Tensor:
+        """The sum of each row, (..., keys) -> (..., 1): exact, but for float64's own last bits."""
+        return P.sum(-1, keepdim=True)
+
+    def exp_(self, x: Tensor) -> Tensor:
+        """exp(x), x overwritten: torch's, whose last bit of float64 changes with the processor's instructions."""
+        if not x.is_cpu or x.numel() < FEW or not x.amin() < VANISHES:
+            return torch.exp_(x)
+        hidden = x < VANISHES  # on a CPU, torch takes twenty times as long and more where exp(x) is 0
+        return x.masked_fill_(hidden, 0.0).exp_().masked_fill_(hidden, 0.0)
+
+
+@dataclass(frozen=True)
+class Exact(Dot):
+    """The exact sum, but for float64's own last bits: whoever stores it rounds it, once."""
+
+    def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        return A @ B if C is None else C + A @ B
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return c + a @ b
+
+
+@dataclass(frozen=True)
+class DoubleDouble(Dot):
+    """The sum with twice float64's bits, added up in order and rounded to float64 once. Row sums too, and exp is good
+    to 2**-98 before it is rounded; so that attention has the same bits on any machine, in FP64 and in FP32. What a
+    softcap, merged splits, a folded scale and the backward pass take from torch (tanh, exp, exp2) stays the machine's.
+    Factors of 2**996 and more overflow where they are split, and give NaN.
+    """
+
+    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return sum_loops.threaded(double_double.rounded, a, b, c)
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return self.compiled(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
+
+    def totals(self, P: Tensor) -> Tensor:
+        return self.matmul(P.new_ones(1, P.shape[-1]), P.mT).mT
+
+    def exp_(self, x: Tensor) -> Tensor:
+        values = x.cpu().contiguous().numpy()  # of any device: there is no other exp of so many bits
+        high, _ = double_double.exp(values, np.zeros_like(values))
+        return torch.from_numpy(high).to(x.device)
+
+
+@dataclass(frozen=True)
+class Ordered(Dot):
+    """Every product and every addition is rounded to a format, in an order: "sequential", c first; or "pairwise":
+    neighbours, then neighbours of these sums, what is left over last, then c."""
+
+    fmt: Format
+    order: str = "sequential"
+
+    def __post_init__(self):
+        if self.fmt.mode != "nearest":
+            raise ValueError(f"fmt: got {self.fmt}, rounded {self.fmt.mode}; accepted is a format rounded to nearest")
+
+    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return sum_loops.threaded(sum_loops.LOOPS[self.order], a, b, c, self.fmt.grid)
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return sum_torch.ordered(self.fmt, self.order, a, b.mT, c)
+
+
+EXACT, DOUBLE_DOUBLE = Exact(), DoubleDouble()
+
+
+def SEQUENTIAL(fmt: FormatLike) -> Ordered:
+    """Every product and addition rounded to fmt, in order: one thread of a processor without fused multiply-add."""
+    return Ordered(Format.of(fmt))
+
+
+def PAIRWISE(fmt: FormatLike) -> Ordered:
+    """Every product and addition rounded to fmt, neighbours first."""
+    return Ordered(Format.of(fmt), "pairwise")

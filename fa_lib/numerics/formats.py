@@ -1,0 +1,275 @@
+"""Number formats, and correct rounding of float64 values to them.
+
+The table of formats is gfloat's (github.com/graphcore-research/gfloat). Values stay in float64: a tensor
+"in BF16" is a float64 tensor whose values lie on BF16's grid. For formats of up to 24 significant bits,
+rounding the float64 result of + - * / or sqrt gives the correctly rounded result in the format, because
+53 >= 2 * 24 + 2 (Figueroa 1995, "When is double rounding innocuous?").
+"""
+
+import ctypes
+import math
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import gfloat.formats
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, directed, nearest_loop
+
+MODES = ("nearest", "toward_zero", "stochastic")
+BIAS = 1023
+SLICE = 1 << 17  # values copied and rounded at a time: near a core's L2
+MANY = 1 << 21  # values that are worth threads
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format with signed zeros and subnormals.
+
+    Attributes:
+        name: as printed, "BF16".
+        exponent_bits, precision: width of the exponent field; significant bits, the implicit one included.
+        emin, emax: exponents of the smallest and of the largest normal number.
+        max: the largest finite value.
+        has_inf: overflow gives infinity if True, and saturates to `max` if False.
+        mode: how a value is rounded to it, one of MODES. seed: of "stochastic": what is drawn depends on it and on the
+            values that are rounded, so that a kernel's result is the same on any number of threads.
+
+    A format is callable: `BF16(x)` is `round_to(x, BF16)`.
+
+    Raises:
+        ValueError: the mode is none of MODES.
+    """
+
+    name: str
+    exponent_bits: int
+    precision: int
+    emin: int
+    emax: int
+    max: float
+    has_inf: bool
+    mode: str = "nearest"
+    seed: int = 0
+
+    def __post_init__(self):
+        _refuse_unknown(self.mode)
+
+    @classmethod
+    def of(cls, spec: "FormatLike") -> "Format":
+        """The Format named by `spec`: a Format, a name ("bfloat16", "BF16", any signed gfloat name), a
+        torch.dtype, or a pair (exponent bits 2..10, precision 2..24) laid out as IEEE 754 does.
+
+        Raises:
+            ValueError: the name is not known, or the pair is out of range or not of whole numbers.
+        """
+        if isinstance(spec, Format):
+            return spec
+        if isinstance(spec, tuple) and len(spec) == 2:
+            return _ieee(*spec)
+        name = str(spec).removeprefix("torch.").lower()
+        if name in _BY_NAME:
+            return _BY_NAME[name]
+        info = getattr(gfloat.formats, f"format_info_{name}", None)
+        if isinstance(info, gfloat.FormatInfo) and info.is_signed and info.has_subnormals and info.has_nz:
+            return _from_gfloat(name, info)
+        raise ValueError(
+            f"format: got {spec!r}; accepted are a Format, one of {sorted(_BY_NAME)}, "
+            "the name of a signed floating-point format of gfloat, or (exponent_bits, precision)"
+        )
+
+    @property
+    def unit_roundoff(self) -> float:
+        """u = 2**-precision: the largest relative error of one rounding to nearest in the normal range."""
+        return 2.0**-self.precision
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The torch dtype whose values are this format's, or None where torch has none."""
+        return _DTYPES.get(self.name)
+
+    @cached_property
+    def quantum_limits(self) -> tuple[int, int]:
+        """Exponent fields of a float64 between which the spacing of the grid follows the value's exponent."""
+        return (self.emin + BIAS) << 52, (self.emax + 1 + BIAS) << 52
+
+    def ulp(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+        """Spacing of the format's grid at the values `x` (float64 tensor), subnormal range included."""
+        if self.precision == 53:
+            return torch.nextafter(x.abs(), torch.full_like(x, math.inf)) - x.abs()
+        field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(*self.quantum_limits)
+        return (field - ((self.precision - 1) << 52)).view(torch.float64)
+
+    @cached_property
+    def grid(self) -> tuple:
+        """Precision, quantum_limits, the largest value and what is beyond it: the format as compiled loops take it."""
+        return (self.precision, *self.quantum_limits, self.max, math.inf if self.has_inf else self.max)
+
+    def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+        return round_to(x, self)
+
+    def round_(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+        """`round_to(x, self)`, written over x where x is contiguous, on a CPU, and rounded to nearest."""
+        if self.mode != "nearest" or not (x.is_cpu and x.is_contiguous()):
+            return self(x)
+        return _nearest_of(_roundable(x), x, self)
+
+    def __repr__(self):
+        return self.name
+
+
+FormatLike: TypeAlias = Format | str | torch.dtype | tuple[int, int]
+
+
+def stochastic(fmt: FormatLike, seed: int) -> Format:
+    """`fmt` with stochastic rounding, for a field of a Precision."""
+    fmt = Format.of(fmt)
+    return replace(fmt, name=f"{fmt} stochastic", mode="stochastic", seed=seed)
+
+
+def truncated(fmt: FormatLike) -> Format:
+    """`fmt` with rounding toward zero, for a field of a Precision."""
+    fmt = Format.of(fmt)
+    return replace(fmt, name=f"{fmt} truncated", mode="toward_zero")
+
+
+def _refuse_unknown(mode):
+    if mode not in MODES:
+        raise ValueError(f"mode: got {mode!r}; accepted are {', '.join(MODES)}")
+
+
+def _ieee(exponent_bits, precision, name=None):
+    whole = type(exponent_bits) is int and type(precision) is int
+    if not (whole and 2 <= exponent_bits <= 10 and 2 <= precision <= 24):
+        raise ValueError(
+            f"format: got (exponent_bits={exponent_bits!r}, precision={precision!r}); accepted are 2..10 exponent "
+            "bits and 2..24 significant bits, for which emulation in float64 is exact"
+        )
+    emax = 2 ** (exponent_bits - 1) - 1
+    largest = (2 - 2.0 ** (1 - precision)) * 2.0**emax
+    return Format(name or f"E{exponent_bits}P{precision}", exponent_bits, precision, 1 - emax, emax, largest, True)
+
+
+def _from_gfloat(name, info):
+    emax = math.frexp(info.max)[1] - 1
+    return Format(name, info.expBits, info.precision, 1 - info.bias, emax, info.max, info.num_posinfs > 0)
+
+
+BF16 = _from_gfloat("BF16", gfloat.formats.format_info_bfloat16)
+FP16 = _from_gfloat("FP16", gfloat.formats.format_info_binary16)
+TF32 = _ieee(8, 11, "TF32")
+FP32 = _from_gfloat("FP32", gfloat.formats.format_info_binary32)
+FP64 = _from_gfloat("FP64", gfloat.formats.format_info_binary64)
+E4M3 = _from_gfloat("E4M3", gfloat.formats.format_info_ocp_e4m3)
+E5M2 = _from_gfloat("E5M2", gfloat.formats.format_info_ocp_e5m2)
+E2M1 = _from_gfloat("E2M1", gfloat.formats.format_info_ocp_e2m1)
+
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "FP16": torch.float16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+    "E4M3": torch.float8_e4m3fn,
+    "E5M2": torch.float8_e5m2,
+}
+_BY_NAME = {f.name.lower(): f for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2, E2M1)}
+_BY_NAME |= {str(dtype).removeprefix("torch."): _BY_NAME[name.lower()] for name, dtype in _DTYPES.items()}
+
+
+def round_to(
+    x: Float64[Tensor, "*shape"], fmt: FormatLike, mode: str | None = None, generator: torch.Generator | None = None
+) -> Float64[Tensor, "*shape"]:
+    """Round a float64 tensor to values of a format, correctly: straight from float64, never through float32.
+
+    Args:
+        x: float64 tensor of any shape, on any device.
+        fmt: a Format, or what `Format.of` takes.
+        mode: "nearest" (ties to even), "toward_zero", or "stochastic" (up in magnitude with a probability
+            equal to the fraction of the gap, resolved to 2**-53); None is the format's own.
+        generator: torch.Generator on x's device for "stochastic"; None is torch's own, or, where the format's own mode
+            is stochastic, one that its seed and the values of x determine.
+
+    Returns:
+        float64 tensor of x's shape: a new one, but x itself where fmt is FP64. Overflow gives infinity, or the
+        largest finite value where the format has no infinity or the mode is "toward_zero"; infinities go in and
+        out unchanged where the format has them; NaN and the sign of zero are kept.
+
+    Raises:
+        ValueError: x is not float64 or requires a gradient, or the format or mode is not known.
+    """
+    fmt = Format.of(fmt)
+    if mode is None and fmt.mode == "stochastic" and generator is None:
+        mixed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), fmt.seed)
+        generator = torch.Generator(x.device).manual_seed(mixed)
+    mode = mode or fmt.mode
+    _refuse_unknown(mode)
+    x = _roundable(x)
+    if fmt.precision == 53:
+        return x
+    draw = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) if mode == "stochastic" else None
+    if not x.is_cpu:
+        return _round_torch(x, draw, fmt, mode)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if mode == "nearest":
+        return _nearest_of(x, out, fmt)
+    values, rounded, draws = (each.view(-1).numpy() for each in (x, out, x if draw is None else draw))
+    directed(values, rounded, draws, mode == "stochastic", fmt.grid)
+    return out
+
+
+def _roundable(x: Tensor) -> Tensor:
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError("x: requires a gradient, and rounding has none; accepted is x.detach()")
+    if x.dtype != torch.float64:
+        raise ValueError(f"x: got {x.dtype}; accepted is torch.float64, the type that carries every format exactly")
+    return x
+
+
+def _nearest_of(x, out, fmt):
+    """x rounded to nearest, written to out, which may be x; both contiguous. Many values are cut for as many threads as
+    torch uses."""
+    if fmt.precision == 53:
+        return x
+    size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
+    if size <= SLICE:
+        _round_at(start, to, size, fmt.grid)
+        return out
+    slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), fmt.grid) for i in range(0, size, SLICE)]
+    threads = torch.get_num_threads()
+    if size < MANY or threads == 1:
+        for each in slices:
+            _round_at(*each)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda each: _round_at(*each), slices))
+    return out
+
+
+def _round_at(start, to, count, grid):
+    """Values from the address start on, rounded, to the address `to`."""
+    if to != start:
+        ctypes.memmove(to, start, 8 * count)
+    nearest_loop()(to, count, *grid)
+
+
+def _round_torch(x, draw, fmt, mode):
+    """The same on any device, in torch's operations; held to the CPU kernels bit for bit by a test."""
+    quantum = fmt.ulp(x)
+    steps = x.abs() / quantum
+    if mode == "nearest":
+        whole = steps.round()  # half to even
+    else:
+        whole = steps.floor()
+        if mode == "stochastic":
+            whole = whole + (draw < steps - whole)
+    r = whole * quantum
+    over = math.inf if fmt.has_inf else fmt.max
+    if mode == "toward_zero":
+        r = torch.where((r > fmt.max) & ~x.isinf(), fmt.max, r)
+    r = torch.where(r > fmt.max, over, r)
+    return torch.copysign(r, x)

@@ -1,0 +1,67 @@
+"""Rounding of float64 values to a format's grid, compiled: the loops behind `formats.round_to`.
+
+A grid is what `Format.grid` says: precision, limits of the exponent field, the largest value, what is beyond it.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import numba
+import numpy as np
+from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
+
+EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
+
+
+@numba.njit(nogil=True, error_model="numpy", inline="always")
+def nearest(x, grid):
+    """One value to nearest, ties to even."""
+    # Adding and subtracting c = 1.5 * 2**(e + 53 - precision), e the exponent of x held to the normal range,
+    # leaves x rounded at its last kept bit by the adder's own round-to-nearest-even: normal and subnormal alike.
+    precision, low, high, largest, over = grid
+    field = min(max(np.float64(x).view(np.int64) & EXPONENT_FIELD, low), high)
+    c = np.int64(field + ((53 - precision) << 52) + (1 << 51)).view(np.float64)
+    r = abs((x + c) - c)
+    return np.copysign(over if r > largest else r, x)
+
+
+# Compiled anew in each process, in half a second: numba's cache on disk carries no checksum, and of flipped bits in it
+# some round wrongly in silence.
+@cache
+def nearest_loop() -> Callable:
+    """Function of an address, a count and a grid's five numbers: so many values from the address on are rounded to
+    nearest where they lie. It lets go of the GIL.
+
+    It takes an address because to make an array of a tensor takes as long as to round some thousands of values.
+    """
+
+    @numba.cfunc(types.void(types.CPointer(types.float64), *[types.int64] * 4, *[types.float64] * 2),
+                 error_model="numpy")  # fmt: skip
+    def loop(start, count, precision, low, high, largest, over):
+        values = carray(start, count)
+        for i in range(count):
+            values[i] = nearest(values[i], (precision, low, high, largest, over))
+
+    function = loop.ctypes
+    function.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 4 + [ctypes.c_double] * 2
+    return function
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def directed(x, out, draw, stochastic, grid):
+    """x toward zero, or stochastically: up in magnitude where draw is below the fraction of the gap."""
+    precision, low, high, largest, over = grid
+    bits = x.view(np.int64)
+    q_bits = out.view(np.int64)
+    for i in range(x.size):
+        q_bits[i] = min(max(bits[i] & EXPONENT_FIELD, low), high) - ((precision - 1) << 52)
+        quantum = out[i]  # spacing of the grid at x, a power of two: the division below is exact
+        steps = abs(x[i]) / quantum
+        whole = np.floor(steps)
+        if stochastic and draw[i] < steps - whole:
+            whole += 1.0
+        r = whole * quantum
+        if r > largest:
+            r = over if stochastic or np.isinf(x[i]) else largest
+        out[i] = np.copysign(r, x[i])

@@ -1,0 +1,204 @@
+"""How the products of a matrix product are added up: compiled loops over float64 arrays, on the grids of formats.
+
+Each computes c + a b for a (m, k), b (k, n), c and out (m, n), a few columns at a time, so that a step is one operation
+on all of them. `sum_torch` has the same sums in torch's operations.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from fa_lib.numerics import sum_torch
+from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, nearest
+from fa_lib.numerics.sum_torch import NOTHING
+
+LANES = 128  # columns at a time
+SLICE = 1 << 16  # products that are worth a thread
+
+
+@numba.njit(nogil=True, error_model="numpy", inline="always")
+def power_of_two(e):
+    return np.int64(np.int64(e + 1023) << 52).view(np.float64)
+
+
+@numba.njit(nogil=True, error_model="numpy", inline="always")
+def _field(x):
+    return np.float64(x).view(np.int64) & EXPONENT_FIELD
+
+
+@numba.njit(nogil=True, error_model="numpy", inline="always")
+def _toward_zero(x, grid):
+    """As `nearest`. grid: of `Format.grid`."""
+    precision, low, high, largest, beyond = grid
+    field = min(max(_field(x), low), high)
+    c = np.int64(field + ((53 - precision) << 52) + (1 << 51)).view(np.float64)
+    r = abs((x + c) - c)
+    r -= np.int64(field - ((precision - 1) << 52)).view(np.float64) if r > abs(x) else 0.0  # one step less
+    return np.copysign(beyond if r > largest else r, x)
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def exponents(x, emin):
+    """floor(log2 |x|) of values on a format's grid, at least its emin, as its exponent field says; NOTHING of 0."""
+    out = np.empty(x.shape, np.int32)
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            e = max((_field(x[i, j]) >> 52) - 1023, emin)
+            out[i, j] = NOTHING if x[i, j] == 0.0 else e
+    return out
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def chained(a, b, c, out, rule, grid, to_nearest):
+    """As a `TensorCore` adds. rule: emin of the factors' format, block, F, and after how many blocks the sum goes to
+    another in FP32 (0: never). grid: of the result's format."""
+    emin, block, F, flush = rule
+    m, n, k_all = a.shape[0], b.shape[1], a.shape[1]
+    ea, eb, emin_d = exponents(a, emin), exponents(b, emin), (grid[1] >> 52) - 1023
+    top, scale, terms = np.empty(LANES, np.int32), np.empty(LANES), np.empty(LANES)
+    d, total = np.empty(LANES), np.empty(LANES)
+    for j0 in range(0, n, LANES):
+        width = min(LANES, n - j0)
+        for i in range(m):
+            for j in range(width):
+                d[j], total[j] = (0.0, c[i, j0 + j]) if flush else (c[i, j0 + j], 0.0)
+            for first in range(0, k_all, block):
+                last = min(first + block, k_all)
+                for j in range(width):
+                    e = max((_field(d[j]) >> 52) - 1023, emin_d)
+                    top[j] = NOTHING if d[j] == 0.0 else e
+                for k in range(first, last):
+                    e_k, row_e = ea[i, k], eb[k, j0 : j0 + width]
+                    for j in range(width):
+                        top[j] = max(top[j], np.int32(e_k + row_e[j]))
+                for j in range(width):
+                    t = 0 if top[j] < NOTHING // 2 else top[j]  # nothing but zeros
+                    top[j] = t
+                    scale[j] = power_of_two(F - t)
+                    terms[j] = np.trunc(d[j] * scale[j])
+                for k in range(first, last):
+                    a_k, row = a[i, k], b[k, j0 : j0 + width]
+                    for j in range(width):
+                        terms[j] += np.trunc(a_k * row[j] * scale[j])  # whole numbers: exact in any order
+                for j in range(width):
+                    x = terms[j] * power_of_two(top[j] - F)
+                    r = nearest(x, grid) if to_nearest else _toward_zero(x, grid)
+                    d[j] = d[j] if np.isinf(d[j]) else r
+                if flush and (last == k_all or (first // block + 1) % flush == 0):
+                    for j in range(width):
+                        total[j] = np.float64(np.float32(total[j] + d[j]))
+                        d[j] = d[j] if np.isinf(d[j]) else 0.0
+            for j in range(width):
+                out[i, j0 + j] = total[j] if flush else d[j]
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def grouped(a, b, c, out, rule, grid):
+    """As a `ScaledCore` adds. a, b: as of `sum_torch.with_exponents`, along the sum. rule: block, products of a group,
+    F, and the exponent of a c of 0. grid: of the result's format."""
+    block, group, F, zero = rule
+    k_all, emin_d = a.shape[1] * group // (group + 1), (grid[1] >> 52) - 1023
+    sums, scale, d = np.empty((block // group, LANES)), np.empty(LANES), np.empty(LANES)
+    top, sizes = np.empty(LANES, np.int32), np.empty(LANES)
+    for j0 in range(0, out.shape[1], LANES):
+        width = min(LANES, out.shape[1] - j0)
+        for i in range(out.shape[0]):
+            for j in range(width):
+                d[j] = c[i, j0 + j]
+            for first in range(0, k_all, block):
+                groups = (min(first + block, k_all) - first) // group
+                for j in range(width):
+                    e = max((_field(d[j]) >> 52) - 1023, emin_d)
+                    top[j] = zero if d[j] == 0.0 else e
+                for g in range(groups):
+                    start, at = first + g * group, k_all + first // group + g
+                    for j in range(width):
+                        sums[g, j], sizes[j] = 0.0, 0.0
+                    for k in range(start, start + group):
+                        a_k, row = a[i, k], b[k, j0 : j0 + width]
+                        for j in range(width):
+                            sums[g, j] += a_k * row[j]
+                            sizes[j] += abs(a_k * row[j])
+                    a_e, row_e = a[i, at], b[at, j0 : j0 + width]
+                    for j in range(width):
+                        top[j] = max(top[j], np.int32(a_e + row_e[j])) if sizes[j] > 0.0 else top[j]
+                for j in range(width):
+                    scale[j] = power_of_two(F - top[j])
+                    total = np.trunc(d[j] * scale[j]) + 0.0  # a sum of nothing but negative zeros is 0
+                    for g in range(groups):
+                        total += np.trunc(sums[g, j] * scale[j])
+                    r = _toward_zero(total * power_of_two(top[j] - F), grid)
+                    d[j] = d[j] if np.isinf(d[j]) else r
+            for j in range(width):
+                out[i, j0 + j] = d[j]
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def sequential(a, b, c, out, grid):
+    """Every product and every addition rounded to nearest, in order, c first; 53 bits are float64's own."""
+    m, n = out.shape
+    own, acc = grid[0] == 53, np.empty(LANES)
+    for j0 in range(0, n, LANES):
+        width = min(LANES, n - j0)
+        for i in range(m):
+            acc[:width] = c[i, j0 : j0 + width]
+            for k in range(a.shape[1]):
+                a_k, row = a[i, k], b[k, j0 : j0 + width]
+                for j in range(width):
+                    x = a_k * row[j]
+                    acc[j] = acc[j] + x if own else nearest(acc[j] + nearest(x, grid), grid)
+            out[i, j0 : j0 + width] = acc[:width]
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def pairwise(a, b, c, out, grid):
+    """Every product rounded to nearest, then the sums of neighbours, then of these, what is left over last; then c."""
+    m, n = out.shape
+    own, terms = grid[0] == 53, np.zeros((max(1, a.shape[1]), LANES))
+    for j0 in range(0, n, LANES):
+        width = min(LANES, n - j0)
+        for i in range(m):
+            for k in range(a.shape[1]):
+                a_k, row = a[i, k], b[k, j0 : j0 + width]
+                for j in range(width):
+                    x = a_k * row[j]
+                    terms[k, j] = x if own else nearest(x, grid)
+            left = a.shape[1]
+            while left > 1:
+                for k in range(left // 2):
+                    for j in range(width):
+                        x = terms[2 * k, j] + terms[2 * k + 1, j]
+                        terms[k, j] = x if own else nearest(x, grid)
+                if left % 2:
+                    terms[left // 2, :width] = terms[left - 1, :width]
+                left = (left + 1) // 2
+            for j in range(width):
+                x = c[i, j0 + j] + terms[0, j]
+                out[i, j0 + j] = x if own else nearest(x, grid)
+
+
+LOOPS = {"sequential": sequential, "pairwise": pairwise}
+
+
+def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:
+    """c + a b by a loop of these, on as many threads as torch uses where there is enough to do."""
+    out = torch.empty(c.shape, dtype=torch.float64)
+    x, y, z, there = (each.contiguous().numpy() for each in (a, b, c, out))
+    size = a.shape[1] if out.numel() * a.shape[-1] < SLICE else -(-a.shape[1] // torch.get_num_threads())
+    parts = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
+
+    def work(part):
+        t, i = part
+        loop(x[t, i], y[t], z[t, i], there[t, i], *args)
+
+    if len(parts) == 1 or torch.get_num_threads() == 1:
+        for part in parts:
+            work(part)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(work, parts))
+    return sum_torch.with_special(out, a, b.mT, c)

@@ -1,0 +1,188 @@
+"""How a GPU's matrix unit sums products: `TensorCore`, with its numbers for every unit in UNITS.
+
+Factors with block scales (MXFP8, MXFP4 and NVFP4 on a B200) are summed by a `ScaledCore`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fa_lib.numerics import sum_loops, sum_torch
+from fa_lib.numerics.block_formats import BLOCKS, MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Blocks
+from fa_lib.numerics.dots import Dot
+from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format, FormatLike
+
+E8M13 = replace(Format.of((8, 14)), name="E8M13")  # of FP8 products: FP32's exponents and 13 fraction bits
+MEASURED = "arXiv 2511.10909; measured, arXiv 2512.07004"
+BY_SOURCE = "arXiv 2511.10909"
+SIMULATOR = "arXiv 2511.10909 and its simulator, github.com/microsoft/MMA-Sim"
+Scales: TypeAlias = tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class TensorCore(Dot):
+    """c + sum_k a_k b_k as a GPU's matrix unit has it, `block` products at a time:
+
+    the products are exact; every term, c among them, is aligned to the largest exponent (of a product the sum of its
+    factors' exponents) and truncated F bits below it; the truncated terms are added exactly; and the sum is rounded to
+    the result's format, by which it is the next block's c. What is no block at the end is filled with zeros.
+
+    Attributes:
+        unit, inputs: "H100", and the Format of a and b. block, F: as above.
+        result, to_nearest: the Format of a sum, and whether it is rounded to nearest, ties to even; else toward zero.
+        two_level: after so many blocks the sum is added, in FP32, to another one, and begins anew; None: never.
+        source: where block, F and result are from. measured: a model with them has the bits of vectors that were
+            measured on that GPU (arXiv 2512.07004).
+    """
+
+    unit: str
+    inputs: Format
+    block: int
+    F: int
+    result: Format = FP32
+    to_nearest: bool = False
+    two_level: int | None = None
+    source: str = BY_SOURCE
+    measured: bool = False
+
+    @classmethod
+    def of(
+        cls, unit: str, inputs: FormatLike | Blocks, *, result: FormatLike | None = None, two_level: int | None = None
+    ) -> "TensorCore":
+        """The matrix unit of a GPU.
+
+        Args:
+            unit: "V100", "A100", "L40S", "H100", "H200", "B200". inputs: the Format of a and b, of those in UNITS; with
+                block scales "MXFP8", "MXFP8_E5M2", "MXFP4" or "NVFP4", of a B200: a `ScaledCore`.
+            result: None is what the instruction gives by default; FP16 inputs have one that gives FP16, too.
+            two_level: blocks after which a sum is added to another in FP32, as DeepSeek-V3 (4) does for FP8.
+
+        Raises:
+            ValueError: there is no such unit, or it has no such inputs or no such result.
+        """
+        fmt = inputs if isinstance(inputs, Blocks) else BLOCKS.get(str(inputs)) or Format.of(inputs)
+        there = {each.inputs: each for each in UNITS if each.unit == unit}
+        if not there:
+            raise ValueError(f"unit: got {unit!r}; accepted are {', '.join(dict.fromkeys(u.unit for u in UNITS))}")
+        if fmt not in there:
+            raise ValueError(f"inputs: got {fmt} for {unit}; accepted are {', '.join(map(str, there))}")
+        found = there[fmt]
+        never = isinstance(found, ScaledCore)
+        if two_level is not None and (never or type(two_level) is not int or two_level < 1):
+            accepted = f"{'' if never else 'a whole number from 1, or '}None"
+            raise ValueError(f"two_level: got {two_level!r} for {fmt}; accepted is {accepted}")
+        asked = found.result if result is None else Format.of(result)
+        if asked == FP16 == fmt:
+            found = replace(found, result=FP16, to_nearest=True)
+        if asked != found.result:
+            accepted = f"{found.result}{' and FP16' if fmt == FP16 else ''}"
+            raise ValueError(f"result: got {asked} for {fmt} on {unit}; accepted is {accepted}")
+        return replace(found, two_level=two_level)
+
+    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        rule = self.inputs.emin, self.block, self.F, self.two_level or 0
+
+        def sums(a, b, c):
+            return sum_loops.threaded(sum_loops.chained, a, b, c, rule, self.result.grid, self.to_nearest)
+
+        return self._in_blocks(sums, a, b, c)
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return self._in_blocks(lambda a, b, c: sum_torch.chained(self, a, b.mT, c), a, b, c)
+
+    def _in_blocks(self, sums: Callable[..., Tensor], a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """sums(a, b, c); one block after the other where there is an infinity: it may meet the opposite one, of a sum
+        that overflowed in an earlier block, and that is NaN."""
+        k, block = a.shape[-1], self.block
+        if self.two_level or k <= block or all(x.sum().isfinite() for x in (a, b, c)):
+            return sums(a, b, c)
+        for first in range(0, k, block):
+            c = sums(a[..., first : first + block], b[..., first : first + block, :], c)
+        return c
+
+
+@dataclass(frozen=True)
+class ScaledCore(TensorCore):
+    """A TensorCore whose factors are elements with block scales. The rules are those of arXiv 2511.10909's simulator:
+
+    MXFP8: a term is a product with both scales; its exponent is the sum of the elements' and the scales' exponents.
+    MXFP4 and NVFP4: a term is the exact sum of `group` products with both scales; its exponent is the sum of the
+    scales' exponents alone, whatever the elements and an E4M3 scale's own bits are. A group whose products cancel
+    aligns the others all the same; one whose products are all zero does not.
+
+    Subnormal elements and scales have the smallest exponent of their format. A c of 0 has the exponent `zero`.
+
+    Open: where c's exponent is above the scales' and below the largest product's, another model, held against a B200
+    (github.com/sf-tensor/tcgen05), truncates groups 35 bits below the scales'. To differ, these must lie 2**27 apart.
+
+    Attributes:
+        inputs: one of BLOCKS. group, zero: as above.
+    """
+
+    inputs: Blocks
+    group: int = 1
+    zero: int = -133
+
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor | None = None, scales: Scales = None) -> Tensor:
+        """c + sum_k a_k b_k, float64 (...).
+
+        Args:
+            a, b: float64 (..., K), elements. c: float64 (...), in FP32. scales: of each, float64 (..., K / size), >= 0.
+
+        Raises:
+            ValueError: there are no scales, or a tensor is no float64 or does not fit.
+        """
+        a, b = self._with_exponents(a, b, scales)
+        return super().__call__(a, b, c)
+
+    def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None, scales: Scales = None) -> Tensor:
+        """C + A B, every element as `__call__` has it. scales: (..., m, K / size) and (..., K / size, n)."""
+        a, b = self._with_exponents(A, B.mT, scales and (scales[0], scales[1].mT))
+        return super().matmul(a, b.mT, C)
+
+    def _with_exponents(self, a: Tensor, b: Tensor, scales: Scales) -> list[Tensor]:
+        fmt, k = self.inputs, a.shape[-1]
+        if scales is None:
+            raise ValueError("scales: got None; accepted are a's and b's, as kernels.quantized_attention has them")
+        for name, x, scale in (("a", a, scales[0]), ("b", b, scales[1])):
+            if not x.shape[-1] == k == scale.shape[-1] * fmt.size or scale.dtype != torch.float64:
+                got = f"{name}: got {x.shape[-1]} elements with {scale.shape[-1]} scales in {scale.dtype}"
+                raise ValueError(f"{got}; accepted are a's {k}, with a scale in float64 for every {fmt.size} of them")
+        return [sum_torch.with_exponents(x, scale, fmt, self.group) for x, scale in zip((a, b), scales)]
+
+    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        rule = self.block, self.group, self.F, self.zero
+        return sum_loops.threaded(sum_loops.grouped, a, b, c, rule, self.result.grid)
+
+    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return sum_torch.grouped(self, a, b.mT, c)
+
+
+def _units(unit: str, block: int, F: int, *inputs: Format, source: str = MEASURED, **more) -> list[TensorCore]:
+    return [TensorCore(unit, fmt, block, F, source=source, measured=source == MEASURED, **more) for fmt in inputs]
+
+
+_FP8: dict[str, Any] = dict(result=E8M13)
+UNITS = [
+    *_units("V100", 4, 23, FP16),
+    *_units("A100", 8, 24, FP16, BF16),
+    *_units("A100", 4, 24, TF32),
+    *_units("L40S", 8, 24, FP16),
+    *_units("L40S", 8, 24, BF16, source=BY_SOURCE),
+    *_units("L40S", 4, 24, TF32, source=BY_SOURCE),
+    *_units("L40S", 16, 13, E4M3, E5M2, **_FP8),
+    *(row for unit in ("H100", "H200") for row in (
+        *_units(unit, 16, 25, FP16, BF16),
+        *_units(unit, 8, 25, TF32),
+        *_units(unit, 32, 13, E4M3, E5M2, **_FP8),  # measured with c = 0 alone
+    )),
+    *_units("B200", 16, 25, FP16, BF16),
+    *_units("B200", 8, 25, TF32, source=BY_SOURCE),
+    *_units("B200", 32, 25, E4M3, to_nearest=True),  # the source: toward zero, as 2 of 3 measured vectors; nearest: all
+    *_units("B200", 32, 25, E5M2, to_nearest=True, source=BY_SOURCE),
+    *(ScaledCore("B200", fmt, 32, 25, source=SIMULATOR) for fmt in (MXFP8, MXFP8_E5M2)),
+    *(ScaledCore("B200", fmt, 64, 35, source=SIMULATOR, group=16, zero=-139) for fmt in (MXFP4, NVFP4)),
+]  # fmt: skip

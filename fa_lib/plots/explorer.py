@@ -1,0 +1,295 @@
+"""The panel of notebook 00: every choice a control, and what it does to the deviation, drawn at once."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import ipywidgets as widgets
+from IPython import get_ipython
+from IPython.display import Javascript, display
+
+from fa_lib.experiments.comparison import PRESETS, STEPS, Found, Setting, compare, formats_of_steps, products_for
+from fa_lib.kernels.algorithm import NAMES as ALGORITHMS
+from fa_lib.kernels.inputs import DISTRIBUTIONS
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, Format
+from fa_lib.plots.explorer_picture import COLORS, KERNELS, PRECISIONS, caption, png
+
+FORMATS = [f.name for f in (BF16, FP16, TF32, FP32, FP64, E4M3, E5M2)]
+CONTROLS = {  # of the steps
+    "inputs": "Q, K, V", "scores": "scores S", "exponent": "exponent", "probs": "probs P",
+    "maximum": "maximum m", "factors": "factors", "row_sum": "row sum l", "accumulator": "accumulator O",
+    "output": "output",
+}  # fmt: skip
+SUMS = ("row_sum", "accumulator")  # that are carried from tile to tile; the menu "sums in" sets both
+APART = "apart"  # its value where they differ
+LONGEST = 1024  # N where products are not summed exactly: it takes as long as four times that N where they are
+PRODUCTS = {"exact": "exact", "wide": "in order, wide", "narrow": "in order, narrow"}  # and GPUs by name
+VERDICTS = {"passes": ("Passes", "#1b7837"), "fails": ("Fails", "#b2182b"), "silent": ("Outside", "#555555")}
+BIASED = 3  # standard errors
+IN_VIEW = """const since = Date.now(), show = () => {  // JupyterLab scrolls to a cell before its panel is there
+    const panel = element.closest(".jp-Cell")?.querySelector(".fa-panel:has(img)")
+    if (panel) panel.scrollIntoView({block: "start"})
+    else if (Date.now() - since < 5000) setTimeout(show, 50)
+}
+show()"""
+SHOWN = 0.3  # seconds: work that takes longer is shown
+STYLE = f"""<style>
+.fa-panel {{
+    --jp-widgets-inline-height: 22px; --jp-widgets-font-size: 12px; --jp-widgets-margin: 1px;
+    --jp-widgets-inline-label-width: 84px; container-type: inline-size; max-width: 1000px; line-height: 1.4;
+    scroll-margin-top: 8px;
+}}
+.fa-panel .widget-box {{ overflow: visible; margin: 0; }}
+.fa-panel .widget-html, .fa-panel .widget-html-content {{ line-height: inherit; height: auto; font-size: 12px; }}
+.fa-panel .widget-inline-hbox {{ width: auto; }}
+.fa-panel .widget-readout {{ min-width: 34px; width: 34px; }}
+.fa-head {{ display: flex; gap: 10px; align-items: baseline; font-size: 15px; font-weight: 600; }}
+.fa-verdict {{ color: white; border-radius: 3px; padding: 0 8px; }}
+.fa-reasons {{
+    display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 0 16px; margin: 4px 0 6px;
+    padding: 0; list-style: none;
+}}
+.fa-above {{ position: relative; }}
+.fa-above > .fa-busy {{ visibility: hidden; position: absolute; right: 0; top: 0; }}
+.fa-busy span {{ background: #333333; color: white; border-radius: 3px; padding: 3px 8px; }}
+.fa-working .fa-above > .fa-busy {{ animation: fa-shown 0s {SHOWN}s forwards; }}
+.fa-working .fa-found, .fa-working .fa-head, .fa-working .fa-reasons {{ animation: fa-faint 0.2s {SHOWN}s forwards; }}
+@keyframes fa-shown {{ to {{ visibility: visible; }} }}
+@keyframes fa-faint {{ to {{ opacity: 0.4; }} }}
+.fa-problem {{
+    border: solid var(--jp-border-color2, #cccccc); border-width: 1px 0; padding: 3px 0; column-gap: 12px;
+    flex-flow: row wrap;
+}}
+.fa-body {{ column-gap: 18px; padding-top: 6px; }}
+.fa-kernel {{ flex: none; width: 196px; }}
+.fa-kernel > * {{ width: 100%; }}
+.fa-kernel > .widget-html ~ .widget-html {{ margin-top: 6px; }}
+.fa-found {{ flex: 1 1 0; min-width: 0; }}
+.fa-numbers {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+.fa-numbers th, .fa-numbers td {{ padding: 0 14px 0 0; text-align: left; font-weight: normal; white-space: nowrap; }}
+.fa-numbers thead th, .fa-caption {{ color: var(--jp-ui-font-color2, #555555); }}
+.fa-caption {{ margin-top: 4px; }}
+.fa-caption sup {{ line-height: 0; }}
+.fa-numbers i {{ display: inline-block; width: 9px; height: 9px; margin-right: 5px; }}
+@container (max-width: 700px) {{
+    .fa-body {{ flex-flow: column; }}
+    .fa-found {{ order: -1; flex: none; }}
+    .fa-kernel {{
+        display: grid; width: auto; grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); column-gap: 14px;
+    }}
+    .fa-kernel > .widget-html {{ grid-column: 1 / -1; }}
+    .fa-numbers th, .fa-numbers td {{ padding: 0 8px 0 0; font-size: 11px; }}
+}}
+</style>"""
+
+
+def message(found: Found) -> str:
+    """What a comparison says, in one line."""
+    for key, d in found.deviations.items():
+        if d.nonfinite:
+            return f"{KERNELS[key]} gives {d.nonfinite:,} of {d.count:,} values that are NaN or infinite"
+    if not found.measured:
+        return "Baseline is the golden value itself"
+    if 0.95 <= found.times < 1.05:
+        return "Flash is as far as Baseline from the golden value"
+    if found.times < 1:
+        return f"Flash is nearer than Baseline to the golden value: {found.times:.2f} × its largest error"
+    return f"Flash is {found.times:.1f} × further than Baseline from the golden value"
+
+
+def reasons(setting: Setting, found: Found) -> Iterator[str]:
+    """Sentences beside the verdict: what is carried from tile to tile, how often it is rescaled, and whether errors
+    have a sign."""
+    carried, flash = (setting.precision.accumulator, setting.precision.row_sum), found.deviations["flash"]
+    low = any(fmt.precision < FP32.precision for fmt in carried)
+    words = f"O in {carried[0]}, l in {carried[1]}: {'below FP32' if low else 'no less than kernels as shipped'}"
+    if found.tiles == 1:
+        yield f"One tile: nothing is carried or rescaled. It has {words}."
+    else:
+        yield f"From tile to tile it carries {words}."
+        words = f"Of {found.tiles} tiles, {found.rescales:.1f} raise a row's maximum and rescale it (mean over rows)"
+        yield words + ("; fa4 leaves out what is below 2⁸." if setting.algorithm == "fa4" else ".")
+    ulp, away = 2 * setting.fmt.unit_roundoff, abs(flash.bias) / flash.bias_se if flash.bias_se else 0.0
+    if math.isfinite(away):
+        words = f"Mean signed error {flash.bias / ulp:+.3f} ± {flash.bias_se / ulp:.3f} ulp: "
+        yield words + ("biased, for these K and V (compare seeds)." if away > BIASED else "no bias to be seen.")
+
+
+def in_numbers(setting: Setting, found: Found) -> str:
+    """Flash and Baseline in numbers, as HTML, and what the picture shows."""
+    u = setting.fmt.unit_roundoff
+    head = ("", "largest error", "99 % below", "rms", "mean signed error", "not finite")
+    rows = [
+        [f"<i style='background:{COLORS[key]}'></i><b>{KERNELS[key]}</b>"]
+        + [f"{size / u:.3g} u" for size in (d.max, d.p99, d.rmse)]
+        + [f"{d.bias / u / 2:+.3f} ± {d.bias_se / u / 2:.3f} ulp", f"{d.nonfinite:,}"]
+        for key, d in found.deviations.items()
+    ]
+    heads = "".join(f"<th>{cell}</th>" for cell in head)
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    table = f"<table class='fa-numbers'><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+    return f"{table}<div class='fa-caption'>{caption(setting)}</div>"
+
+
+def in_words(setting: Setting, found: Found) -> str:
+    """The verdict and its reasons, as HTML."""
+    said, color = VERDICTS[found.verdict]
+    rule = f"The rule of the field: at most {ALLOWED['o']} × Baseline's largest error."
+    items = "".join(f"<li>{sentence}</li>" for sentence in (rule, *reasons(setting, found)))
+    return (
+        f"<div class='fa-head' role='status'><span class='fa-verdict' style='background: {color}'>{said}</span>"
+        f"<span>{message(found)}</span></div><ul class='fa-reasons'>{items}</ul>"
+    )
+
+
+def explore() -> widgets.VBox:
+    """The panel: the verdict, below it the problem; then the kernel's controls, and beside them the picture and the
+    numbers, made anew at every change.
+
+    A preset sets every step, and "sums in" those of SUMS; a step set by hand makes the preset "custom" where it agrees
+    with none. Another format takes a preset's steps along, and of a custom kernel those that were in the old format.
+    Products can be summed in as many ways as fit Q, K, V and P, for N up to LONGEST.
+
+    Returns:
+        an ipywidgets box. Its `controls` are the widgets by name, its `picture` an Image. It has the class fa-working
+        while it computes.
+    """
+    groups = _controls(Setting())
+    controls = {name: control for group in groups.values() for name, control in group.items()}
+    above, picture, below = widgets.HTML(), widgets.Image(layout=dict(width="100%")), widgets.HTML()
+    following = []  # holds a change while other controls follow it, so that all are one change and one picture
+
+    def values():
+        return {name: control.value for name, control in controls.items()}
+
+    def show():
+        panel.add_class("fa-working")
+        try:
+            now = read(values())
+            found = compare(now)
+            above.value, below.value = in_words(now, found), in_numbers(now, found)
+            picture.value = png(now, found)
+        finally:
+            panel.remove_class("fa-working")
+
+    def changed(change):
+        if not following:
+            following.append(change)
+            name = next(name for name, control in controls.items() if control is change.owner)
+            for other, value in follow(name, change.old, values()).items():
+                controls[other].value = value
+            chosen, controls["products"].options = controls["products"].value, offered(values())
+            controls["products"].value = chosen
+            following.clear()
+            show()
+
+    for control in controls.values():
+        control.observe(changed, "value")
+    problem = groups.pop("The problem")
+    kernel = []
+    for heading, group in groups.items():
+        kernel += [widgets.HTML(f"<b>{heading}</b>"), *group.values()]
+    busy = widgets.HTML("<span>computing …</span>")
+    busy.add_class("fa-busy")
+    panel = _box(
+        widgets.VBox, "fa-panel", [
+            widgets.HTML(STYLE, layout=dict(height="0", margin="0")),
+            _box(widgets.VBox, "fa-above", [above, busy]),
+            _box(widgets.HBox, "fa-problem", [widgets.HTML("<b>The problem</b>"), *problem.values()]),
+            _box(widgets.HBox, "fa-body", [
+                _box(widgets.VBox, "fa-kernel", kernel), _box(widgets.VBox, "fa-found", [picture, below]),
+            ]),
+        ],
+    )  # fmt: skip
+    panel.controls, panel.picture = controls, picture
+    show()
+    if get_ipython() is not None:
+        display(Javascript(IN_VIEW))
+    return panel
+
+
+def _box(kind, name, children):
+    box = kind(children)
+    box.add_class(name)
+    return box
+
+
+def follow(name: str, old, values: dict) -> dict:
+    """The other controls' values that a change of the one called `name` brings with it."""
+    preset, fmt, now = values["preset"], values["fmt"], {step: values[step] for step in STEPS}
+    moved: dict = {}
+    if name in ("preset", "fmt") and preset in PRESETS:
+        moved = formats_of_steps(PRESETS[preset](fmt))
+    elif name == "fmt":
+        moved = {step: fmt for step in STEPS if now[step] == old}
+    elif name == "sums" and values["sums"] != APART:
+        moved = dict.fromkeys(SUMS, values["sums"])
+    if name in ("fmt", "sums", *STEPS):
+        moved["preset"] = read(values | moved | {"products": "exact"}).preset
+    now |= moved
+    if values["products"] not in products_for(now["inputs"], now["probs"]) or name == "n" and values["n"] > LONGEST:
+        moved["products"] = "exact"
+    elif name == "products" and values["products"] != "exact" and values["n"] > LONGEST:
+        moved["n"] = LONGEST
+    sums = {now[step] for step in SUMS}
+    brought = moved | {"sums": sums.pop() if len(sums) == 1 else APART}
+    return {other: value for other, value in brought.items() if value != values[other]}
+
+
+def offered(values: dict) -> list[tuple[str, str]]:
+    """The menu of how products are summed: (label, key)."""
+    return [(PRODUCTS.get(key, key), key) for key in products_for(values["inputs"], values["probs"])]
+
+
+def read(values: dict) -> Setting:
+    """The Setting of the controls' values."""
+    products = products_for(values["inputs"], values["probs"])[values["products"]]
+    steps = {step: values[step] for step in STEPS}
+    precision = replace(Precision.uniform(values["fmt"]), **steps, products=products)
+    tiling = Tiling(values["block_q"], values["block_kv"])
+    rest = {name: values[name] for name in ("algorithm", "n", "head_dim", "distribution", "seed", "causal")}
+    return Setting(Format.of(values["fmt"]), precision, tiling=tiling, **rest)
+
+
+def _controls(setting):
+    """Groups of widgets by name: a heading, and the choices below it."""
+    s, own = setting, formats_of_steps(setting.precision)
+
+    def common(label, width):
+        return dict(description=label, layout=dict(width=width), style=dict(description_width="initial"))
+
+    def menu(label, options, value, width="auto", tooltip=""):
+        return widgets.Dropdown(options=[*options], value=value, tooltip=tooltip, **common(label, width))
+
+    def powers(label, low, high, value, tooltip="", width="auto"):
+        options = [2**i for i in range(low, high + 1)]
+        return widgets.SelectionSlider(options=options, value=value, tooltip=tooltip, **common(label, width))
+
+    summed = "How Q Kᵀ and P V are summed, in Flash and in Baseline: exactly, in order, or as a GPU's tensor core does."
+    inert = "Rows are independent: B_r cannot change the result, though the emulator does work on B_r rows at once."
+    groups = {
+        "The kernel": dict(
+            preset=menu("precision", [(label, key) for key, label in PRECISIONS.items()], s.preset),
+            fmt=menu("format", FORMATS, s.fmt.name),
+            sums=menu("sums in", [*zip(FORMATS, FORMATS), ("one each", APART)], s.precision.accumulator.name),
+            products=menu("products", offered(own), "exact", tooltip=summed),
+            algorithm=menu("algorithm", ALGORITHMS, s.algorithm),
+            block_kv=powers("keys B_c", 4, 10, s.tiling.block_kv),
+            block_q=powers("rows B_r", 7, 10, s.tiling.block_q, inert),
+        ),
+        "Each step of it": {step: menu(CONTROLS[step], FORMATS, name) for step, name in own.items()},
+        "The problem": dict(
+            distribution=menu("inputs", DISTRIBUTIONS, s.distribution, "150px"),
+            n=powers("N", 7, 12, s.n, width="140px"),
+            head_dim=powers("head_dim", 4, 8, s.head_dim, width="168px"),
+            seed=widgets.IntSlider(min=0, max=99, value=s.seed, **common("seed", "136px")),
+            causal=widgets.Checkbox(value=s.causal, indent=False, **common("causal", "64px")),
+        ),
+    }  # fmt: skip
+    for group in ("The kernel", "Each step of it"):
+        for control in groups[group].values():
+            control.style.description_width = "92px"
+    return groups

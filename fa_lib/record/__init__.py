@@ -1,1 +1,0 @@
-"""Half an hour with a GPU: what is measured there, in order of value."""

@@ -1,0 +1,285 @@
+"""Every check of a kernel by name, each asked by itself: it passes, it fails, or it cannot be asked."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+
+from fa_lib import kernels
+from fa_lib.check.judge.bound import of_bound
+from fa_lib.check.judge.conduct import of_conduct
+from fa_lib.check.judge.findings import Finding, Judgement, Severity
+from fa_lib.check.judge.gross_errors import coarse, noisy, scaled
+from fa_lib.check.judge.kernel import alignment
+from fa_lib.check.judge.relations import of_relations
+from fa_lib.check.measure.bounds import bounds
+from fa_lib.check.measure.carry import LOST, SUMS, carried, carry
+from fa_lib.check.measure.contract import (
+    CALLS,
+    CAUSAL_FEWER,
+    CAUSAL_ONE,
+    GRADIENTS_AT,
+    HEAD_DIM,
+    LARGE,
+    MORE,
+    OF_SINKS,
+    Ability,
+    formats,
+)
+from fa_lib.check.measure.determinism import repeats
+from fa_lib.check.measure.examine import QUICK, contracted, measure, ruled
+from fa_lib.check.measure.reference_cache import Inputs
+from fa_lib.check.measure.relations import RELATIONS, relate
+from fa_lib.check.measure.relations.subject import NOT_ASKED
+from fa_lib.check.measure.rounding_mode import rounding_mode
+from fa_lib.check.measure.wrong_answers import FAR
+from fa_lib.check.report.sentences import said_of
+from fa_lib.check.report.sentences_kernel import MODES, noted
+from fa_lib.kernels.rule import ALLOWED
+
+N = 512  # keys that errors are measured at
+RUNS = 3  # of a call, for noise
+QUERIES = 16  # at a time, that carries are asked for with
+JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
+DIMS = tuple(asked for asked in CALLS if asked.startswith(HEAD_DIM))
+ANSWERS = (
+    *CALLS,
+    *(call.key for call in MORE.values()),
+    LARGE.key,
+    *(asked.replace(HEAD_DIM, GRADIENTS_AT) for asked in DIMS),
+    OF_SINKS,
+)  # of `contract`
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one check.
+
+    Attributes:
+        passed: None where that was not decided. why: what was found, or why it was not asked.
+        reported: it was asked, and what was found does not count: NaN, where many kernels give it.
+    """
+
+    passed: bool | None
+    why: str = ""
+    reported: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A kernel, the format and head_dim it is judged in, and what `contract` found of it: its table, and an Ability."""
+
+    kernel: str | Callable
+    fmt: str
+    head_dim: int
+    able: Ability
+    asked: pd.DataFrame
+
+
+def result_of(check: str, kernel: str | Callable) -> Result:
+    """What a check of CHECKS says of a kernel.
+
+    Raises:
+        ValueError: there is no such kernel.
+        KeyError: there is no such check.
+    """
+    judged = _judged(kernel)
+    if isinstance(judged, str):
+        return Result(False, judged)
+    return CHECKS[check](judged)
+
+
+_JUDGED: dict[tuple[str, int], tuple[Callable, Judged | str]] = {}  # name and id of a function -> it, what was found
+
+
+def _judged(kernel: str | Callable) -> Judged | str:
+    """`_judge` of a kernel, once for each function: a name may stand for another one later, and a function need not be
+    hashable."""
+    name = kernel if isinstance(kernel, str) else ""
+    fn = kernels.get(name.rpartition("@")[0] or kernel)  # a layout makes a new function each time
+    if (name, id(fn)) not in _JUDGED:
+        _JUDGED[name, id(fn)] = fn, _judge(kernel)  # the function is held, so that its id stays its own
+    return _JUDGED[name, id(fn)][1]
+
+
+def _judge(kernel) -> Judged | str:
+    """The Judged; or, where the kernel answers in no format, what it does instead."""
+    asked, head_dim, able = contracted(kernel, "cpu")
+    can = formats(asked[asked.head_dim == head_dim])
+    for fmt in JUDGED:
+        if fmt in can:
+            return Judged(kernel, fmt, head_dim, able, asked)
+    bad = asked[asked.outcome != "yes"].iloc[0]
+    what = bad.problem or "does not return attention"
+    return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {bad.asked} it {what}"
+
+
+def _answer(judged: Judged, asked: str) -> Result:
+    """What it answers is attention, as near as the contract asks: an option, a length, a head_dim and its gradients."""
+    rows = judged.asked[(judged.asked.asked == asked) & (judged.asked.head_dim == judged.head_dim)]
+    if not len(rows):
+        return Result(None, "the kernel lacks what this is asked of")
+    row = rows.iloc[0]
+    told = noted(row.outcome, row.note, row.problem)
+    if row.outcome == "no":
+        return _unanswered(row.outcome, told)
+    return Result(row.outcome == "yes", told and f"asked for {asked} it {told}")
+
+
+def _gradients(judged: Judged, shape: str) -> Result:
+    """Its gradients are attention's, to FAR."""
+    if not judged.able.gradients:
+        return Result(None, "the kernel has no gradients")
+    rows = pd.DataFrame(ruled(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=judged.able))
+    if rows.outcome.iloc[0] != "yes":
+        return _unanswered(rows.outcome.iloc[0], rows.problem.iloc[0])
+    rows = rows[rows.tensor != "o"]
+    if not len(rows):
+        return Result(None, "the kernel has no gradients of this")
+    worst = rows.loc[rows.relative.idxmax()]
+    told = f"d{worst.tensor[1:].upper()} is off by {worst.relative:.2g} of its root mean square; accepted are {FAR}"
+    beyond = rows[~rows.passed.astype(bool)]
+    more = f"; {rows.ratio.max():.3g} times Baseline's largest error, 3 are usual" if len(beyond) else ""
+    return Result(bool(worst.relative <= FAR), told + more)
+
+
+def _rounding(judged: Judged, what: str) -> Result:
+    """A cast rounds to nearest, and does not drop bits."""
+    if judged.fmt == "FP32":
+        return Result(None, "the kernel has neither BF16 nor FP16")
+    rows = rounding_mode(judged.kernel, judged.fmt, judged.head_dim, judged.able.causal)
+    modes = [row["mode"] for row in rows if row["what"] == what]
+    if not modes or modes[0] == "not_seen":
+        return Result(None, "the kernel shows no such cast")
+    if modes[0] == "truncates" and what == "output" and any(_carry(judged, of).passed is False for of in SUMS):
+        return Result(None, "the kernel carries its sums in this format, and rounds them so")
+    return Result(modes[0] != "truncates", MODES[modes[0]])
+
+
+def _error(judged: Judged, distribution: str) -> Result:
+    """The largest error is within the field's rule."""
+    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
+    (row,) = measure([judged.kernel], Inputs(judged.fmt, distribution, N, 0, **given))
+    return _ruled(row["outcome"], row["problem"], row["times_max"], judged.fmt)
+
+
+def _rule(judged: Judged, shape: str) -> Result:
+    """The same, for a shape of `rule.CALLS`; its outputs, and no gradients."""
+    able = Ability(gradients=False, causal=judged.able.causal)
+    (row,) = ruled(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=able)
+    return _ruled(row["outcome"], row["problem"], row["ratio"], judged.fmt)
+
+
+def _ruled(outcome: str, problem: str, times: float, fmt: str) -> Result:
+    if outcome != "yes":
+        return _unanswered(outcome, problem)
+    told = f"{times:.3g} times Baseline's largest error in {fmt}; accepted are {ALLOWED['o']}"
+    return Result(times <= ALLOWED["o"], told)
+
+
+def _unanswered(outcome: str, problem: str) -> Result:
+    """Of a call without an answer: what the kernel does not have cannot be asked, anything else is a failure."""
+    return Result(None if outcome == "no" else False, f"the kernel {problem}")
+
+
+def _carry(judged: Judged, what: str) -> Result:
+    """The sum is carried in more bits than the inputs' format."""
+    fmt = "BF16" if judged.fmt == "FP32" else judged.fmt
+    rows = carry(judged.kernel, fmt, QUERIES, judged.head_dim, judged.able.causal)
+    table = pd.DataFrame(rows).assign(fmt=fmt, queries=QUERIES)
+    (found,) = (each for each in carried(table) if each["sum"] == what)
+    if found["low"] is None:
+        problems = [row["problem"] for row in rows if row["problem"]]
+        why = problems[0] if problems else "does not return small terms alone, so that a loss would say nothing"
+        return Result(None, f"the kernel {why}")
+    if found["low"] and (hides := _hides_a_carry(judged)):
+        return Result(None, f"the kernel {hides}")
+    tile = f", in tiles of {found['tile']} keys" if found["tile"] else ""
+    told = f"loses {found['lost']:.3g} ulp of {fmt} of a sum of large and small terms{tile}; accepted are {LOST}"
+    return Result(not found["low"], told)
+
+
+def _hides_a_carry(judged: Judged) -> str:
+    """Another cause of a loss, which has to go before a carry is named; a verb and its object, or ""."""
+    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
+    inputs = [Inputs(judged.fmt, "normal", n, 0, **given) for n in (N // 4, N)]
+    lengths = pd.DataFrame([row for each in inputs for row in measure([judged.kernel], each)]).assign(fmt=judged.fmt)
+    if coarse(lengths) and judged.fmt != "FP32":  # an FP32 kernel is asked for carries in BF16
+        return f"returns numbers of a coarser format than {judged.fmt}, so that a loss says nothing of a carry"
+    if factor := scaled(lengths):
+        return f"returns {factor:.4g} times attention's output, so that a loss says nothing of a carry"
+    able = Ability(gradients=False, causal=judged.able.causal)
+    again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=able)
+    if apart := noisy(pd.DataFrame([again])):
+        return (
+            f"returns other outputs on each call, up to {apart:.3g} ulp apart, so that a loss says nothing of a carry"
+        )
+    return ""
+
+
+def _relation(judged: Judged, key: str) -> Result:
+    """A relation that no kernel may break."""
+    rows = relate(judged.kernel, key, judged.fmt, judged.head_dim, able=judged.able)
+    if all(row["outcome"] == NOT_ASKED for row in rows):
+        problems = [row["problem"] for row in rows if row["problem"]]
+        return Result(None, f"the kernel {problems[0]}" if problems else "the kernel has no such option")
+    table = pd.DataFrame(rows).assign(key=key, fmt=judged.fmt)
+    found = tuple(each for each in of_relations(table) if each.what == "relation")
+    said = _said(found)
+    if any(each.severity == Severity.FAILS for each in found):
+        return Result(False, f"{said} Asked because of {RELATIONS[key].source}.")
+    if any(each.number is None for each in found):  # NaN
+        return Result(None, said, reported=True)
+    return Result(True, said)
+
+
+def _bound(judged: Judged) -> Result:
+    """On no inputs does it compute another attention."""
+    found = tuple(of_bound(
+        pd.DataFrame(bounds(judged.kernel, judged.fmt, N, 0, judged.head_dim, able=judged.able)), "the kernel"
+    ))  # fmt: skip
+    if not found:
+        return Result(None, "the kernel gives nothing that is finite")
+    return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
+
+
+def _alignment(judged: Judged) -> Result:
+    """Its causal mask has one alignment for one query and for several."""
+    asked = judged.asked[judged.asked.head_dim == judged.head_dim]
+    right = asked[asked.outcome == "yes"]
+    if not {CAUSAL_FEWER, CAUSAL_ONE} <= {*right.asked}:
+        return Result(None, "the kernel lacks what this is asked of")
+    found = tuple(alignment(asked))
+    return Result(not found, _said(found))
+
+
+def conduct_of(conduct: pd.DataFrame) -> Result:
+    """What a kernel did beside its work, while it was asked. conduct: of its `isolated_kernel.Apart`."""
+    found = tuple(of_conduct(conduct))
+    return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
+
+
+def _said(findings: tuple[Finding, ...]) -> str:
+    """The lines of some findings, one after the other."""
+    groups = said_of(Judgement("kernel", "", findings)).values()
+    return " ".join(one.line for group in groups for one in group)
+
+
+def _name(kind: str, of: str) -> str:
+    """Of a check: "answer_head_dim_40"."""
+    return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', of.lower())}"
+
+
+CHECKS: dict[str, Callable[[Judged], Result]] = {
+    **{f"error_{name}": partial(_error, distribution=name) for name in ("uniform", "normal")},
+    **{_name("rule", shape): partial(_rule, shape=shape) for shape in QUICK.shapes},
+    **{_name("gradients", shape): partial(_gradients, shape=shape) for shape in QUICK.shapes},
+    **{f"carry_{what}": partial(_carry, what=what) for what in SUMS},
+    **{f"rounding_{what}": partial(_rounding, what=what) for what in ("probs", "output")},
+    **{_name("answer", asked): partial(_answer, asked=asked) for asked in ANSWERS},
+    **{key: partial(_relation, key=key) for key in RELATIONS},
+    "bound": _bound,
+    "alignment": _alignment,
+}

@@ -1,0 +1,14 @@
+"""The tests of the kernel that `pytest --fa-lib-kernel path/to/file.py:function` (or package.module:function) names:
+pytest collects them then."""
+
+from fa_lib.check.isolation.kernel_file import module_name
+from fa_lib.testing import parametrize_with_checks
+
+
+def pytest_generate_tests(metafunc):
+    mark = parametrize_with_checks([module_name(metafunc.config.getoption("fa_lib_kernel"))]).mark
+    metafunc.parametrize(*mark.args, **mark.kwargs)
+
+
+def test_kernel(kernel, check):
+    check(kernel)

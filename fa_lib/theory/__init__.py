@@ -1,0 +1,14 @@
+"""What theory says of an attention's error: the law, each output's own tolerance, inputs that make most of it."""
+
+from fa_lib.theory.law import (
+    bits,
+    bits_for,
+    bound,
+    expected,
+    expected_gradients,
+    largest_over_baseline,
+    onset,
+    repeated,
+)
+
+__all__ = ["bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "onset", "repeated"]

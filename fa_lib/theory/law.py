@@ -1,0 +1,245 @@
+"""What error to expect of an attention kernel, from the formats it rounds to and the number of its tiles.
+
+The law. One rounding to nearest makes a relative error of root mean square RMS * u (u: unit roundoff). Errors of
+separate roundings are taken as independent. An error made when t of T tiles have been added is a share of the final
+sum: t / T of it where the terms have one sign, sqrt(t / T) where they have a mean of zero. Later tiles average it down.
+The expected error is the root of the sum of squares over all roundings. No constant is fitted. docs/theory.md derives
+each line, and says where independence ends.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import replace
+from numbers import Real
+
+import numpy as np
+from scipy import special
+
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import Format, FormatLike
+from fa_lib.theory.extremes import RMS, largest
+from fa_lib.theory.rounding_counts import VALUES, accepted_kernel, is_count, roundings
+
+
+def _log_sum_exp(keys: int) -> tuple[float, float]:
+    """L and log l of so many scores N(0, 1): exp(S) has the mean exp(1 / 2)."""
+    L = math.log(keys) + 0.5
+    return L, L - special.ndtri(0.5 ** (1 / keys))
+
+
+def expected(
+    precision: Precision,
+    *,
+    tiles: int,
+    algorithm: str = "fa1",
+    splits: int = 1,
+    values: str = "one_sign",
+    block_kv: int = 64,
+) -> float:
+    """The root mean square of O's relative error: of O - golden over that of golden.
+
+    Args:
+        precision: a Precision. The inputs' own rounding is not in it: the golden value takes the inputs as the kernel
+            does.
+        tiles: of keys. algorithm: one of ALGORITHMS; "baseline" has no tiles. splits: parts of the keys that are worked
+            on apart and merged.
+        values: a key of VALUES. "one_sign": V and so all terms of O have one sign and P varies little, as for uniform
+            inputs; "zero_mean": V has a mean of zero and scores are N(0, 1), as for normal inputs; "one_sign_peaked":
+            those scores, and V >= 0.
+        block_kv: keys of a tile.
+
+    Returns:
+        a plain number, not in units of u.
+
+    Raises:
+        ValueError: an argument is none of those accepted.
+    """
+    accepted_kernel(algorithm, values, tiles)
+    if not is_count(splits) or splits > tiles:
+        raise ValueError(f"splits: got {splits!r}; accepted is a whole number from 1 to the {tiles} tiles")
+    variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.steps()}
+    counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
+    carried = counts.accumulator.sum() * variance["accumulator"] + counts.row_sum.sum() * variance["row_sum"]
+    if splits > 1:  # the parts' errors are independent; their sum is rounded once more
+        carried = carried / splits + variance["accumulator"]
+        if values == "zero_mean":  # nor do the weights' errors cancel: L = m + log l is rounded, as large as it is
+            L, log_l = _log_sum_exp(-(-tiles // splits) * block_kv)
+            carried += 2 * variance["factors"] + variance["row_sum"] * (L**2 + log_l**2)
+    terms = sum(weight * variance[step] for step, weight in counts.terms.items())
+    if VALUES[values].square is not None:  # of each part's keys; the parts' own are independent
+        terms /= splits
+    stored = variance["output"] if stores(precision) else 0.0
+    return math.sqrt(carried + terms + stored)
+
+
+def stores(precision: Precision) -> bool:
+    """Whether O is rounded once more where it is stored."""
+    return precision.output.precision < precision.accumulator.precision
+
+
+def expected_gradients(precision: Precision, *, tiles: int, values: str = "zero_mean") -> float:
+    """The root mean square of the relative error of a gradient that is summed over tiles: dQ over tiles of keys, dK and
+    dV over tiles of queries. Of it, what the sums, the matrix handed to them (dS or P) and storing make.
+
+    Args:
+        tiles: that are added up. values: of the terms, as for `expected`; gradients have a mean of zero.
+
+    Raises:
+        ValueError: values or tiles are none of those accepted.
+    """
+    accepted_kernel("fa2", values, tiles)
+    share = (np.arange(1, tiles + 1) / tiles) ** (2 * VALUES[values].growth)
+    sums = share.sum() * (RMS * precision.grad_sums.unit_roundoff) ** 2
+    handed = (RMS * precision.grads.unit_roundoff) ** 2 if values == "zero_mean" else 0.0
+    narrower = precision.output.precision < precision.grad_sums.precision
+    return math.sqrt(sums + handed + ((RMS * precision.output.unit_roundoff) ** 2 if narrower else 0.0))
+
+
+def largest_over_baseline(
+    precision: Precision,
+    stored: FormatLike,
+    *,
+    tiles: int,
+    algorithm: str = "fa1",
+    values: str = "one_sign",
+    count: int = 2**17,
+    block_kv: int = 64,
+) -> float:
+    """The largest error of `count` outputs over that of Baseline in a format, by `extremes.largest`: the roundings of O
+    and l and the storing are bounded, half an ulp each, P's own are many and normal.
+
+    For FA1 in one format, V of one sign, T tiles and a hundred thousand outputs the ratio is about 2 sqrt(T).
+
+    Args:
+        stored: the format of Baseline. count: outputs. Others: as `expected`.
+    """
+
+    def error(precision, algorithm):
+        counts = roundings(tiles, algorithm, values, block_kv)
+        u = {step: getattr(precision, step).unit_roundoff for step in Precision.steps()}
+        terms = RMS * math.sqrt(sum(weight * u[step] ** 2 for step, weight in counts.terms.items()))
+        widths = [*np.sqrt(counts.accumulator) * u["accumulator"], *np.sqrt(counts.row_sum) * u["row_sum"]]
+        widths += [u["output"]] * stores(precision)
+        if values == "zero_mean":  # O itself is normal, and with it half its ulp
+            terms, widths = math.hypot(terms, RMS * float(np.linalg.norm(widths))), []
+        return largest(count, terms, widths)
+
+    return error(precision, algorithm) / error(Precision.materialized(stored), "baseline")
+
+
+def bits(stored: FormatLike, *, tiles: int, values: str = "one_sign", algorithm: str = "fa2") -> float:
+    """How many significant bits O and l must be carried with, so that carrying makes an error as large as storing the
+    answer: the stored bits and about half of log2(tiles) more."""
+    return Format.of(stored).precision + 0.5 * math.log2(roundings(tiles, algorithm, values).carried())
+
+
+def bits_for(times: float, stored: FormatLike, **given) -> float:
+    """With how many significant bits of O and l the largest error of a kernel as shipped is so many times Baseline's.
+
+    Args:
+        times: over Baseline's largest error. given: as `largest_over_baseline`: tiles, algorithm ("fa2" where none is
+            given), values, count, block_kv.
+    """
+    given = dict(algorithm="fa2") | given
+
+    def over(count):
+        fmt = Format.of((8, count))
+        precision = replace(Precision.kernel(stored), accumulator=fmt, row_sum=fmt)
+        return math.log2(largest_over_baseline(precision, stored, **given))
+
+    counts, limit = range(2, 25), math.log2(times)  # halved, since the error falls with every bit
+    enough = bisect_left(counts, -limit, key=lambda count: -over(count))
+    near = counts[max(0, enough - 1) : enough + 1]
+    return float(np.interp(-limit, [-over(count) for count in near], near))
+
+
+def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
+    """The root mean square of the relative error that a running sum of positive terms makes where its roundings repeat.
+
+    Within one binade of the sum, terms that hardly differ are cut at the same place of the grid, so that their errors
+    have one sign and add up. Terms that differ by a standard deviation of s ulp of the sum dither the rounding: of the
+    error's k-th harmonic, of amplitude 1 / (pi k) ulp, exp(-2 pi^2 k^2 s^2) is left.
+
+    Args:
+        fmt: of the sum. tiles: terms. spread: the terms' standard deviation over their mean.
+
+    Raises:
+        ValueError: an argument is none of those accepted.
+    """
+    accepted_kernel("fa2", "one_sign", tiles)
+    if not (isinstance(spread, Real) and 0 <= spread < math.inf):
+        raise ValueError(f"spread: got {spread!r}; accepted is a number from 0")
+    u, k = Format.of(fmt).unit_roundoff, np.arange(1, 200)
+    total = []
+    for first in 2 ** np.linspace(0, 1, 33)[:-1]:  # the first term, anywhere in a binade
+        t = np.arange(2, tiles + 1)
+        ulp, terms = np.unique(2 * u * 2.0 ** np.floor(np.log2(first * t)), return_counts=True)  # of each binade
+        s = spread * first / ulp  # (binades,)
+        amplitude = np.exp(-2 * (np.pi * k * s[:, None]) ** 2) / (np.pi * k) * ulp[:, None]  # (binades, harmonics)
+        sums = amplitude * terms[:, None]  # a harmonic's error has one phase within a binade
+        total.append(0.5 * np.sum(np.square(sums)) / (first * tiles) ** 2)
+    return math.sqrt(np.mean(total))
+
+
+def onset(precision: Precision, *, spread: float, algorithm: str = "fa1", most: int = 2**16) -> int:
+    """The number of tiles, a power of two, from which on repeated errors of l outweigh independent ones.
+
+    Args:
+        spread: of the tiles' row sums: standard deviation over mean. most: where the search ends.
+
+    Returns:
+        tiles; `most` where independence holds up to there.
+    """
+    tiles = 2
+    while tiles < most:
+        independent = expected(precision, tiles=tiles, algorithm=algorithm)
+        if repeated(precision.row_sum, tiles=tiles, spread=spread) >= independent:
+            return tiles
+        tiles *= 2
+    return most
+
+
+def bound(
+    precision: Precision, *, tiles: int, algorithm: str = "fa2", rise: float = 0.0, keys: int = 0, failure: float = 0.0
+) -> float:
+    """A forward error bound of online softmax: |O - golden| <= bound * sum_j P_j |v_j|, for any inputs, where only the
+    accumulator, the row sum and the factors round (P, given, is exact), and nothing underflows.
+
+    Args:
+        precision: its formats accumulator, row_sum and factors. tiles: of keys. algorithm: "fa1" or "fa2".
+        rise: the most that scores of one row differ; the factors' exponents add up to no more.
+        failure: 0 for the deterministic bound, where n roundings make gamma_n; a probability for the bound that fails
+            no more often, if rounding errors are independent with mean zero: n roundings then make about sqrt(n).
+        keys: of a row, for the probabilistic bound, which must hold for all of them at once.
+
+    Returns:
+        the factor; infinity where the bound says nothing.
+
+    Raises:
+        ValueError: the algorithm is neither, or tiles is no whole number from 1.
+    """
+    if algorithm not in ("fa1", "fa2"):
+        raise ValueError(f"algorithm: got {algorithm!r}; accepted are fa1, fa2")
+    accepted_kernel(algorithm, "one_sign", tiles)
+    u = {step: getattr(precision, step).unit_roundoff for step in ("accumulator", "row_sum", "factors")}
+    rescales = tiles if rise else 0
+    # roundings of a term on its way into O, into l, and into both alike: those change the weights of keys
+    if algorithm == "fa1":
+        of_o, of_l, alike, factors, rises = 3 * tiles + 1, tiles + 2, rescales, 2 * rescales, 2 * rise
+    else:
+        of_o, of_l, alike, factors, rises = tiles + 1 + rescales, tiles + rescales, 0, rescales, rise
+    strength = math.sqrt(2 * math.log(4 * max(keys, 1) / failure)) if failure else None
+    sums = (1 + gamma(of_o, u["accumulator"], strength)) * (1 + gamma(of_l, u["row_sum"], strength)) - 1
+    scale = (1 + gamma(alike, u["row_sum"], strength)) * (1 + gamma(factors, u["factors"], strength))
+    weights = scale * math.exp(rises * u["factors"]) - 1
+    return sums * (1 + weights) ** 2 + 2 * weights * (1 + weights)
+
+
+def gamma(n: int, u: float, strength: float | None = None) -> float:
+    """The most that n factors 1 + delta, |delta| <= u, change a product: n u / (1 - n u); or, with a strength lambda,
+    what they do not exceed with probability 1 - 2 exp(-lambda^2 (1 - u)^2 / 2) (Higham and Mary 2019, theorem 2.4),
+    where that is less."""
+    most = n * u / (1 - n * u) if n * u < 1 else math.inf
+    if strength is None:
+        return most
+    return min(most, float(special.expm1(strength * math.sqrt(n) * u + n * u**2 / (1 - u))))

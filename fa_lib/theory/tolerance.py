@@ -1,0 +1,274 @@
+"""How far a right kernel may be from the golden value on these very inputs: each output's own bound.
+
+`theory` has the error to expect of a kind of inputs. Here Q, K and V are given, so that the scores, the probabilities
+and the partial sums are known, and each rounding counts with what it is worth in this row. docs/testing.md derives it.
+"""
+
+import math
+from dataclasses import dataclass
+from numbers import Integral
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from fa_lib import kernels
+from fa_lib.kernels.options import Options, Scores
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rows import by_rows, nonzero
+from fa_lib.numerics.formats import FP32, FP64, Format, FormatLike
+from fa_lib.theory.rounding_counts import ALGORITHMS, weights
+from fa_lib.theory.tolerance_sums import meet, parted, repeats, spread_of
+
+BLOCK = 64  # keys of a tile, where nothing is said
+PART = 16  # keys that a part of split keys has at least
+EXP = 1e-4  # relative error of the exponentials that kernels take for 16 bits: fexp_u20 of ATen, FA4's polynomials
+SHIFTS = 8  # of the numbers against the format's grid, over which an error of equal numbers is averaged
+ROUNDINGS = 5  # of O in a tile, at most: FA1's l O, P V, a P V, their sum and its division
+FAR = 30.0  # the most that an exponent's error is taken for
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What an output may be.
+
+    Attributes:
+        golden, bound: float64, of O's shape: abs(o - golden) <= bound holds for every output of a right kernel, but for
+            one call in 1 / false_alarm.
+        of_row: (..., n_q, 1), the same for a row's error `along` golden: an error of the row sum, or a bias, is small
+            in each output, and in all of them on one side.
+        seen: (..., n_q, 1), whether a row sees a key; golden and bound are 0 where it does not.
+    """
+
+    golden: Float64[Tensor, "... n_q d_v"]
+    bound: Float64[Tensor, "... n_q d_v"]
+    of_row: Float64[Tensor, "... n_q 1"]
+    seen: Bool[Tensor, "... n_q 1"]
+
+    def along(self, o: Tensor) -> Float64[Tensor, "*lead n_q 1"]:
+        """|(o - golden) . golden| / |golden| of each row; 0 where golden is."""
+        size = self.golden.norm(dim=-1, keepdim=True)
+        return ((o.double() - self.golden) * self.golden).sum(-1, keepdim=True).abs() / size.where(size > 0, 1.0)
+
+    def times(self, o: Tensor) -> tuple[Tensor, Tensor]:
+        """How many times its bound each output's error is, and each row's along golden."""
+        error = (o.double() - self.golden).abs()
+        return tuple(e / b.where(b > 0, 1.0) for e, b in ((error, self.bound), (self.along(o), self.of_row)))
+
+
+def declared(precision: Precision | FormatLike) -> Precision:
+    """A Precision, or `Precision.kernel` of a format.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return precision if isinstance(precision, Precision) else Precision.kernel(precision)
+
+
+def tolerance(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    precision: Precision | FormatLike,
+    tiles: int | None = None,
+    algorithm: str = "fa2",
+    false_alarm: float = 1e-6,
+    **options,
+) -> Tolerance:
+    """The bound of |o - golden| for a right kernel with these formats, on these inputs.
+
+    Every rounding to nearest is taken as an error of its own, with mean zero, evenly spread over at most half an ulp to
+    either side: relative to what it rounds at most u, of variance u^2 / 3. To first order the error of an output is a
+    sum of such errors with weights that are computed here. Such a sum is sub-Gaussian with its own variance s^2:
+    P(|error| > z s) <= 2 exp(-z^2 / 2). With M outputs and rows z = sqrt(2 ln(2 M / false_alarm)) makes all of them
+    hold at once (union bound). Storing the answer adds half an ulp at most, for certain; along a row it counts as
+    roundings do. Where roundings cannot be independent (equal probabilities, equal terms), they are added up as they
+    repeat.
+
+    Args:
+        q, k, v: as `kernels.reference`.
+        precision: a Precision, what the kernel declares; or a format, for `Precision.kernel`.
+        tiles: of keys; None: tiles of BLOCK keys. It counts where sums are carried in fewer bits than FP32.
+        algorithm: one of `rounding_counts.ALGORITHMS`. "baseline" normalises P before it is rounded.
+        false_alarm: how often a right kernel may exceed it, in calls; above 0, below 1.
+        options: of `kernels.options.Asked`.
+
+    Raises:
+        ValueError: an argument does not fit, or an input is not finite.
+    """
+    precision, n_kv = declared(precision), k.shape[-2] if isinstance(k, Tensor) and k.ndim > 1 else 1
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: got {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
+    tiles = -(-n_kv // BLOCK) if tiles is None else tiles
+    if isinstance(tiles, bool) or not isinstance(tiles, Integral) or not 1 <= tiles <= n_kv:
+        raise ValueError(f"tiles: got {tiles!r}; accepted is a whole number from 1 to the {n_kv} keys")
+    if not 0 < false_alarm < 1:
+        raise ValueError(f"false_alarm: got {false_alarm!r}; accepted is a number between 0 and 1")
+    golden = kernels.golden(q, k, v, inputs=precision.inputs, **options)  # checks what came
+    events = golden.numel() + golden.shape[:-1].numel()  # outputs, and rows
+    strength = math.sqrt(2 * math.log(2 * events / false_alarm))
+    law = _Law(precision, -(-n_kv // int(tiles)), algorithm, strength)
+    given = tuple(x.detach().double() for x in (q, k, v))
+    out = by_rows(law.bounded, given, precision, Options.of(q, k, v, **options), features=v.shape[-1] + 2, width=n_kv)
+    return Tolerance(golden, out[..., :-2], out[..., -2:-1], out[..., -1:] > 0)
+
+
+@dataclass(frozen=True)
+class _Law:
+    """The bound of a few rows; in the terms of docs/testing.md."""
+
+    p: Precision
+    block: int  # keys of a tile
+    algorithm: str
+    strength: float  # z
+
+    def variance(self, step: str) -> float:
+        """Of one rounding, relative."""
+        return getattr(self.p, step).unit_roundoff ** 2 / 3
+
+    def inner(self, step: str) -> float:
+        """Of one rounding inside a dot product or a row sum: FP32, or what the step has if that is wider; and of the
+        golden value's own, in FP64."""
+        wide = min(getattr(self.p, step).unit_roundoff, FP32.unit_roundoff)
+        return (wide**2 + FP64.unit_roundoff**2) / 3
+
+    def bounded(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        """The bound of rows of one head, that of their errors along O, and whether each sees a key: (rows, d_v + 2)."""
+        S = scores(q, k, 0)  # (rows, n_kv)
+        seen = S.amax(-1, keepdim=True) != -math.inf  # (rows, 1)
+        if scores.sink is not None:  # one more key, the first, with a value of 0
+            S = torch.cat([scores.sink.expand(S.shape[0], 1), S], -1)
+            k, v = (torch.cat([torch.zeros_like(x[:1]), x]) for x in (k, v))
+        m = S.amax(-1, keepdim=True)
+        p = torch.exp(S - m.where(m != -math.inf, 0.0))  # (rows, n_kv), 1 at the maximum
+        l = p.sum(-1, keepdim=True)
+        W = p / nonzero(l)  # the weights of keys
+        D = torch.cat([W[:, : -scores.o.n_kv], scores.drop(W[:, -scores.o.n_kv :], 0)], -1)  # those that V meets
+        O = D @ v  # (rows, d_v)
+        of_scores = self.of_scores(q, k, scores, S.where(W > 0, m), m)
+        given, sums = (S, p, W, D, of_scores), self.of_sums(S, W, D, v, O, m, l)
+        bound = self.strength * (self.of_terms(given, v, O) + sums).sqrt()
+        half = self.p.output.ulp(O.abs() + bound) / 2
+        bound = bound + half
+        size = O.square().sum(-1, keepdim=True).sqrt()  # (rows, 1)
+        along = O / size.where(size > 0, 1.0)
+        own = (v @ along.mT).mT[..., None]  # (rows, n_kv, 1): each key's value along O
+        stored = torch.maximum((along * half).square().sum(-1, keepdim=True) / 3, self.stored(O, along))
+        apart = (along.square() * sums).sum(-1, keepdim=True)  # sums of features that differ err apart
+        sums = torch.maximum(apart, self.of_sums(S, W, D, own, size, m, l))
+        of_row = self.strength * (self.of_terms(given, own, size) + sums + stored).sqrt()
+        return torch.cat([bound.where(seen, 0.0), of_row.where(seen, 0.0), seen], -1)
+
+    def of_terms(self, given: tuple[Tensor, ...], v: Tensor, O: Tensor) -> Tensor:
+        """The variance of O (rows, d_v) by scores and P; v: as `meet` takes it."""
+        S, p, W, D, of_scores = given
+        weights, shift = self.of_weights(of_scores, W, D, v, O)
+        if self.p.scores.precision < FP32.precision:
+            alike = self.repeating(self.p.scores, S.where(W > 0, 0.0), W, D, v, O, relative=False)[1]
+            weights = torch.maximum(weights, alike)
+        probs = self.of_probs(W if self.algorithm == "baseline" else p, W, D, v, O)
+        return probs + weights / (1 - shift) ** 2
+
+    def stored(self, O: Tensor, along: Tensor) -> Tensor:
+        """The mean square of what storing O adds along it, over shifts against the grid: equal outputs err alike."""
+        found = torch.zeros_like(O[:, :1])
+        for i in range(SHIFTS):
+            shift = 2 ** ((i + 0.5) / SHIFTS)
+            e = (self.p.output(O * shift) - O * shift) / shift
+            found = found + (e * along).sum(-1, keepdim=True).square() / SHIFTS
+        return found
+
+    def of_scores(self, q: Tensor, k: Tensor, scores: Scores, S: Tensor, m: Tensor) -> Tensor:
+        """The variance of each exponent S - m and of its exponential: (rows, n_kv)."""
+        d, scale = q.shape[-1], scores.o.scale
+        raw, squares = q @ k.mT * scale, q.square() @ k.mT.square() * (scale * scale)
+        products = (d + 1) * (squares / 6 + raw.square() / 3) + squares + raw.square()  # d products, their sums, scale
+        if scores.o.softcap is not None:  # a quotient, its tanh, a product
+            products = products + 3 * S.square()
+        rounded = (S - m).square() + S.square() + 4  # the exponential is within an ulp
+        twice = self.p.scores.precision < FP32.precision and math.frexp(scale)[0] != 0.5  # before the scale, too
+        variance = self.inner("scores") * products + self.variance("scores") * (S.square() + twice * raw.square())
+        return variance + self.variance("exponent") * rounded + self.exp() ** 2 / 2
+
+    def of_weights(self, of_scores: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:
+        """The variance of O by the errors of the keys' weights, in numerator and row sum alike; and z times
+        the standard deviation of the row sum, by which the first order falls short."""
+        z = self.strength
+        raised = torch.expm1((z * of_scores.sqrt()).clamp(max=FAR)) / z  # exp(e) - 1 where e is large
+        s = raised.square()
+        out = meet(D.square() * s, v.square()) - 2 * O * meet(D * W * s, v)
+        of_l = (W.square() * s).sum(-1, keepdim=True)
+        return (out + O.square() * of_l).clamp(min=0), (z * of_l.sqrt()).clamp(max=0.9)
+
+    def of_probs(self, p: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> Tensor:
+        """The variance of O by P's rounding, whether the row sum adds P before or after it; no more than if all err to
+        one side."""
+        fmt = self.p.probs
+        step = (fmt.ulp(torch.zeros_like(p)) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
+        s = step.square() / 3 + self.exp() ** 2 / 2
+        out = meet(D.square() * s, v.square())
+        centred = out - 2 * O * meet(D * W * s, v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
+        independent = torch.maximum(out, centred)
+        alike = torch.maximum(*self.repeating(fmt, p, W, D, v, O, relative=True))
+        most = meet((step + self.exp()) * D, v.abs()) + O.abs() * ((step + self.exp()) * W).sum(-1, keepdim=True)
+        return torch.minimum(torch.maximum(independent, alike), (most / self.strength).square())
+
+    def exp(self) -> float:
+        """The relative error of the exponential."""
+        return EXP if self.p.probs.precision < FP32.precision else 0.0
+
+    def repeating(
+        self, fmt: Format, x: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, relative: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The mean squares of O's error by rounding x (rows, n_kv) to fmt, in the numerator alone and in the row sum as
+        well, over shifts of x against the grid: equal numbers have equal errors. An error of a score counts as it is,
+        one of a probability relative to it, with that of the exponential."""
+        of_o = of_both = torch.zeros_like(O)
+        for i in range(SHIFTS):
+            turn = (i + 0.5) / SHIFTS
+            e = (fmt(x * 2**turn) - x * 2**turn) / 2**turn
+            if relative:
+                positive = x.where(x > 0, 1.0)
+                e = e / positive + self.exp() * torch.cos(2 * math.pi * (torch.log2(positive) + turn))
+            one = meet(D * e, v)
+            both = one - O * (W * e).sum(-1, keepdim=True)
+            of_o, of_both = of_o + one.square() / SHIFTS, of_both + both.square() / SHIFTS
+        return of_o, of_both
+
+    def of_sums(self, S: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
+        """The variance of O by the roundings of its own sum and of the row sum's: carried from tile to tile, inside of
+        tiles, and where parts of the keys are merged."""
+        cut = [slice(j, j + self.block) for j in range(0, v.shape[-2], self.block)]
+        X = torch.stack([meet(D[:, each], v[..., each, :]) for each in cut])  # (T, rows, d_v)
+        Y = torch.stack([W[:, each].sum(-1, keepdim=True) for each in cut])  # (T, rows, 1)
+        highest = torch.stack([S[:, each].amax(-1, keepdim=True) for each in cut]).cummax(0).values
+        raised = torch.cat([torch.ones_like(Y[:1]), (highest[1:] > highest[:-1]).to(Y)])
+        U, row_sums = X.cumsum(0), Y.cumsum(0)  # so far
+        how, size = self.algorithm, O.square()
+        of_o = sum(w.sum(0) for w in weights(how, U.square(), X.square(), raised, divided=True))
+        of_l = sum(w.sum(0) for w in weights(how, row_sums.square(), Y.square(), raised, divided=False))
+        carried = self.variance("accumulator") * of_o + self.variance("row_sum") * of_l * size
+        subnormal = self.p.accumulator.ulp(torch.zeros_like(l)) / 2
+        carried = carried + ROUNDINGS * len(cut) * subnormal.square() / 3
+        for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(l), "row_sum")):
+            carried = carried + size * repeats(getattr(self.p, step), *spread_of(part.square().sum(0), whole, len(cut)))
+        n = (W > 0).sum(-1, keepdim=True)  # keys that count
+        squares, alone = meet(D.square(), v.square()), W.square().sum(-1, keepdim=True)
+        forth, back = U.square().sum(0), (O - U + X).square().sum(0)  # tiles from the first to the last, and back
+        along = torch.maximum(forth, back) * self.block
+        of_o = torch.maximum((n + 1) * (squares / 6 + size / 3), along) + squares
+        of_l = (n + 1) * (alone / 6 + 1 / 3) + alone
+        inside = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
+        for part, whole, step in ((squares, O, "accumulator"), (alone, torch.ones_like(l), "row_sum")):
+            fmt = FP32 if getattr(self.p, step).precision < FP32.precision else getattr(self.p, step)
+            inside = inside + size * repeats(fmt, *spread_of(part, whole, int(n.max())))
+        if self.p.row_sum.precision < FP32.precision:
+            return carried + inside
+        log = torch.log(nonzero(l))  # the parts' weights exp(L_i - L), L = m + log l
+        # parts may be cut elsewhere than tiles
+        fine = [slice(j, j + PART) for j in range(0, v.shape[-2], PART)]
+        apart = [meet(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
+        size = (m + log).square() + log.square() + 4
+        merged = parted(torch.stack(apart)) * size.where(m != -math.inf, 0.0)
+        return carried + inside + self.variance("row_sum") * merged
