@@ -5,8 +5,8 @@ import pytest
 import torch
 from small_ptx import kernel
 
-from fa_lib.formats import BF16, FP16, TF32
-from fa_lib.tensor_cores import TensorCore
+from fa_lib.numerics.formats import BF16, FP16, TF32
+from fa_lib.numerics.tensor_cores import TensorCore
 
 pytestmark = pytest.mark.usefixtures("machine")
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32, "s8": torch.int8,

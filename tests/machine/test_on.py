@@ -5,8 +5,8 @@ import torch
 from typer.testing import CliRunner
 
 from fa_lib import kernels
-from fa_lib.cli import app
-from fa_lib.cli_check import kernel_name
+from fa_lib.commands.cli import app
+from fa_lib.commands.cli_check import kernel_name
 from fa_lib.gpu import GPU, on
 from fa_lib.gpu.pretended import pretended
 

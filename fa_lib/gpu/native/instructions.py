@@ -9,7 +9,7 @@ from fa_lib.gpu.device import GPU
 from fa_lib.gpu.matrix import Product
 from fa_lib.gpu.memory import LOCAL, SHARED
 from fa_lib.gpu.moves import WAITS, bytes_read, space_of
-from fa_lib.gpu.native import exchange, memory, mma
+from fa_lib.gpu.native import exchange, memory, mma, mma_whole
 from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
 from fa_lib.gpu.native.encode import Encoding, Layout
 from fa_lib.gpu.native.lanewise import compared, emit
@@ -181,7 +181,7 @@ def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
 def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     product = Product(e.instruction, gpu)
     e.shape.append(gpu.name)
-    if product.whole or product.core.two_level or product.a not in ("f16", "bf16", "tf32"):
+    if not product.whole and (product.core.two_level or product.a not in ("f16", "bf16", "tf32")):
         raise NotNative
     for operand in e.instruction.operands:
         for each in parts(operand):
@@ -189,7 +189,10 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
                 e.operand(each, "b32")
             elif e.raw(each) not in ("b32", "f32", "u32", "s32"):
                 raise NotNative
-    e.build = lambda f: mma.product(f, product.core, product.shape, product.a, product.gives)
+    if product.whole:
+        e.build = lambda f: mma_whole.product(f, product.shape, (product.a, product.b), product.saturated)
+    else:
+        e.build = lambda f: mma.product(f, product.core, product.shape, product.a, product.gives)
 
 
 TABLE = {

@@ -2,13 +2,14 @@
 
 from llvmlite import ir
 
-from fa_lib.gpu.native import floats
+from fa_lib.gpu.native import fields, floats
 from fa_lib.gpu.native.emitter import NotNative
 from fa_lib.gpu.native.vectors import DOUBLE, FLOAT, I16, I32, I64, Builder, lanes
 from fa_lib.gpu.syntax import BITS, Instruction
 
 QUIET = {"rn", "ftz", "approx", "full", "f32"}  # words of FP32 instructions that are native
 ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+NEAREST = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}  # of cvt, and LLVM's names
 WHOLE = {**ORDERED, "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
@@ -66,6 +67,15 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return b.select(less, *x)
     if name in ("shl", "shr"):
         return shifted(b, x[0], x[1], bits, left=name == "shl", signed=signed)
+    if name == "bfe" and bits == 32:
+        return fields.extract(b, signed, *x)
+    if name in fields.FIELDS and kind == "b32":
+        return fields.FIELDS[name](b, *x)
+    if name == "popc":
+        found = b.intrinsic("ctpop", x)
+        return found if bits == 32 else b.trunc(found, lanes(I32))
+    if name in ("div", "rem") and bits == 32:
+        return divided(b, *x, signed=signed, remainder=name == "rem")
     if name == "shf":
         n = b.and_(x[2], b.all(31, x[2])) if "wrap" in words else None
         if n is None:
@@ -92,6 +102,19 @@ def product(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
         if "hi" in words:
             found = b.trunc(b.lshr(found, b.all(bits, found)), lanes(ir.IntType(bits)))
     return found if instruction.name == "mul" else b.add(found, x[2])
+
+
+def divided(b: Builder, x: ir.Value, y: ir.Value, signed: bool, remainder: bool) -> ir.Value:
+    """Of 32 bits, in 64, where no quotient is too large; of a divisor 0 all bits are set, and the remainder is x."""
+    wide = lanes(I64)
+    a, c = ((b.sext if signed else b.zext)(each, wide) for each in (x, y))
+    none = b.icmp_unsigned("==", c, b.all(0, wide))
+    c = b.select(none, b.all(1, wide), c)
+    if remainder:
+        found, without = (b.srem if signed else b.urem)(a, c), a
+    else:
+        found, without = (b.sdiv if signed else b.udiv)(a, c), b.all(-1, wide)
+    return b.trunc(b.select(none, without, found), lanes(I32))
 
 
 def shifted(b: Builder, x: ir.Value, n: ir.Value, bits: int, left: bool, signed: bool) -> ir.Value:
@@ -123,6 +146,9 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
     words, (gives, *kinds) = instruction.words, instruction.types
     kind = kinds[0]
     plain = {*words[1:]} <= {"rn", gives, kind}
+    modes = [word for word in words if word in NEAREST]
+    if kind == "f32" and gives[0] in "us" and BITS[gives] <= 32 and {*words[1:]} <= {*modes, "ftz", gives, kind}:
+        return to_whole(b, floats.flushed(b, x[0]) if "ftz" in words else x[0], modes[0], gives)
     if gives in ("bf16x2", "f16x2") and {*words[1:]} <= {"rn", gives, "f32"}:
         if gives == "bf16x2":
             high, low = (floats.to_bf16(b, b.bitcast(each, lanes(I32))) for each in x)
@@ -148,6 +174,17 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
     if gives[0] in "us" and kind[0] in "us":
         return resized(b, x[0], BITS[kind], BITS[gives], signed=kind[0] == "s")
     raise NotNative
+
+
+def to_whole(b: Builder, x: ir.Value, mode: str, gives: str) -> ir.Value:
+    """Of FP32; beyond the limits the limit, of NaN 0."""
+    x = b.intrinsic(NEAREST[mode], [b.fpext(x, lanes(DOUBLE))])
+    bits = BITS[gives]
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if gives[0] == "s" else (0, (1 << bits) - 1)
+    x = b.select(floats.not_a_number(b, x), b.all(0.0, x), x)
+    x = b.select(b.fcmp_ordered("<", x, b.all(float(low), x)), b.all(float(low), x), x)
+    x = b.select(b.fcmp_ordered(">", x, b.all(float(high), x)), b.all(float(high), x), x)
+    return b.trunc(b.fptosi(x, lanes(I64)), lanes(ir.IntType(bits)))
 
 
 def resized(b: Builder, x: ir.Value, bits: int, to: int, signed: bool) -> ir.Value:

@@ -1,4 +1,4 @@
-"""mma.sync on LLVM's lanes, as a `TensorCore` sums: the same steps as `adders.chained`, eight columns at a time.
+"""mma.sync on LLVM's lanes, as a `TensorCore` sums: the same steps as `sum_loops.chained`, eight columns at a time.
 
 Where a factor is NaN, or C is, so is the result. Infinite numbers, and results, are left to the numpy machine.
 """
@@ -12,13 +12,19 @@ from fa_lib.gpu.matrix import WIDTHS
 from fa_lib.gpu.native.emitter import Emitter, NotNative
 from fa_lib.gpu.native.floats import halves
 from fa_lib.gpu.native.vectors import DOUBLE, FLOAT, HALF, I8, I16, I32, I64, Builder, lanes
-from fa_lib.on_device import NOTHING
-from fa_lib.tensor_cores import TensorCore
+from fa_lib.numerics.sum_torch import NOTHING
+from fa_lib.numerics.tensor_cores import TensorCore
 
 COLUMNS = 8
 D8, L8, E8 = lanes(DOUBLE, COLUMNS), lanes(I64, COLUMNS), lanes(I32, COLUMNS)
 BY_TURNS = ir.Constant(lanes(I32, 64), [I32(i // 2 + 32 * (i % 2)) for i in range(64)])  # of two registers
 FIELD = 0x7FF0000000000000  # of a float64's exponent
+SIZES = {DOUBLE: 8, I32: 4}  # bytes of an element
+
+
+def element_of(kind: str) -> ir.Type:
+    """What an element of a matrix is carried in."""
+    return I32 if kind in ("s8", "u8") else DOUBLE
 
 
 def exponents(b: Builder, x: ir.Value, emin: int) -> ir.Value:
@@ -41,7 +47,7 @@ def clamp(b: Builder, x: ir.Value, low: int, high: int) -> ir.Value:
 
 
 def rounded(b: Builder, x: ir.Value, core: TensorCore) -> ir.Value:
-    """As `rounding_loops.nearest` and `adders._toward_zero` do."""
+    """As `rounding_loops.nearest` and `sum_loops._toward_zero` do."""
     precision, low, high, largest, beyond = core.result.grid
     field = clamp(b, b.and_(b.bitcast(x, L8), b.all(FIELD, L8)), int(low), int(high))
     add = ((53 - precision) << 52) + (1 << 51)
@@ -56,12 +62,19 @@ def rounded(b: Builder, x: ir.Value, core: TensorCore) -> ir.Value:
 
 
 def elements(e: Emitter, slot: int, count: int, kind: str) -> ir.Value:
-    """Of registers in slots from `slot` on: where their elements are, one register's after another's, as float64."""
+    """Of registers in slots from `slot` on: where their elements are, one register's after another's, as float64, or
+    as 32 bits where they are whole."""
     b = e.b
     per = 32 // WIDTHS[kind]
-    place = b.room(lanes(DOUBLE, 32 * per), count)
+    element = element_of(kind)
+    place = b.room(lanes(element, 32 * per), count)
     for r in range(count):
         held = b.get(e.place(slot + r), lanes(I32), 16)
+        there = b.at(place, SIZES[element] * 32 * per * r)
+        if kind in ("s8", "u8"):
+            extend = b.sext if kind == "s8" else b.zext
+            b.put(extend(b.bitcast(held, lanes(I8, 128)), lanes(I32, 128)), there)
+            continue
         if kind == "tf32":
             x = b.bitcast(b.and_(held, b.all(0xFFFFE000, held)), lanes(FLOAT))
         elif kind == "bf16":
@@ -72,33 +85,44 @@ def elements(e: Emitter, slot: int, count: int, kind: str) -> ir.Value:
             x = b.bitcast(held, lanes(HALF, 64))
         else:
             raise NotNative
-        b.put(b.fpext(x, lanes(DOUBLE, 32 * per)), b.at(place, 8 * 32 * per * r))
+        b.put(b.fpext(x, lanes(DOUBLE, 32 * per)), there)
     return place
+
+
+def factors(e: Emitter, slot: int, shape: tuple[int, int, int], kinds: tuple[str, str]) -> tuple[ir.Value, ir.Value]:
+    """A and B by rows, of the registers in slots from `slot` on, which hold what the figures of PTX's text say."""
+    b, (m, n, k) = e.b, shape
+    element, per = element_of(kinds[0]), 32 // WIDTHS[kinds[0]]
+    size, of_a, of_b = SIZES[element], m * k * WIDTHS[kinds[0]] // 1024, k * n * WIDTHS[kinds[1]] // 1024
+    a_place, b_place = elements(e, slot, of_a, kinds[0]), elements(e, slot + of_a, of_b, kinds[1])
+    A, B = b.room(element, m * k), b.room(element, k * n)
+
+    def move(place, at, matrix, index):
+        b.put(b.get(b.at(place, size * at), element), b.at(matrix, size * index))
+
+    for lane in range(32):
+        for i in range(per):
+            along, across = per * (lane % 4) + i, lane // 4
+            for r in range(of_a):
+                row, column = across + 8 * (r % 2), along + 4 * per * (r // 2)
+                move(a_place, 32 * per * r + per * lane + i, A, k * row + column)
+            for r in range(of_b):
+                move(b_place, 32 * per * r + per * lane + i, B, n * (along + 4 * per * r) + across)
+    return A, B
+
+
+def registers(shape: tuple[int, int, int], kind: str) -> int:
+    """How many hold A and B."""
+    m, n, k = shape
+    return (m + n) * k * WIDTHS[kind] // 1024
 
 
 def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str, result: str) -> None:
     """Slots: of the result's registers, of A's, B's and C's."""
     b, (m, n, k) = e.b, shape
-    per = 32 // WIDTHS[kind]
-    counts = m * k * WIDTHS[kind] // 1024, k * n * WIDTHS[kind] // 1024
     sums = 2 if result == "f16" else 4
-    a_place, b_place = elements(e, sums, counts[0], kind), elements(e, sums + counts[0], counts[1], kind)
-    c_slot = sums + sum(counts)
-    A, B = b.room(DOUBLE, m * k), b.room(DOUBLE, k * n)
-
-    def element(place, r, lane, i):
-        return b.at(place, 8 * (32 * per * r + per * lane + i))
-
-    for r in range(counts[0]):  # into rows, as the figures of PTX's text say
-        for lane in range(32):
-            for i in range(per):
-                row, column = lane // 4 + 8 * (r % 2), per * (lane % 4) + 4 * per * (r // 2) + i
-                b.put(b.get(element(a_place, r, lane, i), DOUBLE), b.at(A, 8 * (k * row + column)))
-    for r in range(counts[1]):
-        for lane in range(32):
-            for i in range(per):
-                row, column = per * (lane % 4) + 4 * per * r + i, lane // 4
-                b.put(b.get(element(b_place, r, lane, i), DOUBLE), b.at(B, 8 * (n * row + column)))
+    A, B = factors(e, sums, shape, (kind, kind))
+    c_slot = sums + registers(shape, kind)
     C = b.room(DOUBLE, m * n)
     for half in range(2):
         rows = b.at(C, 8 * 64 * half)
@@ -147,7 +171,7 @@ def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
     """A loop over the 16 rows."""
     A, B, eB, C, D, unfit, odd = places
     b, emin_d = e.b, (int(core.result.grid[1]) >> 52) - 1023
-    i, after = _loop(b)
+    i, after = rows_loop(b)
     row = b.at(A, b.mul(i, I64(8 * k)))
     a = [b.splat(b.get(b.at(row, 8 * j), DOUBLE), COLUMNS) for j in range(k)]
     d = b.get(b.at(C, b.mul(i, I64(64))), D8)
@@ -174,7 +198,7 @@ def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
     after()
 
 
-def _loop(b: Builder) -> tuple[ir.Value, Callable[[], None]]:
+def rows_loop(b: Builder) -> tuple[ir.Value, Callable[[], None]]:
     """A loop over the 16 rows begins: the row's number, and what ends it."""
     before, loop, out = b.block, b.append_basic_block(), b.append_basic_block()
     b.branch(loop)
@@ -201,7 +225,7 @@ def _not_numbers(b: Builder, k: int, places: Places) -> None:
     in_columns = is_nan(b.get(places.B, D8))
     for j in range(1, k):
         in_columns = b.or_(in_columns, is_nan(b.get(b.at(places.B, 64 * j), D8)))
-    i, after = _loop(b)
+    i, after = rows_loop(b)
     row, here = b.at(places.A, b.mul(i, I64(8 * k))), b.mul(i, I64(64))
     in_row = is_nan(b.get(row, DOUBLE))
     for j in range(1, k):
