@@ -1,7 +1,6 @@
 """The order of the tests, and what several of them need."""
 
 import gc
-import os
 import shutil
 import sys
 
@@ -9,13 +8,10 @@ import nbval.kernel
 import pytest
 from ready_kernel import ReadyKernel
 
-from fa_lib.execution import allocation, fingerprint
-from fa_lib.execution.collecting import put_off
-from fa_lib.execution.environment import without_amx
+from fa_lib.execution import fingerprint, process_settings
 from fa_lib.execution.paths import PACKAGE
 
-allocation.keep()  # as commands do
-os.environ |= without_amx() | os.environ
+process_settings.prepare()  # as commands do
 if sys.platform == "linux":
     nbval.kernel.KernelManager = ReadyKernel
 
@@ -25,9 +21,10 @@ LONG = ("test_make", "test_notebook", "test_report", "test_strangers", "test_car
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What tests import stays until the end, so Python need not search it for garbage again and again."""
-    with put_off():
-        result = yield
+    gc.disable()
+    result = yield
     gc.freeze()
+    gc.enable()
     return result
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from jupyter_client import KernelManager
 
-from fa_lib.execution import environment, parallel_notebooks
+from fa_lib.execution import parallel_notebooks, process_settings
 from fa_lib.execution.forked_kernel import Waiting
 from fa_lib.execution.paths import NOTEBOOKS
 
@@ -25,7 +25,7 @@ class _Server(forkserver.ForkServer):
         self.set_forkserver_preload(["fa_lib.execution.warm", *imported])
 
     def connect_to_new_process(self, fds):
-        own = environment.environment() | dict(MPLBACKEND=parallel_notebooks.INLINE)
+        own = process_settings.environment() | dict(MPLBACKEND=parallel_notebooks.INLINE)
         with patch.dict(os.environ, own):  # it may begin here
             return super().connect_to_new_process(fds)
 

@@ -10,7 +10,7 @@ import typer
 
 from fa_lib.commands import cli_captured, cli_check
 from fa_lib.commands.cli_check import EXIT, colored, told
-from fa_lib.execution import allocation, reader_modules
+from fa_lib.execution import process_settings, reader_modules
 from fa_lib.execution.paths import other_checkout
 
 app = typer.Typer(
@@ -118,8 +118,8 @@ def print_claims(
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
     with told():
         from fa_lib.execution import claims
+        from fa_lib.execution.lookup import lookup
         from fa_lib.execution.paths import CHECKOUT, RESULTS
-        from fa_lib.kernels.variants import known
 
         if results is not None and not results.is_dir():
             raise ValueError(f"results: got {str(results)!r}; accepted is a folder, such as build/data/results")
@@ -129,7 +129,7 @@ def print_claims(
             )
         table = claims.ledger(results or RESULTS)
         if paper:
-            known("paper", paper, {key: name for key, name in claims.PAPERS.items() if key})
+            lookup("paper", paper, {key: name for key, name in claims.PAPERS.items() if key})
             table = table[table.paper == paper]
         typer.echo(claims.markdown(table))
         if readme:
@@ -277,10 +277,10 @@ def notebooks_of(folder, only):
 
 def _notebook(name, every):
     """The notebook of that name, or the one that saves a figure of that number or name."""
-    known = every.get(name.removesuffix(".ipynb"))
+    lookup = every.get(name.removesuffix(".ipynb"))
     figure = re.compile(rf'\\"(figure{re.escape(name)}_\w+|{re.escape(name)})\\":')  # a key, as JSON holds it
-    for path in [known] if known else every.values():
-        if known or figure.search(path.read_text()):
+    for path in [lookup] if lookup else every.values():
+        if lookup or figure.search(path.read_text()):
             return path
     raise ValueError(f"only: got {name!r}; accepted are a figure, as 4 or 9b, and {', '.join(every)}")
 
@@ -294,6 +294,6 @@ def main() -> None:
     if words := other_checkout(Path.cwd()):
         print(f"fa-lib: {words}", file=sys.stderr)
         sys.exit(2)
-    allocation.keep()
+    process_settings.prepare()
     reader_modules.add_current_folder()  # kernels and models of the reader's
     app(prog_name="fa-lib", color=colored())

@@ -18,16 +18,16 @@ from fa_lib.check.judge.findings import Judgement, Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.examine import QUICK, Depth, examine
 from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.execution import allocation
+from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.execution.forks import Forks
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
 from fa_lib.gallery.openvino_kernels import computes_fp16_in_bf16
-from fa_lib.kernels.variants import known
 from fa_lib.numerics.formats import BF16
 
 GALLERY = Depth(
@@ -73,7 +73,7 @@ class Manner:
         Raises:
             ValueError: the key is unknown.
         """
-        return known("kernel", key, CATALOGUES[self.device])
+        return lookup("kernel", key, CATALOGUES[self.device])
 
 
 def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2) -> pd.DataFrame:
@@ -151,7 +151,7 @@ def judge_one(key: str, manner: Manner) -> None:
 
 def prepare() -> None:
     """What every judging process needs, imported with this module and compiled."""
-    allocation.keep()
+    process_settings.keep_memory()
     BF16(torch.zeros(1, dtype=torch.float64))
 
 

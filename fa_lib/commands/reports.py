@@ -35,10 +35,10 @@ from fa_lib.check.report.page_files import PageFiles
 from fa_lib.check.report.sentences import KERNELS
 from fa_lib.execution import reader_modules
 from fa_lib.execution.files import replacing
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.results import provenance, versions
 from fa_lib.gallery.catalogue import ENTRIES, installed
-from fa_lib.kernels.variants import known
 from fa_lib.numerics.formats import Format
 from fa_lib.plots.kernel_report import kernel_panels
 from fa_lib.plots.model_report import model_panels
@@ -81,10 +81,10 @@ def check_kernel(
         ValueError: there is no such kernel, depth or layout; before anything is judged. An old page of the kernel's is
             gone then too.
     """
-    known("layout", layout, kernels.LAYOUTS)
+    lookup("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     named = depth if isinstance(depth, str) else "its own"
-    depth = known("depth", depth, DEPTHS) if isinstance(depth, str) else depth
+    depth = lookup("depth", depth, DEPTHS) if isinstance(depth, str) else depth
     depth = replace(depth, drawn_seed=secrets.randbits(31) if seed is None else seed)
     files = PageFiles.of(out, kernel)
     files.clear()

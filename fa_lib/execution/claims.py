@@ -12,7 +12,7 @@ import pandas as pd
 
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
-from fa_lib.numerics.metrics import interval
+from fa_lib.numerics.confidence import interval
 
 BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
 LEDGER = ROOT / "docs" / "ledger.md"

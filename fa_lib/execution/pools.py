@@ -12,7 +12,7 @@ from multiprocessing.util import Finalize
 
 import torch
 
-from fa_lib.execution import allocation
+from fa_lib.execution import process_settings
 from fa_lib.execution.paths import PACKAGE
 
 
@@ -86,7 +86,7 @@ def _settle(expected):
     if expected != PACKAGE:
         raise RuntimeError(f"worker: it imports {PACKAGE} and not {expected}; start it from another folder")
     torch.set_num_threads(1)
-    allocation.keep()
+    process_settings.keep_memory()
 
     def follow():
         multiprocessing.parent_process().join()

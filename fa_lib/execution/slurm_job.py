@@ -11,7 +11,7 @@ from pathlib import Path
 import submitit
 import torch
 
-from fa_lib.execution import allocation
+from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.results import device
@@ -23,7 +23,7 @@ class Calls(submitit.helpers.Checkpointable):
 
     def __call__(self, calls):
         torch.set_num_threads(1)
-        allocation.keep()
+        process_settings.keep_memory()
         for (fn, args, kwargs, code), path in calls:
             if path.exists():
                 continue

@@ -5,11 +5,11 @@ import torch
 
 import fa_lib.execution.forked_kernel
 import fa_lib.execution.notebook  # noqa: F401
-from fa_lib.execution import allocation
+from fa_lib.execution import process_settings
 from fa_lib.numerics.dots import DOUBLE_DOUBLE
 from fa_lib.numerics.formats import BF16
 
-allocation.keep()
+process_settings.keep_memory()
 ONE = torch.ones(1, 1, dtype=torch.float64)
 BF16(ONE)
 DOUBLE_DOUBLE.exp_(DOUBLE_DOUBLE.matmul(ONE, ONE))

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.law import carried_in
 from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import by_key, known
+from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 from fa_lib.numerics.metrics import deviation
 
@@ -30,7 +31,7 @@ class Start:
 
     def changed(self, step: str) -> Precision:
         """The kernel's Precision with a step, of STEPS, in the other format."""
-        known("step", step, STEPS)
+        lookup("step", step, STEPS)
         return self.precision if step == "nothing" else replace(self.precision, **{step: self.other})
 
 
@@ -82,7 +83,7 @@ def ladder(
     Returns:
         rows: start, algorithm, step, and `Problem.errors`. The golden value takes the inputs as the kernel does.
     """
-    changed = {(start, step): known("start", start, STARTS).changed(step) for start in starts for step in steps}
+    changed = {(start, step): lookup("start", start, STARTS).changed(step) for start in starts for step in steps}
     problem, tiling, rows = Problem.drawn(distribution, seed, n, n, head_dim=head_dim), Tiling(64, block_kv), []
     others = {precision.inputs for precision in changed.values()} - {BF16}
     by_inputs = {BF16: problem} | {fmt: problem.with_inputs(fmt) for fmt in others}

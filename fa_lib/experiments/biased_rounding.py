@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.exponentials import dynamic_maximum, fast_exp
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import Variant, by_key, known
+from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.formats import BF16, FP32, FP64, stochastic
 
 
@@ -76,7 +77,7 @@ def problem(
         repeats: keys that attain the maximum. sign: a key of SIGNS, of V's values (and of dO's, which a loss that pulls
             one way gives). gap: the maximum. n: keys. rows: queries.
     """
-    factor = known("sign", sign, SIGNS).factor
+    factor = lookup("sign", sign, SIGNS).factor
     own = seed + 10_000 * list(SIGNS).index(sign)  # else V < 0 would be V > 0 over again
     q, k, v = draw("normal", own, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     dO, *_ = draw("normal", own + 1_000_000, (1, 1, rows, head_dim))
@@ -113,7 +114,7 @@ def bias(
         roundoff times rowsum |dO ∘ O|; delta_rmse: its root mean square.
     """
     q, k, v, dO = problem(repeats, sign, seed, gap, n, rows, head_dim)
-    variant, precision = known("cure", cure, CURES), Precision.kernel(BF16)
+    variant, precision = lookup("cure", cure, CURES), Precision.kernel(BF16)
     if variant.stochastic:
         precision = replace(precision, accumulator=stochastic(BF16, seed), output=stochastic(BF16, seed + 1))
     o = kernels.tiled(q, k, v, tiling=Tiling(64, n), **variant.of(precision))

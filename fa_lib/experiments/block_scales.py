@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantized_attention import OPERANDS, Quantization, attention
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import known
 from fa_lib.numerics.dots import EXACT
 from fa_lib.numerics.formats import BF16, FP64
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -97,7 +97,7 @@ def losses(q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Sequence[str]], **o
     q, k, v = (x.double() for x in (q, k, v))
     golden = kernels.golden(q, k, v, inputs=FP64, **options)
     chosen = [(key, part) for key, some in parts.items() for part in some]
-    quantizations = [known("part", part, known("recipe", key, RECIPES).parts) for key, part in chosen]
+    quantizations = [lookup("part", part, lookup("recipe", key, RECIPES).parts) for key, part in chosen]
     base, rows = None, []
     for (key, part), quantization in zip([("bf16", "all"), *chosen], [Quantization(), *quantizations]):
         unscaled = quantization.p is not None and quantization.p.per == "none"

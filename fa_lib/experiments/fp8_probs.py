@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import known
 from fa_lib.numerics.formats import BF16, E4M3, FP32, FP64
 from fa_lib.numerics.metrics import deviation
 
@@ -42,7 +42,7 @@ def sink_cast(
         rows: cast, a key of CASTS; lost, the share of the other keys' P that are 0 in E4M3; mse, the mean square error
         of O.
     """
-    takes = known("kind", kind, KINDS)
+    takes = lookup("kind", kind, KINDS)
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     q = q / q.norm(dim=-1, keepdim=True) * head_dim**0.5
     asked = dict(sinks=torch.tensor([strength], dtype=torch.float64))

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import known
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
 from fa_lib.numerics.metrics import deviation
 from fa_lib.theory.law import bound, expected, repeated
@@ -54,7 +54,7 @@ def law(
         predicted, by `theory.expected`; with_repeats, with `theory.repeated` of the tiles' spread added to it; bias,
         the mean signed error over the root mean square; spread, of the tiles' row sums.
     """
-    values = known("distribution", distribution, VALUES)
+    values = lookup("distribution", distribution, VALUES)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, 1, n_q, head_dim), (1, 1, tiles * block_kv, head_dim)))
     golden = kernels.golden(q, k, v, inputs=FP64)
     spread, rows = spread_of_tiles(q, k, tiles), []

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import polynomial_exp
@@ -13,7 +14,7 @@ from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import Scheme, rotated
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import Variant, by_key, known
+from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.formats import BF16, E4M3, FP16, FP64, Format
 from fa_lib.numerics.metrics import deviation
 
@@ -83,12 +84,12 @@ def options(
     Returns:
         rows: carry, name, and `Problem.errors`.
     """
-    chosen = [known("name", name, OPTIONS | FP8) for name in names]
+    chosen = [lookup("name", name, OPTIONS | FP8) for name in names]
     inputs = dict.fromkeys(FP64 if variant.key in FP8 else BF16 for variant in chosen)
     size = dict(heads=heads, head_dim=head_dim)
     problems, rows = {fmt: Problem.drawn(distribution, seed, n, n, inputs=fmt, **size) for fmt in inputs}, []
     for carry in carries:
-        base = replace(Precision.kernel(BF16), **known("carry", carry, CARRIED))
+        base = replace(Precision.kernel(BF16), **lookup("carry", carry, CARRIED))
         for variant in chosen:
             problem = problems[FP64 if variant.key in FP8 else BF16]
             loaded = (problem.q, problem.k, problem.v)

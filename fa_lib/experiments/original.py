@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.shipped import fa2_cuda, fa2_splitkv
-from fa_lib.kernels.variants import by_key, known
+from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import Format, round_to
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -118,7 +119,7 @@ def original(
 def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: str, seed: int) -> list[dict]:
     """A cell: one of CALLS, the kernel and its model; with a softcap the model scales S before it. Returns: a row, as
     of `original`."""
-    fmt, asked = Format.of(fmt), known("call", call, CALLS)
+    fmt, asked = Format.of(fmt), lookup("call", call, CALLS)
     q, k, v = drawn(fmt, distribution, seed, (1, *asked.shape, head_dim), (1, *asked.kv_shape, head_dim))
     o, _ = _forward(q, k, v, gpu=gpu, splits=asked.splits, **asked.options)
     golden = kernels.golden(q, k, v, inputs=fmt, **asked.options)

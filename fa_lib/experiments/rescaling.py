@@ -3,11 +3,11 @@
 import torch
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import known
 from fa_lib.numerics.formats import BF16, FP64
 from fa_lib.numerics.metrics import deviation
 
@@ -31,7 +31,7 @@ def rescaling(
         rows: maximum, a key of MAXIMA; rescales (that raised a row's maximum, mean); relative, the root mean square of
         O - golden over that of golden; bias, the mean signed error over the root mean square.
     """
-    known("order", order, ORDERS)
+    lookup("order", order, ORDERS)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, rows, 64), (1, n, 64)))  # head_dim 64
     if order == "every_tile":
         top = (q @ k.mT)[0].topk(tiles, dim=1).indices  # (rows, tiles), largest first

@@ -10,12 +10,13 @@ import torch
 from scipy import special
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.exponentials import polynomial_exp
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.shipped import fa2_cuda, fa3_cuda
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import Variant, by_key, known
+from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.dots import EXACT, Dot
 from fa_lib.numerics.formats import E4M3, FP32, Format, round_to
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -67,7 +68,7 @@ def sums(
     """
     fmt = Format.of(fmt)
     q, k, v = draw(distribution, seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    golden, wanted = kernels.golden(q, k, v, inputs=fmt), [known("level", level, LEVELS) for level in levels]
+    golden, wanted = kernels.golden(q, k, v, inputs=fmt), [lookup("level", level, LEVELS) for level in levels]
     given = fa3_cuda(fmt, head_dim) if fmt == E4M3 else fa2_cuda(fmt, head_dim)
     size, stored_in = golden.abs().mean().item(), given["precision"].output
 

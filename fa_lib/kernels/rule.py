@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.sequential import sequential
-from fa_lib.kernels.variants import Call, by_key, known
+from fa_lib.kernels.variants import Call, by_key
 from fa_lib.numerics.dots import Exact
 from fa_lib.numerics.formats import FP32, Format, round_to
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -61,7 +62,7 @@ class Case:
 
     def results(self, fn: Callable, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What a kernel makes of it in a dtype, the format's where none is named: "o", and "dq", "dk", "dv"."""
-        call, fmt = known("shape", self.shape, CALLS), Format.of(self.fmt)
+        call, fmt = lookup("shape", self.shape, CALLS), Format.of(self.fmt)
         tensors = draw(self.distribution, self.seed, *call.shapes(self.head_dim))
         dO = draw("normal", self.seed + 1, tensors[0].shape)[0]
         q, k, v, dO = (round_to(x, fmt).to(self.device, dtype or fmt.dtype) for x in (*tensors, dO))

@@ -1,6 +1,6 @@
 """Named changes to an emulated kernel, and named calls: the rows of every table of such."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -63,14 +63,3 @@ Named = TypeVar("Named", bound=Variant | Call)
 def by_key(rows: Iterable[Named]) -> dict[str, Named]:
     """key -> Variant or Call, in their order."""
     return {row.key: row for row in rows}
-
-
-def known(what: str, key: str, table: Mapping[str, Any]) -> Any:
-    """The entry of a table, or an error that says what there is.
-
-    Raises:
-        ValueError: names the argument `what`, the key that came and those that are accepted.
-    """
-    if key not in table:
-        raise ValueError(f"{what}: got {key!r}; accepted are {', '.join(table)}")
-    return table[key]

@@ -21,6 +21,11 @@ from torch import Tensor
 
 from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, directed, nearest_loop
 
+# The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in how
+# MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick before that.
+for _dtype in (torch.float32, torch.float64):
+    torch.exp(torch.zeros(64, dtype=_dtype))
+
 MODES = ("nearest", "toward_zero", "stochastic")
 BIAS = 1023
 SLICE = 1 << 17  # values copied and rounded at a time: near a core's L2

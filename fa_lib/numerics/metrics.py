@@ -3,7 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor
 
 from fa_lib.numerics.formats import Format, FormatLike
 from fa_lib.numerics.sorting import sorted_values
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MANY = 1 << 21  # values that are sorted in less time than the half second in which `sorted_values` is compiled
 
@@ -151,13 +148,3 @@ def _mean_distance(a, b, block=1 << 16):
     for i in range(0, a.size, block):
         total += np.abs(a[i : i + block].astype(np.float64) - b[i : i + block]).sum()
     return total / a.size
-
-
-def interval(values: "pd.Series", level: float = 0.95) -> tuple[float, float, float]:
-    """Mean and confidence interval (Student's t) of one number per seed; NaNs are dropped."""
-    from scipy import special
-
-    values = values.dropna()
-    mean, error = values.mean(), values.sem()
-    half = error * special.stdtrit(len(values) - 1, (1 + level) / 2) if len(values) > 1 else float("nan")
-    return mean, mean - half, mean + half

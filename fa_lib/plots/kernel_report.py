@@ -13,7 +13,7 @@ from fa_lib.check.report import sentences
 from fa_lib.check.report.anchors import PICTURES
 from fa_lib.check.report.sentences_kernel import NAMES, queries_in_words
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.numerics.metrics import interval
+from fa_lib.numerics.confidence import interval
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import (  # fmt: skip
     BLUE,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.eager import stepwise, unfused
-from fa_lib.kernels.variants import known
 from fa_lib.training.spec import Arm
 
 NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-8, -6, -4)  # powers of 10, beside the 1e-7 of "perturb"
@@ -90,7 +90,7 @@ def arm_named(name: str, kernel_of: Mapping[str, str] | None = None) -> Arm:
     Raises:
         ValueError: there is no such arm.
     """
-    arm, kernel_of = known("arm", name, ARMS), kernel_of or {}
+    arm, kernel_of = lookup("arm", name, ARMS), kernel_of or {}
     for other in kernel_of:
-        known("arm", other, ARMS)
+        lookup("arm", other, ARMS)
     return replace(arm, kernel=kernel_of.get(name, arm.kernel))

@@ -16,10 +16,10 @@ import pandas as pd
 import torch
 
 from fa_lib.execution.files import replacing
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.paths import RECORDED
 from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
-from fa_lib.kernels.variants import known
 from fa_lib.training.arithmetic import arithmetic, difference
 from fa_lib.training.arm import NUDGES, NUDGES_FP32
 from fa_lib.training.config import Config
@@ -87,7 +87,7 @@ def carry_out(
     Raises:
         ValueError: there is no such part, or an argument does not fit.
     """
-    parts, by = [known("part", key, PARTS) for key in keys], _arithmetics(out)
+    parts, by = [lookup("part", key, PARTS) for key in keys], _arithmetics(out)
     for one in [replace(each, seeds=min(seeds, each.seeds)) for seeds in ROUNDS for each in parts]:
         tables, runs = _tables(one, config, folder, executor)
         before = held(out)
@@ -184,7 +184,7 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
         ValueError: the recorded study has no main part.
     """
     words = f"{same.same.sum()} of {len(same)} weights made here have the bits of the recorded study"
-    recorded = known("part", "main", _arithmetics(out))
+    recorded = lookup("part", "main", _arithmetics(out))
     return words if same.same.all() else f"{words}; {difference(arithmetic(), recorded)}"
 
 

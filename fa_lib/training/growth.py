@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from fa_lib.numerics.metrics import interval
+from fa_lib.numerics.confidence import interval
 from fa_lib.training.arm import PAIRS
 
 

@@ -8,15 +8,12 @@ is, and never wider than the captions.
 from collections.abc import Callable, Sequence
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, PixArtTransformer2DModel
+from diffusers.training_utils import compute_density_for_timestep_sampling
+from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
-from fa_lib.execution.collecting import put_off
 from fa_lib.training.config import Config
 from fa_lib.training.data import generator
-
-with put_off():
-    from diffusers import FlowMatchEulerDiscreteScheduler, PixArtTransformer2DModel
-    from diffusers.training_utils import compute_density_for_timestep_sampling
-    from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
 
 class TextToImage(torch.nn.Module):

@@ -14,8 +14,8 @@ import torch
 from fa_lib import kernels
 from fa_lib.check.probe.probe import Probe
 from fa_lib.execution.fingerprint import digest
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
-from fa_lib.kernels.variants import known
 from fa_lib.training.arm import ARMS, PAIRS, arm_named
 from fa_lib.training.config import Config
 from fa_lib.training.devices import repeatable
@@ -71,7 +71,7 @@ def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
     Raises:
         ValueError: before anything is trained, where an argument does not fit.
     """
-    wanted = {name: known("pair", name, PAIRS) for name in pairs}
+    wanted = {name: lookup("pair", name, PAIRS) for name in pairs}
     # the slow precisions first, so that no process is left with one at the end
     names = {name for pair in wanted.values() for name in (pair.arm, pair.twin)}
     names = sorted(names, key=lambda name: (not ARMS[name].precision.startswith(("16", "32")), list(ARMS).index(name)))

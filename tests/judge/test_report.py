@@ -24,7 +24,7 @@ from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.sentences import in_words, said_of, title
 from fa_lib.commands import reports
 from fa_lib.execution.paths import ROOT
-from fa_lib.numerics.metrics import interval
+from fa_lib.numerics.confidence import interval
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fa_lib.check.isolation import worker
 from fa_lib.execution import reader_modules
-from fa_lib.execution.environment import environment
+from fa_lib.execution.process_settings import environment
 
 GUARD = ("/bin/sh", "-c", "read end; kill -9 0")  # of the group, when the pipe ends because this process did
 LINE = 2**20  # bytes of an answer, without its tensors

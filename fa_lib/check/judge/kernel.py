@@ -17,7 +17,7 @@ from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.wrong_answers import FAR
 from fa_lib.kernels.registry import ON_GPU
 from fa_lib.kernels.rule import ALLOWED, CALLS
-from fa_lib.numerics.metrics import interval
+from fa_lib.numerics.confidence import interval
 
 SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
 

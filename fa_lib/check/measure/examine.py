@@ -32,10 +32,10 @@ from fa_lib.check.measure.reference_cache import (
 from fa_lib.check.measure.relations import RELATIONS, relate
 from fa_lib.check.measure.rounding_mode import rounding_mode
 from fa_lib.check.measure.split_keys import SPLITS, rounded_splits
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, held
-from fa_lib.kernels.variants import known
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -91,9 +91,9 @@ class Depth:
 
     def __post_init__(self):
         for shape in self.shapes:
-            known("shape", shape, CALLS)
+            lookup("shape", shape, CALLS)
         for relation in self.relations:
-            known("relation", relation, RELATIONS)
+            lookup("relation", relation, RELATIONS)
 
 
 QUICK = Depth(  # seconds

@@ -16,7 +16,7 @@ from fa_lib.check.probe.probe import summary
 from fa_lib.check.report.sentences_cause import subject
 from fa_lib.check.report.sentences_kernel import CASTS, MODES, NAMES, noted
 from fa_lib.kernels.rule import ALLOWED
-from fa_lib.numerics.metrics import interval
+from fa_lib.numerics.confidence import interval
 
 BROKE = "breaks"  # the column
 RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer"}

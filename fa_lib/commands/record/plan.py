@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fa_lib.kernels.variants import known
+from fa_lib.execution.lookup import lookup
 
 LIMIT = 8  # minutes that any step may take
 SCALES = {"cuda": "gpu", "cpu": "quick"}  # of notebooks/scales, by device: on a CPU it is a rehearsal
@@ -46,7 +46,7 @@ def chosen(names: Sequence[str], done: Iterable[str]) -> list[Step]:
         ValueError: there is no such step.
     """
     for name in names:
-        known("step", name, STEPS)
+        lookup("step", name, STEPS)
     done = set(done)
     return [step for key, step in STEPS.items() if (key in names if names else key not in done)]
 
@@ -62,7 +62,7 @@ def scale_of(device: str, scale: str = "") -> str:
     Raises:
         ValueError: the device or the scale is not one of SCALES, or they do not go together.
     """
-    own = known("device", device, SCALES)
+    own = lookup("device", device, SCALES)
     if scale not in ("", own):
         raise ValueError(f"scale: got {scale!r} with device {device!r}; accepted is {own}")
     return own

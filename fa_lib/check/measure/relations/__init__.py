@@ -10,7 +10,7 @@ from fa_lib.check.measure.relations import gradients as gradient
 from fa_lib.check.measure.relations import masks as mask
 from fa_lib.check.measure.relations import values as value
 from fa_lib.check.measure.relations.subject import Subject
-from fa_lib.kernels.variants import known
+from fa_lib.execution.lookup import lookup
 from fa_lib.numerics.formats import Format
 
 
@@ -99,7 +99,7 @@ def relate(
     Raises:
         ValueError: there is no such kernel, relation or format.
     """
-    relation, fn = known("key", key, RELATIONS), kernels.plain(kernel)
+    relation, fn = lookup("key", key, RELATIONS), kernels.plain(kernel)
     fn = causally(fn) if able.causal else fn
     subject = Subject(fn, Format.of(fmt), head_dim, device, able, seed, n)
     return [dict(relation=key) | row for row in relation.ask(subject)]

@@ -1,0 +1,55 @@
+"""Settings of the processes that commands run in, and start: threads, memory, and Python's search for garbage.
+
+Threads of OpenMP, torch's among them, sleep while they wait. By default they spin on a core: half of a report's CPU
+seconds, and two processes on the same cores run up to 20 times slower than one after the other.
+
+oneDNN leaves AMX alone where ATEN_CPU_CAPABILITY asks torch for code below AVX512. Otherwise torch's flash kernel
+refuses BF16 there: it packs K and V for AMX wherever oneDNN finds it, and its packing exists in AVX512 code alone.
+
+Memory that is freed stays with the process. By default glibc gives every large block back to the system, which has to
+fill each new one with zeros: a sixth of the time in which a kernel is judged.
+
+Python's search for garbage begins less often. While torch and diffusers are imported it would look through all that
+they hold, again and again, and find none: a fifth of the seconds in which a command starts.
+"""
+
+import ctypes
+import gc
+import os
+from collections.abc import Mapping
+
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}  # the last instruction set before AMX
+OLDER_CODE = ("avx2", "default")  # of ATEN_CPU_CAPABILITY
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
+BETWEEN_SEARCHES = 50_000  # objects that were made and are still there; Python's own number is 700
+
+
+def environment() -> dict[str, str]:
+    """The variables of a process to be started: this one's, and PASSIVE and `without_amx` unless the reader has set
+    them otherwise."""
+    return PASSIVE | without_amx() | os.environ
+
+
+def without_amx(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """WITHOUT_AMX where an environment, None is this process's, asks torch for OLDER_CODE; else nothing."""
+    environ = os.environ if environ is None else environ
+    return WITHOUT_AMX if environ.get("ATEN_CPU_CAPABILITY", "").lower() in OLDER_CODE else {}
+
+
+def prepare() -> None:
+    """What a command does first, before torch is imported: OpenMP reads its environment then, and not later. A program
+    that imports fa_lib keeps its own settings."""
+    os.environ.update(environment())
+    keep_memory()
+    gc.set_threshold(BETWEEN_SEARCHES, *gc.get_threshold()[1:])
+
+
+def keep_memory() -> None:
+    """For this process, which then holds on to the most that it ever used; nothing where the C library is not glibc."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(MMAP_MAX, 0)
+    mallopt(TRIM_THRESHOLD, 2**31 - 1)

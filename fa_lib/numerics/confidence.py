@@ -1,0 +1,12 @@
+"""How sure a mean over seeds is."""
+
+import pandas as pd
+from scipy import special
+
+
+def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float, float]:
+    """Mean and confidence interval (Student's t) of one number per seed; NaNs are dropped."""
+    values = values.dropna()
+    mean, error = values.mean(), values.sem()
+    half = error * special.stdtrit(len(values) - 1, (1 + level) / 2) if len(values) > 1 else float("nan")
+    return mean, mean - half, mean + half
