@@ -31,34 +31,34 @@ help: ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster)) ## draw every figure into build/: run the notebooks that are not up to date (two at a time; JOBS=1: one; EXECUTOR=slurm: on a cluster; make figure4: one of them)
-	@FA_LIB_PARENT=$$PPID $(FA_LIB) figures --scale="$$SCALE" $(if $(EXECUTOR),--executor="$$EXECUTOR") $(if $(JOBS),--jobs="$$JOBS")
+	@FA_LIB_PARENT=$$PPID $(FA_LIB) dev figures --scale="$$SCALE" $(if $(EXECUTOR),--executor="$$EXECUTOR") $(if $(JOBS),--jobs="$$JOBS")
 
 figure%: $(call has,figures) # of that number, as figure4 or figure9b
-	@FA_LIB_PARENT=$$PPID $(FA_LIB) figures --scale="$$SCALE" $*
+	@FA_LIB_PARENT=$$PPID $(FA_LIB) dev figures --scale="$$SCALE" $*
 
 publish: figures ## make the figures and tables of build/ the committed ones, and renew the README's ledger
-	@$(FA_LIB) publish
+	@$(FA_LIB) dev publish
 
 study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; goes on where it was
-	@$(FA_LIB) study
+	@$(FA_LIB) dev study
 
 record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu.md)
-	@$(FA_LIB) record
+	@$(FA_LIB) dev record
 
 wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
-	@$(FA_LIB) wheelhouse --python="$$PY" --source flash-attn --more xformers --more sageattention
+	@$(FA_LIB) dev wheelhouse --python="$$PY" --source flash-attn --more xformers --more sageattention
 
 report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors $(if $(FORMAT),--format="$$FORMAT") -- "$$QKV",kernel -- "$$KERNEL")
 
 gallery: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery
-	@$(FA_LIB) gallery
+	@$(FA_LIB) dev gallery
 
 original: $(call has,gpu) ## hold FlashAttention-2's own CUDA kernels beside the emulator, without a GPU, into data/gpu; goes on where it was
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.original
 
 gallery-quick: $(call has,gallery) ## the same for five of them, in a few minutes, into build/gallery
-	@$(FA_LIB) gallery --quick
+	@$(FA_LIB) dev gallery --quick
 
 example: $(call has,figures) ## check a model: a tiny decoder under the probe, which saves the worst call for `make report`
 	@$(PYTHON) examples/check_a_model.py
@@ -99,10 +99,10 @@ lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: slide
 		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
 
 claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew the README's table
-	@$(FA_LIB) claims --readme
+	@$(FA_LIB) dev claims --readme
 
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
-	@$(FA_LIB) bench
+	@$(FA_LIB) dev bench
 
 mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels and two other judges, 20 draws, into docs/mutants.md (SEEDS=5: fewer)
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds="$$SEEDS")

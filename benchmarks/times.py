@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import torch
 
-from fa_lib.commands.cli import notebooks_of
+from fa_lib.commands.cli_dev import notebooks_of
 from fa_lib.execution import manifest
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor

@@ -327,7 +327,7 @@ LOW = """() => {  // texts whose colour is below 4.5 : 1 on the first ground beh
 def report(reporting):
     """The page of a kernel that fails in many ways."""
     running, folder = reporting
-    assert running.wait(300) == 0  # it fails, and no --gate was asked for
+    assert running.wait(300) == 0  # it fails, and no --exit-code was asked for
     (page,) = folder.glob("*.html")
     return page
 

@@ -70,7 +70,7 @@ def test_a_kernel_is_judged_and_nothing_is_written_into_the_package(installed, t
     (there / "mine.py").write_text((ROOT / "examples/my_kernel.py").read_text())
     with ThreadPoolExecutor() as both:
         words = (("flash", "--json", "out.json"), ("mine:attention",))
-        check = partial(run, installed / "fa-lib", "check", "kernel", "--gate", "--quick", cwd=there)
+        check = partial(run, installed / "fa-lib", "check", "kernel", "--exit-code", "--quick", cwd=there)
         done, bad = both.map(lambda more: check(*more), words)
     assert done.returncode == 0, done.stderr
     told = json.loads((there / "out.json").read_text())
@@ -81,10 +81,10 @@ def test_a_kernel_is_judged_and_nothing_is_written_into_the_package(installed, t
 
 
 def test_the_ledger_is_printed_and_what_needs_an_extra_says_which(installed, there):
-    ledger = run(installed / "fa-lib", "claims", cwd=there)
+    ledger = run(installed / "fa-lib", "dev", "claims", cwd=there)
     assert ledger.returncode == 0 and "**reproduced**" in ledger.stdout
-    figures = run(installed / "fa-lib", "figures", cwd=there)
+    figures = run(installed / "fa-lib", "dev", "figures", cwd=there)
     assert figures.returncode == 2 and "pip install 'fa_lib[notebooks]'" in figures.stderr
-    train = run(installed / "fa-lib", "train", "--out", "x", cwd=there)
+    train = run(installed / "fa-lib", "dev", "train", "--out", "x", cwd=there)
     assert train.returncode == 2 and "pip install 'fa_lib[train]'" in train.stderr
     assert list(there.iterdir()) == []

@@ -34,7 +34,7 @@ def same_weights(a, b, step):
 
 def command(*words):
     """One training run, as a process of its own."""
-    return [sys.executable, "-m", "fa_lib", "train", "--config", "tiny", *map(str, words)]
+    return [sys.executable, "-m", "fa_lib", "dev", "train", "--config", "tiny", *map(str, words)]
 
 
 def begun(words, **options):

@@ -235,7 +235,7 @@ def test_a_kernel_is_judged_on_a_capture_and_its_dO(tmp_path, kernel, verdict, s
     dO = draw("normal", 1, q.shape)[0].to(BITS)
     path = tmp_path / "c.safetensors"
     save_file(dict(q=q, k=k, v=v, dO=dO), path)
-    words = ["check", "kernel", kernel, "--on", f"{path}", "--out", f"{tmp_path}", "--gate"]
+    words = ["check", "kernel", kernel, "--tensors", f"{path}", "--out", f"{tmp_path}", "--exit-code"]
     done = CliRunner().invoke(app, words, prog_name="fa-lib")
     assert done.exit_code == (verdict == "fails") and done.stdout.splitlines()[0].startswith(f"{kernel} {verdict} on")
     assert says in done.stdout

@@ -9,8 +9,9 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from fa_lib.commands.cli import app, main, notebooks_of
+from fa_lib.commands.cli import app, main
 from fa_lib.commands.cli_check import colored
+from fa_lib.commands.cli_dev import notebooks_of
 from fa_lib.execution import reader_modules
 from fa_lib.execution.paths import NOTEBOOKS, ROOT
 from fa_lib.kernels.inputs import draw
@@ -37,16 +38,16 @@ def test_no_file_of_the_readers_stands_in_for_a_librarys(tmp_path):
     (tmp_path / "beside.py").write_text("from torch.nn.functional import scaled_dot_product_attention as f")
     program = [sys.executable, "-P", "-c", "from fa_lib.commands.cli import main; main()"]  # as the installed command
     env = os.environ | dict(PYTHONPATH=str(ROOT), TQDM_DISABLE="1")
-    kernel = ["check", "kernel", "mine:attention", "--only", "strides"]
-    for words in (["claims"], kernel, ["check", "model", "model:run"], ["figures", "none"]):
+    kernel = ["check", "kernel", "mine:attention", "--check", "strides"]
+    for words in (["dev", "claims"], kernel, ["check", "model", "model:run"], ["dev", "figures", "none"]):
         done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, env=env)
-        assert "the wrong one" not in done.stdout + done.stderr and done.returncode == 2 * (words[0] == "figures")
+        assert "the wrong one" not in done.stdout + done.stderr and done.returncode == 2 * ("none" in words)
     assert reader_modules.path()[: len(reader_modules._FOLDERS)] == reader_modules._FOLDERS[::-1]
 
 
-PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("figures",), ("publish",),
-         ("claims",), ("train",), ("record",), ("wheelhouse",), ("gallery",), ("bench",), ("shrink",),
-         ("compare",)]  # fmt: skip
+DEVELOPERS = ("figures", "publish", "claims", "train", "study", "record", "wheelhouse", "gallery", "bench")
+PAGES = [(), ("check",), ("check", "kernel"), ("check", "tensors"), ("check", "model"), ("shrink",), ("compare",),
+         ("dev",), *(("dev", name) for name in DEVELOPERS)]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PAGES, ids=" ".join)
@@ -58,31 +59,37 @@ def test_every_command_has_a_page_of_help(words):
 
 
 def test_the_ledger_is_printed_with_a_line_for_each_setting(tmp_path):
-    done = command("claims", cwd=tmp_path)
+    done = command("dev", "claims", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("| figure | statement |") and "**reproduced**" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_ledger_of_one_paper():
-    done = CliRunner().invoke(app, ["claims", "--paper", "2407.08608"], prog_name="fa-lib")
+    done = CliRunner().invoke(app, ["dev", "claims", "--paper", "2407.08608"], prog_name="fa-lib")
     assert done.exit_code == 0 and "1.7 x nearer" in done.stdout and "roughly 10 x" not in done.stdout
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (("claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
-        (("claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted are 2405.02803, 2407.08608"),
-        (("figures", "99_nothing"), "only: got '99_nothing'; accepted are a figure, as 4 or 9b, and 01_kernels"),
-        (("figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper, quick"),
-        (("figures", "13_theory", "--scale", "gpu"), "13_theory: the scale gpu leaves it out; accepted are 01_kernels"),
+        (("dev", "claims", "--results", "nowhere"), "results: got 'nowhere'; accepted is a folder"),
+        (("dev", "claims", "--paper", "1706.03762"), "paper: got '1706.03762'; accepted are 2405.02803, 2407.08608"),
+        (
+            ("dev", "figures", "99_nothing"),
+            "names: got '99_nothing'; accepted are a figure, as 4 or 9b, and",
+        ),
+        (("dev", "figures", "--scale", "huge"), "scale: got 'huge'; accepted are gpu, paper, quick"),
+        (
+            ("dev", "figures", "13_theory", "--scale", "gpu"),
+            "13_theory: the scale gpu leaves it out; accepted are",
+        ),
         (("check", "kernel", "no/where.py:f"), "got 'no/where.py:f'; there is no file no/where.py"),
-        (("gallery", "nobody"), "kernel: got 'nobody'; accepted are ggml_prefill"),
+        (("dev", "gallery", "nobody"), "kernel: got 'nobody'; accepted are ggml_prefill"),
         (("check", "kernel", "gallery:nothing"), "fa_lib.gallery has no kernel 'nothing'; accepted are ggml_prefill"),
-        (("record",), "device: no CUDA device here; accepted is cpu"),
-        (("record", "--device", "cpu", "--scale", "gpu"), "scale: got 'gpu' with device 'cpu'; accepted is quick"),
-        (("record", "--device", "cpu", "--step", "hard"), "step: got 'hard'; accepted are tests, hardware"),
-        (("record", "--device", "cpu", "--budget", "-1"), "budget: got -1.0; accepted are minutes above 0"),
+        (("dev", "record"), "device: no CUDA device here; accepted is cpu"),
+        (("dev", "record", "--device", "cpu", "--scale", "gpu"), "scale: got 'gpu' with device 'cpu'; accepted is"),
+        (("dev", "record", "--device", "cpu", "--step", "hard"), "step: got 'hard'; accepted are tests, hardware"),
+        (("dev", "record", "--device", "cpu", "--budget", "-1"), "budget: got -1.0; accepted are minutes above 0"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line_with_code_2(words, message):
@@ -127,7 +134,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fa_lib.execution.claims.ledger", interrupted)
-    done = CliRunner().invoke(app, ["claims"], prog_name="fa-lib")
+    done = CliRunner().invoke(app, ["dev", "claims"], prog_name="fa-lib")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "\nfa-lib: interrupted; nothing is kept\n")
 
 
@@ -159,7 +166,7 @@ def test_what_is_up_to_date_has_no_process_made_for_it(fresh, monkeypatch):
 
 
 def of_two(monkeypatch, cores, *given, fresh=()):
-    """What `fa-lib figures` has done for each of two notebooks side by side; [] where it runs them in turn."""
+    """What `fa-lib dev figures` has done for each of two notebooks side by side; [] where it runs them in turn."""
     asked = []
     monkeypatch.setattr("fa_lib.execution.notebook.is_fresh", lambda path, *_: path.stem in fresh)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
@@ -167,6 +174,6 @@ def of_two(monkeypatch, cores, *given, fresh=()):
     monkeypatch.setattr("fa_lib.execution.notebook.run_all", lambda *args, **options: None)
     run = lambda paths, progress, work, say: bool(asked.append(work) or 1)  # noqa: E731
     monkeypatch.setattr("fa_lib.execution.parallel_notebooks.run_beside", run)
-    done = CliRunner().invoke(app, ["figures", "3", "4", *given], prog_name="fa-lib")
+    done = CliRunner().invoke(app, ["dev", "figures", "3", "4", *given], prog_name="fa-lib")
     assert done.exit_code == 0, done.output
     return asked

@@ -40,7 +40,7 @@ def kernel_file(tmp_path):
 
 def test_a_kernel_in_a_file_runs_with_its_folder_on_the_path_of_its_own_process(kernel_file):
     module(kernel_file / "its", "no.py", "import helper\ndef f(q, k, v):\n    raise ValueError(helper.__name__)\n")
-    done = command("check", "kernel", "its/no.py:f", "--quick", "--gate", "--out", "made", cwd=kernel_file)
+    done = command("check", "kernel", "its/no.py:f", "--quick", "--exit-code", "--out", "made", cwd=kernel_file)
     assert done.returncode == 1 and done.stdout.startswith("no:f fails"), done.stderr
     assert "raises ValueError: helper" in done.stdout and (kernel_file / "made" / "no_f.html").exists()
 

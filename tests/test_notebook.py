@@ -223,7 +223,9 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     assert "N = 128" in (tmp_path / "docs/ledger.md").read_text()
     readme = (tmp_path / "README.md").read_text()
     (tmp_path / "build/figures/figure3_precision.png").unlink()
-    refused = subprocess.run([sys.executable, "-m", "fa_lib", "publish"], cwd=tmp_path, capture_output=True, text=True)
+    refused = subprocess.run(
+        [sys.executable, "-m", "fa_lib", "dev", "publish"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert refused.returncode == 2 and "02_precision.ipynb is not up to date" in refused.stderr
     assert (tmp_path / "README.md").read_text() == readme
 

@@ -32,7 +32,7 @@ def test_threads_of_a_command_sleep_unless_the_reader_says_otherwise(code, polic
     assert (int(re.search(r"GOMP_SPINCOUNT = '(\d+)'", told)[1]) > 0) == spins
 
 
-@pytest.mark.parametrize("words", [["fa-lib", "--help"], ["fa-lib", "check", "--help"], ["fa-lib", "claims"]])
+@pytest.mark.parametrize("words", [["fa-lib", "--help"], ["fa-lib", "check", "--help"], ["fa-lib", "dev", "claims"]])
 def test_help_and_the_ledger_need_no_torch(words):
     out, _ = said(ASKED.format(words=words))
     assert out.splitlines()[-1] == "False"

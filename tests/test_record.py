@@ -186,7 +186,19 @@ def test_a_rehearsal_in_short_without_a_network(tmp_path):
     alone = ["unshare", "--map-root-user", "--net"]
     if not shutil.which("unshare") or subprocess.run([*alone, "true"]).returncode:
         pytest.skip("a namespace without a network is refused here")
-    words = [sys.executable, "-m", "fa_lib", "record", "--device", "cpu", "--step", "hardware", "--out", tmp_path]
+    words = [
+        sys.executable,
+        "-m",
+        "fa_lib",
+        "dev",
+        "record",
+        "--device",
+        "cpu",
+        "--step",
+        "hardware",
+        "--out",
+        tmp_path,
+    ]
     done = subprocess.run([*alone, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "hardware: done" in done.stdout, done.stdout + done.stderr
     results = tmp_path / "data/results"

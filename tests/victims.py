@@ -18,7 +18,7 @@ from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 
 CELLS = 60
-TRAIN = ["--config", "tiny", "--steps", "40", "--every", "2"]
+TRAIN = ["--config", "tiny", "--steps", "40", "--save-every", "2"]
 
 
 def cell(i):
@@ -79,7 +79,7 @@ class Training:
     whom = ("everyone",)
 
     def words(self, folder):
-        return python("-m", "fa_lib", "train", *TRAIN, "--out", folder / "run")
+        return python("-m", "fa_lib", "dev", "train", *TRAIN, "--out", folder / "run")
 
     def kept(self, folder):
         return stamps(sorted((folder / "run").glob("weights-*"))[:-1])  # the last may be older than the checkpoint

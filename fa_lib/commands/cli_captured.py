@@ -15,9 +15,8 @@ from fa_lib.commands.cli_check import (
     WINDOW,
     kernel_name,
     reading_of,
-    say,
-    told,
 )
+from fa_lib.commands.errors import exit_on_error, say
 
 app = typer.Typer()
 
@@ -40,7 +39,7 @@ def shrink(
     A kernel fails where it raises, where its output is not finite, or further from the golden value than a right
     kernel's may be. Heads, queries, keys and head_dim are cut. The file holds the tensors and needs torch alone.
     """
-    with told():
+    with exit_on_error():
         from fa_lib.check.explain import shrink as shrinking
         from fa_lib.check.isolation.isolated_kernel import in_processes
 
@@ -57,7 +56,7 @@ def shrink(
 def compare(
     a: Annotated[str, typer.Argument(help=f"a kernel: built-in (flash), {KERNEL_NAMES}")],
     b: Annotated[str, typer.Argument(help="another, or the same with --decode")],
-    on: Annotated[Path | None, typer.Option(help="captured q, k and v; drawn where no file is named")] = None,
+    tensors: Annotated[Path | None, typer.Option(help="captured q, k and v; drawn where no file is named")] = None,
     decode: Annotated[bool, typer.Option("--decode", help="B gets one query at a time, A the whole, causally")] = False,
     fmt: Annotated[str, typer.Option("--format", help="of the inputs: BF16 (of drawn ones), FP16, FP32")] = "",
     n: Annotated[int, typer.Option(min=1, help="keys of drawn inputs")] = 1024,
@@ -76,7 +75,7 @@ def compare(
     For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode. A kernel that takes
     (batch, sequence, heads, head_dim) is named NAME@bshd.
     """
-    with told():
+    with exit_on_error():
         import json
 
         from fa_lib.check.explain import compare as comparing
@@ -85,7 +84,7 @@ def compare(
         from fa_lib.execution.files import replacing
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
-        question = comparing.Question(on, reading, fmt or "BF16", distribution, n, decode=decode, device=device)
+        question = comparing.Question(tensors, reading, fmt or "BF16", distribution, n, decode=decode, device=device)
         names = kernel_name(a), kernel_name(b)
         with in_processes(dict.fromkeys(names)):
             found = comparing.compare(*names, question)

@@ -1,74 +1,19 @@
-"""`fa-lib check`: a kernel, captured tensors, a model; and how every command tells what it cannot do."""
+"""`fa-lib check`: a kernel, captured tensors, a model."""
 
-import os
-from collections.abc import Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fa_lib.commands.errors import EXIT_CODES, exit_on_error, say
+
 if TYPE_CHECKING:
     from fa_lib.check.probe.named_tensors import Reading
 
-EXIT = (
-    "Exit codes: 0 it is done; 1 it was judged and fails (with --gate); 2 it could not be done, and is told why; 3 "
-    "nothing of it could be judged (with --gate)."
-)
-app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT}")
+app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT_CODES}")
 
 
-@contextmanager
-def told(old: Path | None = None, kept: str = "nothing is kept", quiet: bool = False):
-    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback; Ctrl-C
-    with code 130.
-
-    Args:
-        old: the file of a judgement before, which goes first.
-        kept: of what is done at Ctrl-C, and how to go on. quiet: another process says that.
-    """
-    try:
-        if old is not None:
-            old.unlink(missing_ok=True)
-        yield
-    except typer.Exit:  # a RuntimeError too
-        raise
-    except ModuleNotFoundError as error:
-        extras = {
-            "nbformat": "notebooks", "papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train",
-            "submitit": "cluster",
-        }  # fmt: skip
-        if error.name not in extras:
-            raise
-        _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
-    except (ValueError, OSError, RuntimeError) as error:
-        _end(str(error))
-    except KeyboardInterrupt:
-        with suppress(OSError):  # the terminal may be closed
-            typer.echo("" if quiet else f"\nfa-lib: interrupted; {kept}", err=True, nl=not quiet)
-        raise typer.Exit(130) from None
-
-
-def _end(words):
-    say(f"fa-lib: {words}", err=True)
-    raise typer.Exit(2)
-
-
-def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Whether lines have colour: never with NO_COLOR, always with FORCE_COLOR; None where the terminal decides."""
-    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb" and not environ.get("FORCE_COLOR"):
-        return False
-    return True if environ.get("FORCE_COLOR") else None
-
-
-def say(text: str, err: bool = False) -> None:
-    """Print a text; in each of its lines what would move the cursor or hide is an escape."""
-    from fa_lib.check.isolation.calls import shown
-
-    typer.echo("\n".join(map(shown, text.split("\n"))), err=err)
-
-
-def _judged(files, json_file, gate):
+def _judged(files, json_file, exit_code):
     """Read a judgement back from its files, print it, write its record, and end with the exit code it asks for."""
     import json
 
@@ -87,7 +32,7 @@ def _judged(files, json_file, gate):
     first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
     typer.echo("\n".join([first, *lines, "", shown(f"{files.page}")]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
-    raise typer.Exit(codes[judgement.verdict] if gate else 0)
+    raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
 
 
 def _no_others(name, **given):
@@ -97,7 +42,7 @@ def _no_others(name, **given):
             raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
 
 
-def _named(kernel, only, json_file, gate, device, limit):
+def _named(kernel, checks, json_file, exit_code, device, timeout):
     """Some checks by name: print a line for each, write them, and end with the exit code they ask for."""
     import json
     from dataclasses import asdict
@@ -107,14 +52,14 @@ def _named(kernel, only, json_file, gate, device, limit):
     from fa_lib.testing import named
 
     if device != "cpu":
-        raise ValueError(f"device: got {device!r}; with --only, accepted is cpu")
-    results = named.check_named(kernel, only, limit)
+        raise ValueError(f"device: got {device!r}; with --check, accepted is cpu")
+    results = named.check_named(kernel, checks, timeout)
     if json_file is not None:
         found = dict(kernel=kernel, checks={check: asdict(result) for check, result in results.items()})
         with replacing(json_file) as path:
-            path.write_text(json.dumps(found | provenance(dict(kernel=kernel, only=[*results])), indent=1) + "\n")
+            path.write_text(json.dumps(found | provenance(dict(kernel=kernel, checks=[*results])), indent=1) + "\n")
     typer.echo("\n".join(named.in_lines(kernel, results)))
-    raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if gate else 0)
+    raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
 
 
 def kernel_name(name: str) -> str:
@@ -131,7 +76,9 @@ def kernel_name(name: str) -> str:
 KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, package.module:function, or gpu:H100:NAME"
 OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
-GATE = Annotated[bool, typer.Option("--gate", help="exit with 1 where it fails, with 3 where nothing was judged")]
+EXIT_CODE = Annotated[
+    bool, typer.Option("--exit-code", help="exit with 1 where it fails, with 3 where nothing was judged")
+]
 GPU = Annotated[str, typer.Option(help="A100, L40S, H100, B200: its Triton kernels run here, as that GPU computes")]
 LAYOUT = Annotated[
     str,
@@ -175,18 +122,18 @@ def check_kernel(
     quick: Annotated[bool, typer.Option("--quick", help="a first look, in a quarter of the time")] = False,
     out: OUT = "",
     json_file: JSON = None,
-    gate: GATE = False,
+    exit_code: EXIT_CODE = False,
     device: DEVICE = "cpu",
     layout: LAYOUT = "bhsd",
-    limit: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
     seed: Annotated[
         int | None, typer.Option(min=0, help="of the calls that are drawn; another each time, that the record names")
     ] = None,
-    only: Annotated[
+    check: Annotated[
         list[str] | None,
         typer.Option(help="this check alone, by its pytest name, or all with a word, as carry; repeatable; no page"),
     ] = None,
-    on: Annotated[
+    tensors: Annotated[
         Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
     ] = None,
     allow_large: ALLOW_LARGE = False,
@@ -194,8 +141,8 @@ def check_kernel(
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
-    With --only, some checks alone are asked and told in a line each; with --on, the kernel is judged on the tensors of
-    a file, as by `check tensors`.
+    With --check, some checks alone are asked and told in a line each; with --tensors, the kernel is judged on the
+    tensors of a file, as by `check tensors`.
 
     Its options may be called causal or is_causal; scale, softmax_scale, sm_scale or scaling; mask, attn_mask,
     attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
@@ -205,36 +152,36 @@ def check_kernel(
     carries from tile to tile, inputs that make trouble, bias, determinism. With --gpu no GPU is needed: what Triton
     compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
-    with told(json_file):
+    with exit_on_error(json_file):
         from fa_lib.check.isolation.isolated_kernel import in_a_process
         from fa_lib.check.report.page_files import PageFiles
 
         name = kernel_name(f"gpu:{gpu}:{kernel}" if gpu else kernel)
         laid_out = name if layout == "bhsd" else f"{name}@{layout}"
-        if only and on:
-            raise ValueError("only, on: got both; accepted is one of them")
-        if only or on:
-            _no_others("only" if only else "on", quick=quick, seed=seed is not None)
-        if allow_large and not on:
-            raise ValueError("allow_large: got it without --on; accepted is with captured tensors")
-        if only:
+        if check and tensors:
+            raise ValueError("check, tensors: got both; accepted is one of them")
+        if check or tensors:
+            _no_others("check" if check else "tensors", quick=quick, seed=seed is not None)
+        if allow_large and not tensors:
+            raise ValueError("allow_large: got it without --tensors; accepted is with captured tensors")
+        if check:
             if out and json_file is None:
                 json_file = PageFiles.of(out, laid_out).page.with_suffix(".checks.json")
-            return _named(laid_out, only, json_file, gate, device, limit)
-        if on:
-            with in_a_process(name, limit):
+            return _named(laid_out, check, json_file, exit_code, device, timeout)
+        if tensors:
+            with in_a_process(name, timeout):
                 from fa_lib.commands import reports
 
                 reading = reading_of("", "bhsd", None, None, None, "", allow_large)
-                reports.check_tensors(on, reading, out, (laid_out, *reports.FELLOWS), device)
-            return _judged(PageFiles.of(out, on.stem), json_file, gate)
+                reports.check_tensors(tensors, reading, out, (laid_out, *reports.FELLOWS), device)
+            return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, laid_out)
         files.clear()
-        with in_a_process(name, limit):  # it begins while the rest is imported
+        with in_a_process(name, timeout):  # it begins while the rest is imported
             from fa_lib.commands import reports
 
             reports.check_kernel(name, "quick" if quick else "report", out, device, layout, seed=seed)
-        _judged(files, json_file, gate)
+        _judged(files, json_file, exit_code)
 
 
 @app.command("tensors")
@@ -244,7 +191,7 @@ def check_tensors(
     kernel: Annotated[list[str] | None, typer.Option(help="the first is judged; may be given several times")] = None,
     out: OUT = "",
     json_file: JSON = None,
-    gate: GATE = False,
+    exit_code: EXIT_CODE = False,
     device: DEVICE = "cpu",
     layout: FILE_LAYOUT = "bhsd",
     causal: CAUSAL = None,
@@ -258,14 +205,14 @@ def check_tensors(
     Every tensor of the file is used, or refused: o (the output that is judged), mask, causal, scale, softcap, window,
     sinks, dO, under the names that torch and flash-attn give them, too. Nothing is loaded by pickle.
     """
-    with told(json_file):
+    with exit_on_error(json_file):
         from fa_lib.check.report.page_files import PageFiles
         from fa_lib.commands import reports
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
         reports.check_tensors(file, reading, out, device=device, **names)
-        _judged(PageFiles.of(out, file.stem), json_file, gate)
+        _judged(PageFiles.of(out, file.stem), json_file, exit_code)
 
 
 @app.command("model")
@@ -281,13 +228,13 @@ def check_model(
     causal: Annotated[bool, typer.Option("--causal", help="it is a decoder: no row may see later keys")] = False,
     out: OUT = "",
     json_file: JSON = None,
-    gate: GATE = False,
+    exit_code: EXIT_CODE = False,
 ) -> None:
     """Judge a model's attention: every scaled_dot_product_attention call of a run, against the golden value.
 
     What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
     """
-    with told(json_file):
+    with exit_on_error(json_file):
         from functools import partial
 
         from fa_lib.check.isolation.kernel_file import module_name
@@ -297,4 +244,4 @@ def check_model(
         files = judged(
             module_name(function, "function"), out, partial(say, err=True), save=save, causal=causal, **names
         )
-        _judged(files, json_file, gate)
+        _judged(files, json_file, exit_code)

@@ -24,14 +24,14 @@ from fa_lib.plots import gallery as plots
 from fa_lib.plots.recorded import NONE
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
-RECORDED = "14_gallery"  # the table that `fa-lib record` leaves of kernels on another device
+RECORDED = "14_gallery"  # the table that `fa-lib dev record` leaves of kernels on another device
 OTHERS = "other_versions"  # the table of `others`
 BY = ("n", "queries", "threads", "splits", "distribution")  # of a find's rows: what they are of
 
 VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged", "cannot_run": "cannot run here"}
 ON_DEVICE = (
-    "`fa-lib record` judged these kernels there ([gpu.md](../gpu.md)): at 1 query and at 16 for up to 16,384 keys, and "
-    "at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
+    "`fa-lib dev record` judged these kernels there ([gpu.md](../gpu.md)): at 1 query and at 16 for up to 16,384 keys, "
+    "and at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
 )
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 _RELATIVE = tuple(f"relative_{key}" for key in judge_gallery.QUERIES)
@@ -82,7 +82,7 @@ def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
 def index(
     table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None
 ) -> str:  # fmt: skip
-    """docs/gallery/index.md. elsewhere: device -> a table of `fa-lib record` there. older: of `others`."""
+    """docs/gallery/index.md. elsewhere: device -> a table of `fa-lib dev record` there. older: of `others`."""
     every = table if older is None else pd.concat([table, older])
     every = every.sort_values("key", key=lambda keys: keys.map(list(table.key).index), kind="stable")
     lines = _listed(every, set(table.key[table.verdict != "cannot_run"]))
@@ -235,7 +235,7 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: jud
 def drawn(
     table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
 ) -> dict[str, Figure]:
-    """The figures `gallery` and `gallery_finds`. elsewhere: device -> a table of `fa-lib record` there."""
+    """The figures `gallery` and `gallery_finds`. elsewhere: device -> a table of `fa-lib dev record` there."""
     caption = (
         "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: "
         f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {_versions(table)}."

@@ -1,7 +1,7 @@
 """The ledger: what was published, what we get with its spread over seeds, and the verdict.
 
 `data/published.csv` holds the statements with the interval [low, high] in which a value agrees with the words.
-The notebooks write `<notebook>.claims.csv`. `fa-lib claims` prints the two together.
+The notebooks write `<notebook>.claims.csv`. `fa-lib dev claims` prints the two together.
 """
 
 from collections.abc import Sequence

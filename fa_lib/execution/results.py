@@ -17,7 +17,7 @@ import torch
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import CHECKOUT, RECORDED, STYLE
 
-if TYPE_CHECKING:  # jobs and `fa-lib figures` write no table, and need not wait for pandas
+if TYPE_CHECKING:  # jobs and `fa-lib dev figures` write no table, and need not wait for pandas
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -79,7 +79,7 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def recorded(name: str) -> dict[str, "pd.DataFrame"]:
-    """device -> the table that `fa-lib record` left of a notebook, for every device it has run on."""
+    """device -> the table that `fa-lib dev record` left of a notebook, for every device it has run on."""
     import pandas as pd
 
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))

@@ -20,7 +20,7 @@ def chosen(names: Sequence[str]) -> list[str]:
         own = [check for check in CHECKS if check == name or check.startswith(f"{name}_")]
         own = own or [check for check in CHECKS if f"_{name}_" in f"_{check}_"]
         if not own:
-            raise ValueError(f"only: got {name!r}; accepted are {', '.join(CHECKS)}, or words of these")
+            raise ValueError(f"check: got {name!r}; accepted are {', '.join(CHECKS)}, or words of these")
         found += own
     return list(dict.fromkeys(found))
 

@@ -87,7 +87,7 @@ def test_a_kernel_does_not_set_the_exit_code_and_no_old_page_stays(name, strange
     how, code = ENDS[name]
     old = tmp_path / f"{name}_f.html"
     old.write_text('<p class="verdict passes">')
-    done = invoke("check", "kernel", stranger(name, how), "--quick", "--gate", "--out", tmp_path)
+    done = invoke("check", "kernel", stranger(name, how), "--quick", "--exit-code", "--out", tmp_path)
     assert done.exit_code == code and not isinstance(done.exception, KeyboardInterrupt), done.output
     assert old.exists() == (code == 1) and (code == 2 or 'class="verdict fails"' in old.read_text())
 
@@ -102,7 +102,7 @@ MODELS = {
 def test_nor_does_the_function_of_a_model(name, stranger, tmp_path):
     how, told = MODELS[name]
     (tmp_path / f"{name}_f.html").write_text("passes")
-    done = invoke("check", "model", stranger(name, how), "--gate", "--out", tmp_path)
+    done = invoke("check", "model", stranger(name, how), "--exit-code", "--out", tmp_path)
     assert done.exit_code == 2 and told in done.stderr and not done.stdout
     assert not (tmp_path / f"{name}_f.html").exists()
 
@@ -134,7 +134,7 @@ def f():
     right(*torch.full((3, 1, 1, 4, 8), float("nan")))
 """,
     )
-    done = invoke("check", "model", name, "--gate", "--out", tmp_path)
+    done = invoke("check", "model", name, "--exit-code", "--out", tmp_path)
     assert done.exit_code == 1 and done.stdout.startswith("model:f fails."), done.stderr
     assert "\x1b" not in done.output and "| model:f passes.\\x1b[2K" in done.stderr
 
@@ -252,10 +252,10 @@ def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stran
     monkeypatch.setattr(isolated_kernel, "ENDINGS", 1)
     name, file = stranger("leaves", "os._exit(0)"), capture(tmp_path / "call.safetensors")
     (tmp_path / "call.html").write_text("passes")
-    done = invoke("check", "tensors", file, "--kernel", name, "--gate", "--out", tmp_path)
+    done = invoke("check", "tensors", file, "--kernel", name, "--exit-code", "--out", tmp_path)
     assert done.exit_code == 1 and "leaves:f ends its process with exit code 0" in done.stdout
     assert 'class="verdict fails"' in (tmp_path / "call.html").read_text()
-    done = invoke("compare", name, "flash", "--on", file)
+    done = invoke("compare", name, "flash", "--tensors", file)
     assert done.exit_code == 2 and "leaves:f ends its process with exit code 0" in done.stderr
     name = stranger("dies", "def f(q, k, v): os._exit(0)")
     done = invoke("shrink", file, "--kernel", name, "--out", tmp_path / "test_dies.py")

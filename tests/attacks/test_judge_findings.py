@@ -129,7 +129,7 @@ def test_a_capture_on_which_baseline_overflows_has_its_page(name, tmp_path):
     save_file(make(*draw()), tmp_path / f"{name}.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        words = ("check", "tensors", f"{tmp_path / name}.safetensors", "--gate", "--out", f"{tmp_path}")
+        words = ("check", "tensors", f"{tmp_path / name}.safetensors", "--exit-code", "--out", f"{tmp_path}")
         done = CliRunner().invoke(app, words)
     assert done.exit_code == CODES[verdict] and told in done.output, done.output
     assert told in (tmp_path / f"{name}.html").read_text()

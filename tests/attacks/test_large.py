@@ -69,7 +69,7 @@ def test_a_view_of_one_number_counts_as_the_numbers_it_has(tmp_path):
 def test_the_commands_know_the_option(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "LARGE", 4000)
     path = str(capture(tmp_path / "a.npz"))
-    same = ["compare", "flash", "flash", "--on", path]
+    same = ["compare", "flash", "flash", "--tensors", path]
     for words in (["check", "tensors", path], ["shrink", path, "--kernel", "flash"], same):
         refused = CliRunner().invoke(app, words)
         assert refused.exit_code == 2 and "--allow-large" in refused.stderr

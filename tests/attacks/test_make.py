@@ -187,7 +187,7 @@ def test_ctrl_c_ends_in_one_line_that_says_what_is_kept(checkout, jobs):
     slow.write_text(done.read_text().replace("../ran", "../slow").replace("a.png", "b.png"))
     (checkout / "notebooks/scales/paper.yaml").write_text("01_small: {seconds: 0}\n02_slow: {seconds: 100}\n")
     try:
-        command = [sys.executable, "-m", "fa_lib", "figures", "01_small"]
+        command = [sys.executable, "-m", "fa_lib", "dev", "figures", "01_small"]
         own = dict(cwd=checkout, env=environment(PYTHONPATH=str(checkout)), capture_output=True, text=True)
         assert subprocess.run(command, **own).returncode == 0
         code, shown = pressed(["make", f"PYTHON={sys.executable}", "figures", f"JOBS={jobs}"], checkout, "begun")

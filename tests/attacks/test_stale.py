@@ -141,7 +141,7 @@ def other(tmp_path):
 
 def test_the_command_does_not_run_in_a_checkout_that_is_not_its_own(other):
     (other / "pyproject.toml").write_text('[project]\nname = "fa_lib"\n')
-    done = python("-P", "-m", "fa_lib", "claims", cwd=other, PYTHONPATH=str(ROOT))
+    done = python("-P", "-m", "fa_lib", "dev", "claims", cwd=other, PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"fa-lib: {PACKAGE} would run in {other}, which holds an fa_lib of its own" in done.stderr
 

@@ -92,8 +92,8 @@ def test_a_run_that_diverges_does_not_end_well(tmp_path):
     config.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in vars(CONFIG).items()))
     words = ["--kernel", "test_training:blown", "--config", config, "--steps", "5", "--out", tmp_path / "out"]
     path = os.pathsep.join([str(ROOT), os.path.dirname(__file__)])
-    done = subprocess.run([sys.executable, "-m", "fa_lib", "train", *words], cwd=ROOT, capture_output=True, text=True,
-                          env=os.environ | dict(PYTHONPATH=path))  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "fa_lib", "dev", "train", *words], cwd=ROOT, capture_output=True,
+                          text=True, env=os.environ | dict(PYTHONPATH=path))  # fmt: skip
     assert done.returncode == 2 and "fa-lib: diverged at step 3" in done.stderr, done.stderr
     assert "layer 0, self, o the first of an attention call" in done.stderr
     assert f"the last good weights are {tmp_path}/out/weights-000002.safetensors" in done.stderr

@@ -20,7 +20,7 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
     nudged, in processes that are forked."""
     names = ("baseline", "fp16_scaled", "flash_small_tiles", "perturb_1e-5")
     killed, size = {name: tmp_path / f"killed {name}" for name in names}, dict(steps=20, every=5)
-    words = command("--arm", "baseline", "--steps", 20, "--every", 5, "--out", killed["baseline"])
+    words = command("--arm", "baseline", "--steps", 20, "--save-every", 5, "--out", killed["baseline"])
     context = get_context("forkserver")
     context.set_forkserver_preload(["fa_lib.training.run"])
     started = {name: context.Process(target=run, args=(killed[name], ARMS[name]), kwargs=size) for name in names[1:]}

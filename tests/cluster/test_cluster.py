@@ -95,7 +95,7 @@ def test_of_a_preempted_and_a_killed_job_only_the_call_they_were_in_is_made_agai
 
 
 def test_one_run_on_two_nodes_by_srun_has_the_bits_of_two_processes_here(tmp_path):
-    train = [sys.executable, "-m", "fa_lib", "train", "--config", "tiny", "--steps", "8", "--every", "4"]
+    train = [sys.executable, "-m", "fa_lib", "dev", "train", "--config", "tiny", "--steps", "8", "--save-every", "4"]
     srun = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=1G"]
     for at, words in (("here", [*train, "--devices", "2"]), ("there", [*srun, *train])):
         # loopback's nodes have no names that resolve

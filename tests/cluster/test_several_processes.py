@@ -18,7 +18,7 @@ from fa_lib.training.run_folder import read_result, weights
 from fa_lib.training.spec import Arm
 
 CALLS = []
-OF_TWO = ("--arm", "fp32", "--steps", 24, "--every", 4, "--devices", 2, "--strategy", "fsdp", "--out")
+OF_TWO = ("--arm", "fp32", "--steps", 24, "--save-every", 4, "--devices", 2, "--strategy", "fsdp", "--out")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def sharded(tmp_path_factory):
 def test_two_processes_match_one_by_ddp_and_fsdp(sharded, tmp_path):
     """Gradients are added up in another order, which is no more than the smallest change of the initial weights: one
     process moved by 1e-7 drifts as far, and ten times that is the bound."""
-    options = ("--arm", "fp32", "--steps", 8, "--every", 4, "--out")
+    options = ("--arm", "fp32", "--steps", 8, "--save-every", 4, "--out")
     by_ddp = begun([*command("--devices", 2, *options), str(tmp_path / "ddp")])
     run(tmp_path / "one", Arm(precision="32-true"), steps=8, every=4)
     run(tmp_path / "moved", Arm(precision="32-true", perturb=1e-7), steps=8, every=8)
@@ -68,7 +68,18 @@ def blown(q, k, v):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_nan_in_the_second_process_is_found(strategy, tmp_path):
-    words = ("--arm", "fp32", "--kernel", "test_several_processes:blown", "--steps", 4, "--every", 1, "--devices", 2)
+    words = (
+        "--arm",
+        "fp32",
+        "--kernel",
+        "test_several_processes:blown",
+        "--steps",
+        4,
+        "--save-every",
+        1,
+        "--devices",
+        2,
+    )
     path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent, Path(__file__).parents[1])))
     process = begun([*command(*words), "--strategy", strategy, "--out", str(tmp_path / "run")],
                     env=os.environ | dict(PYTHONPATH=path))  # fmt: skip

@@ -79,7 +79,7 @@ def test_compare_takes_such_kernels():
 ])  # fmt: skip
 def test_check_kernel_judges_them_in_a_process_of_their_own(kernel, code, says, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests/gpu")
-    words = ["check", "kernel", kernel, "--gpu", "H100", "--only", "carry_accumulator", "--gate"]
+    words = ["check", "kernel", kernel, "--gpu", "H100", "--check", "carry_accumulator", "--exit-code"]
     done = CliRunner().invoke(app, words, prog_name="fa-lib")
     assert done.exit_code == code, done.output
     assert says in done.stdout, done.stdout

@@ -314,7 +314,8 @@ def test_a_module_that_ends_its_process_fails_the_gate(name, how, stranger, tmp_
     for path in (old, record):
         path.write_text("passes")
     done = CliRunner().invoke(
-        app, ["check", "kernel", stranger(name), "--quick", "--gate", "--out", f"{tmp_path}", "--json", f"{record}"]
+        app,
+        ["check", "kernel", stranger(name), "--quick", "--exit-code", "--out", f"{tmp_path}", "--json", f"{record}"],
     )
     assert done.exit_code == 1 and f"It ends its process: {how}, when it was imported." in done.output
     assert "It could not be run: asked for BF16 it ends its process" in done.output and "not made" not in done.output

@@ -54,14 +54,14 @@ def module(tmp_path, monkeypatch):
 
 
 def checked(*words):
-    return CliRunner().invoke(app, ["check", "kernel", *words, "--gate"], prog_name="fa-lib")
+    return CliRunner().invoke(app, ["check", "kernel", *words, "--exit-code"], prog_name="fa-lib")
 
 
 def test_a_kernel_that_replaces_torchs_functions_fails_with_some_checks_alone(module):
-    done = checked(f"{module}:replaces_softmax", "--only", "strides")
+    done = checked(f"{module}:replaces_softmax", "--check", "strides")
     assert done.exit_code == 1 and "strides: passes" in done.stdout
     assert "conduct: FAILS: " in done.stdout and "torch.softmax" in done.stdout
-    done = checked(f"{module}:right", "--only", "strides")
+    done = checked(f"{module}:right", "--check", "strides")
     assert done.exit_code == 0 and "conduct: passes" in done.stdout
 
 
@@ -70,7 +70,7 @@ def test_it_fails_on_captured_tensors(module, tmp_path):
     save_file(dict(q=q, k=k, v=v), tmp_path / "a.safetensors")
     for kernel, code in (("replaces_softmax", 1), ("right", 0)):
         record = tmp_path / f"{kernel}.json"
-        words = "--on", f"{tmp_path / 'a.safetensors'}", "--out", f"{tmp_path}", "--json", f"{record}"
+        words = "--tensors", f"{tmp_path / 'a.safetensors'}", "--out", f"{tmp_path}", "--json", f"{record}"
         done = checked(f"{module}:{kernel}", *words)
         assert done.exit_code == code, done.output
         failed = {one["what"] for one in json.loads(record.read_text())["findings"] if one["severity"] == "fails"}

@@ -23,7 +23,7 @@ def command(*words):
 def test_a_name_is_a_check_and_a_first_word_all_of_its_kind():
     assert chosen(["carry", "strides", "carry_row_sum"]) == ["carry_accumulator", "carry_row_sum", "strides"]
     assert len(chosen(["rule"])) == sum(check.startswith("rule_") for check in CHECKS) > 2
-    with pytest.raises(ValueError, match=r"only: got 'carr'; accepted are error_uniform, .*, or words of these"):
+    with pytest.raises(ValueError, match=r"check: got 'carr'; accepted are error_uniform, .*, or words of these"):
         chosen(["carr"])
 
 
@@ -49,14 +49,14 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     found = check_named("flash", ["carry", "sinks"])
     assert [result.passed for result in found.values()] == [True, True, None] and failed(found) is False
     path = tmp_path / "found.json"
-    done = command(MINE, "--only", "carry", "--only", "error_normal", "--gate", "--json", f"{path}")
+    done = command(MINE, "--check", "carry", "--check", "error_normal", "--exit-code", "--json", f"{path}")
     assert done.exit_code == 1
     first, *lines = done.stdout.splitlines()
     assert first == f"{MINE}: 4 checks: 2 passed, 2 failed."  # and its conduct
     assert lines[0].startswith("  carry_accumulator: FAILS: loses ") and "in tiles of" in lines[0]
     record = json.loads(path.read_text())
     assert record["kernel"] == MINE and not record["checks"]["carry_row_sum"]["passed"] and record["versions"]
-    assert command(MINE, "--only", "carry").exit_code == 0  # without --gate
+    assert command(MINE, "--check", "carry").exit_code == 0  # without --exit-code
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,25 @@ def test_what_could_not_be_asked_is_no_pass():
     nothing = {"sinks": Result(None, "the kernel has no such option")}
     assert failed(nothing) is None and failed(nothing | {"strides": Result(True)}) is False
     assert in_lines("k", nothing)[0] == "k: 1 check: 1 not asked."
-    assert command("flash", "--only", "sinks", "--gate").exit_code == 3
+    assert command("flash", "--check", "sinks", "--exit-code").exit_code == 3
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (("flash", "--only", "nothing"), "only: got 'nothing'; accepted are error_uniform"),
-        (("flash", "--only", "carry", "--on", "a.safetensors"), "only, on: got both; accepted is one of them"),
-        (("flash", "--only", "carry", "--quick"), "quick: got it with --only, which has no use for it"),
-        (("flash", "--on", "a.safetensors", "--seed", "3"), "seed: got it with --on, which has no use for it"),
-        (("flash", "--only", "carry", "--device", "cuda"), "device: got 'cuda'; with --only, accepted is cpu"),
-        (("flash", "--on", "nowhere.safetensors"), "nowhere.safetensors"),
-        (("no.such:kernel", "--only", "carry"), "no.such"),
+        (("flash", "--check", "nothing"), "check: got 'nothing'; accepted are error_uniform"),
+        (
+            ("flash", "--check", "carry", "--tensors", "a.safetensors"),
+            "check, tensors: got both; accepted is one of them",
+        ),
+        (("flash", "--check", "carry", "--quick"), "quick: got it with --check, which has no use for it"),
+        (
+            ("flash", "--tensors", "a.safetensors", "--seed", "3"),
+            "seed: got it with --tensors, which has no use for it",
+        ),
+        (("flash", "--check", "carry", "--device", "cuda"), "device: got 'cuda'; with --check, accepted is cpu"),
+        (("flash", "--tensors", "nowhere.safetensors"), "nowhere.safetensors"),
+        (("no.such:kernel", "--check", "carry"), "no.such"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(words, message):

@@ -126,7 +126,7 @@ def test_options_of_a_comparison_without_a_file_are_used_or_refused():
         done = command("compare", "flash", "unfused", *words)
         assert done.exit_code == 2 and "accepted is a file with it" in done.output
     done = command("check", "kernel", "flash", "--allow-large")
-    assert done.exit_code == 2 and "allow_large: got it without --on" in done.output
+    assert done.exit_code == 2 and "allow_large: got it without --tensors" in done.output
 
 
 def test_a_window_without_limits_is_none(tmp_path):
@@ -147,10 +147,10 @@ def test_what_a_row_without_keys_gives_is_a_convention(tmp_path):
         o = right.clone()
         o[:, :, :7] = given
         file = saved(tmp_path, q=q, k=k, v=v, mask=mask, o=o)
-        done = command("check", "tensors", file, "--out", tmp_path, "--gate")
+        done = command("check", "tensors", file, "--out", tmp_path, "--exit-code")
         assert done.exit_code == 0 and "14 rows see no key" in done.output, done.output
     o[:, :, 50] = math.nan  # it sees keys
-    assert command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, mask=mask, o=o), "--gate").exit_code == 1
+    assert command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, mask=mask, o=o), "--exit-code").exit_code == 1
     means = own_name("means", lambda q, k, v, mask=None: kernels.as_shipped(q, k, v, mask=mask).where(
         mask.any(-1, keepdim=True), v.mean(2, keepdim=True)))  # fmt: skip
     found = compare(means, "as_shipped", Question(saved(tmp_path, q=q, k=k, v=v, mask=mask)))
@@ -168,7 +168,7 @@ def test_a_models_calls_are_computed_by_kernels_with_names_of_their_own():
 def test_the_headline_names_a_rounding_that_makes_a_rule_break(tmp_path):
     q, k, v = normal(1, 2, 128, 64)
     o = kernels.as_shipped(*(TF32(x.double()).float() for x in (q, k, v)))
-    done = command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, o=o), "--out", tmp_path, "--gate")
+    done = command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, o=o), "--out", tmp_path, "--exit-code")
     assert done.exit_code == 1 and "Q, K and V rounded to TF32 has its very error" in done.output.splitlines()[0]
 
 

@@ -52,7 +52,7 @@ def left_padding(n, blind):
 def test_rows_that_see_no_key_are_no_overflow_of_baseline(tmp_path, dtype):
     q, k, v = normal(1, 2, 96, 32, dtype=dtype)
     path = saved(tmp_path, q=q, k=k, v=v, mask=left_padding(96, 7))
-    done = command("check", "tensors", path, "--kernel", "reference", "--out", tmp_path, "--gate")
+    done = command("check", "tensors", path, "--kernel", "reference", "--out", tmp_path, "--exit-code")
     assert done.exit_code == 0, done.output
 
 
@@ -70,7 +70,7 @@ def test_the_yardstick_in_fp32_gives_0_and_gradients_of_0_where_a_row_sees_no_ke
 
 def test_a_kernel_may_return_its_log_sum_exp_too(tmp_path):
     (tmp_path / "two.py").write_text(SDPA + "def f(q, k, v): return sdpa(q, k, v), q[..., 0]")
-    done = command("check", "kernel", tmp_path / "two.py:f", "--only", "error", "--gate")
+    done = command("check", "kernel", tmp_path / "two.py:f", "--check", "error", "--exit-code")
     assert done.exit_code == 0 and "3 passed" in done.output, done.output
 
 
@@ -94,7 +94,7 @@ def test_a_model_of_which_nothing_was_compared_is_not_judged_and_the_reason_is_t
     module = "import torch\nfrom torch import nn\n\ndef run():\n    x = torch.randn(1, 4, 8)\n"
     attention = "    nn.MultiheadAttention(8, 2, batch_first=True).train()(x, x, x)\n"
     (tmp_path / "with_weights.py").write_text(module + attention)
-    done = command("check", "model", tmp_path / "with_weights.py:run", "--out", tmp_path, "--gate")
+    done = command("check", "model", tmp_path / "with_weights.py:run", "--out", tmp_path, "--exit-code")
     assert done.exit_code == 3 and "is not judged" in done.output and "need_weights=False" in done.output
     with pytest.warns(UserWarning, match="need_weights"), Probe(()) as probe:
         layer, x = nn.MultiheadAttention(8, 2, batch_first=True).train(), torch.randn(1, 4, 8)
@@ -113,7 +113,7 @@ def test_a_result_that_was_asked_and_does_not_count_is_not_called_unasked():
 
 def test_checks_are_found_by_any_word_of_their_names_and_written_into_a_folder(tmp_path):
     assert chosen(["softcap"])[0] == "answer_softcap" and "answer_one_query_as_in_decoding" in chosen(["decoding"])
-    done = command("check", "kernel", "flash", "--only", "strides", "--out", tmp_path)
+    done = command("check", "kernel", "flash", "--check", "strides", "--out", tmp_path)
     (written,) = tmp_path.glob("*.json")
     assert done.exit_code == 0 and json.loads(written.read_text())["checks"]["strides"]["passed"]
 
@@ -140,7 +140,7 @@ def test_a_model_and_a_plugins_kernel_are_named_by_their_files(tmp_path):
         "import torch\n" + SDPA + "def run(): sdpa(*torch.randn(3, 1, 2, 16, 8))\ndef f(q, k, v): return sdpa(q, k, v)"
     )
     (tmp_path / "mine.py").write_text(text)
-    done = command("check", "model", tmp_path / "mine.py:run", "--out", tmp_path, "--gate")
+    done = command("check", "model", tmp_path / "mine.py:run", "--out", tmp_path, "--exit-code")
     assert done.exit_code == 0, done.output
     done = command("check", "model", tmp_path / "none.py:run")
     assert done.exit_code == 2 and "function: got" in done.output and "there is no file" in done.output
@@ -171,11 +171,11 @@ def test_an_option_in_a_file_is_used_whatever_it_is_called(tmp_path, name, dtype
     right, wrong = (kernels.as_shipped(q, k, v, **options) for options in (given, {}))
     for o, code in ((right, 0), (wrong, 1)):
         path = saved(tmp_path, query=q, key=k, value=v, attn_output=o, **named)
-        done = command("check", "tensors", path, "--out", tmp_path, "--gate")
+        done = command("check", "tensors", path, "--out", tmp_path, "--exit-code")
         assert done.exit_code == code, done.output
         if words:
             path = saved(tmp_path, q=q, k=k, v=v, out=o)
-            assert command("check", "tensors", path, "--out", tmp_path, "--gate", *words).exit_code == code
+            assert command("check", "tensors", path, "--out", tmp_path, "--exit-code", *words).exit_code == code
 
 
 def test_a_tensor_that_means_nothing_or_stands_twice_or_contradicts_the_command_is_refused(tmp_path):
@@ -208,11 +208,11 @@ def test_sixteen_bits_that_are_stored_in_more_are_judged_in_sixteen(tmp_path, dt
     for held in (wide, {name: x.double() for name, x in wide.items()}):
         np.savez(tmp_path / "a.npz", **{name: x.numpy() for name, x in held.items()})
         for words in (("--format", fmt), ()):
-            done = command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--gate", *words)
+            done = command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--exit-code", *words)
             assert done.exit_code == 0 and "The kernel that ran passes" in done.output, done.output
     assert "stored in FP64" in (tmp_path / "a.html").read_text()
     np.savez(tmp_path / "a.npz", **{name: x.numpy() for name, x in (wide | dict(o=wide["o"] * 1.0001)).items()})
-    assert command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--gate").exit_code == 1  # FP32's o
+    assert command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--exit-code").exit_code == 1  # FP32's o
 
 
 def test_an_output_that_is_no_answer_to_rounded_inputs_is_not_replaced_in_silence(tmp_path):
@@ -220,7 +220,7 @@ def test_an_output_that_is_no_answer_to_rounded_inputs_is_not_replaced_in_silenc
     path = saved(tmp_path, q=q, k=k, v=v, o=kernels.as_shipped(q, k, v))
     done = command("check", "tensors", path, "--format", "BF16")
     assert done.exit_code == 2 and "rounding q, k and v to BF16 changes them" in done.output
-    assert command("check", "tensors", path, "--format", "BF16", "--kernel", "flash", "--gate").exit_code == 0
+    assert command("check", "tensors", path, "--format", "BF16", "--kernel", "flash", "--exit-code").exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["window", "softcap", "sinks"])
@@ -235,7 +235,7 @@ def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch
     q, k, v = (x.transpose(1, 2) for x in normal(1, 2, 96, 32, dtype=torch.bfloat16))
     path = saved(tmp_path, q=q, k=k, v=v, **named)
     mine = tmp_path / f"forgets_{name}.py"
-    done = command("compare", f"{mine}:right", "as_shipped", "--on", path, "--layout", "bshd")
+    done = command("compare", f"{mine}:right", "as_shipped", "--tensors", path, "--layout", "bshd")
     assert done.exit_code == 0 and "A and B give the same bits" in done.output, done.output
     done = command("shrink", path, "--kernel", f"{mine}:right", "--layout", "bshd", "--out", tmp_path / "test_r.py")
     assert done.exit_code == 2 and "does not fail" in done.output
@@ -286,7 +286,7 @@ def test_the_mistake_behind_an_output_is_named_in_the_headline(tmp_path, key, dt
         assert_attention_close(o, q, k, v, precision=dtype, **options)
     if "window" not in options and "softcap" not in options:
         path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: torch.as_tensor(x) for name, x in options.items()})
-        done = command("check", "tensors", path, "--out", tmp_path, "--gate")
+        done = command("check", "tensors", path, "--out", tmp_path, "--exit-code")
         assert done.exit_code == 1 and subject(row) in done.output
 
 
@@ -295,16 +295,16 @@ def test_a_scale_that_is_a_fifth_too_large_does_not_pass_on_peaked_scores(tmp_pa
     q, k, v = (x.bfloat16() for x in draw("peaked", 0, (1, 2, 256, 64)))
     for factor, code in ((1.0, 0), (1.2, 1)):
         path = saved(tmp_path, q=q, k=k, v=v, o=kernels.as_shipped(q, k, v, scale=factor / 8))
-        done = command("check", "tensors", path, "--out", tmp_path, "--gate")
+        done = command("check", "tensors", path, "--out", tmp_path, "--exit-code")
         assert done.exit_code == code, done.output
     assert "attention with 1.2 times its scale" in done.output.splitlines()[0]
     baseline = saved(tmp_path, q=q, k=k, v=v, o=kernels.baseline(q, k, v))  # right, in its own way
-    assert command("check", "tensors", baseline, "--out", tmp_path, "--gate").exit_code == 0
+    assert command("check", "tensors", baseline, "--out", tmp_path, "--exit-code").exit_code == 0
     (tmp_path / "scaled.py").write_text(
         f"import torch\nfrom safetensors.torch import load_file\n{SDPA}"
         f"def run():\n    x = load_file({str(baseline)!r})\n    sdpa(x['q'], x['k'], x['v'], scale=0.125)\n"
     )
-    done = command("check", "model", tmp_path / "scaled.py:run", "--out", tmp_path, "--gate")
+    done = command("check", "model", tmp_path / "scaled.py:run", "--out", tmp_path, "--exit-code")
     assert done.exit_code == 0 and "Every output of attention is within its own bound" in done.output, done.output
 
 
@@ -322,9 +322,9 @@ def test_what_the_masks_of_a_model_show_is_told(tmp_path, which):
         f"import torch\n{SDPA}torch.manual_seed(0)\ndef run(): sdpa(*torch.randn(3, 1, 2, 16, 8), {given})"
     )
     function = tmp_path / f"mask_{which}.py:run"
-    done = command("check", "model", function, "--out", tmp_path, "--gate")
+    done = command("check", "model", function, "--out", tmp_path, "--exit-code")
     assert done.exit_code == 0 and headline in done.output.splitlines()[0] and told in done.output, done.output
-    done = command("check", "model", function, "--out", tmp_path, "--gate", "--causal")
+    done = command("check", "model", function, "--out", tmp_path, "--exit-code", "--causal")
     assert done.exit_code == (0 if which == "causal" else 1)
 
 

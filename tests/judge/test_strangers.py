@@ -264,7 +264,7 @@ def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_pat
     )
     monkeypatch.syspath_prepend(tmp_path)
     page = ["check", "kernel", "odd:attention", "--quick", "--out", str(tmp_path)]
-    done = [CliRunner().invoke(app, [*page, *more]) for more in ([], ["--gate"])]
+    done = [CliRunner().invoke(app, [*page, *more]) for more in ([], ["--exit-code"])]
     assert [one.exit_code for one in done] == [0, 3] and "odd:attention is not judged." in done[0].output
     assert 'class="verdict not_judged"' in (tmp_path / "odd_attention.html").read_text()
     assert reports.check_kernel("odd:attention", "quick", tmp_path).record["verdict"] == "not_judged"

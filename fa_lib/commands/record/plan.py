@@ -1,4 +1,4 @@
-"""The steps of `fa-lib record`, in order of value, and what of them fits into the time there is."""
+"""The steps of `fa-lib dev record`, in order of value, and what of them fits into the time there is."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -119,7 +119,7 @@ def check(folder: str | Path, python: str = "3.12", has: Has | None = None, root
     folder, has = Path(folder), there() if has is None else has
     wheels, problems = _wheels(folder), []
     if not wheels:
-        raise ValueError(f"folder: {folder} holds no wheel; accepted is a folder that `fa-lib wheelhouse` filled")
+        raise ValueError(f"folder: {folder} holds no wheel; accepted is a folder that `fa-lib dev wheelhouse` filled")
     for name, found in wheels.items():
         if len(found) > 1:
             problems.append(f"{name}: the versions {' and '.join(str(w.version) for w in found)} are both there")

@@ -1,0 +1,282 @@
+"""`fa-lib dev`: what is done to the repository, its figures, tables and recordings."""
+
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fa_lib.commands.errors import exit_on_error
+
+app = typer.Typer(no_args_is_help=True, help="Figures, tables, training and recordings of a checkout.")
+AGAIN = "the same command goes on from there"
+
+
+@app.command()
+def figures(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="figures, as 4 or 9b, or notebooks, as 02_precision; else all")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="a file of notebooks/scales")] = "paper",
+    executor: Annotated[
+        str | None, typer.Option(help="slurm, or a number of processes, instead of notebooks' own")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="notebooks at a time; 2, but 1 on one core, a GPU or with --executor")
+    ] = None,
+) -> None:
+    """Draw the figures: run the notebooks whose results are not up to date, through papermill.
+
+    Figures and tables go to build/figures and build/data/results of the checkout, or of the current folder. Interrupted
+    and started again it goes on where it was. `fa-lib dev publish` makes them the committed ones.
+    """
+    with exit_on_error(kept=f"finished notebooks and cells are kept in build/: {AGAIN}"):
+        from fa_lib.execution import notebook
+        from fa_lib.execution.exit_with_parent import end_as_interrupted, end_with_parent
+        from fa_lib.execution.parallel_notebooks import run_beside
+        from fa_lib.execution.paths import NOTEBOOKS, build
+        from fa_lib.execution.pools import share
+
+        end_as_interrupted()
+        end_with_parent()
+        executor = int(executor) if executor and executor.isdigit() else executor
+        notebooks = notebooks_of(NOTEBOOKS, names)
+        notebooks = notebooks if names else notebook.of_scale(notebooks, scale)
+        if jobs is None:
+            alone = executor is not None or share() == 1
+            alone = alone or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
+            alone = alone or sum(not notebook.is_fresh(path, scale, build(), build()) for path in notebooks) < 2
+            jobs = 1 if alone else 2
+        if jobs == 1:
+            notebook.run_all(notebooks, scale, build(), executor=executor, say=_say)
+        else:
+            if executor is None and share(jobs) == 1:
+                executor = 0  # a notebook has one core: more processes would import once more and compete for it
+            progress = notebook.progress_of(notebooks, scale, build(), jobs=jobs)
+            if not run_beside(notebooks, progress, partial(_one_of_several, scale, executor), _say):
+                raise RuntimeError("figures: some notebooks failed, as they said above")
+        _say(f"figures are in {build() / 'figures'}, tables in {build() / 'data' / 'results'}")
+
+
+def _one_of_several(scale, executor, path, kernel):
+    """Run a notebook in a process of its own."""
+    from fa_lib.execution.notebook import run_all
+    from fa_lib.execution.paths import build
+
+    try:
+        with exit_on_error(quiet=True):
+            run_all([path], scale, build(), executor=executor, say=_say, kernel=kernel)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+
+
+@app.command()
+def publish() -> None:
+    """Make the figures and tables of build/ the committed ones, and renew the README's ledger.
+
+    All notebooks of the scale "paper" have to be up to date: run `fa-lib dev figures` before.
+    """
+    with exit_on_error():
+        from fa_lib.execution import claims, manifest, notebook
+        from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
+
+        if CHECKOUT is None:
+            raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
+        files = []
+        for path in notebook.of_scale(notebooks_of(NOTEBOOKS, None), "paper"):
+            if not notebook.is_fresh(path, "paper", build(), build()):
+                raise ValueError(
+                    f"publish: {path.name} is not up to date at the scale paper; run `fa-lib dev figures` first"
+                )
+            files += manifest.read(notebook.outcome_path(path, build()))["files"]
+        manifest.copy(files, build(), CHECKOUT)
+        for old in RESULTS.iterdir():  # of a notebook that no longer writes it
+            if str(old.relative_to(CHECKOUT)) not in files:
+                old.unlink()
+        claims.renew(claims.ledger())
+        _say(f"{len(files)} files are published; see `git status`")
+
+
+@app.command("claims")
+def print_claims(
+    results: Annotated[
+        Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
+    ] = None,
+    readme: Annotated[bool, typer.Option("--readme", help="also renew docs/ledger.md and the README's rows")] = False,
+    paper: Annotated[str, typer.Option(help="only the statements of one, such as 2407.08608")] = "",
+) -> None:
+    """Print the ledger: what was published, what came out here over seeds, and the verdict."""
+    with exit_on_error():
+        from fa_lib.execution import claims
+        from fa_lib.execution.lookup import lookup
+        from fa_lib.execution.paths import CHECKOUT, RESULTS
+
+        if results is not None and not results.is_dir():
+            raise ValueError(f"results: got {str(results)!r}; accepted is a folder, such as build/data/results")
+        if readme and (CHECKOUT is None or results is not None):
+            raise ValueError(
+                "readme: the README holds the committed results; accepted is a checkout, without --results"
+            )
+        table = claims.ledger(results or RESULTS)
+        if paper:
+            lookup("paper", paper, {key: name for key, name in claims.PAPERS.items() if key})
+            table = table[table.paper == paper]
+        typer.echo(claims.markdown(table))
+        if readme:
+            claims.renew(claims.ledger())
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="folder for weights and checkpoint; an interrupted run goes on")],
+    arm: Annotated[str, typer.Option(help="of the study: baseline, flash, perturb, fp32, fp16, ...")] = "baseline",
+    kernel: Annotated[str, typer.Option(help="instead of the arm's: a name or package.module:function")] = "",
+    precision: Annotated[str, typer.Option(help="instead of the arm's: 32-true, bf16-mixed, 16-mixed, ...")] = "",
+    config: Annotated[str, typer.Option(help="a file of fa_lib/training, or a path that ends in .yaml")] = "small",
+    seed: Annotated[int, typer.Option(help="of data, noise and initial weights")] = 0,
+    steps: Annotated[int, typer.Option(help="of the optimizer")] = 200,
+    save_every: Annotated[int, typer.Option(help="steps between weights written")] = 25,
+    data: Annotated[str, typer.Option(help="shapes, a folder of captioned images or shards, or a hub name")] = "shapes",
+    streaming: Annotated[bool, typer.Option("--streaming", help="never hold the data")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    devices: Annotated[int | None, typer.Option(help="processes; torchrun and srun tell it")] = None,
+    strategy: Annotated[str, typer.Option(help="of several processes: ddp or fsdp")] = "ddp",
+) -> None:
+    """Train one arm of the study. A killed run can be started again, and ends with the same bits.
+
+    Also under torchrun and srun: torchrun --nproc-per-node 8 -m fa_lib dev train --device cuda --out build/flash.
+    """
+    with exit_on_error(kept=f"the last checkpoint is kept in {out}: {AGAIN}"):
+        from dataclasses import replace
+
+        from fa_lib.training.arm import arm_named
+        from fa_lib.training.config import Config
+        from fa_lib.training.preflight import started
+        from fa_lib.training.spec import RunSpec
+
+        changes = {name: value for name, value in (("kernel", kernel), ("precision", precision)) if value}
+        spec = RunSpec(
+            replace(arm_named(arm), **changes), seed, Config.load(config), steps, save_every, source=data,
+            streaming=streaming, device=device, devices=started() if devices is None else devices, strategy=strategy,
+        )  # fmt: skip
+        from fa_lib.training import nonfinite, run  # slow to load: after what can be refused without it
+
+        result = run.train(spec, out, progress=True)
+        loss, seconds = result["losses"][-1], result["seconds"]
+        typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
+        if result["status"] != "done":
+            raise RuntimeError(nonfinite.exit_on_error(out))
+
+
+@app.command()
+def study(
+    part: Annotated[list[str] | None, typer.Option(help="this one; may be given several times; else all")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 2,
+) -> None:
+    """Train and compare the models of figures 7 and 8, for hours; what is done is kept. `fa-lib dev figures`
+    draws them.
+
+    Writes data/recorded/cpu. docs/training.md says what each part is for.
+    """
+    with exit_on_error(kept=f"runs that are done, and the last checkpoint of others, are kept in build/study: {AGAIN}"):
+        from fa_lib.execution.paths import build
+        from fa_lib.execution.pools import workers
+        from fa_lib.training import campaign
+        from fa_lib.training.config import Config
+
+        with workers(jobs) as pool:
+            campaign.carry_out(part or [*campaign.PARTS], Config.load("small"), build() / "study", pool)
+
+
+@app.command()
+def record(
+    step: Annotated[list[str] | None, typer.Option(help="this one, done or not; may be given several times")] = None,
+    device: Annotated[str, typer.Option(help="cuda, or cpu: a rehearsal of the same steps in small")] = "cuda",
+    scale: Annotated[str, typer.Option(help="of notebooks/scales: gpu on cuda, quick on cpu")] = "",
+    budget: Annotated[float, typer.Option(help="minutes for all of it; 0 has no limit")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and make nothing")] = False,
+    out: Annotated[str, typer.Option(help="folder; data/recorded/<the GPU> where none is named")] = "",
+) -> None:
+    """Measure what only a GPU can show, step by step, in order of value, each under eight minutes.
+
+    What is done is not made again; a step that fails or runs out of time stops no other one. docs/gpu.md says what each
+    step shows.
+    """
+    with exit_on_error(kept=f"steps that are done are kept: {AGAIN}"):
+        from fa_lib.commands.record import session
+
+        session.record(step or (), device, scale, budget, out, dry_run, say=_say)
+
+
+@app.command()
+def wheelhouse(
+    folder: Annotated[Path, typer.Argument(help="where the wheels go")] = Path("build/wheelhouse"),
+    python: Annotated[str, typer.Option(help="version of the machine's Python")] = "3.12",
+    source: Annotated[list[str] | None, typer.Option(help="a source package to take along: flash-attn")] = None,
+    more: Annotated[
+        list[str] | None, typer.Option(help="a gallery's package to take along: xformers, sageattention")
+    ] = None,
+) -> None:
+    """Download what a GPU machine without a network lacks, and check that nothing is missing."""
+    with exit_on_error():
+        from fa_lib.commands.record.wheelhouse import main as fill
+
+        fill(python, folder, source or (), more or (), say=_say)
+
+
+@app.command()
+def gallery(
+    names: Annotated[list[str] | None, typer.Argument(help="kernels, as ggml_decode; all where none is named")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="five kernels, in seconds each; nothing is published")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="kernels at a time")] = 2,
+) -> None:
+    """Judge the attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
+
+    What is done is not done again. All of them together renew data/gallery, docs/gallery and figures/gallery of the
+    checkout. Judge one with all its tables by `fa-lib check kernel gallery:KEY`.
+    """
+    with exit_on_error(kept=f"kernels that are judged are kept in build/: {AGAIN}"):
+        if list_:
+            from fa_lib.gallery import catalogue
+
+            typer.echo(catalogue.listing())
+            return
+        from fa_lib.commands import gallery_pages
+
+        gallery_pages.make(names or (), quick, jobs, say=_say)
+
+
+@app.command()
+def bench() -> None:
+    """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
+    with exit_on_error():
+        import runpy
+
+        from fa_lib.execution.paths import CHECKOUT
+
+        if CHECKOUT is None:
+            raise ValueError("bench: there is no checkout here; accepted is a clone of the repository")
+        runpy.run_path(str(CHECKOUT / "benchmarks" / "bench.py"), run_name="__main__")
+
+
+def notebooks_of(folder, names):
+    """Paths of the notebooks that make figures, in their order; those named, by their figures too, or all."""
+    every = {path.stem: path for path in sorted(folder.glob("[0-9]*.ipynb")) if not path.stem.startswith("00_")}
+    return [_notebook(name, every) for name in names] if names else list(every.values())
+
+
+def _notebook(name, every):
+    """The notebook of that name, or the one that saves a figure of that number or name."""
+    named = every.get(name.removesuffix(".ipynb"))
+    figure = re.compile(rf'\\"(figure{re.escape(name)}_\w+|{re.escape(name)})\\":')  # a key, as JSON holds it
+    for path in [named] if named else every.values():
+        if named or figure.search(path.read_text()):
+            return path
+    raise ValueError(f"names: got {name!r}; accepted are a figure, as 4 or 9b, and {', '.join(every)}")
+
+
+def _say(words):
+    print(words, flush=True)

@@ -1,0 +1,63 @@
+"""How every command tells what it cannot do: one line on standard error, and an exit code; no traceback."""
+
+import os
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import typer
+
+EXIT_CODES = (
+    "Exit codes: 0 it is done; 1 it was judged and fails (with --exit-code); 2 it could not be done, and is told why; "
+    "3 nothing of it could be judged (with --exit-code)."
+)
+
+
+@contextmanager
+def exit_on_error(old: Path | None = None, kept: str = "nothing is kept", quiet: bool = False):
+    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback; Ctrl-C
+    with code 130.
+
+    Args:
+        old: the file of a judgement before, which goes first.
+        kept: of what is done at Ctrl-C, and how to go on. quiet: another process says that.
+    """
+    try:
+        if old is not None:
+            old.unlink(missing_ok=True)
+        yield
+    except typer.Exit:  # a RuntimeError too
+        raise
+    except ModuleNotFoundError as error:
+        extras = {
+            "nbformat": "notebooks", "papermill": "notebooks", "diffusers": "train", "lightning_fabric": "train",
+            "submitit": "cluster",
+        }  # fmt: skip
+        if error.name not in extras:
+            raise
+        _end(f"this needs {error.name}: pip install 'fa_lib[{extras[error.name]}]'")
+    except (ValueError, OSError, RuntimeError) as error:
+        _end(str(error))
+    except KeyboardInterrupt:
+        with suppress(OSError):  # the terminal may be closed
+            typer.echo("" if quiet else f"\nfa-lib: interrupted; {kept}", err=True, nl=not quiet)
+        raise typer.Exit(130) from None
+
+
+def _end(words):
+    say(f"fa-lib: {words}", err=True)
+    raise typer.Exit(2)
+
+
+def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Whether lines have colour: never with NO_COLOR, always with FORCE_COLOR; None where the terminal decides."""
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb" and not environ.get("FORCE_COLOR"):
+        return False
+    return True if environ.get("FORCE_COLOR") else None
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a text; in each of its lines what would move the cursor or hide is an escape."""
+    from fa_lib.check.isolation.calls import shown
+
+    typer.echo("\n".join(map(shown, text.split("\n"))), err=err)
