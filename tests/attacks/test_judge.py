@@ -29,7 +29,7 @@ from fa_lib.check.report.page_files import PageFiles
 from fa_lib.check.report.sentences import in_words
 from fa_lib.commands import gallery_pages, model_process, reports
 from fa_lib.commands.cli import app
-from fa_lib.commands.cli_check import say
+from fa_lib.commands.errors import say
 
 TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
 HEAD = """
