@@ -10,11 +10,11 @@ from benchmarks.other_judges import condemned
 from fa_lib import kernels
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.kernel import SIDE, judge_kernel
-from fa_lib.check.measure.examine import Depth, examine
+from fa_lib.check.measure.examine import CheckPlan, examine
 from fa_lib.check.measure.relations import RELATIONS
 
 APART = 1000  # between first seeds: more than a judgement draws
-DEPTH = Depth(  # a few seconds
+DEPTH = CheckPlan(  # a few seconds
     lengths=(1024,), seeds=1, shapes=("causal 113 x 203", "GQA 384", "causal window 512", "1500"), head_dims=(96,),
     troubled_n=128, bias_seeds=3, runs=3, relations=(*RELATIONS,),
 )  # fmt: skip

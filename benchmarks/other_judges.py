@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.mutants.skeleton import repeated, visible
-from fa_lib.check.isolation.calls import KernelError, guarded
+from fa_lib.check.isolation.calls import KernelError, with_kernel_errors
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.kernels.variants import Call, by_key
@@ -30,7 +30,7 @@ def condemned(fn, seed: int) -> dict[str, list[str]]:
         for dtype in DTYPES:
             given, dO, right, plain = _known(key, dtype, seed)
             try:
-                results = _results(guarded(fn), given, dO, CALLS[key].options)
+                results = _results(with_kernel_errors(fn), given, dO, CALLS[key].options)
             except KernelError:
                 continue
             for judge, agrees in JUDGES.items():

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fa_lib.check.judge.captured import judge_model
 from fa_lib.check.probe.probe import Probe
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import build
 from fa_lib.plots.model_report import model_report
@@ -33,7 +33,7 @@ def main():
     with Probe(["as_shipped", "every_step"], save=worst) as probe:
         run()
     judgement = judge_model("This model", probe.table, skipped=probe.skipped, nonfinite=probe.nonfinite)
-    print(f"{in_words(judgement)}\n\n{probe.calls} calls, the largest error of each kernel over Baseline's:\n")
+    print(f"{judgement_text(judgement)}\n\n{probe.calls} calls, the largest error of each kernel over Baseline's:\n")
     print(probe.summary().round(2).droplevel("model").to_string())
     print(f"\nTensors of the worst call: {worst}")
     with replacing(drawn) as path:

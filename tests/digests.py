@@ -3,7 +3,7 @@
 import hashlib
 
 from fa_lib import Precision, Tiling, draw, kernels
-from fa_lib.experiments.microbenchmark import Setup, compare
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare
 
 for fmt in ("BF16", "FP16"):
     digest = hashlib.sha256()
@@ -19,13 +19,13 @@ for fmt in ("BF16", "FP16"):
                     digest.update(o.numpy().tobytes())
     print(fmt, digest.hexdigest())
     # what the notebooks of figures 3 to 6 print and the ledger says is made of these rows
-    rows = [compare(512, [16, 64, 256], each, fmt, 0, Setup()) for each in ("uniform", "normal")]
+    rows = [compare(512, [16, 64, 256], each, fmt, 0, BenchmarkSettings()) for each in ("uniform", "normal")]
     printed = [[f"{x:.5g}" if isinstance(x, float) else x for x in row.values()] for cell in rows for row in cell]
     print(fmt, "rows", hashlib.sha256(repr(printed).encode()).hexdigest())
 # in FP64 to the last digit: sums, exponentials and the golden value are defined
-rows = [compare(256, [16, 64, 256], each, "FP64", 0, Setup(algorithm=a)) for each in ("uniform", "normal")
+rows = [compare(256, [16, 64, 256], each, "FP64", 0, BenchmarkSettings(algorithm=a)) for each in ("uniform", "normal")
         for a in ("fa1", "fa2")]  # fmt: skip
 print("FP64 rows", hashlib.sha256(repr(rows).encode()).hexdigest())
 for each in ("uniform", "normal"):  # as printed: a sum in FP32 may fall on the other side of a tie, in another order
-    rows = compare(512, [64], each, "FP32", 0, Setup())
+    rows = compare(512, [64], each, "FP32", 0, BenchmarkSettings())
     print("FP32", " ".join(f"{row['max']:.2e}" for row in rows))

@@ -22,7 +22,7 @@ from fa_lib.check.probe.capture import captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.skipped import Why
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.commands import reports
 from fa_lib.commands.cli import app
 
@@ -111,7 +111,7 @@ def test_the_first_call_that_is_not_finite_is_told_and_saved(tmp_path):
     with pytest.raises(ValueError, match=r"q: \d+ of \d+ values are NaN or infinite \(it was at step 0, layer '1'\)"):
         captured(path)
     judgement = judge_model("mine", probe.table, skipped=probe.skipped, nonfinite=probe.nonfinite)
-    assert not judgement.passed and "First non-finite: step 0, layer 1, q: it came so to attention." in in_words(
+    assert not judgement.passed and "First non-finite: step 0, layer 1, q: it came so to attention." in judgement_text(
         judgement
     )
 
@@ -193,7 +193,7 @@ def test_the_report_on_a_capture_judges_what_ran_and_says_where_it_was(tmp_path)
         with Probe(save=path) as probe:
             probe(q, k, v, o, dict(model="Own", step=7, layer="blocks.3", call=0))
         report = reports.check_tensors(path, out=tmp_path)
-        told = in_words(report.judgement)
+        told = judgement_text(report.judgement)
         assert report.judgement.verdict == verdict
         cause = "" if verdict == "passes" else ": 1.2 times attention's output has its very error"
         assert told.startswith(f"The kernel that ran {verdict} on these tensors{cause}.")
@@ -261,7 +261,7 @@ def test_a_gradient_without_a_yardstick_is_told_and_none_passes_beside_it():
     assert alone.severity == Severity.NOTES and alone.number is None
     (broken,) = of_gradients(pd.DataFrame([row("dq", relative=math.nan, times_max=math.nan), row("dk")]))
     assert broken.severity == Severity.FAILS and broken.where == dict(tensor="dq", wrong=True)
-    said = in_words(Judgement("tensors", "flash", (without, other, broken)))
+    said = judgement_text(Judgement("tensors", "flash", (without, other, broken)))
     assert "Baseline's own dQ, dK is not finite for the dO that was captured" in said
     q, k, v = (x.half() for x in draw("normal", 0, (1, 1, 8, 16)))
     huge = gradients_of(400 * q, 400 * k, v, v, {}, "flash")  # Baseline's scores pass 65,504

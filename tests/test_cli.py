@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from fa_lib.commands.cli import app, main
-from fa_lib.commands.errors import colored
 from fa_lib.commands.cli_dev import notebooks_of
+from fa_lib.commands.errors import colored
 from fa_lib.execution import reader_modules
 from fa_lib.execution.paths import NOTEBOOKS, ROOT
 from fa_lib.kernels.inputs import draw

@@ -11,7 +11,7 @@ from fa_lib.experiments.biased_rounding import CURES, SIGNS
 from fa_lib.experiments.newer_kernels import CARRIED, FP8, OPTIONS
 from fa_lib.experiments.rescaling import MAXIMA, ORDERS
 from fa_lib.experiments.validation import CHOICES
-from fa_lib.kernels.rule import ALLOWED, BESIDE
+from fa_lib.kernels.rule import ALLOWED, REFERENCE_KERNELS
 from fa_lib.plots import ablation, biased_rounding, newer_kernels, rescaling, rule, validation
 from fa_lib.plots.points import Mark, points
 
@@ -69,7 +69,7 @@ def test_figure_2_counts_its_bits_rounded_down():
 
 
 def test_the_rule_is_a_line_for_each_tensor():
-    rows = table(["ratio"], distribution=INPUTS, tensor=[*ALLOWED], kernel=["my:kernel", *BESIDE])
+    rows = table(["ratio"], distribution=INPUTS, tensor=[*ALLOWED], kernel=["my:kernel", *REFERENCE_KERNELS])
     state = np.random.get_state()[1].copy()
     figure = rule.ruled(rows, "")
     assert (np.random.get_state()[1] == state).all()

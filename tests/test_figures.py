@@ -13,7 +13,7 @@ from marks import caption, message, missing, texts
 from fa_lib import sweep
 from fa_lib.execution.paths import RESULTS, ROOT
 from fa_lib.experiments.law import VALUES
-from fa_lib.experiments.microbenchmark import Setup, compare, exponent, factors, grid, tiles_of_sram, wide
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, exponent, factors, grid, tiles_of_sram, wide
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
@@ -48,7 +48,7 @@ def by_tiles(table):
 
 def uniform(n=2048, block_kv=64, fmt="BF16", seeds=5, **setup):
     """The table of `compare` on uniform inputs."""
-    return sweep(compare, **grid(n, block_kv, "uniform", fmt, seeds, Setup(**setup)))
+    return sweep(compare, **grid(n, block_kv, "uniform", fmt, seeds, BenchmarkSettings(**setup)))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_committed_numbers_are_what_the_code_gives(name, where):
         table = table[table[column] == wanted]
     assert len(table)
     first = table.iloc[0]
-    setup = Setup(*(first[field] for field in Setup.__dataclass_fields__))
+    setup = BenchmarkSettings(*(first[field] for field in BenchmarkSettings.__dataclass_fields__))
     for (n, distribution, fmt, seed), rows in table.groupby(["n", "distribution", "fmt", "seed"]):
         found = pd.DataFrame(compare(n, sorted(set(rows.block_kv)), distribution, fmt, seed, setup))
         both = rows.merge(found, on=["block_kv", "kernel", "against"], suffixes=("", "_now"))
@@ -199,7 +199,7 @@ def test_any_registered_kernel_takes_flashs_place():
 
 
 def test_tiles_of_several_sizes_share_a_cell():
-    given = dict(n=96, distribution="normal", fmt="BF16", seed=0, setup=Setup(head_dim=16, heads=2))
+    given = dict(n=96, distribution="normal", fmt="BF16", seed=0, setup=BenchmarkSettings(head_dim=16, heads=2))
     each = [row for keys in (16, 64) for row in compare(block_kv=[keys], **given)]
     assert compare(block_kv=[16, 64], **given) == each
 
@@ -326,7 +326,7 @@ def test_drawing_leaves_matplotlibs_settings(name, drawn):
 
 
 def test_every_deviation_figure_takes_inputs_that_make_trouble(drawn):
-    cells = grid(128, 64, [*DISTRIBUTIONS], ["BF16", "FP16"], 2, Setup())
+    cells = grid(128, 64, [*DISTRIBUTIONS], ["BF16", "FP16"], 2, BenchmarkSettings())
     table = sweep(compare, **cells)
     assert set(table.distribution) == set(DISTRIBUTIONS) and (table.nonfinite == 0).all()
     for name in ("02_precision", "03_golden_value", "04_sequence_length"):

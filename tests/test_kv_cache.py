@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels
 from fa_lib.check.judge.captured import More, judge_tensors
 from fa_lib.check.measure import kv_cache
-from fa_lib.check.report.sentences import in_lines
+from fa_lib.check.report.sentences import judgement_lines
 from fa_lib.commands import reports
 from fa_lib.kernels.quantized_attention import Quantization, attention
 
@@ -56,7 +56,7 @@ def test_a_head_that_overflows_does_not_bear_the_cache():
     risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
     judgement = judge_tensors(["flash"], risky, far, {}, More(cached=cached))
     assert [f.where["heads"] for f in judgement.findings if f.what == "cache"] == [[0]] * len(kv_cache.CACHES)
-    assert "on 1 of 1 heads (head 0): O is not finite" in "\n".join(in_lines(judgement))
+    assert "on 1 of 1 heads (head 0): O is not finite" in "\n".join(judgement_lines(judgement))
 
 
 def test_a_cache_whose_groups_do_not_fit_is_left_out():
@@ -75,7 +75,7 @@ def test_what_a_head_does_not_bear_is_told_and_not_counted():
     worst = cached.groupby("cache").relative.max()
     assert {key: f.number for key, f in found.items()} == worst[[*kv_cache.CACHES]].to_dict()
     assert found["NVFP4"].where["heads"] == [0, 1, 2, 3] and found["FP8_HEAD"].where["heads"] == []
-    lines = "\n".join(in_lines(judgement))
+    lines = "\n".join(judgement_lines(judgement))
     assert "A KV cache in NVFP4 moves O by more than 5% on 4 of 4 heads (head 0, 1, 2, 3): at most" in lines
     assert "A KV cache in FP8 with a scale a head moves O by more than 5% on no head: at most" in lines
 

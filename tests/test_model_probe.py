@@ -23,7 +23,7 @@ from fa_lib.check.measure import captured as capture
 from fa_lib.check.probe.huggingface import register_with_transformers
 from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.skipped import Why
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.commands import reports
 from fa_lib.execution.paths import ROOT
 from fa_lib.plots.model_report import model_report
@@ -479,7 +479,7 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
         with Probe(["every_step", "test_model_probe:mean_of_v"]) as probe:
             decoder().to(dtype)(IDS)
         judgement = judge_model("mine", probe.table)
-        assert judgement.passed and in_words(judgement).startswith(
+        assert judgement.passed and judgement_text(judgement).startswith(
             "mine passes. In all of 3 layers attention is within"
         )
         ran = [finding for finding in judgement.findings if finding.where.get("kernel") == "ran"]
@@ -493,13 +493,13 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
     severities = {f.where["layer"]: f.severity for f in judgement.findings if f.where.get("kernel") == "ran"}
     assert not judgement.passed and severities == dict(a="passes", b="fails", c="fails")
     words = "mine fails. In 2 of 3 layers attention breaks the rule; the worst is Own c: not finite, limit 2 ×."
-    assert in_words(judgement).startswith(words)
+    assert judgement_text(judgement).startswith(words)
 
 
 def test_a_model_without_attention_calls_does_not_pass():
     judgement = judge_model("mine", Probe().table, skipped={("all", Why.DROPOUT): 3})
-    assert not judgement.passed and "nothing was judged" in in_words(judgement)
-    assert "Calls not compared: 3 (dropout_p above 0: what was dropped" in in_words(judgement)
+    assert not judgement.passed and "nothing was judged" in judgement_text(judgement)
+    assert "Calls not compared: 3 (dropout_p above 0: what was dropped" in judgement_text(judgement)
 
 
 def decodes():

@@ -13,7 +13,7 @@ from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib.execution import manifest
-from fa_lib.execution.files import held
+from fa_lib.execution.files import locked_folder
 from fa_lib.execution.notebook import Refused, is_fresh, of_scale, parameters, run, run_all
 from fa_lib.execution.paths import ROOT
 
@@ -131,10 +131,13 @@ def test_a_folder_is_held_by_one_and_let_go_by_one_that_is_killed(tmp_path):
     script = f"from fa_lib.execution.files import held\nwith held({str(tmp_path / 'x')!r}):\n    print('held', flush=True)\n    input()"  # noqa: E501
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match=f"folder: {tmp_path / 'x'} is in use"), held(tmp_path / "x", seconds=0.3):
+        with (
+            pytest.raises(ValueError, match=f"folder: {tmp_path / 'x'} is in use"),
+            locked_folder(tmp_path / "x", seconds=0.3),
+        ):
             pass
         other.kill()
-    with held(tmp_path / "x", seconds=5):
+    with locked_folder(tmp_path / "x", seconds=5):
         assert not (tmp_path / "x").exists()
 
 

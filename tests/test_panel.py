@@ -11,14 +11,14 @@ from PIL import Image
 
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.experiments import microbenchmark
-from fa_lib.experiments.comparison import STEPS, Setting, compare, products_for
+from fa_lib.experiments.comparison import STEPS, ExplorerSettings, compare, products_for
 from fa_lib.numerics.dots import SEQUENTIAL
 from fa_lib.numerics.tensor_cores import TensorCore
 from fa_lib.plots import explorer
-from fa_lib.plots.explorer import APART, explore, follow, in_numbers, in_words, message, read, reasons
-from fa_lib.plots.explorer_picture import PRECISIONS, described, png
+from fa_lib.plots.explorer import APART, explore, follow, in_numbers, message, read, reasons, verdict_html
+from fa_lib.plots.explorer_picture import PRECISIONS, png, setting_line
 
-SMALL, NORMAL = Setting(n=256), dict(distribution="normal")
+SMALL, NORMAL = ExplorerSettings(n=256), dict(distribution="normal")
 
 
 def with_steps(setting, **formats):
@@ -32,9 +32,9 @@ def shown(box):
 @pytest.mark.parametrize("distribution, fmt, algorithm", [("uniform", "BF16", "fa1"), ("normal", "FP16", "fa2")])
 def test_it_finds_what_the_microbenchmark_finds(distribution, fmt, algorithm):
     drawn, kernel = dict(distribution=distribution, seed=3, n=256), dict(head_dim=32, algorithm=algorithm)
-    setup = microbenchmark.Setup(heads=1, **kernel)
+    setup = microbenchmark.BenchmarkSettings(heads=1, **kernel)
     rows = {row["kernel"]: row for row in microbenchmark.compare(block_kv=[64], fmt=fmt, setup=setup, **drawn)[:2]}
-    found = compare(Setting(BF16.of(fmt), Precision.uniform(fmt), tiling=Tiling(128, 64), **drawn, **kernel))
+    found = compare(ExplorerSettings(BF16.of(fmt), Precision.uniform(fmt), tiling=Tiling(128, 64), **drawn, **kernel))
     for key in ("flash", "baseline"):
         assert asdict(found.deviations[key]).items() <= rows[key].items()
         assert (found.rescales, found.tiles) == (rows[key]["rescales"], rows[key]["tiles"])
@@ -59,7 +59,7 @@ def test_the_rows_of_a_tile_change_nothing():
 
 def test_what_the_notebook_says_to_try():
     """What is carried decides, and no other step does; normal inputs and fewer tiles are kinder. It says how much."""
-    first = Setting()
+    first = ExplorerSettings()
     carried = with_steps(first, accumulator=FP32, row_sum=FP32)
     tried = [compare(each) for each in (first, carried, *(replace(first, **c) for c in (NORMAL, dict(n=2048))))]
     assert [each.verdict for each in tried] == ["fails", "passes", "passes", "fails"]
@@ -75,7 +75,7 @@ def test_what_the_notebook_says_to_try():
 
 def test_presets_and_formats_take_the_steps_along():
     values = {name: control.value for name, control in explore().controls.items()}
-    assert read(values) == Setting()
+    assert read(values) == ExplorerSettings()
     shipped = follow("preset", "every_step", values | {"preset": "as_shipped"})
     kernel = {step: getattr(Precision.kernel(BF16), step).name for step in STEPS}
     assert shipped == {step: name for step, name in kernel.items() if name != "BF16"} | {"sums": "FP32"}
@@ -143,7 +143,7 @@ def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
     drawn = []
     monkeypatch.setattr(explorer, "png", lambda *given: drawn.append(given) or png(*given))
     box = explore()
-    assert shown(box) == described(Setting())
+    assert shown(box) == setting_line(ExplorerSettings())
     others = dict(fmt="FP16", algorithm="fa4", block_kv=256, block_q=256, distribution="normal", n=128, head_dim=16)
     others |= dict(seed=5, causal=True, preset="as_shipped", sums="TF32", products="H100") | dict.fromkeys(
         reversed(STEPS), "E4M3"
@@ -155,7 +155,7 @@ def test_every_control_redraws_once_and_a_preset_too(monkeypatch):
         assert len(drawn) == count, name
         now = read({name: control.value for name, control in box.controls.items()})
         words = "causal" if value is True else PRECISIONS.get(value, str(value))
-        assert shown(box) == described(now) != before and words in shown(box)
+        assert shown(box) == setting_line(now) != before and words in shown(box)
     assert box.controls["preset"].value == "custom"
     box.controls["preset"].value = "every_step"
     assert {box.controls[step].value for step in STEPS} == {"FP16"} and len(drawn) == count + 1
@@ -191,8 +191,10 @@ def test_whatever_the_controls_say_is_drawn_without_a_warning():
             warnings.simplefilter("error")
             found = compare(setting)
             assert png(setting, found) and found.verdict in explorer.VERDICTS
-        assert described(setting) and "<table" in in_numbers(setting, found)
-        assert message(found) in in_words(setting, found) and "The rule of the field" in in_words(setting, found)
+        assert setting_line(setting) and "<table" in in_numbers(setting, found)
+        assert message(found) in verdict_html(setting, found) and "The rule of the field" in verdict_html(
+            setting, found
+        )
 
 
 def altered(setting, value, key="flash"):
@@ -217,7 +219,7 @@ def test_the_headline_says_what_was_found():
     def title(setting):
         return message(compare(setting))
 
-    paper = Setting(n=2048)
+    paper = ExplorerSettings(n=2048)
     assert title(paper) == f"Flash is {compare(paper).times:.1f} × further than Baseline from the golden value"
     assert "nearer than Baseline" in title(replace(SMALL, precision=Precision.kernel(BF16)))
     exact = replace(SMALL, fmt=FP64, precision=Precision.uniform(FP64))

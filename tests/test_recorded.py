@@ -14,7 +14,7 @@ from fa_lib.commands import gallery_pages as pages
 from fa_lib.execution import manifest, results
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.experiments.finds import FINDS
-from fa_lib.experiments.microbenchmark import Setup, compare, grid, tiles_of_sram
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid, tiles_of_sram
 from fa_lib.experiments.validation import agree
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
@@ -29,7 +29,7 @@ INPUTS, EXPONENTIAL = ["uniform", "normal"], np.linspace(-4, -0.1, 15).reshape(3
 
 
 def compared(n, block_kv=16):
-    return sweep(compare, **grid(n, block_kv, INPUTS, ["BF16", "FP64"], 2, Setup(head_dim=16)))
+    return sweep(compare, **grid(n, block_kv, INPUTS, ["BF16", "FP64"], 2, BenchmarkSettings(head_dim=16)))
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from benchmarks.mutants.controls import each_operation_rounds
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, held, rule, written_out
+from fa_lib.kernels.rule import ALLOWED, CALLS, Case, eager_baseline, exact, rule, rule_rows
 from fa_lib.numerics.metrics import deviation
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_where_baseline_makes_no_error_the_ratio_is_one_or_infinite():
     case = Case("window 512", 64, "normal", "FP64", 0)
     truth = exact(case)
     truth |= dict(baseline=torch.zeros_like(truth["baseline"]))
-    flash, golden = (held(kernel, case, truth) for kernel in ("flash", partial(kernels.golden, inputs="FP64")))
+    flash, golden = (rule_rows(kernel, case, truth) for kernel in ("flash", partial(kernels.golden, inputs="FP64")))
     assert [row["ratio"] for row in flash] == [math.inf] * len(ALLOWED) and not any(row["passed"] for row in flash)
     assert [(row["error"], row["ratio"], row["passed"]) for row in golden] == [(0.0, 1.0, True)] * len(ALLOWED)
 
@@ -65,7 +65,7 @@ def test_a_kernel_that_rounds_scores_before_and_after_their_scale_errs_as_baseli
     for seed in range(8):
         q, k, v = (x.to(dtype) for x in draw("peaked", seed, (1, 2, 97, head_dim)))
         golden = kernels.golden(q, k, v, inputs=str(dtype), **options)
-        fns = each_operation_rounds, written_out, kernels.baseline
+        fns = each_operation_rounds, eager_baseline, kernels.baseline
         own, due, once = (deviation(fn(q, k, v, **options), golden).max for fn in fns)
         assert own < 1.25 * due
         before.append(own / once)
@@ -76,6 +76,6 @@ def test_a_kernel_that_rounds_scores_before_and_after_their_scale_errs_as_baseli
 def test_the_yardstick_is_baseline_where_the_scale_is_a_power_of_two_and_in_fp32(dtype):
     for head_dim in (16, 64, 256) if dtype != torch.float32 else (96,):
         q, k, v = (x.to(dtype).requires_grad_() for x in draw("outliers", 0, (1, 2, 50, head_dim)))
-        outputs = [fn(q, k, v, causal=True) for fn in (written_out, kernels.baseline)]
+        outputs = [fn(q, k, v, causal=True) for fn in (eager_baseline, kernels.baseline)]
         found, due = ([o, *torch.autograd.grad(o.sum(), (q, k, v))] for o in outputs)
         assert all(torch.equal(a, b) for a, b in zip(found, due))

@@ -58,7 +58,7 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
     def ends(code):
         monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, "ours\n"))
 
-    said, manner = [], judge_gallery.Manner(str(tmp_path), "quick")
+    said, manner = [], judge_gallery.JudgingSettings(str(tmp_path), "quick")
     ends(-11)
     table = judge_gallery.judge_all(["torch_math"], manner, said.append, jobs=1)
     assert table.verdict.tolist() == ["fails"] and table.problem[0] == "ended its process by signal 11"
@@ -73,7 +73,7 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
         and table.problem[0] == "took longer than 600 s"
         and said[-1] == "torch_math: took longer than 600 s"
     )
-    assert judge_gallery.judgement_of("torch_math", judge_gallery.Manner(str(tmp_path))) is None
+    assert judge_gallery.judgement_of("torch_math", judge_gallery.JudgingSettings(str(tmp_path))) is None
     ends(1)
     with pytest.raises(RuntimeError, match="judging torch_math failed:\nours"):
         judge_gallery.judge_all(["torch_math"], manner, said.append)
@@ -86,7 +86,7 @@ def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp
         monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, stderr))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    manner = judge_gallery.Manner(str(tmp_path), "gpu", "cuda")
+    manner = judge_gallery.JudgingSettings(str(tmp_path), "gpu", "cuda")
     ends(-signal.SIGINT)
     with pytest.raises(RuntimeError, match="torch_math was interrupted"):
         judge_gallery.judge_all(["torch_math"], manner, print)
@@ -102,7 +102,7 @@ def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp
 
 def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
     asked = pd.DataFrame(dict(outcome=["no", "no"], problem=["raises ImportError: no libcudnn", "raises"]))
-    manner = judge_gallery.Manner(str(tmp_path), "rehearsal")
+    manner = judge_gallery.JudgingSettings(str(tmp_path), "rehearsal")
     monkeypatch.setattr(judge_gallery, "examine", lambda *_, **__: dict(asked=asked))
     judge_gallery.judge_one("torch_math", manner)
     row = judge_gallery.rows(["torch_math"], manner).iloc[0]
@@ -119,13 +119,15 @@ def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
     runs = []
     monkeypatch.setattr(judge_gallery, "_in_a_process", judged)
     for depth in ("quick", "quick", "full"):  # another depth is another judgement
-        judge_gallery.judge_all(["torch_math"], judge_gallery.Manner(str(tmp_path), depth), print)
+        judge_gallery.judge_all(["torch_math"], judge_gallery.JudgingSettings(str(tmp_path), depth), print)
     assert runs == ["torch_math"] * 2
-    assert judge_gallery.judgement_of("torch_math", judge_gallery.Manner(str(tmp_path))).carries == ("accumulator",)
+    assert judge_gallery.judgement_of("torch_math", judge_gallery.JudgingSettings(str(tmp_path))).carries == (
+        "accumulator",
+    )
     for count, damaged in enumerate(("{", "[]", "null", '{"key": 1}'), 3):
         (tmp_path / "torch_math.json").write_text(damaged)
-        waiting = judge_gallery.rows(["torch_math"], judge_gallery.Manner(str(tmp_path))).iloc[0]
-        manner = judge_gallery.Manner(str(tmp_path))
+        waiting = judge_gallery.rows(["torch_math"], judge_gallery.JudgingSettings(str(tmp_path))).iloc[0]
+        manner = judge_gallery.JudgingSettings(str(tmp_path))
         assert waiting.verdict == "not_judged" and judge_gallery.judgement_of("torch_math", manner) is None
-        judge_gallery.judge_all(["torch_math"], judge_gallery.Manner(str(tmp_path)), print)
+        judge_gallery.judge_all(["torch_math"], judge_gallery.JudgingSettings(str(tmp_path)), print)
         assert runs == ["torch_math"] * count

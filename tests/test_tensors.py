@@ -15,7 +15,7 @@ from fa_lib import BF16, FP16, FP32, draw, kernels
 from fa_lib.check.judge.captured import flags, judge_tensors
 from fa_lib.check.measure import captured as capture
 from fa_lib.check.probe.named_tensors import Reading
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.commands import reports
 from fa_lib.plots.tensors_report import RISKS, tensors_report
 
@@ -137,7 +137,7 @@ def test_a_kernel_that_misbehaves_is_a_row_and_harms_no_other():
     assert far[far.kernel == "changes"].problem.iloc[0] == "changes its inputs: q"
     assert (far[far.kernel == "flash"].times_max < 2).all()
     judgement = judge_tensors(names, pd.DataFrame(capture.risks(q, k, v)), far, {})
-    assert not judgement.passed and "nan returns 1280 values that are NaN or infinite, of 1280, in" in in_words(
+    assert not judgement.passed and "nan returns 1280 values that are NaN or infinite, of 1280, in" in judgement_text(
         judgement
     )
     assert judge_tensors(["flash", "nan"], pd.DataFrame(capture.risks(q, k, v)), far, {}).passed
@@ -172,7 +172,7 @@ def test_underflow_of_p_in_fp16_is_cured_by_a_constant():
 def test_a_capture_is_reported_on_in_one_page(tmp_path):
     path = written(tmp_path / "mine.npz", **dict(zip("qkv", tensors(dtype=torch.float32))))
     report = reports.check_tensors(path, Reading("BF16"), tmp_path)
-    words, html = in_words(report.judgement), (tmp_path / "mine.html").read_text()
+    words, html = judgement_text(report.judgement), (tmp_path / "mine.html").read_text()
     assert words.startswith(
         "flash passes on these tensors. Over 2 heads the largest error of flash is within the rule (head "
     )

@@ -36,12 +36,12 @@ def small(monkeypatch):
 
 def test_the_study_is_kept_part_by_part_and_goes_on(small, tmp_path, monkeypatch):
     folder, out = tmp_path / "runs", tmp_path / "recorded"
-    assert campaign.held(out) == {}
+    assert campaign.recorded_tables(out) == {}
     with monkeypatch.context() as patch:  # stopped after the first seed
         patch.setattr(campaign, "ROUNDS", (1,))
-        first = campaign.carry_out(["main"], small, folder, out=out)
+        first = campaign.run_study_parts(["main"], small, folder, out=out)
     assert set(first["differences"].seed) == {0}
-    found = campaign.carry_out(["main", "lower_rate"], small, folder, out=out)
+    found = campaign.run_study_parts(["main", "lower_rate"], small, folder, out=out)
     main = campaign.part(found["differences"], "main")
     assert set(main.seed) == {0, 1} and set(main.step) == {0, 1, 2, 4} and set(main.pair) == {"flash", "perturb"}
     again = main[main.seed == 0].reset_index(drop=True)
@@ -51,13 +51,13 @@ def test_the_study_is_kept_part_by_part_and_goes_on(small, tmp_path, monkeypatch
     assert set(found["directions"].groupby(["part", "pair"]).seed.nunique().loc["main"]) == {2}
     with monkeypatch.context() as patch:  # a part on another machine
         patch.setattr(campaign, "arithmetic", lambda: dict(torch="of another machine"))
-        campaign.carry_out(["lower_rate"], small, folder, out=out)
+        campaign.run_study_parts(["lower_rate"], small, folder, out=out)
     assert campaign._arithmetics(out) == {"main": campaign.arithmetic(), "lower_rate": dict(torch="of another machine")}
-    assert campaign.drawn(out)["flash"].shape[:2] == (1, len(campaign.CAPTIONS))
+    assert campaign.recorded_drawings(out)["flash"].shape[:2] == (1, len(campaign.CAPTIONS))
 
 
 def test_a_short_run_has_the_first_bits_of_a_longer_one(small, tmp_path, monkeypatch):
-    held = campaign.carry_out(["main"], small, tmp_path / "runs", out=tmp_path / "recorded")["bits"]
+    held = campaign.run_study_parts(["main"], small, tmp_path / "runs", out=tmp_path / "recorded")["bits"]
     spec = StudySpec(1, 2, 2, replace(small, lr=PARTS["main"].lr))
     _, runs = study(["flash"], spec, tmp_path / "short")
     same = campaign.same_bits(runs, held)
@@ -120,7 +120,7 @@ def test_notebook_07_runs_to_its_end_where_all_names_agree_and_the_bits_do_not(t
 
 def test_an_unknown_part_is_named(small, tmp_path):
     with pytest.raises(ValueError, match="part: got 'minor'; accepted are main, lower_rate"):
-        campaign.carry_out(["minor"], small, tmp_path, out=tmp_path)
+        campaign.run_study_parts(["minor"], small, tmp_path, out=tmp_path)
 
 
 def test_a_twin_that_two_parts_trained_is_there_once():

@@ -15,12 +15,12 @@ import torch
 from runs import QUICK, TINY, command, run
 
 from fa_lib import kernels
-from fa_lib.execution.files import held
+from fa_lib.execution.files import locked_folder
 from fa_lib.execution.paths import ROOT
 from fa_lib.training import run as of_run
 from fa_lib.training.arm import ARMS, arm_named
 from fa_lib.training.distances import Job, compare
-from fa_lib.training.run import carry_out, prepare, train
+from fa_lib.training.run import prepare, run_training, train
 from fa_lib.training.run_folder import load_weights, weights
 from fa_lib.training.spec import Arm, RunSpec
 from fa_lib.training.study import StudySpec, study
@@ -62,7 +62,7 @@ def test_every_attention_call_of_the_transformer_goes_through_the_kernel(tmp_pat
 
 def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
     spec = RunSpec(Arm(), 0, QUICK, steps=4, every=1)
-    again = partial(carry_out, prepare(spec), tmp_path)
+    again = partial(run_training, prepare(spec), tmp_path)
     stopped(tmp_path, config=QUICK, every=1)
     path = tmp_path / "resume.ckpt"
     before = path.read_bytes()
@@ -100,8 +100,8 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
 
 def test_a_folder_in_use_is_refused_and_one_that_lacks_weights_is_trained_again(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    monkeypatch.setattr("fa_lib.execution.files.held", partial(held, seconds=1))
-    with held(folder), pytest.raises(ValueError, match=f"folder: {folder} is in use by another process"):
+    monkeypatch.setattr("fa_lib.execution.files.locked_folder", partial(locked_folder, seconds=1))
+    with locked_folder(folder), pytest.raises(ValueError, match=f"folder: {folder} is in use by another process"):
         run(folder, config=QUICK)
     run(folder, config=QUICK)
     before = weights(folder, 2).read_bytes()
@@ -119,7 +119,10 @@ def test_a_folder_whose_holder_is_killed_can_be_used(tmp_path):
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
         try:
-            with pytest.raises(ValueError, match="in use by another process"), held(tmp_path / "run", seconds=0.2):
+            with (
+                pytest.raises(ValueError, match="in use by another process"),
+                locked_folder(tmp_path / "run", seconds=0.2),
+            ):
                 pass
         finally:
             os.kill(holder.pid, signal.SIGKILL)
@@ -129,12 +132,12 @@ def test_a_folder_whose_holder_is_killed_can_be_used(tmp_path):
 def test_a_run_that_another_process_ends_meanwhile_is_not_trained_again(tmp_path, monkeypatch):
     @contextmanager
     def waited(folder):
-        monkeypatch.setattr("fa_lib.execution.files.held", held)
+        monkeypatch.setattr("fa_lib.execution.files.locked_folder", locked_folder)
         run(tmp_path, config=QUICK)  # the process that holds the folder ends while this one waits
-        with held(folder):
+        with locked_folder(folder):
             yield
 
-    monkeypatch.setattr("fa_lib.execution.files.held", waited)
+    monkeypatch.setattr("fa_lib.execution.files.locked_folder", waited)
     run(tmp_path, config=QUICK, watch=(steps := []).append)
     assert steps == []
 

@@ -49,7 +49,7 @@ def shrink(
             found = shrinking.shrink(name, file, device, reading=reading)
         out = out or Path(f"test_{name.rpartition(':')[2]}.py")
         shrinking.write(found, out, device)
-        say(f"{shrinking.in_words(found)}\nLeft: {shrinking.sizes_in_words(found)}\n{out}")
+        say(f"{shrinking.failure_sentence(found)}\nLeft: {shrinking.sizes_sentence(found)}\n{out}")
 
 
 @app.command()
@@ -79,16 +79,18 @@ def compare(
         import json
 
         from fa_lib.check.explain import compare as comparing
-        from fa_lib.check.explain.compare_words import in_words
+        from fa_lib.check.explain.compare_words import comparison_lines
         from fa_lib.check.isolation.isolated_kernel import in_processes
         from fa_lib.execution.files import replacing
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
-        question = comparing.Question(tensors, reading, fmt or "BF16", distribution, n, decode=decode, device=device)
+        question = comparing.ComparisonInputs(
+            tensors, reading, fmt or "BF16", distribution, n, decode=decode, device=device
+        )
         names = kernel_name(a), kernel_name(b)
         with in_processes(dict.fromkeys(names)):
             found = comparing.compare(*names, question)
         if json_file is not None:
             with replacing(json_file) as path:
                 path.write_text(json.dumps(found.record(), indent=1) + "\n")
-        say("\n".join(in_words(found)))
+        say("\n".join(comparison_lines(found)))

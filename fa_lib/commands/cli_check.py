@@ -19,7 +19,7 @@ def _judged(files, json_file, exit_code):
 
     from fa_lib.check.isolation.calls import shown
     from fa_lib.check.judge.findings import Severity, Verdict
-    from fa_lib.check.report.sentences import in_lines
+    from fa_lib.check.report.sentences import judgement_lines
     from fa_lib.execution.files import replacing
 
     judgement, record = files.read_back()
@@ -28,7 +28,7 @@ def _judged(files, json_file, exit_code):
             path.write_text(json.dumps(record, indent=1) + "\n")
     verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
     groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
-    first, *lines = in_lines(judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
+    first, *lines = judgement_lines(judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
     first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
     typer.echo("\n".join([first, *lines, "", shown(f"{files.page}")]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
@@ -58,7 +58,7 @@ def _named(kernel, checks, json_file, exit_code, device, timeout):
         found = dict(kernel=kernel, checks={check: asdict(result) for check, result in results.items()})
         with replacing(json_file) as path:
             path.write_text(json.dumps(found | provenance(dict(kernel=kernel, checks=[*results])), indent=1) + "\n")
-    typer.echo("\n".join(named.in_lines(kernel, results)))
+    typer.echo("\n".join(named.check_lines(kernel, results)))
     raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
 
 

@@ -167,7 +167,7 @@ def train(
         loss, seconds = result["losses"][-1], result["seconds"]
         typer.echo(f"{result['status']}, loss {loss:.4f}, {seconds:.0f} s, attention in {result['dtype']}")
         if result["status"] != "done":
-            raise RuntimeError(nonfinite.exit_on_error(out))
+            raise RuntimeError(nonfinite.divergence_sentence(out))
 
 
 @app.command()
@@ -187,7 +187,7 @@ def study(
         from fa_lib.training.config import Config
 
         with workers(jobs) as pool:
-            campaign.carry_out(part or [*campaign.PARTS], Config.load("small"), build() / "study", pool)
+            campaign.run_study_parts(part or [*campaign.PARTS], Config.load("small"), build() / "study", pool)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fa_lib.check.isolation.calls import shown
 from fa_lib.check.judge.findings import Judgement
-from fa_lib.check.report.sentences import said_of
+from fa_lib.check.report.sentences import sentences_of
 from fa_lib.commands import judge_gallery
 from fa_lib.commands.gallery_words import found, given, power, times
 from fa_lib.execution.files import renewed, replacing
@@ -110,8 +110,8 @@ def _listed(table, pages=frozenset()):
         version = row["version"] if given(row["version"]) else ""
         ran = row["verdict"] in ("passes", "fails")
         kept = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
-        told = (*numbers, kept, VERDICTS[row["verdict"]], literal(found(row)))
-        lines.append("| " + " | ".join((f"{row['project']}: {name}", literal(version), *told)) + " |")
+        cells = (*numbers, kept, VERDICTS[row["verdict"]], literal(found(row)))
+        lines.append("| " + " | ".join((f"{row['project']}: {name}", literal(version), *cells)) + " |")
     return lines
 
 
@@ -125,9 +125,9 @@ def _bias(row, unit="", whose=""):
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
     """docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and each finding in a sentence."""
-    said = [one for group in said_of(judgement).values() for one in group] if judgement else []
-    told = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [f"It {row['problem']}."]
-    said = [f"- {literal(text)}" for text in told]
+    said = [one for group in sentences_of(judgement).values() for one in group] if judgement else []
+    texts = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [f"It {row['problem']}."]
+    said = [f"- {literal(text)}" for text in texts]
     bias = _bias(row, " ulp", "Baseline's own: ")
     bias = f"\nMean signed error away from zero, the largest that is no chance: {bias}.\n" if bias else ""
     errors = [
@@ -186,11 +186,11 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     if everything and CHECKOUT is None:
         raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
     depth = "quick" if quick else "full"
-    manner = judge_gallery.Manner(f"{build() / 'gallery' / depth}", depth)
+    manner = judge_gallery.JudgingSettings(f"{build() / 'gallery' / depth}", depth)
     keys = list(only) or (judge_gallery.FIVE if quick else list(ENTRIES))
     table = judge_gallery.judge_all(keys, manner, say, jobs)
     for row in table.to_dict("records"):
-        say(told(row))
+        say(summary_line(row))
     if everything:
         say("the finds")
         made = judge_gallery.prove(f"{Path(manner.folder) / 'cells'}", jobs)
@@ -206,13 +206,13 @@ def proofs_kept() -> dict[str, pd.DataFrame]:
     return {find: pd.read_csv(path) for find, path in paths.items() if path.exists()}
 
 
-def told(row: Mapping) -> str:
+def summary_line(row: Mapping) -> str:
     """A row of `judge_gallery.rows` on one line."""
     numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in judge_gallery.QUERIES.items())
     return f"{row['key']}: {row['verdict']}; {numbers}; {shown(found(row))}".rstrip("; ")
 
 
-def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: judge_gallery.Manner) -> None:
+def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: judge_gallery.JudgingSettings) -> None:
     """Tables, figures and pages of the whole gallery, into the checkout."""
     older = others(table)
     for name, each in (dict(verdicts=table, **proofs) | {OTHERS: older}).items():

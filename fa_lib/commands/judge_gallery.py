@@ -16,7 +16,7 @@ import torch
 
 from fa_lib.check.judge.findings import Judgement, Severity
 from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.examine import QUICK, Depth, examine
+from fa_lib.check.measure.examine import QUICK, CheckPlan, examine
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
@@ -30,16 +30,16 @@ from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
 from fa_lib.gallery.openvino_kernels import computes_fp16_in_bf16
 from fa_lib.numerics.formats import BF16
 
-GALLERY = Depth(
+GALLERY = CheckPlan(
     lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"), head_dims=(),
     troubled_n=512, bias_seeds=3, runs=3, square=1500, relations=(*RELATIONS,),
 )  # fmt: skip
-ON_GPU = Depth(  # a kernel in a minute or less, most of it Triton's compiler
+ON_GPU = CheckPlan(  # a kernel in a minute or less, most of it Triton's compiler
     lengths=(128, 1024, 16384), seeds=2, shapes=("97", "causal 203", "GQA 384", "256"), head_dims=(), troubled_n=128,
     bias_seeds=3, runs=3, square=1024, relations=(*RELATIONS,),
 )  # fmt: skip
-REHEARSED = Depth((128,), 1, ("97",), (), 128, 2, 2, square=128)
-DEPTHS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "rehearsal": REHEARSED}
+REHEARSED = CheckPlan((128,), 1, ("97",), (), 128, 2, 2, square=128)
+PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "rehearsal": REHEARSED}
 ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
               "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
 SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
@@ -51,11 +51,11 @@ QUERIES = {"1": "1", "16": "16", "many": "as many as keys"}
 
 
 @dataclass(frozen=True)
-class Manner:
+class JudgingSettings:
     """How kernels of the gallery are judged.
 
     Attributes:
-        folder: where the record of each is kept. depth: a key of DEPTHS.
+        folder: where the record of each is kept. depth: a key of PLANS.
         device: whose catalogue: "cpu" or "cuda".
         cells: folder of finished cells and golden values; `folder`/cells where it is empty.
         limit_s: seconds of one kernel.
@@ -76,7 +76,7 @@ class Manner:
         return lookup("kernel", key, CATALOGUES[self.device])
 
 
-def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2) -> pd.DataFrame:
+def judge_all(keys: Sequence[str], manner: JudgingSettings, say: Callable, jobs: int = 2) -> pd.DataFrame:
     """Judge kernels of the gallery, and keep what each came to; what is there already is not judged again, unless its
     code, its library's version or the depth has changed.
 
@@ -125,7 +125,7 @@ def judge_all(keys: Sequence[str], manner: Manner, say: Callable, jobs: int = 2)
     return rows(keys, manner)
 
 
-def rows(keys: Sequence[str], manner: Manner) -> pd.DataFrame:
+def rows(keys: Sequence[str], manner: JudgingSettings) -> pd.DataFrame:
     """`row` of each key, in their order; of a kernel without a record that it is not judged yet."""
     entries = [manner.entry(key) for key in keys]
     waiting = dict(verdict="not_judged", problem="not judged yet")
@@ -133,7 +133,7 @@ def rows(keys: Sequence[str], manner: Manner) -> pd.DataFrame:
     return pd.DataFrame([row(entry, record) for entry, record in zip(entries, records)])
 
 
-def judge_one(key: str, manner: Manner) -> None:
+def judge_one(key: str, manner: JudgingSettings) -> None:
     """Judge one kernel in this process, and write a record with its findings and numbers.
 
     A kernel that refuses every call cannot run here: its record says why, as that of one whose library is missing.
@@ -202,7 +202,7 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
     return numbers
 
 
-def judgement_of(key: str, manner: Manner) -> Judgement | None:
+def judgement_of(key: str, manner: JudgingSettings) -> Judgement | None:
     """The Judgement that `judge_one` left; None where the kernel did not come to an end."""
     record = _read(manner.entry(key), manner)
     return Judgement.of(record) if record and "findings" in record else None
@@ -229,7 +229,7 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
 
 
 def _depth(entry, manner):
-    depth = DEPTHS[manner.depth]
+    depth = PLANS[manner.depth]
     if manner.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
         depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
     if entry.key not in ONE_BY_ONE:  # else a call for each query

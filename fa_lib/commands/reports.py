@@ -24,7 +24,7 @@ from fa_lib.check.measure import captured as tensors
 from fa_lib.check.measure import kv_cache
 from fa_lib.check.measure.captured_gradients import gradients
 from fa_lib.check.measure.closeness import Furthest, closeness
-from fa_lib.check.measure.examine import DEPTHS, Depth, examine
+from fa_lib.check.measure.examine import PLANS, CheckPlan, examine
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe
@@ -62,7 +62,7 @@ class Report:
 
 
 def check_kernel(
-    kernel: str, depth: Depth | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
+    kernel: str, depth: CheckPlan | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
     limit: float = LIMIT_S, seed: int | None = None,
 ) -> Report:  # fmt: skip
     """Judge a kernel and write its page.
@@ -70,7 +70,7 @@ def check_kernel(
     Args:
         kernel: a registered kernel, which runs here; or package.module:function, which runs in a process of its own and
             is not imported here.
-        depth: a Depth, or "quick" or "report".
+        depth: a CheckPlan, or "quick" or "report".
         out: folder for the page; empty is build/reports.
         layout: of the kernel's tensors, of `kernels.LAYOUTS`.
         limit: seconds that a call may take in that process.
@@ -84,7 +84,7 @@ def check_kernel(
     lookup("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     named = depth if isinstance(depth, str) else "its own"
-    depth = lookup("depth", depth, DEPTHS) if isinstance(depth, str) else depth
+    depth = lookup("depth", depth, PLANS) if isinstance(depth, str) else depth
     depth = replace(depth, drawn_seed=secrets.randbits(31) if seed is None else seed)
     files = PageFiles.of(out, kernel)
     files.clear()

@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 
 @contextmanager
-def held(folder: str | Path, seconds: float = 20) -> Iterator[None]:
+def locked_folder(folder: str | Path, seconds: float = 20) -> Iterator[None]:
     """Hold a folder against every other process that asks, until the block or the process ends.
 
     The lock is a file beside the folder, `.<name>.lock`, and stays there.

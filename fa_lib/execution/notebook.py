@@ -23,7 +23,7 @@ import yaml
 from jupyter_client import AsyncKernelManager
 
 from fa_lib.execution import manifest
-from fa_lib.execution.files import held, replacing
+from fa_lib.execution.files import locked_folder, replacing
 from fa_lib.execution.pools import workers
 from fa_lib.execution.progress import Progress
 from fa_lib.execution.same_code import refuse_another_fa_lib
@@ -110,7 +110,7 @@ def run(
     if executor not in (None, "slurm") and type(executor) is not int:
         raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
     given = parameters(notebook, scale)
-    with held(build / notebook.stem, seconds=2 * CELL_TIMEOUT):  # another `make figures` may be at it
+    with locked_folder(build / notebook.stem, seconds=2 * CELL_TIMEOUT):  # another `make figures` may be at it
         _failed(notebook, build).unlink(missing_ok=True)  # of an earlier run
         if is_fresh(notebook, scale, build, into):
             return None

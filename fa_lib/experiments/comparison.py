@@ -36,7 +36,7 @@ def products_for(inputs: FormatLike, probs: FormatLike) -> dict[str, Dot]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ExplorerSettings:
     """One position of all controls. The defaults are figure 4's, at half its N.
 
     Attributes:
@@ -112,7 +112,7 @@ class Found:
         return "passes" if self.times <= ALLOWED["o"] else "fails"
 
 
-def compare(setting: Setting) -> Found:
+def compare(setting: ExplorerSettings) -> Found:
     """Flash and Baseline of a Setting held against the golden value."""
     s = setting
     drawn = s.distribution, s.seed, s.n, s.head_dim

@@ -14,7 +14,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import yardstick
+from fa_lib.kernels.rule import baseline_for
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -27,16 +27,16 @@ def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, h
     threads; with more, the queries. Changed: the same values of V stored in FP32.
 
     Returns:
-        rows of `held`.
+        rows of `error_rows`.
     """
     from fa_lib.gallery.ggml import Ggml
 
-    q, k, v = drawn(distribution, seed, FP16, queries, n, heads)
+    q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
     ours = dict(kernel=Ggml(threads=threads, precise=True)(q, k, v))
     if queries < 64:
         ours["emulated"] = key_by_key(q, k, v, parts=threads if queries == 1 else 1)
         ours["changed"] = Ggml(threads=threads, precise=True, v="FP32")(q, k, v)
-    return held(ours, FP16, q, k, v)
+    return error_rows(ours, FP16, q, k, v)
 
 
 def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
@@ -45,12 +45,12 @@ def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
     Emulated: FlashAttention-2 with every step in BF16, in tiles of 512. Changed: float32_logits=True.
 
     Returns:
-        rows of `held`.
+        rows of `error_rows`.
     """
-    q, k, v = drawn(distribution, seed, BF16, n, n, 1)
+    q, k, v = draw_in_format(distribution, seed, BF16, n, n, 1)
     low, high = (kernels.get(f"fa_lib.gallery:{key}") for key in ("ring_16_bit_logits", "ring_fp32_logits"))
     emulated = kernels.tiled(q, k, v, tiling=Tiling(64, 512), precision=Precision.uniform(BF16), algorithm="fa2")
-    return held(dict(kernel=low(q, k, v), emulated=emulated, changed=high(q, k, v)), BF16, q, k, v)
+    return error_rows(dict(kernel=low(q, k, v), emulated=emulated, changed=high(q, k, v)), BF16, q, k, v)
 
 
 def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: int = 128) -> list[dict]:
@@ -60,15 +60,15 @@ def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: in
     Emulated: `in_parts`. Changed: the same values of Q, K and V in FP32.
 
     Returns:
-        rows of `held`.
+        rows of `error_rows`.
     """
     from fa_lib.gallery.pallas import decode_in_splits
 
-    q, k, v = drawn(distribution, seed, BF16, queries, n, 1)
+    q, k, v = draw_in_format(distribution, seed, BF16, queries, n, 1)
     emulated = in_parts(q, k, v, BF16, splits, block=min(128, n // splits))
     decode = decode_in_splits(splits)
     wide = decode(*(x.float() for x in (q, k, v)))
-    return held(dict(kernel=decode(q, k, v), emulated=emulated, changed=wide), BF16, q, k, v)
+    return error_rows(dict(kernel=decode(q, k, v), emulated=emulated, changed=wide), BF16, q, k, v)
 
 
 def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int = 2) -> list[dict]:
@@ -78,13 +78,13 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
     Emulated: `in_bf16`. Changed: the same values of Q, K and V in FP32.
 
     Returns:
-        rows of `held`.
+        rows of `error_rows`.
     """
     from fa_lib.gallery.openvino_kernels import openvino_sdpa
 
-    q, k, v = drawn(distribution, seed, FP16, queries, n, heads)
+    q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
     wide = openvino_sdpa(*(x.float() for x in (q, k, v)))
-    return held(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)
+    return error_rows(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)
 
 
 FINDS: dict[str, Callable] = dict(
@@ -92,12 +92,12 @@ FINDS: dict[str, Callable] = dict(
 )  # fmt: skip
 
 
-def drawn(distribution: str, seed: int, fmt: Format, n_q: int, n_kv: int, heads: int) -> list[Tensor]:
+def draw_in_format(distribution: str, seed: int, fmt: Format, n_q: int, n_kv: int, heads: int) -> list[Tensor]:
     """Q (1, heads, n_q, 64), K and V (1, heads, n_kv, 64) on the grid and in the dtype of a format."""
     return [fmt(x).to(fmt.dtype) for x in draw(distribution, seed, (1, heads, n_q, 64), (1, heads, n_kv, 64))]
 
 
-def held(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v: Tensor) -> list[dict]:
+def error_rows(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v: Tensor) -> list[dict]:
     """Outputs against the golden value, and their errors against those of the first, the kernel's own.
 
     Returns:
@@ -105,7 +105,7 @@ def held(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v: Tenso
         the golden value's), alike (correlation of its errors with the kernel's).
     """
     golden = kernels.golden(q, k, v, inputs=fmt)
-    baseline = deviation(yardstick(fmt)(q, k, v), golden, fmt).max
+    baseline = deviation(baseline_for(fmt)(q, k, v), golden, fmt).max
     own, rows = (next(iter(outputs.values())).double() - golden).flatten(), []
     for who, o in outputs.items():
         d = deviation(o, golden, fmt)

@@ -28,7 +28,7 @@ PAIRS = (  # kernel, against
 
 
 @dataclass(frozen=True)
-class Setup:
+class BenchmarkSettings:
     """What all cells of a figure share.
 
     Attributes:
@@ -55,7 +55,7 @@ class Setup:
             raise ValueError(f"golden_inputs: got {self.golden_inputs!r}; accepted are rounded, exact")
 
 
-def grid(n, block_kv, distributions, formats, seeds: int, setup: Setup) -> dict:
+def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettings) -> dict:
     """The cells of a figure, as `sweep(compare, **grid(...))` takes them.
 
     Args:
@@ -70,7 +70,7 @@ def grid(n, block_kv, distributions, formats, seeds: int, setup: Setup) -> dict:
     )
 
 
-def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, setup: Setup) -> list[dict]:
+def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, setup: BenchmarkSettings) -> list[dict]:
     """Deviations of Flash and of the two Baselines in one format from the golden value, and from each other.
 
     Tiles of several sizes are worked on in one cell, which share its draw, Baselines and golden value. In FP64 dot

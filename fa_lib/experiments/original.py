@@ -100,7 +100,7 @@ def original(
         times_max_model (largest error over Baseline's).
     """
     fmt = Format.of(fmt)
-    q, k, v = drawn(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
+    q, k, v = draw_in_format(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
     o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
     golden = kernels.golden(q, k, v, inputs=fmt, causal=causal)
     base = deviation(_baseline(fmt, q, k, v, causal=causal), golden).max
@@ -120,7 +120,7 @@ def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: 
     """A cell: one of CALLS, the kernel and its model; with a softcap the model scales S before it. Returns: a row, as
     of `original`."""
     fmt, asked = Format.of(fmt), lookup("call", call, CALLS)
-    q, k, v = drawn(fmt, distribution, seed, (1, *asked.shape, head_dim), (1, *asked.kv_shape, head_dim))
+    q, k, v = draw_in_format(fmt, distribution, seed, (1, *asked.shape, head_dim), (1, *asked.kv_shape, head_dim))
     o, _ = _forward(q, k, v, gpu=gpu, splits=asked.splits, **asked.options)
     golden = kernels.golden(q, k, v, inputs=fmt, **asked.options)
     base = deviation(_baseline(fmt, q, k, v, **asked.options), golden).max
@@ -145,7 +145,7 @@ def gradients(
     from fa_lib.gpu.flash_attn import Options, backward
 
     fmt = Format.of(fmt)
-    q, k, v = drawn(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
+    q, k, v = draw_in_format(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
     dO = round_to(draw("normal", seed + 1000, (1, heads, n, head_dim))[0], fmt).to(fmt.dtype)
     o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
     given = dO, (q, k, v), (o, lse), Options(causal)
@@ -169,7 +169,7 @@ def gradients(
     return rows
 
 
-def drawn(fmt: Format, distribution: str, seed: int, shape, kv_shape) -> list[Tensor]:
+def draw_in_format(fmt: Format, distribution: str, seed: int, shape, kv_shape) -> list[Tensor]:
     return [round_to(x, fmt).to(fmt.dtype) for x in draw(distribution, seed, shape, kv_shape)]
 
 

@@ -20,7 +20,10 @@ from fa_lib.numerics.metrics import deviation, over_baseline
 
 ALLOWED = {"o": 2, "dq": 3, "dk": 3, "dv": 3}  # times Baseline's largest error: flash-attention's own tests
 
-BESIDE = {"as_shipped": "as shipped", "every_step": "every step"}  # kernels to hold another against: key -> label
+REFERENCE_KERNELS = {
+    "as_shipped": "as shipped",
+    "every_step": "every step",
+}  # kernels to hold another against: key -> label
 
 CALLS = by_key((
     Call("97", 97, 97),
@@ -71,18 +74,18 @@ class Case:
         return dict(zip(ALLOWED, [o.detach(), *(torch.autograd.grad(o, x, dO) if self.gradients else ())]))
 
 
-def yardstick(fmt: Format | str) -> Callable:
+def baseline_for(fmt: Format | str) -> Callable:
     """The Baseline that errors are counted in.
 
-    In 16 bits it is emulated, its sums exact beside the format (`written_out`). In FP32 and FP64 a real kernel rounds
-    its sums too, and how much that costs is a matter of their order. There the yardstick is Baseline with its sums
-    taken one term after the other, the plainest order there is: a kernel that adds more carefully is better than it,
-    and one that computes a step in 16 bits is tens of times worse and more.
+    In 16 bits it is emulated, its sums exact beside the format (`eager_baseline`). In FP32 and FP64 a real kernel
+    rounds its sums too, and how much that costs is a matter of their order. There the yardstick is Baseline with its
+    sums taken one term after the other, the plainest order there is: a kernel that adds more carefully is better than
+    it, and one that computes a step in 16 bits is tens of times worse and more.
     """
-    return sequential if Format.of(fmt).precision >= FP32.precision else written_out
+    return sequential if Format.of(fmt).precision >= FP32.precision else eager_baseline
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+def eager_baseline(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     """`kernels.baseline` as eager code runs it: in 16 bits Q Kᵀ is written, multiplied by the scale, and written again.
 
     Where the scale is a power of two, as with head_dim 16, 64 and 256, the second rounding changes nothing, and this
@@ -94,17 +97,17 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     scale = options.get("scale") or q.shape[-1] ** -0.5
     if math.frexp(scale)[0] == 0.5:
         return kernels.baseline(q, k, v, **options)
-    return kernels.reference(q, k, v, precision=scored_twice(Format.of(q.dtype)), **options)
+    return kernels.reference(q, k, v, precision=rounds_scores_twice(Format.of(q.dtype)), **options)
 
 
-def scored_twice(fmt: Format) -> Precision:
+def rounds_scores_twice(fmt: Format) -> Precision:
     """`Precision.materialized`, in formats narrower than FP32 with scores that are rounded before their scale, too."""
     whole = Precision.materialized(fmt)
-    return whole if fmt.precision >= FP32.precision else replace(whole, products=Written(fmt))
+    return whole if fmt.precision >= FP32.precision else replace(whole, products=ScoresRoundedBeforeScale(fmt))
 
 
 @dataclass(frozen=True)
-class Written(Exact):
+class ScoresRoundedBeforeScale(Exact):
     """Exact sums, but that Q Kᵀ is rounded before it is scaled: to as many bits as `fmt` has, with FP32's exponents,
     since in FP16 it may be beyond 65,504 until it is scaled."""
 
@@ -118,12 +121,12 @@ def exact(case: Case) -> dict[str, Tensor]:
     """What every kernel is held to: the golden values of a Case under the names of ALLOWED, and `baseline`, the largest
     error of Baseline in each, in their order."""
     golden = case.results(partial(kernels.golden, inputs=Format.of(case.fmt)), torch.float64)
-    baseline = case.results(yardstick(case.fmt))
+    baseline = case.results(baseline_for(case.fmt))
     errors = [deviation(baseline[tensor], golden[tensor]).max for tensor in golden]
     return golden | dict(baseline=torch.tensor(errors, dtype=torch.float64))
 
 
-def held(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> list[dict]:
+def rule_rows(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> list[dict]:
     """The rows of `rule` of one kernel. truth: of `exact`, of the same Case."""
     rows = []
     for (tensor, x), own in zip(case.results(kernels.plain(kernel)).items(), truth["baseline"].tolist()):
@@ -139,7 +142,7 @@ def rule(
     distribution: str,
     fmt: Format | str,
     seed: int,
-    names: Sequence[str] = ("flash", *BESIDE),
+    names: Sequence[str] = ("flash", *REFERENCE_KERNELS),
     gradients: bool = True,
     device: str = "cpu",
 ) -> list[dict]:
@@ -158,4 +161,4 @@ def rule(
     """
     case = Case(shape, head_dim, distribution, Format.of(fmt).name, seed, gradients, device)
     truth = exact(case)
-    return [row for name in dict.fromkeys(names) for row in held(name, case, truth)]
+    return [row for name in dict.fromkeys(names) for row in rule_rows(name, case, truth)]

@@ -137,7 +137,7 @@ class Ordered(Dot):
         return sum_loops.threaded(sum_loops.LOOPS[self.order], a, b, c, self.fmt.grid)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return sum_torch.ordered(self.fmt, self.order, a, b.mT, c)
+        return sum_torch.ordered_sum(self.fmt, self.order, a, b.mT, c)
 
 
 EXACT, DOUBLE_DOUBLE = Exact(), DoubleDouble()

@@ -12,7 +12,7 @@ CHUNK = 1 << 25  # products at a time
 NOTHING = -(1 << 20)  # the exponent of a zero: it aligns nothing
 
 
-def chained(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+def tensor_core_sum(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """c + a bᵀ as a `TensorCore` has it. a: (batch, m, k), b: (batch, n, k), c: (batch, m, n), float64."""
 
     def some(a, b, c):
@@ -45,8 +45,8 @@ def with_exponents(x: Tensor, scale: Tensor, fmt: Any, group: int) -> Tensor:
     return torch.cat([x * scale.repeat_interleave(fmt.size, -1), e.double()], -1)
 
 
-def grouped(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """c + a bᵀ as a `ScaledCore` has it; shapes as of `chained`, a and b as of `with_exponents`."""
+def block_scaled_sum(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """c + a bᵀ as a `ScaledCore` has it; shapes as of `tensor_core_sum`, a and b as of `with_exponents`."""
     count = a.shape[-1] * core.group // (core.group + 1)  # of values
 
     def some(a, b, d):
@@ -65,8 +65,8 @@ def grouped(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return in_chunks(some, a, b, c, core.block)
 
 
-def ordered(fmt: Format, order: str, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """c + a bᵀ as an `Ordered` has it; shapes as of `chained`."""
+def ordered_sum(fmt: Format, order: str, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """c + a bᵀ as an `Ordered` has it; shapes as of `tensor_core_sum`."""
 
     def some(a, b, c):
         if order == "sequential":

@@ -91,7 +91,7 @@ class TensorCore(Dot):
         return self._in_blocks(sums, a, b, c)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return self._in_blocks(lambda a, b, c: sum_torch.chained(self, a, b.mT, c), a, b, c)
+        return self._in_blocks(lambda a, b, c: sum_torch.tensor_core_sum(self, a, b.mT, c), a, b, c)
 
     def _in_blocks(self, sums: Callable[..., Tensor], a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """sums(a, b, c); one block after the other where there is an infinity: it may meet the opposite one, of a sum
@@ -158,7 +158,7 @@ class ScaledCore(TensorCore):
         return sum_loops.threaded(sum_loops.grouped, a, b, c, rule, self.result.grid)
 
     def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return sum_torch.grouped(self, a, b.mT, c)
+        return sum_torch.block_scaled_sum(self, a, b.mT, c)
 
 
 def _units(unit: str, block: int, F: int, *inputs: Format, source: str = MEASURED, **more) -> list[TensorCore]:

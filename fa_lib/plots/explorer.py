@@ -8,7 +8,15 @@ import ipywidgets as widgets
 from IPython import get_ipython
 from IPython.display import Javascript, display
 
-from fa_lib.experiments.comparison import PRESETS, STEPS, Found, Setting, compare, formats_of_steps, products_for
+from fa_lib.experiments.comparison import (
+    PRESETS,
+    STEPS,
+    ExplorerSettings,
+    Found,
+    compare,
+    formats_of_steps,
+    products_for,
+)
 from fa_lib.kernels.algorithm import NAMES as ALGORITHMS
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 from fa_lib.kernels.precision import Precision
@@ -100,7 +108,7 @@ def message(found: Found) -> str:
     return f"Flash is {found.times:.1f} × further than Baseline from the golden value"
 
 
-def reasons(setting: Setting, found: Found) -> Iterator[str]:
+def reasons(setting: ExplorerSettings, found: Found) -> Iterator[str]:
     """Sentences beside the verdict: what is carried from tile to tile, how often it is rescaled, and whether errors
     have a sign."""
     carried, flash = (setting.precision.accumulator, setting.precision.row_sum), found.deviations["flash"]
@@ -118,7 +126,7 @@ def reasons(setting: Setting, found: Found) -> Iterator[str]:
         yield words + ("biased, for these K and V (compare seeds)." if away > BIASED else "no bias to be seen.")
 
 
-def in_numbers(setting: Setting, found: Found) -> str:
+def in_numbers(setting: ExplorerSettings, found: Found) -> str:
     """Flash and Baseline in numbers, as HTML, and what the picture shows."""
     u = setting.fmt.unit_roundoff
     head = ("", "largest error", "99 % below", "rms", "mean signed error", "not finite")
@@ -134,7 +142,7 @@ def in_numbers(setting: Setting, found: Found) -> str:
     return f"{table}<div class='fa-caption'>{caption(setting)}</div>"
 
 
-def in_words(setting: Setting, found: Found) -> str:
+def verdict_html(setting: ExplorerSettings, found: Found) -> str:
     """The verdict and its reasons, as HTML."""
     said, color = VERDICTS[found.verdict]
     rule = f"The rule of the field: at most {ALLOWED['o']} × Baseline's largest error."
@@ -157,7 +165,7 @@ def explore() -> widgets.VBox:
         an ipywidgets box. Its `controls` are the widgets by name, its `picture` an Image. It has the class fa-working
         while it computes.
     """
-    groups = _controls(Setting())
+    groups = _controls(ExplorerSettings())
     controls = {name: control for group in groups.values() for name, control in group.items()}
     above, picture, below = widgets.HTML(), widgets.Image(layout=dict(width="100%")), widgets.HTML()
     following = []  # holds a change while other controls follow it, so that all are one change and one picture
@@ -170,7 +178,7 @@ def explore() -> widgets.VBox:
         try:
             now = read(values())
             found = compare(now)
-            above.value, below.value = in_words(now, found), in_numbers(now, found)
+            above.value, below.value = verdict_html(now, found), in_numbers(now, found)
             picture.value = png(now, found)
         finally:
             panel.remove_class("fa-working")
@@ -244,14 +252,14 @@ def offered(values: dict) -> list[tuple[str, str]]:
     return [(PRODUCTS.get(key, key), key) for key in products_for(values["inputs"], values["probs"])]
 
 
-def read(values: dict) -> Setting:
+def read(values: dict) -> ExplorerSettings:
     """The Setting of the controls' values."""
     products = products_for(values["inputs"], values["probs"])[values["products"]]
     steps = {step: values[step] for step in STEPS}
     precision = replace(Precision.uniform(values["fmt"]), **steps, products=products)
     tiling = Tiling(values["block_q"], values["block_kv"])
     rest = {name: values[name] for name in ("algorithm", "n", "head_dim", "distribution", "seed", "causal")}
-    return Setting(Format.of(values["fmt"]), precision, tiling=tiling, **rest)
+    return ExplorerSettings(Format.of(values["fmt"]), precision, tiling=tiling, **rest)
 
 
 def _controls(setting):

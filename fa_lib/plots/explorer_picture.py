@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fa_lib.experiments.comparison import Found, Setting
+from fa_lib.experiments.comparison import ExplorerSettings, Found
 from fa_lib.numerics.dots import EXACT, Dot, Ordered
 from fa_lib.numerics.tensor_cores import TensorCore
 from fa_lib.plots.style import BASELINE, FLASH, no_minor_ticks, plain_ticks, styled
@@ -26,7 +26,7 @@ def summed(products: Dot) -> str:
     return f"in order, in {products.fmt}" if isinstance(products, Ordered) else "exactly"
 
 
-def described(setting: Setting) -> str:
+def setting_line(setting: ExplorerSettings) -> str:
     """A setting in one line."""
     s, (nearest, changed) = setting, setting.nearest_preset
     flash = ", ".join([PRECISIONS[nearest], *(f"{step} {fmt}" for step, fmt in changed.items())])
@@ -37,7 +37,7 @@ def described(setting: Setting) -> str:
 
 
 @styled
-def picture(setting: Setting, found: Found) -> Figure:
+def picture(setting: ExplorerSettings, found: Found) -> Figure:
     """Left: each row's largest error by position. Right: all signed errors. In units of the format's roundoff u."""
     u = setting.fmt.unit_roundoff
     figure = Figure(figsize=(6.6, 2.9), dpi=170, layout="none")  # fixed margins: finding them takes longer than drawing
@@ -73,10 +73,10 @@ def picture(setting: Setting, found: Found) -> Figure:
     return figure
 
 
-def caption(setting: Setting) -> str:
+def caption(setting: ExplorerSettings) -> str:
     """What the picture shows, in a line or two of HTML."""
     marks = f"Points: rows; lines: means of {setting.n // GROUPS} rows"
-    return f"Error: O − golden value, u = 2<sup>−{setting.fmt.precision}</sup>. {marks}. {described(setting)}."
+    return f"Error: O − golden value, u = 2<sup>−{setting.fmt.precision}</sup>. {marks}. {setting_line(setting)}."
 
 
 def snapped(x: float) -> float:
@@ -86,9 +86,9 @@ def snapped(x: float) -> float:
 
 
 @styled
-def png(setting: Setting, found: Found) -> bytes:
+def png(setting: ExplorerSettings, found: Found) -> bytes:
     """The picture as bytes of a PNG file, which says in its `Description` what it shows."""
     file = io.BytesIO()
-    shown = {"Description": described(setting)}
+    shown = {"Description": setting_line(setting)}
     picture(setting, found).canvas.print_png(file, metadata=shown, pil_kwargs=dict(compress_level=1))
     return file.getvalue()

@@ -74,7 +74,7 @@ def _rows(ax, shown):
     ax.grid(axis="y", lw=0.3)
 
 
-WHO = {  # of `finds.held` -> label, colour, marker
+WHO = {  # of `finds.error_rows` -> label, colour, marker
     "kernel": ("the kernel", FLASH, "o"),
     "emulated": ("emulated, that step rounded", BASELINE, "x"),
     "changed": ("the kernel, same values, one type changed", GREY, "v"),

@@ -8,7 +8,7 @@ import pandas as pd
 import seaborn
 from matplotlib.figure import Figure
 
-from fa_lib.kernels.rule import ALLOWED, BESIDE
+from fa_lib.kernels.rule import ALLOWED, REFERENCE_KERNELS
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.recorded import NONE, by_device, hollow, name_devices
 from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, SOFTMAX, panels, plain_ticks, styled
@@ -37,7 +37,7 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
         recorded: device -> such a table: the largest of its shapes is drawn.
     """
     distributions, figure, axes = panels(table, height=3.6)
-    labels = {name: BESIDE.get(name, name) for name in dict.fromkeys(table.kernel)}
+    labels = {name: REFERENCE_KERNELS.get(name, name) for name in dict.fromkeys(table.kernel)}
     tensors = [tensor for tensor in ALLOWED if tensor in set(table.tensor)]
     for ax, distribution in zip(axes, distributions):
         rows = table[table.distribution == distribution]

@@ -203,7 +203,7 @@ def key_bias(table: pd.DataFrame, caption: str) -> Figure:
 
 
 @styled
-def drawn(images: Mapping[str, torch.Tensor], captions: Sequence[str], caption: str) -> Figure:
+def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], caption: str) -> Figure:
     """Figure 8c: what the trained models draw from the same captions and noise; images: label -> uint8 tensor
     (captions, 3, size, size)."""
     figure, axes = plt.subplots(

@@ -25,17 +25,17 @@ from fa_lib.check.measure.contract import (
     LARGE,
     MORE,
     OF_SINKS,
-    Ability,
+    Capabilities,
     formats,
 )
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import QUICK, contracted, measure, ruled
+from fa_lib.check.measure.examine import QUICK, measure, measure_shapes, probe_capabilities
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.measure.relations import RELATIONS, relate
 from fa_lib.check.measure.relations.subject import NOT_ASKED
 from fa_lib.check.measure.rounding_mode import rounding_mode
 from fa_lib.check.measure.wrong_answers import FAR
-from fa_lib.check.report.sentences import said_of
+from fa_lib.check.report.sentences import sentences_of
 from fa_lib.check.report.sentences_kernel import MODES, noted
 from fa_lib.kernels.rule import ALLOWED
 
@@ -68,13 +68,14 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A kernel, the format and head_dim it is judged in, and what `contract` found of it: its table, and an Ability."""
+class CheckedKernel:
+    """A kernel, the format and head_dim it is judged in, and what `contract` found of it: its table, and its
+    Capabilities."""
 
     kernel: str | Callable
     fmt: str
     head_dim: int
-    able: Ability
+    able: Capabilities
     asked: pd.DataFrame
 
 
@@ -91,10 +92,12 @@ def result_of(check: str, kernel: str | Callable) -> Result:
     return CHECKS[check](judged)
 
 
-_JUDGED: dict[tuple[str, int], tuple[Callable, Judged | str]] = {}  # name and id of a function -> it, what was found
+_JUDGED: dict[
+    tuple[str, int], tuple[Callable, CheckedKernel | str]
+] = {}  # name and id of a function -> it, what was found
 
 
-def _judged(kernel: str | Callable) -> Judged | str:
+def _judged(kernel: str | Callable) -> CheckedKernel | str:
     """`_judge` of a kernel, once for each function: a name may stand for another one later, and a function need not be
     hashable."""
     name = kernel if isinstance(kernel, str) else ""
@@ -104,19 +107,19 @@ def _judged(kernel: str | Callable) -> Judged | str:
     return _JUDGED[name, id(fn)][1]
 
 
-def _judge(kernel) -> Judged | str:
+def _judge(kernel) -> CheckedKernel | str:
     """The Judged; or, where the kernel answers in no format, what it does instead."""
-    asked, head_dim, able = contracted(kernel, "cpu")
+    asked, head_dim, able = probe_capabilities(kernel, "cpu")
     can = formats(asked[asked.head_dim == head_dim])
     for fmt in JUDGED:
         if fmt in can:
-            return Judged(kernel, fmt, head_dim, able, asked)
+            return CheckedKernel(kernel, fmt, head_dim, able, asked)
     bad = asked[asked.outcome != "yes"].iloc[0]
     what = bad.problem or "does not return attention"
     return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {bad.asked} it {what}"
 
 
-def _answer(judged: Judged, asked: str) -> Result:
+def _answer(judged: CheckedKernel, asked: str) -> Result:
     """What it answers is attention, as near as the contract asks: an option, a length, a head_dim and its gradients."""
     rows = judged.asked[(judged.asked.asked == asked) & (judged.asked.head_dim == judged.head_dim)]
     if not len(rows):
@@ -128,11 +131,13 @@ def _answer(judged: Judged, asked: str) -> Result:
     return Result(row.outcome == "yes", told and f"asked for {asked} it {told}")
 
 
-def _gradients(judged: Judged, shape: str) -> Result:
+def _gradients(judged: CheckedKernel, shape: str) -> Result:
     """Its gradients are attention's, to FAR."""
     if not judged.able.gradients:
         return Result(None, "the kernel has no gradients")
-    rows = pd.DataFrame(ruled(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=judged.able))
+    rows = pd.DataFrame(
+        measure_shapes(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=judged.able)
+    )
     if rows.outcome.iloc[0] != "yes":
         return _unanswered(rows.outcome.iloc[0], rows.problem.iloc[0])
     rows = rows[rows.tensor != "o"]
@@ -145,7 +150,7 @@ def _gradients(judged: Judged, shape: str) -> Result:
     return Result(bool(worst.relative <= FAR), told + more)
 
 
-def _rounding(judged: Judged, what: str) -> Result:
+def _rounding(judged: CheckedKernel, what: str) -> Result:
     """A cast rounds to nearest, and does not drop bits."""
     if judged.fmt == "FP32":
         return Result(None, "the kernel has neither BF16 nor FP16")
@@ -158,17 +163,17 @@ def _rounding(judged: Judged, what: str) -> Result:
     return Result(modes[0] != "truncates", MODES[modes[0]])
 
 
-def _error(judged: Judged, distribution: str) -> Result:
+def _error(judged: CheckedKernel, distribution: str) -> Result:
     """The largest error is within the field's rule."""
     given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
     (row,) = measure([judged.kernel], Inputs(judged.fmt, distribution, N, 0, **given))
     return _ruled(row["outcome"], row["problem"], row["times_max"], judged.fmt)
 
 
-def _rule(judged: Judged, shape: str) -> Result:
+def _rule(judged: CheckedKernel, shape: str) -> Result:
     """The same, for a shape of `rule.CALLS`; its outputs, and no gradients."""
-    able = Ability(gradients=False, causal=judged.able.causal)
-    (row,) = ruled(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=able)
+    able = Capabilities(gradients=False, causal=judged.able.causal)
+    (row,) = measure_shapes(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=able)
     return _ruled(row["outcome"], row["problem"], row["ratio"], judged.fmt)
 
 
@@ -184,7 +189,7 @@ def _unanswered(outcome: str, problem: str) -> Result:
     return Result(None if outcome == "no" else False, f"the kernel {problem}")
 
 
-def _carry(judged: Judged, what: str) -> Result:
+def _carry(judged: CheckedKernel, what: str) -> Result:
     """The sum is carried in more bits than the inputs' format."""
     fmt = "BF16" if judged.fmt == "FP32" else judged.fmt
     rows = carry(judged.kernel, fmt, QUERIES, judged.head_dim, judged.able.causal)
@@ -201,7 +206,7 @@ def _carry(judged: Judged, what: str) -> Result:
     return Result(not found["low"], told)
 
 
-def _hides_a_carry(judged: Judged) -> str:
+def _hides_a_carry(judged: CheckedKernel) -> str:
     """Another cause of a loss, which has to go before a carry is named; a verb and its object, or ""."""
     given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
     inputs = [Inputs(judged.fmt, "normal", n, 0, **given) for n in (N // 4, N)]
@@ -210,7 +215,7 @@ def _hides_a_carry(judged: Judged) -> str:
         return f"returns numbers of a coarser format than {judged.fmt}, so that a loss says nothing of a carry"
     if factor := scaled(lengths):
         return f"returns {factor:.4g} times attention's output, so that a loss says nothing of a carry"
-    able = Ability(gradients=False, causal=judged.able.causal)
+    able = Capabilities(gradients=False, causal=judged.able.causal)
     again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=able)
     if apart := noisy(pd.DataFrame([again])):
         return (
@@ -219,7 +224,7 @@ def _hides_a_carry(judged: Judged) -> str:
     return ""
 
 
-def _relation(judged: Judged, key: str) -> Result:
+def _relation(judged: CheckedKernel, key: str) -> Result:
     """A relation that no kernel may break."""
     rows = relate(judged.kernel, key, judged.fmt, judged.head_dim, able=judged.able)
     if all(row["outcome"] == NOT_ASKED for row in rows):
@@ -235,7 +240,7 @@ def _relation(judged: Judged, key: str) -> Result:
     return Result(True, said)
 
 
-def _bound(judged: Judged) -> Result:
+def _bound(judged: CheckedKernel) -> Result:
     """On no inputs does it compute another attention."""
     found = tuple(of_bound(
         pd.DataFrame(bounds(judged.kernel, judged.fmt, N, 0, judged.head_dim, able=judged.able)), "the kernel"
@@ -245,7 +250,7 @@ def _bound(judged: Judged) -> Result:
     return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
 
 
-def _alignment(judged: Judged) -> Result:
+def _alignment(judged: CheckedKernel) -> Result:
     """Its causal mask has one alignment for one query and for several."""
     asked = judged.asked[judged.asked.head_dim == judged.head_dim]
     right = asked[asked.outcome == "yes"]
@@ -256,14 +261,14 @@ def _alignment(judged: Judged) -> Result:
 
 
 def conduct_of(conduct: pd.DataFrame) -> Result:
-    """What a kernel did beside its work, while it was asked. conduct: of its `isolated_kernel.Apart`."""
+    """What a kernel did beside its work, while it was asked. conduct: of its `isolated_kernel.IsolatedKernel`."""
     found = tuple(of_conduct(conduct))
     return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
 
 
 def _said(findings: tuple[Finding, ...]) -> str:
     """The lines of some findings, one after the other."""
-    groups = said_of(Judgement("kernel", "", findings)).values()
+    groups = sentences_of(Judgement("kernel", "", findings)).values()
     return " ".join(one.line for group in groups for one in group)
 
 
@@ -272,7 +277,7 @@ def _name(kind: str, of: str) -> str:
     return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', of.lower())}"
 
 
-CHECKS: dict[str, Callable[[Judged], Result]] = {
+CHECKS: dict[str, Callable[[CheckedKernel], Result]] = {
     **{f"error_{name}": partial(_error, distribution=name) for name in ("uniform", "normal")},
     **{_name("rule", shape): partial(_rule, shape=shape) for shape in QUICK.shapes},
     **{_name("gradients", shape): partial(_gradients, shape=shape) for shape in QUICK.shapes},

@@ -56,7 +56,7 @@ def _outcome(result):
     return "passed" if result.passed else "failed"
 
 
-def in_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
+def check_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
     """How many of the checks passed, then a line for each."""
     words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not asked")
     told = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")

@@ -18,7 +18,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, nonzero
 from fa_lib.numerics.formats import FP32, FP64, Format, FormatLike
 from fa_lib.theory.rounding_counts import ALGORITHMS, weights
-from fa_lib.theory.tolerance_sums import meet, parted, repeats, spread_of
+from fa_lib.theory.tolerance_sums import largest_partial_sum, repeats, spread_of_terms, weighted_values
 
 BLOCK = 64  # keys of a tile, where nothing is said
 PART = 16  # keys that a part of split keys has at least
@@ -161,7 +161,7 @@ class _Law:
         return torch.cat([bound.where(seen, 0.0), of_row.where(seen, 0.0), seen], -1)
 
     def of_terms(self, given: tuple[Tensor, ...], v: Tensor, O: Tensor) -> Tensor:
-        """The variance of O (rows, d_v) by scores and P; v: as `meet` takes it."""
+        """The variance of O (rows, d_v) by scores and P; v: as `weighted_values` takes it."""
         S, p, W, D, of_scores = given
         weights, shift = self.of_weights(of_scores, W, D, v, O)
         if self.p.scores.precision < FP32.precision:
@@ -197,7 +197,7 @@ class _Law:
         z = self.strength
         raised = torch.expm1((z * of_scores.sqrt()).clamp(max=FAR)) / z  # exp(e) - 1 where e is large
         s = raised.square()
-        out = meet(D.square() * s, v.square()) - 2 * O * meet(D * W * s, v)
+        out = weighted_values(D.square() * s, v.square()) - 2 * O * weighted_values(D * W * s, v)
         of_l = (W.square() * s).sum(-1, keepdim=True)
         return (out + O.square() * of_l).clamp(min=0), (z * of_l.sqrt()).clamp(max=0.9)
 
@@ -207,11 +207,13 @@ class _Law:
         fmt = self.p.probs
         step = (fmt.ulp(torch.zeros_like(p)) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
         s = step.square() / 3 + self.exp() ** 2 / 2
-        out = meet(D.square() * s, v.square())
-        centred = out - 2 * O * meet(D * W * s, v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
+        out = weighted_values(D.square() * s, v.square())
+        centred = out - 2 * O * weighted_values(D * W * s, v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
         independent = torch.maximum(out, centred)
         alike = torch.maximum(*self.repeating(fmt, p, W, D, v, O, relative=True))
-        most = meet((step + self.exp()) * D, v.abs()) + O.abs() * ((step + self.exp()) * W).sum(-1, keepdim=True)
+        most = weighted_values((step + self.exp()) * D, v.abs()) + O.abs() * ((step + self.exp()) * W).sum(
+            -1, keepdim=True
+        )
         return torch.minimum(torch.maximum(independent, alike), (most / self.strength).square())
 
     def exp(self) -> float:
@@ -231,7 +233,7 @@ class _Law:
             if relative:
                 positive = x.where(x > 0, 1.0)
                 e = e / positive + self.exp() * torch.cos(2 * math.pi * (torch.log2(positive) + turn))
-            one = meet(D * e, v)
+            one = weighted_values(D * e, v)
             both = one - O * (W * e).sum(-1, keepdim=True)
             of_o, of_both = of_o + one.square() / SHIFTS, of_both + both.square() / SHIFTS
         return of_o, of_both
@@ -240,7 +242,7 @@ class _Law:
         """The variance of O by the roundings of its own sum and of the row sum's: carried from tile to tile, inside of
         tiles, and where parts of the keys are merged."""
         cut = [slice(j, j + self.block) for j in range(0, v.shape[-2], self.block)]
-        X = torch.stack([meet(D[:, each], v[..., each, :]) for each in cut])  # (T, rows, d_v)
+        X = torch.stack([weighted_values(D[:, each], v[..., each, :]) for each in cut])  # (T, rows, d_v)
         Y = torch.stack([W[:, each].sum(-1, keepdim=True) for each in cut])  # (T, rows, 1)
         highest = torch.stack([S[:, each].amax(-1, keepdim=True) for each in cut]).cummax(0).values
         raised = torch.cat([torch.ones_like(Y[:1]), (highest[1:] > highest[:-1]).to(Y)])
@@ -252,9 +254,11 @@ class _Law:
         subnormal = self.p.accumulator.ulp(torch.zeros_like(l)) / 2
         carried = carried + ROUNDINGS * len(cut) * subnormal.square() / 3
         for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(l), "row_sum")):
-            carried = carried + size * repeats(getattr(self.p, step), *spread_of(part.square().sum(0), whole, len(cut)))
+            carried = carried + size * repeats(
+                getattr(self.p, step), *spread_of_terms(part.square().sum(0), whole, len(cut))
+            )
         n = (W > 0).sum(-1, keepdim=True)  # keys that count
-        squares, alone = meet(D.square(), v.square()), W.square().sum(-1, keepdim=True)
+        squares, alone = weighted_values(D.square(), v.square()), W.square().sum(-1, keepdim=True)
         forth, back = U.square().sum(0), (O - U + X).square().sum(0)  # tiles from the first to the last, and back
         along = torch.maximum(forth, back) * self.block
         of_o = torch.maximum((n + 1) * (squares / 6 + size / 3), along) + squares
@@ -262,13 +266,13 @@ class _Law:
         inside = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
         for part, whole, step in ((squares, O, "accumulator"), (alone, torch.ones_like(l), "row_sum")):
             fmt = FP32 if getattr(self.p, step).precision < FP32.precision else getattr(self.p, step)
-            inside = inside + size * repeats(fmt, *spread_of(part, whole, int(n.max())))
+            inside = inside + size * repeats(fmt, *spread_of_terms(part, whole, int(n.max())))
         if self.p.row_sum.precision < FP32.precision:
             return carried + inside
         log = torch.log(nonzero(l))  # the parts' weights exp(L_i - L), L = m + log l
         # parts may be cut elsewhere than tiles
         fine = [slice(j, j + PART) for j in range(0, v.shape[-2], PART)]
-        apart = [meet(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
+        apart = [weighted_values(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
         size = (m + log).square() + log.square() + 4
-        merged = parted(torch.stack(apart)) * size.where(m != -math.inf, 0.0)
+        merged = largest_partial_sum(torch.stack(apart)) * size.where(m != -math.inf, 0.0)
         return carried + inside + self.variance("row_sum") * merged

@@ -11,12 +11,12 @@ from fa_lib.theory.law import repeated
 DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundings (`theory.repeated`)
 
 
-def meet(A: Tensor, v: Tensor) -> Tensor:
+def weighted_values(A: Tensor, v: Tensor) -> Tensor:
     """A (rows, keys) times values that all rows share (keys, d_v), or that each has for itself (rows, keys, d_v)."""
     return A @ v if v.ndim == 2 else (A[:, None] @ v)[:, 0]
 
 
-def parted(apart: Tensor) -> Tensor:
+def largest_partial_sum(apart: Tensor) -> Tensor:
     """The sum of squares of what parts of neighbouring tiles add up to, for the number of parts where it is largest;
     apart: (tiles, rows, d_v)."""
     tiles, sums = apart.shape[0], torch.cat([torch.zeros_like(apart[:1]), apart.cumsum(0)])
@@ -27,7 +27,7 @@ def parted(apart: Tensor) -> Tensor:
     return found
 
 
-def spread_of(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
+def spread_of_terms(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
     """The standard deviation of a sum's terms over their mean, and how many there are."""
     over = terms * squares / total.square().where(total != 0, 1.0) - 1
     return over.clamp(min=0).sqrt().where(total != 0, 1.0), terms

@@ -70,7 +70,7 @@ SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose m
 CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
 
-def carry_out(
+def run_study_parts(
     keys: Sequence[str], config: Config, folder: Path, executor: Executor | None = None, out: Path = RECORDED / "cpu"
 ) -> dict[str, pd.DataFrame]:
     """Train and compare parts of the study, and write its tables after each, beside those of the parts before.
@@ -82,7 +82,7 @@ def carry_out(
         out: below it are data/results/study.csv and its like.
 
     Returns:
-        `held`, of all parts that were ever made.
+        `recorded_tables`, of all parts that were ever made.
 
     Raises:
         ValueError: there is no such part, or an argument does not fit.
@@ -90,7 +90,7 @@ def carry_out(
     parts, by = [lookup("part", key, PARTS) for key in keys], _arithmetics(out)
     for one in [replace(each, seeds=min(seeds, each.seeds)) for seeds in ROUNDS for each in parts]:
         tables, runs = _tables(one, config, folder, executor)
-        before = held(out)
+        before = recorded_tables(out)
         whole = {}
         for name, table in tables.items():
             table.insert(0, "part", one.key)
@@ -104,10 +104,10 @@ def carry_out(
         save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
         if one.key == "main":
             draw(runs, config, out)
-    return held(out)
+    return recorded_tables(out)
 
 
-def held(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
+def recorded_tables(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
     """The tables of the study that was recorded: differences (of `study.study`), runs (of `study.study`), signals (of
     `spectra.entropies`), bits (seed, arm, step, sha256: of the weights after each of the first steps), directions
     (pair, seed, the columns of `distances.direction`); each with its part. Empty where none was recorded."""
@@ -141,10 +141,10 @@ def draw(runs: pd.DataFrame, config: Config, out: Path = RECORDED / "cpu") -> No
         np.savez_compressed(file, **images)
 
 
-def drawn(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
+def recorded_drawings(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
     """What the recorded models drew: arm -> uint8 (seeds, captions, 3, size, size)."""
-    with np.load(out / "data" / "results" / f"{NAME}.samples.npz") as held:
-        return {arm: torch.from_numpy(held[arm]) for arm in held}
+    with np.load(out / "data" / "results" / f"{NAME}.samples.npz") as samples:
+        return {arm: torch.from_numpy(samples[arm]) for arm in samples}
 
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
@@ -163,7 +163,7 @@ def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     """Whether runs made here have the bits of recorded ones.
 
     Args:
-        runs: of `study.study`. kept: `held()["bits"]` of one part.
+        runs: of `study.study`. kept: `recorded_tables()["bits"]` of one part.
 
     Returns:
         table: arm, seed, step, same; of the steps that both know.
@@ -178,7 +178,7 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
     have, how this machine differs from the one that recorded it. Another machine is no error.
 
     Args:
-        same: of `same_bits`. out: as of `carry_out`.
+        same: of `same_bits`. out: as of `run_study_parts`.
 
     Raises:
         ValueError: the recorded study has no main part.

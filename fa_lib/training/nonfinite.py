@@ -63,10 +63,10 @@ def traced(model: TextToImage, loss: Callable[[], torch.Tensor], least: Least) -
     return dict(repeated=repeated, module=_first(modules, least), attention=_first(calls, least))
 
 
-def _first(told, least):
+def _first(seen, least):
     """Of (what, whether it is finite), the first that is not, on any process; None where all are."""
-    at = least(next((i for i, (_, finite) in enumerate(told) if not finite), len(told)))
-    return told[at][0] if at < len(told) else None
+    at = least(next((i for i, (_, finite) in enumerate(seen) if not finite), len(seen)))
+    return seen[at][0] if at < len(seen) else None
 
 
 def divergence(folder: Path, step: int, weights: str | None, trace: dict) -> dict:
@@ -76,7 +76,7 @@ def divergence(folder: Path, step: int, weights: str | None, trace: dict) -> dic
     return dict(step=step, weights=weights) | none | trace | dict(last_good=good.name if good else None)
 
 
-def told(folder: str | Path) -> str:
+def divergence_sentence(folder: str | Path) -> str:
     """In one sentence why the run of a folder diverged, and its last good weights; "" where it did not.
 
     Raises:

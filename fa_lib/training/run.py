@@ -92,10 +92,10 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
         ValueError: an argument does not fit, the kernel cannot do what the model asks, or the folder holds another
             run or a damaged checkpoint, or is in use; before the first step.
     """
-    return carry_out(prepare(spec), folder, watch=watch, progress=progress)
+    return run_training(prepare(spec), folder, watch=watch, progress=progress)
 
 
-def carry_out(prepared: Prepared, folder: str | Path, *, watch: Watch | None = None, progress: bool = False) -> dict:
+def run_training(prepared: Prepared, folder: str | Path, *, watch: Watch | None = None, progress: bool = False) -> dict:
     """`train`, of a run that is prepared."""
     spec, folder = prepared.spec, Path(folder)
     if ended := finished(folder, prepared.settings):
@@ -107,7 +107,7 @@ def carry_out(prepared: Prepared, folder: str | Path, *, watch: Watch | None = N
         refused = ""
         if fabric.global_rank == 0:
             try:
-                stack.enter_context(files.held(folder))
+                stack.enter_context(files.locked_folder(folder))
                 ended = finished(folder, prepared.settings)  # by the process that held it
             except ValueError as error:
                 refused = str(error)

@@ -22,7 +22,7 @@ from fa_lib.training.devices import repeatable
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.model import TextToImage, noised, sample
 from fa_lib.training.preflight import check_kernel
-from fa_lib.training.run import carry_out, prepare, train
+from fa_lib.training.run import prepare, run_training, train
 from fa_lib.training.run_folder import load_weights
 from fa_lib.training.spec import PRECISIONS, RunSpec
 
@@ -96,7 +96,7 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
     """
     run = prepare(spec.run(arm, seed))
     at = Path(folder) / f"{arm}-{seed}-{digest(run.settings)[:12]}"
-    result = carry_out(run, at)
+    result = run_training(run, at)
     losses = result["losses"]
     _, zeros, zeros_qk = (result["zero_gradients"] or [[0, np.nan, np.nan]])[0]  # none where step 0 diverged
     return dict(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fa_lib import sweep
 from fa_lib.check.probe.capture import Capture
 from fa_lib.check.probe.probe import Probe
-from fa_lib.execution.files import held, replacing
+from fa_lib.execution.files import locked_folder, replacing
 from fa_lib.execution.paths import ROOT
 
 CALLS = []
@@ -41,7 +41,7 @@ def test_the_umask_says_who_may_read(umask, mode, tmp_path):
 def test_a_link_in_the_place_of_a_lock_is_not_emptied(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / ".run.lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(ValueError, match=".run.lock: is a symbolic link to"), held(tmp_path / "run"):
+    with pytest.raises(ValueError, match=".run.lock: is a symbolic link to"), locked_folder(tmp_path / "run"):
         pass
     assert (tmp_path / "mine").read_text() == "mine"
 

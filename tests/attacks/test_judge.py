@@ -16,22 +16,22 @@ from typer.testing import CliRunner
 from fa_lib import kernels
 from fa_lib.check.explain.standalone_test import standalone
 from fa_lib.check.isolation import isolated_kernel
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.isolated_kernel import in_a_process
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import examine as kernel
-from fa_lib.check.measure.examine import Depth, examine
+from fa_lib.check.measure.examine import CheckPlan, examine
 from fa_lib.check.probe.capture import Capture
 from fa_lib.check.report.page import page
 from fa_lib.check.report.page_files import PageFiles
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.commands import gallery_pages, model_process, reports
 from fa_lib.commands.cli import app
 from fa_lib.commands.errors import say
 
-TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
+TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
 HEAD = """
 import atexit, os, signal, sys, threading, time
 import torch
@@ -161,7 +161,7 @@ def test_what_is_raised_is_text_everywhere(stranger, tmp_path, capsys):
 
     judgement = judge_kernel("<kbd>$x^{$\x1b[2J", examine(rude, TINY))
     html, row = page(judgement, []), dict(key="k", project="p", version="1", use="u", verdict="fails")
-    say(in_words(judgement))
+    say(judgement_text(judgement))
     markdown = gallery_pages.page(row, judgement)
     table = gallery_pages.index(pd.DataFrame([row | dict(problem=RUDE.replace("\ud800", ""))]))
     for text in (html, capsys.readouterr().out, markdown, table):
@@ -221,9 +221,9 @@ def test_whatever_a_call_does_is_said_of_the_kernel(stranger):
     body = f"def f(q, k, v):\n{acts}    return getattr(q, 'answer', None) if hasattr(q, 'answer') else right(q, k, v)"
     with in_a_process(stranger("acts", body)) as fn:
         for i, (act, told) in enumerate(ACTS.items()):
-            answer = attempt(fn, *draw(i + 1))
+            answer = call_kernel(fn, *draw(i + 1))
             assert answer.o is None and told in answer.problem, act
-        assert attempt(fn, *draw(60)).outcome == "yes"
+        assert call_kernel(fn, *draw(60)).outcome == "yes"
         assert {each.what for each in of_conduct(fn.conduct())} == {"crashes", "exits"}
 
 
@@ -241,7 +241,7 @@ def f(q, k, v):
 """
     for name, text in (("hangs", body), ("hangs_early", "time.sleep(99)")):
         with in_a_process(stranger(name, text), limit=0.3) as fn:
-            assert "does not answer within" in attempt(fn, *draw(3)).problem
+            assert "does not answer within" in call_kernel(fn, *draw(3)).problem
             if name == "hangs":
                 o = fn(*(x.requires_grad_() for x in draw(4)))
                 with pytest.raises(Exception, match=r"does not answer within 1\.5 s"):
@@ -264,7 +264,7 @@ def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stran
 
 def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
     """4. And no two judgements make the same calls, unless that is asked for."""
-    monkeypatch.setattr(kernel, "contracted", cache(kernel.contracted))  # it is the same three times
+    monkeypatch.setattr(kernel, "probe_capabilities", cache(kernel.probe_capabilities))  # it is the same three times
     calls = []
 
     def cheats(q, k, v):
@@ -277,7 +277,7 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
     cheats.__module__ = "__main__"
     kernels.register("cheats beyond 4096", cheats)
     depth = replace(TINY, lengths=(64, 96), drawn=((4097, 4500),))
-    kernel.contracted("cheats beyond 4096", "cpu", depth.asked_queries, depth.asked_head_dims)
+    kernel.probe_capabilities("cheats beyond 4096", "cpu", depth.asked_queries, depth.asked_head_dims)
     made = {}
     for at, seed in enumerate((1, 1, 2)):
         calls.clear()
@@ -319,7 +319,7 @@ def test_neither_the_stack_nor_fa_lib_itself_is_the_judges_over_there(stranger, 
     findings = {each.what: each for each in report.judgement.findings}
     assert report.judgement.verdict == Verdict.FAILS and findings["error"].severity == Severity.FAILS
     assert findings["scale"].number == pytest.approx(1.15, abs=0.003) and report.judgement.carries is None
-    said = in_words(report.judgement)
+    said = judgement_text(report.judgement)
     assert "Its outputs are attention's times a factor: 1.15" in said
     assert "carries low precision from tile to tile, in its" not in said
     record = json.loads((report.page.with_suffix("") / "judgement.json").read_text())

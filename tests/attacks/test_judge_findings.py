@@ -14,16 +14,16 @@ from fa_lib.check.judge.gross_errors import coarse, noisy, scaled
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.carry import carried, carry
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import Depth, examine, measure
+from fa_lib.check.measure.examine import CheckPlan, examine, measure
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.probe.capture import captured
 from fa_lib.check.report.page_files import PageFiles
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.commands import reports
 from fa_lib.commands.cli import app
 from fa_lib.testing.checks import result_of
 
-TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=1)
+TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=1)
 SDPA = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -49,7 +49,7 @@ def test_noise_is_told_as_noise_and_not_as_a_carry():
     (found,) = [each for each in judgement.findings if each.what == "noise"]
     assert found.severity == Severity.FAILS and found.number > 10 and judgement.carries is None
     assert "scale" not in {each.what for each in judgement.findings}
-    said = in_words(judgement)
+    said = judgement_text(judgement)
     assert "It gives other results on each call" in said and "from tile to tile, in its" not in said
 
 
@@ -69,7 +69,7 @@ def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     carries = [each for each in judgement.findings if each.what == "carry"]
     assert {each.where["fmt"] for each in carries} == {"BF16"} and judgement.carries == ()
     said = "For inputs in FP16 its outputs are numbers of a coarser format: 8 significant bits, limit 10 at least"
-    assert said in in_words(judgement)
+    assert said in judgement_text(judgement)
     own = tables["lengths"]
     assert coarse(own[own.fmt == "BF16"]) == {} and coarse(own.drop(columns="bits")) == {}
     result = result_of(
@@ -140,7 +140,7 @@ def test_one_head_that_overflows_leaves_the_others_judged(tmp_path):
     q[:, 0], k[:, 0] = q[:, 0] * 200, k[:, 0] * 200
     save_file(dict(q=q, k=k, v=v), tmp_path / "a.safetensors")
     report = reports.check_tensors(tmp_path / "a.safetensors", out=tmp_path, names=("flash",))
-    said = in_words(report.judgement)
+    said = judgement_text(report.judgement)
     assert report.judgement.passed and "NaN or infinite in head 0;" in said and "Over 1 heads the largest" in said
 
 

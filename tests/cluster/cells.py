@@ -7,14 +7,14 @@ from pathlib import Path
 
 import submitit
 
-from fa_lib.experiments.microbenchmark import Setup, compare
+from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare
 
 
 def on_a_node(folder, **cell):
     """`compare`, and a file that says on which node."""
     with open(Path(folder) / os.environ.get("SLURMD_NODENAME", "here"), "a") as file:
         file.write(f"{cell}\n")
-    return compare(n=64, block_kv=[32], distribution="normal", setup=Setup(head_dim=16), **cell)
+    return compare(n=64, block_kv=[32], distribution="normal", setup=BenchmarkSettings(head_dim=16), **cell)
 
 
 def begun_again(begun, **cell):

@@ -21,7 +21,7 @@ REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention"
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_without_low_precision_the_emulations_are_attention(parts):
-    q, k, v = finds.drawn("normal", 0, FP32, 5, 192, 2)
+    q, k, v = finds.draw_in_format("normal", 0, FP32, 5, 192, 2)
     exact = golden(q, k, v, inputs=FP32)
     for o in (
         finds.key_by_key(q, k, v, accumulator=FP64, parts=parts),
@@ -54,19 +54,22 @@ def test_up_where_odd_is_nearest_only_where_the_kept_bit_is_one():
     assert torch.equal(o[kept == 1], BF16(x)[kept == 1] + 0 * o[kept == 1])
     assert torch.equal(o[kept == 0], (x * 128).floor()[kept == 0] / 128)
     assert ((o != BF16(x)) == ((kept == 0) & (lost > 4))).all() and torch.equal(finds.up_where_odd(-x), -o)
-    q, k, v = (BF16(each.double()) for each in finds.drawn("normal", 0, BF16, 5, 64, 2))
+    q, k, v = (BF16(each.double()) for each in finds.draw_in_format("normal", 0, BF16, 5, 64, 2))
     exact = golden(q.bfloat16(), k.bfloat16(), v.bfloat16(), inputs=BF16)  # values that BF16 holds are not converted
     assert (finds.in_bf16(q, k, v) - exact).abs().max() < 3 * BF16.unit_roundoff * v.abs().max()
-    q, k, v = finds.drawn("uniform", 0, FP16, 16, 512, 2)
+    q, k, v = finds.draw_in_format("uniform", 0, FP16, 16, 512, 2)
     exact = golden(q, k, v, inputs=FP16)
     ours, nearest = ((finds.in_bf16(q, k, v, into) / exact - 1).mean() for into in (finds.up_where_odd, BF16))
     assert ours < -5e-4 and abs(nearest) < abs(ours) / 5  # cut off, the output is too small
 
 
 def test_held_knows_the_same_errors():
-    q, k, v = finds.drawn("uniform", 0, BF16, 3, 64, 1)
+    q, k, v = finds.draw_in_format("uniform", 0, BF16, 3, 64, 1)
     exact = golden(q, k, v, inputs=BF16)
-    rows = {row["who"]: row for row in finds.held(dict(kernel=exact + 0.1 * exact, other=exact - exact), BF16, q, k, v)}
+    rows = {
+        row["who"]: row
+        for row in finds.error_rows(dict(kernel=exact + 0.1 * exact, other=exact - exact), BF16, q, k, v)
+    }
     assert rows["kernel"]["alike"] == pytest.approx(1) and rows["other"]["alike"] == pytest.approx(-1)
     assert rows["kernel"]["relative"] == pytest.approx(0.1) and rows["other"]["relative"] == pytest.approx(1)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fa_lib import deviation, draw, gallery, kernels
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.execution.paths import PACKAGE
 from fa_lib.gallery import adapters, catalogue
 from fa_lib.gallery.adapters import in_4_dims, seen, visible
@@ -253,7 +253,7 @@ def test_a_kernel_answers_attention_s_question_or_says_what_it_lacks(key):
                 continue
             if "mask" in options and options["mask"].is_floating_point():
                 options = options | dict(mask=options["mask"].to(fmt.dtype))
-            answer = attempt(fn, q, k, v, **options)
+            answer = call_kernel(fn, q, k, v, **options)
             if answer.outcome != "yes":
                 assert answer.problem.startswith("raises NotImplementedError: ") and len(answer.problem) > 40, answer
                 continue

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from examples.triton_attention import attention
 from fa_lib import kernels
-from fa_lib.check.explain.compare import Question, compare
+from fa_lib.check.explain.compare import ComparisonInputs, compare
 from fa_lib.commands.cli import app
 from fa_lib.gpu import Fault, triton
 from fa_lib.kernels.precision import Precision
@@ -70,7 +70,7 @@ def test_a_backward_pass_launches_on_the_same_gpu():
 def test_compare_takes_such_kernels():
     """Two GPUs' sums differ in few bits, and as little as right kernels do."""
     names = (kernels.on_gpu(MINE, gpu) for gpu in ("A100", "H100"))
-    found = compare(*names, Question(n=256))
+    found = compare(*names, ComparisonInputs(n=256))
     assert found.is_rounding and 0 < found.apart["differing"] < 0.05
 
 

@@ -16,21 +16,28 @@ from typer.testing import CliRunner
 
 from fa_lib import kernels
 from fa_lib.check.isolation import worker
-from fa_lib.check.isolation.calls import ENDED, UNASKED, KernelError, attempt, guarded, judged_by_one_thread
-from fa_lib.check.isolation.isolated_kernel import ENDINGS, Apart, in_a_process
+from fa_lib.check.isolation.calls import (
+    ENDED,
+    UNASKED,
+    KernelError,
+    call_kernel,
+    judged_by_one_thread,
+    with_kernel_errors,
+)
+from fa_lib.check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKernel, in_a_process
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.examine import Depth, examine
-from fa_lib.check.report.sentences import in_words
-from fa_lib.check.report.sentences_conduct import SAY
+from fa_lib.check.measure.examine import CheckPlan, examine
+from fa_lib.check.report.sentences import judgement_text
+from fa_lib.check.report.sentences_conduct import WORDINGS
 from fa_lib.commands import model_process, reports
 from fa_lib.commands.cli import app
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import CHECKOUT
 from fa_lib.testing.checks import result_of
 
-TINY = Depth(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=16)
+TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=16)
 
 HEAD = """
 import os, random, signal, sys, time
@@ -112,7 +119,7 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     monkeypatch.setattr(worker, "__file__", str(program))
     for _ in range(3):  # the socket may still be there when the first order is sent
         with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
-            Apart("any:f").wait()
+            IsolatedKernel("any:f").wait()
 
     def refuses(self, held):
         raise BrokenPipeError
@@ -120,7 +127,7 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     # It was gone before the first order.
     monkeypatch.setattr("fa_lib.check.isolation.process.socket.socket.sendall", refuses)
     with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
-        Apart("any:f").wait()
+        IsolatedKernel("any:f").wait()
 
 
 def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
@@ -173,7 +180,7 @@ def test_a_kernel_that_does_not_always_come_back_is_judged_to_the_end(name, stra
     """The rest is judged: its errors are measured, and it carries nothing."""
     judgement = judged(stranger(name), limit=1.0)
     for what, said in ENDS[name].items():
-        assert [f.severity for f in found(judgement, what)] == [Severity.FAILS] and said in in_words(judgement)
+        assert [f.severity for f in found(judgement, what)] == [Severity.FAILS] and said in judgement_text(judgement)
     assert judgement.verdict == Verdict.FAILS
     assert judgement.carries == () and found(judgement, "error")[0].severity == Severity.PASSES
 
@@ -182,8 +189,8 @@ def test_after_three_hangs_the_rest_is_not_asked(stranger):
     begun = time.monotonic()
     judgement = judged(stranger("hangs_always"), limit=0.2)
     assert time.monotonic() - begun < 60 and judgement.verdict == Verdict.FAILS
-    assert found(judgement, "hangs")[0].where["times"] == ENDINGS and found(judgement, "unasked")
-    assert "It could not be run: asked for BF16 it does not answer within 1 s." in in_words(judgement)
+    assert found(judgement, "hangs")[0].where["times"] == MOST_ENDINGS and found(judgement, "unasked")
+    assert "It could not be run: asked for BF16 it does not answer within 1 s." in judgement_text(judgement)
 
 
 HABITS = [  # what a call does beside its work; findings
@@ -207,10 +214,10 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
     with in_a_process(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
         for i, (text, due) in enumerate(HABITS):
             fn.acts.clear()
-            assert attempt(fn, *draw(n=i + 1)).outcome == "yes"
+            assert call_kernel(fn, *draw(n=i + 1)).outcome == "yes"
             told = list(of_conduct(fn.told()))
             assert [(each.what, each.severity, each.where["details"]) for each in told] == due, text
-            assert all(said.text for each in told for said in SAY[each.what]([each]))
+            assert all(said.text for each in told for said in WORDINGS[each.what]([each]))
     assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
     assert torch.get_num_threads() == threads
 
@@ -234,7 +241,7 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
 
 def test_what_changes_its_inputs_fails_by_that_name(stranger):
     judgement = judged(stranger("changes_inputs"))
-    assert judgement.verdict == Verdict.FAILS and "asked for BF16 it changes its inputs: k" in in_words(judgement)
+    assert judgement.verdict == Verdict.FAILS and "asked for BF16 it changes its inputs: k" in judgement_text(judgement)
 
 
 def test_a_flaky_kernel_fails_and_draws(stranger):
@@ -275,9 +282,9 @@ def test_hostile_answers_are_broken_in_words(stranger):
     chosen = "".join(f"    if q.shape[-2] == {i + 1}: return {text}\n" for i, text in enumerate(ANSWERS))
     with in_a_process(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
         for i, problem in enumerate(ANSWERS.values()):
-            answer = attempt(fn, *draw(n=i + 1))
+            answer = call_kernel(fn, *draw(n=i + 1))
             assert answer.o is None and problem in answer.problem
-        assert attempt(fn, *draw(n=64)).outcome == "yes" and not len(fn.conduct())
+        assert call_kernel(fn, *draw(n=64)).outcome == "yes" and not len(fn.conduct())
 
 
 def test_answers_that_are_none_end_the_process_and_not_the_judge(stranger):
@@ -290,7 +297,7 @@ def f(q, k, v):
 """
     for n in (8, 9, 10, 11):
         with in_a_process(stranger("speaks", text), limit=5) as fn:
-            answer = attempt(fn, *draw(n=n))
+            answer = call_kernel(fn, *draw(n=n))
             assert answer.outcome == ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
 
 
@@ -298,13 +305,13 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
     text = "def f(q, k, v):\n    if q.shape[-2] == 9: os._exit(1)\n    return right(q, k, v)"
     given = [x.requires_grad_() for x in draw()]
     with in_a_process(stranger("graphs", text)) as fn:
-        o = guarded(fn)(*given)
-        assert attempt(fn, *draw(n=9)).problem == "ends its process with exit code 1"
+        o = with_kernel_errors(fn)(*given)
+        assert call_kernel(fn, *draw(n=9)).problem == "ends its process with exit code 1"
         with pytest.raises(KernelError, match="its process ended before"):
             torch.autograd.grad(o.sum(), given)
-        for _ in range(ENDINGS - 1):
-            attempt(fn, *draw(n=9))
-        assert attempt(fn, *draw()).outcome == UNASKED
+        for _ in range(MOST_ENDINGS - 1):
+            call_kernel(fn, *draw(n=9))
+        assert call_kernel(fn, *draw()).outcome == UNASKED
 
 
 @pytest.mark.parametrize("name, how", [("leaves_on_import", "with sys.exit"), ("dies_on_import", "with exit code 0")])
@@ -324,7 +331,7 @@ def test_a_module_that_ends_its_process_fails_the_gate(name, how, stranger, tmp_
 
 def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):
     report = reports.check_kernel(stranger("prints"), TINY, tmp_path)
-    assert report.judgement.passed and "bytes on stdout" in in_words(report.judgement)
+    assert report.judgement.passed and "bytes on stdout" in judgement_text(report.judgement)
     assert "javascript" not in report.page.read_text() + capfd.readouterr().out
     stranger("prints", "def g(): pass")
     with pytest.raises(ValueError, match="cannot be had: AttributeError"):
@@ -344,7 +351,7 @@ def f(q, k, v):
 """
     pids = tmp_path / "pids"
     with in_a_process(stranger("forks", text)) as fn:
-        assert attempt(fn, *draw(n=7)).outcome == "yes"
+        assert call_kernel(fn, *draw(n=7)).outcome == "yes"
     waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
     pids.unlink()
     script = "import torch; from fa_lib.check.isolation.isolated_kernel import Apart\n"
@@ -394,9 +401,9 @@ def test_a_process_that_is_started_again_has_as_many_threads(stranger):
     torch.set_num_threads(3)
     try:
         with in_a_process(name, 60.0) as alone, judged_by_one_thread():
-            assert attempt(alone, *torch.ones(3, 1, 1, 4, 80)).outcome == ENDED
+            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 80)).outcome == ENDED
             inspect.signature(alone)  # waits for the next process
-            assert attempt(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
+            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
     finally:
         torch.set_num_threads(before)
 
@@ -424,7 +431,7 @@ def test_built_in_kernels_stay_here_and_words_are_checked(stranger):
     with in_a_process("flash") as fn:
         assert fn is None
     with pytest.raises(ValueError, match="limit: got 0; accepted are seconds"):
-        Apart("good:f", 0)
+        IsolatedKernel("good:f", 0)
     with in_a_process(stranger("good") + "@bshd") as fn, in_a_process("good:f") as same:
         q, k, v = draw()
         o = kernels.plain("good:f@bshd")(*(x.transpose(1, 2) for x in (q, k, v)))

@@ -10,7 +10,7 @@ from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.examine import QUICK, examine
-from fa_lib.check.report.sentences import headline, in_words
+from fa_lib.check.report.sentences import headline, judgement_text
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 
 pytestmark = pytest.mark.slow
@@ -65,14 +65,14 @@ def test_a_kernel_that_computes_in_a_coarser_format_is_told_so_in_the_headline()
     judgement = judge_kernel(name, examine(name, QUICK, beside=()))
     assert headline(judgement).startswith(
         "coarse fails: for FP16 it computes in a coarser format (8 significant bits)"
-    ), in_words(judgement)  # fmt: skip
+    ), judgement_text(judgement)  # fmt: skip
 
 
 def test_a_judgement_reports_the_bound_without_failing_for_a_rounding():
     judgement = judge_kernel("unfused", examine("unfused", QUICK, beside=()))
     found = [f for f in judgement.findings if f.what == "bound"]
     assert judgement.passed and found and {f.where["key"] for f in found} == {"scores"}
-    assert "attention with scores rounded to BF16 has this error" in in_words(judgement)
+    assert "attention with scores rounded to BF16 has this error" in judgement_text(judgement)
 
 
 def test_of_rows_within_their_bounds_the_nearest_is_told():

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from benchmarks.mutants import controls
 from fa_lib import draw, kernels
-from fa_lib.check.explain.compare import Question, compare
-from fa_lib.check.explain.compare_words import in_words
+from fa_lib.check.explain.compare import ComparisonInputs, compare
+from fa_lib.check.explain.compare_words import comparison_lines
 from fa_lib.check.explain.emulations import Emulation
 from fa_lib.check.explain.log_probs import log_probs
 from fa_lib.commands.cli import app
 
 pytestmark = pytest.mark.slow
-DRAWN = Question(distribution="uniform", n=256, head_dim=16)
+DRAWN = ComparisonInputs(distribution="uniform", n=256, head_dim=16)
 
 
 def emulated(**fields):
@@ -50,7 +50,7 @@ def nan(q, k, v, **options):
     return q * math.nan
 
 
-LONG = Question(n=1024)  # where products in another order turn the last bit of some output
+LONG = ComparisonInputs(n=1024)  # where products in another order turn the last bit of some output
 
 
 def names(a, b, question=DRAWN):
@@ -71,7 +71,7 @@ def test_the_changes_from_one_to_the_other_are_found(a, b, changes):
     found = names(a, b)
     assert {*found.changes} == changes and found.explained == pytest.approx(1) and found.is_explained
     assert [found.fits[side]["explained"] for side in "ab"] == pytest.approx([1, 1])
-    said = in_words(found)
+    said = comparison_lines(found)
     assert said[-len(changes) - 1] == "What makes the difference (100.0% of its square):"
     assert "carried" not in changes or "  format of O from tile to tile: O in FP32 in A, O in BF16 in B" in said
 
@@ -80,13 +80,13 @@ def test_the_changes_from_one_to_the_other_are_found(a, b, changes):
 def test_how_products_are_summed_is_a_cause(a, b):
     found = names(a, b, LONG)
     assert found.changes == ("products",) and found.explained == pytest.approx(1)
-    assert "products summed as a Hopper's tensor cores do in B" in in_words(found)[-1]
+    assert "products summed as a Hopper's tensor cores do in B" in comparison_lines(found)[-1]
 
 
 def test_scores_that_are_rounded_before_their_scale_too_are_a_cause():
-    found = names("written_out", "rounds_scores_twice", Question(n=256, head_dim=96))
+    found = names("written_out", "rounds_scores_twice", ComparisonInputs(n=256, head_dim=96))
     assert found.changes == ("products",) and found.explained > 0.99
-    assert in_words(found)[-1].endswith("scores rounded before their scale in B")
+    assert comparison_lines(found)[-1].endswith("scores rounded before their scale in B")
 
 
 def test_the_numbers_are_those_of_the_outputs():
@@ -103,21 +103,21 @@ def test_the_numbers_are_those_of_the_outputs():
 def test_the_same_bits_need_no_explanation_and_noise_has_none():
     same = names("shipped", "shipped")
     assert same.apart["max"] == 0 and same.explained is None and not same.is_explained
-    assert in_words(same)[-1] == "A and B give the same bits."
+    assert comparison_lines(same)[-1] == "A and B give the same bits."
     other = names("shipped", "noisy")
     assert not other.is_explained and other.explained < 0.1
-    assert any(line.startswith("Not explained: ") for line in in_words(other))
+    assert any(line.startswith("Not explained: ") for line in comparison_lines(other))
 
 
 def test_a_kernel_that_decodes_otherwise_than_it_prefills():
-    question = Question(distribution="uniform", n=96, heads=1, head_dim=16, decode=True)
+    question = ComparisonInputs(distribution="uniform", n=96, heads=1, head_dim=16, decode=True)
     found = names("decodes_in_splits", "decodes_in_splits", question)
     assert {*found.changes} == {"splits", "partial"} and found.explained > 0.95
-    assert in_words(found)[0].endswith("token by token.")
+    assert comparison_lines(found)[0].endswith("token by token.")
     for n in (20, 96):  # fewer queries than are compared, and more
-        alike = names("shipped", "shipped", Question(n=n, head_dim=16, decode=True))
+        alike = names("shipped", "shipped", ComparisonInputs(n=n, head_dim=16, decode=True))
         assert alike.apart["max"] == 0
-    few = names("shipped", "low", Question(distribution="uniform", n=20, head_dim=16, decode=True))
+    few = names("shipped", "low", ComparisonInputs(distribution="uniform", n=20, head_dim=16, decode=True))
     assert few.apart["max"] > 0 and few.is_explained  # one tile alone: O and l are rounded once
 
 
@@ -126,11 +126,11 @@ def test_captured_inputs_with_a_mask_shared_heads_and_a_scale(tmp_path):
     mask = torch.ones(40, 90, dtype=torch.bool).tril(45)
     path = tmp_path / "a.safetensors"
     save_file(dict(q=q, k=k, v=v, mask=mask, scale=torch.tensor(0.5)), path, metadata=dict(step="3", layer="h.2"))
-    found = names("shipped", "written_out", Question(on=path))
+    found = names("shipped", "written_out", ComparisonInputs(on=path))
     assert found.is_explained and found.fits["a"]["tile"] == 64 and found.fits["b"]["tile"] == 0
-    assert "The inputs were captured at step 3, layer h.2." in in_words(found)
+    assert "The inputs were captured at step 3, layer h.2." in comparison_lines(found)
     with pytest.raises(ValueError, match="decode: got fewer queries than keys, a mask or a window"):
-        names("shipped", "shipped", Question(on=path, decode=True))
+        names("shipped", "shipped", ComparisonInputs(on=path, decode=True))
 
 
 def test_log_probabilities_differ_by_what_a_few_lines_say():

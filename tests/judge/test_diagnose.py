@@ -14,7 +14,7 @@ from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import contract as of_contract
 from fa_lib.check.measure import wrong_answers
 from fa_lib.check.measure.contract import contract
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.check.report.sentences_kernel import NOTES
 from fa_lib.commands import reports
 from fa_lib.commands.cli import app
@@ -140,8 +140,10 @@ def test_a_kernel_of_the_other_layout_is_told_so_and_judged_with_layout(register
     asked = pd.DataFrame(contract(registered))
     told = judge_kernel(registered, dict(asked=asked, lengths=pd.DataFrame(), shapes=pd.DataFrame()))
     assert told.verdict == Verdict.FAILS
-    assert "It was not judged further: asked for BF16 it reads (batch, sequence, heads, head_dim)" in in_words(told)
-    assert "say --layout bshd" in in_words(told)
+    assert "It was not judged further: asked for BF16 it reads (batch, sequence, heads, head_dim)" in judgement_text(
+        told
+    )
+    assert "say --layout bshd" in judgement_text(told)
     rows = {row["asked"]: row["outcome"] for row in contract(f"{registered}@bshd")}
     assert {rows[each] for each in ("BF16", "causal", "fewer queries than keys", "gradients")} == {"yes"}
 

@@ -5,7 +5,7 @@ import torch
 from test_relations import attention
 
 from fa_lib import draw, kernels
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.kernels.layouts import LOUD, NEIGHBOUR, PAGE, paged, varlen
 
 
@@ -76,7 +76,7 @@ def test_by_name_and_what_they_have_not():
     q, k, v = (x.float() for x in draw("normal", 0, (2, 2, 40, 16)))
     for name in ("test_layouts:packed_attention@varlen", "test_layouts:cached_attention@paged"):
         assert torch.allclose(kernels.get(name)(q, k, v), attention(q, k, v), rtol=0, atol=1e-6)
-        answer = attempt(kernels.get(name), q, k, v, mask=torch.ones(40, 40, dtype=torch.bool))
+        answer = call_kernel(kernels.get(name), q, k, v, mask=torch.ones(40, 40, dtype=torch.bool))
         assert answer.outcome == "no" and "unexpected keyword argument 'mask'" in answer.problem
     with pytest.raises(TypeError, match="the kernel returns NoneType, where a tensor is due"):
         varlen(lambda *given: None)(q, k, v)

@@ -11,7 +11,7 @@ from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.kernels import registry
 from fa_lib.testing.checks import CHECKS, Result, result_of
-from fa_lib.testing.named import check_named, chosen, failed, in_lines
+from fa_lib.testing.named import check_lines, check_named, chosen, failed
 
 MINE = "examples.my_kernel:attention"  # carries BF16
 
@@ -76,7 +76,7 @@ def test_a_defect_fails_the_check_of_its_name_and_a_right_kernel_passes(kernel, 
 def test_what_could_not_be_asked_is_no_pass():
     nothing = {"sinks": Result(None, "the kernel has no such option")}
     assert failed(nothing) is None and failed(nothing | {"strides": Result(True)}) is False
-    assert in_lines("k", nothing)[0] == "k: 1 check: 1 not asked."
+    assert check_lines("k", nothing)[0] == "k: 1 check: 1 not asked."
     assert command("flash", "--check", "sinks", "--exit-code").exit_code == 3
 
 

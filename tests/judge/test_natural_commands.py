@@ -12,21 +12,21 @@ from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from nbclient import NotebookClient
 
 from fa_lib import kernels
-from fa_lib.check.explain.compare import Question, compare
-from fa_lib.check.explain.compare_words import in_words as compared_in_words
-from fa_lib.check.explain.emulations import Emulation, changed, described
+from fa_lib.check.explain.compare import ComparisonInputs, compare
+from fa_lib.check.explain.compare_words import comparison_lines as compared_in_words
+from fa_lib.check.explain.emulations import Emulation, changed, emulation_text
 from fa_lib.check.judge.captured import judge_model
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.closeness import Furthest, closeness
-from fa_lib.check.measure.contract import GQA, OF_SINKS, Ability, contract
+from fa_lib.check.measure.contract import GQA, OF_SINKS, Capabilities, contract
 from fa_lib.check.measure.examine import QUICK, examine
 from fa_lib.check.measure.mistakes import ROUNDINGS
 from fa_lib.check.probe.capture import captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.sampling import Sample
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.numerics.formats import TF32
@@ -49,10 +49,10 @@ def test_a_kernel_that_masks_as_torch_does_and_only_so_is_right():
     name = own_name("torchs_causal", torchs_causal)
     found = examine(name, QUICK, beside=())
     judgement = judge_kernel(name, found)
-    assert judgement.passed, in_words(judgement)
+    assert judgement.passed, judgement_text(judgement)
     assert UNEVEN not in set(found["inputs"].distribution) and found["bounds"].top_left.all()
-    (row,) = bounds(name, "BF16", 128, 0, 64, able=Ability(causal=True, top_left=True))
-    (wrong,) = bounds(name, "BF16", 128, 0, 64, able=Ability(causal=True))
+    (row,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True, top_left=True))
+    (wrong,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True))
     assert row["times"] <= 1 and wrong["key"] == "top_left"
 
 
@@ -120,7 +120,7 @@ def test_a_tensor_of_too_few_dimensions_is_named(tmp_path, name):
 def test_options_of_a_comparison_without_a_file_are_used_or_refused():
     done = command("compare", "flash", "unfused", "--n", "128", "--causal", "--scale", "0.3")
     assert done.exit_code == 0, done.output
-    q, k, v, options, _ = Question(reading=Reading(causal=True, scale=0.3, softcap=2.0), n=32).tensors()
+    q, k, v, options, _ = ComparisonInputs(reading=Reading(causal=True, scale=0.3, softcap=2.0), n=32).tensors()
     assert options == dict(causal=True, scale=0.3, softcap=2.0)
     for words in (("--layout", "bshd"), ("--allow-large",)):
         done = command("compare", "flash", "unfused", *words)
@@ -153,7 +153,7 @@ def test_what_a_row_without_keys_gives_is_a_convention(tmp_path):
     assert command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, mask=mask, o=o), "--exit-code").exit_code == 1
     means = own_name("means", lambda q, k, v, mask=None: kernels.as_shipped(q, k, v, mask=mask).where(
         mask.any(-1, keepdim=True), v.mean(2, keepdim=True)))  # fmt: skip
-    found = compare(means, "as_shipped", Question(saved(tmp_path, q=q, k=k, v=v, mask=mask)))
+    found = compare(means, "as_shipped", ComparisonInputs(saved(tmp_path, q=q, k=k, v=v, mask=mask)))
     assert found.blind == 14 and not found.apart["max"] and "14 rows see no key" in " ".join(compared_in_words(found))
 
 
@@ -191,7 +191,7 @@ def test_a_call_without_a_finite_bound_is_none_of_the_furthest():
 def test_inputs_that_are_rounded_are_told_in_every_kind_of_emulation():
     for fields in (dict(tile=0), dict(splits=4, partial="BF16"), {}):
         given = vars(Emulation(inputs="TF32", **fields))
-        assert "Q, K and V in TF32" in described(given) and described(given).count("Q, K and V") == 1
+        assert "Q, K and V in TF32" in emulation_text(given) and emulation_text(given).count("Q, K and V") == 1
     told = changed(vars(Emulation()), vars(Emulation(inputs="TF32")), "inputs")
     assert told == "format of Q, K and V: Q, K and V in their own format in A, Q, K and V in TF32 in B"
 
@@ -204,7 +204,7 @@ def test_of_few_rows_the_bound_decides_where_the_rule_may_break_by_luck():
         close = [dict(times=times, rows=0, of=rows, key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)]
         judgement = judge_model("m", table.assign(rows=rows), close=close)
         assert judgement.passed == passed
-        assert ("too few rows for the rule" in in_words(judgement)) == passed
+        assert ("too few rows for the rule" in judgement_text(judgement)) == passed
 
 
 def test_a_decoder_whose_masks_could_not_be_read_is_told_so():
@@ -212,8 +212,8 @@ def test_a_decoder_whose_masks_could_not_be_read_is_told_so():
     with Probe(()) as probe:
         torch.nn.functional.scaled_dot_product_attention(q, k, v)
     judgement = judge_model("m", probe.table, causal=True, close=())
-    assert "Whether rows see later keys was not judged in 1 of 1 calls" in in_words(judgement)
-    assert "was not judged" not in in_words(judge_model("m", probe.table, close=()))
+    assert "Whether rows see later keys was not judged in 1 of 1 calls" in judgement_text(judgement)
+    assert "was not judged" not in judgement_text(judge_model("m", probe.table, close=()))
 
 
 def test_a_plugins_kernel_is_named_by_its_file(tmp_path):

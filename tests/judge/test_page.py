@@ -70,7 +70,7 @@ def test_what_counts_stands_apart_from_what_is_told_and_no_failure_stands_below_
     ]
     for findings, order in orders:
         judgement = Judgement("kernel", "mine", findings)
-        assert [*sentences.said_of(judgement)] == order
+        assert [*sentences.sentences_of(judgement)] == order
         text = Read(page(judgement, [])).text
         places = [text.index(f"  {sentences.HEADINGS[severity]}  ") for severity in order]
         assert places == sorted(places) and "4.0 × Baseline's" in text and "limit 3 ×, not counted" in text
@@ -79,7 +79,7 @@ def test_what_counts_stands_apart_from_what_is_told_and_no_failure_stands_below_
 
 def test_like_findings_are_folded_the_gravest_first():
     many = [replace(ERROR, number=number) for number in (3.0, 30.0, 5.0, None, 4.0)]
-    said = sentences.said_of(Judgement("kernel", "mine", (*many, *answers(4))))[FAILS]
+    said = sentences.sentences_of(Judgement("kernel", "mine", (*many, *answers(4))))[FAILS]
     numbers = [one.number for one in said if one.what == "error"]
     assert numbers == [f"{each} × Baseline's" if each != "not finite" else each
                        for each in ("not finite", "30.0", "5.0", "4.0", "3.0")]  # fmt: skip
@@ -92,7 +92,7 @@ def test_like_findings_are_folded_the_gravest_first():
 def test_the_terminal_has_a_line_for_each_finding_and_one_for_all_that_holds():
     holds = [replace(ERROR, severity=PASSES, number=1.0), replace(REPEATS, severity=PASSES)]
     ends = Finding("state", FAILS, dict(details=["\x1b[2J"], times=1, at="", on_import=True))
-    lines = sentences.in_lines(Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds)))
+    lines = sentences.judgement_lines(Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds)))
     assert lines[0].startswith("mine fails: asked for case 0 it ") and lines[1:3] == ["", "Counts against it:"]
     assert "\\x1b[2J" in lines[3] and "\x1b" not in lines[3]
     assert lines[4] == "  What to change: put it back before the kernel returns."
@@ -126,7 +126,7 @@ def test_a_picture_is_described_by_what_it_shows():
         "limit 2 ×."
     )
     assert {key for keys in anchors.SOURCES.values() for key in keys} >= {*anchors.PICTURES}
-    assert set(anchors.SOURCES) >= {*sentences.SAYINGS} - {"captured", "nonfinite", "nothing_compared", "skipped"}
+    assert set(anchors.SOURCES) >= {*sentences.WORDINGS} - {"captured", "nonfinite", "nothing_compared", "skipped"}
 
 
 def test_the_heading_says_what_was_judged_where_and_when(monkeypatch):

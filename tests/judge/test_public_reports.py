@@ -16,7 +16,7 @@ from in_a_folder import SDPA, command, normal, own_path, saved  # noqa: F401
 from torch import nn
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.isolated_kernel import in_a_process
 from fa_lib.check.isolation.kernel_file import module_name
 from fa_lib.check.judge.conduct import of_conduct
@@ -29,14 +29,14 @@ from fa_lib.check.probe.skipped import Why
 from fa_lib.check.report.sentence import as_times, times
 from fa_lib.check.report.sentences import headline
 from fa_lib.check.report.sentences_cause import subject
-from fa_lib.check.report.sentences_kernel import NOTES, SAY
+from fa_lib.check.report.sentences_kernel import NOTES, WORDINGS
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.option_names import OPTION_NAMES
 from fa_lib.kernels.sequential import sequential
 from fa_lib.numerics.formats import BF16, FP32, TF32
 from fa_lib.testing import assert_attention_close
-from fa_lib.testing.named import check_named, chosen, in_lines
+from fa_lib.testing.named import check_lines, check_named, chosen
 
 pytestmark = pytest.mark.usefixtures("own_path")
 
@@ -81,12 +81,12 @@ def test_of_values_that_are_not_finite_the_rows_are_told_and_whether_they_see_ke
     def gives_nan(q, k, v, mask):
         return torch.softmax((q @ k.mT).masked_fill(~mask, -math.inf), -1) @ v
 
-    answer = attempt(gives_nan, q, k, v, mask=mask)
+    answer = call_kernel(gives_nan, q, k, v, mask=mask)
     assert not answer.finite and answer.problem == (
         "returns 48 values that are NaN or infinite, of 256, in 6 rows, 6 of which see no key; "
         "the first is row (0, 0, 0)"
     )
-    worse = attempt(lambda q, k, v: torch.full_like(q, math.nan), q, k, v)
+    worse = call_kernel(lambda q, k, v: torch.full_like(q, math.nan), q, k, v)
     assert "in 32 rows, all of which see keys" in worse.problem
 
 
@@ -107,7 +107,8 @@ def test_a_result_that_was_asked_and_does_not_count_is_not_called_unasked():
     results = check_named("unfused", ["hidden_row"])
     assert results["hidden_row"].reported and results["hidden_row"].passed is None
     assert (
-        in_lines("unfused", results)[0].endswith("1 reported.") and "not asked" not in in_lines("unfused", results)[1]
+        check_lines("unfused", results)[0].endswith("1 reported.")
+        and "not asked" not in check_lines("unfused", results)[1]
     )
 
 
@@ -411,7 +412,7 @@ def test_a_causal_mask_with_two_alignments_fails():
     """Top-left for 64 queries of 256 keys, and one query sees all of them."""
     (found,) = alignment(pd.DataFrame(contract(partial(attention, wrong="alignment"))))
     assert found.severity == Severity.FAILS
-    (said,) = SAY["alignment"]([found])
+    (said,) = WORDINGS["alignment"]([found])
     assert "top-left for several queries, bottom-right for one" in said.text
     assert not [*alignment(pd.DataFrame(contract(attention)))]
 

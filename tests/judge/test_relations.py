@@ -12,12 +12,12 @@ import torch
 from fa_lib import E4M3, kernels
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.relations import of_relations
-from fa_lib.check.measure.contract import Ability
+from fa_lib.check.measure.contract import Capabilities
 from fa_lib.check.measure.examine import QUICK, REPORT
 from fa_lib.check.measure.relations import RELATIONS, Relation, relate
-from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, Found, Subject
+from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
 from fa_lib.check.measure.relations.values import weights
-from fa_lib.check.report.sentences_kernel import SAY
+from fa_lib.check.report.sentences_kernel import WORDINGS
 from fa_lib.check.report.tables import by_relation
 from fa_lib.execution.paths import ROOT
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
@@ -209,7 +209,7 @@ def test_what_a_kernel_lacks_is_not_asked_and_what_it_answers_instead_is_broken(
     assert {row["outcome"] for row in relate(lambda q, k, v: q[..., :3], "constant_values", "BF16")} == {"broken"}
     (first, *_) = relate(lambda q, k, v: attention(q, k, v) * math.nan, "constant_values", "BF16")
     assert first["outcome"] == "broken" and "NaN or infinite values" in first["problem"]
-    none = Ability(gradients=False)
+    none = Capabilities(gradients=False)
     assert {row["outcome"] for row in relate(attention, "dv_sum", "BF16", able=none)} == {"not_asked"}
     with pytest.raises(ValueError, match="key: got 'nothing'; accepted are two_runs"):
         relate(attention, "nothing", "BF16")
@@ -220,12 +220,12 @@ def test_what_a_kernel_lacks_is_not_asked_and_what_it_answers_instead_is_broken(
 
 def test_a_causal_kernel_is_asked_causally():
     causal = lambda q, k, v: attention(q, k, v, causal=True)  # noqa: E731
-    rows = [row for key in RELATIONS for row in relate(causal, key, "BF16", able=Ability(causal=True), n=N)]
+    rows = [row for key in RELATIONS for row in relate(causal, key, "BF16", able=Capabilities(causal=True), n=N)]
     assert not [row for row in rows if row["outcome"] in ("breaks", "broken") and row["relation"] != "masked_nan"]
     asked = {row["relation"] for row in rows if row["outcome"] != "not_asked"}
     assert asked >= {"batch_invariance", "causality", "prefill_decode", "constant_values", "score_shift", "dv_sum"}
     top_left = partial(attention, causal=True, wrong={"top left"})
-    able = Ability(causal=True, top_left=True)
+    able = Capabilities(causal=True, top_left=True)
     rows = [row for key in RELATIONS for row in relate(top_left, key, "BF16", able=able, n=N)]
     assert not [row for row in rows if row["outcome"] in ("breaks", "broken") and row["relation"] != "masked_nan"]
 
@@ -233,11 +233,11 @@ def test_a_causal_kernel_is_asked_causally():
 def test_the_bound_of_weights_is_two_roundings_and_the_sums():
     for fmt in (BF16, FP16, FP32):
         u, sums = fmt.unit_roundoff, 256 * FP32.unit_roundoff
-        assert 2 * u < weights(Subject(attention, fmt), 256) < 2.01 * u + 3.01 * sums + 256 * 2.0**-24
+        assert 2 * u < weights(KernelUnderTest(attention, fmt), 256) < 2.01 * u + 3.01 * sums + 256 * 2.0**-24
 
 
 def test_allowed_in_fp32_with_a_window_and_sinks_is_that_of_the_same_masks():
-    subject = Subject(attention, FP32, n=40)
+    subject = KernelUnderTest(attention, FP32, n=40)
     q, k, v = subject.draw()
     near = torch.ones(40, 40, dtype=torch.bool).tril(2).triu(-3)
     assert subject.allowed(q, k, v, window=(3, 2)) == subject.allowed(q, k, v, mask=near) > 0
@@ -270,7 +270,7 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
     worst = found["constant_values"]
     assert worst.where["case"] == "a constant for each feature" and (worst.number, worst.limit) == (0.04, 0.008)
     assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
-    words = {key: next(SAY[f.what]([f])).line for key, f in found.items()}
+    words = {key: next(WORDINGS[f.what]([f])).line for key, f in found.items()}
     assert words["constant_values"] == (
         "A value that is the same for every key is the output: not here (a constant for each feature, BF16, and 1 "
         "more): 0.04 apart, limit 0.008."
@@ -306,8 +306,8 @@ def test_the_table_of_the_documentation_is_that_of_the_code():
 @pytest.mark.parametrize("key", ["packed_sequences", "two_runs"])
 def test_a_call_that_allows_no_error_at_all_is_compared_too(key, monkeypatch):
     """Where Baseline itself is exact, as for V = 0."""
-    monkeypatch.setattr(Subject, "_allowed", lambda *_, **__: 0.0)
-    monkeypatch.setattr(Subject, "allowed_gradients", lambda *_, **__: (0.0,) * 3)
+    monkeypatch.setattr(KernelUnderTest, "_allowed", lambda *_, **__: 0.0)
+    monkeypatch.setattr(KernelUnderTest, "allowed_gradients", lambda *_, **__: (0.0,) * 3)
     rows = relate(attention, key, "BF16", n=N)
     assert rows and {row["outcome"] for row in rows} <= {BITWISE, BREAKS} and {row["limit"] for row in rows} == {0.0}
 

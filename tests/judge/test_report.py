@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from fa_lib import Precision, Tiling, kernels
-from fa_lib.check.isolation.calls import KernelError, attempt, guarded, judged_by_one_thread, shown
+from fa_lib.check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, shown, with_kernel_errors
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import examine as of_kernel
 from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import BIASED, QUICK, WORST, Depth, examine, measure, ruled
+from fa_lib.check.measure.examine import BIASED, QUICK, WORST, CheckPlan, examine, measure, measure_shapes
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.report.page import Section, page
-from fa_lib.check.report.sentences import in_words, said_of, title
+from fa_lib.check.report.sentences import judgement_text, sentences_of, title
 from fa_lib.commands import reports
 from fa_lib.execution.paths import ROOT
 from fa_lib.numerics.confidence import interval
@@ -74,9 +74,12 @@ def test_a_kernel_has_its_threads_and_the_judge_one(tmp_path):
 def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(judgements):
     good, bad = judgements["flash"], judgements["every_step"]
     assert good.passed and judgements["unfused"].passed
-    assert good.carries == () and "It carries no low precision from tile to tile: 0.5 ulp lost, limit" in in_words(good)
+    assert (
+        good.carries == ()
+        and "It carries no low precision from tile to tile: 0.5 ulp lost, limit" in judgement_text(good)
+    )
     assert not bad.passed and bad.carries == ("accumulator", "row_sum")
-    words = in_words(bad)
+    words = judgement_text(bad)
     assert "It carries low precision from tile to tile, in its accumulator O and row sum l: " in words
     assert "What to change: hold the accumulator O and the row sum l in FP32 (" in words
     assert re.search(
@@ -117,7 +120,7 @@ def test_a_judgement_is_made_from_its_findings_and_nothing_else():
         is Finding("x", Severity.NOTES, {}, math.inf).number
     )
     close = replace(fails, number=2.004)
-    ((severity, (said,)),) = said_of(Judgement("kernel", "mine", (close,))).items()
+    ((severity, (said,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
     assert severity == said.severity == Severity.FAILS and (said.number, said.limit) == ("2.004 × Baseline's", "2 ×")
     assert said.line == (
         "Its largest error breaks the rule (normal inputs, BF16, N = 8): 2.004 × Baseline's, limit 2 ×."
@@ -158,7 +161,9 @@ def test_a_kernel_that_is_none_is_reported_as_that(name):
     assert asked.outcome.iloc[0] == outcome and re.search(detail, told), asked.iloc[0]
     judgement = judge_kernel(f"broken: {name}", examine(f"broken: {name}", SMALL))
     assert not judgement.passed and judgement.carries is None
-    assert re.search("It (is no attention kernel|could not be run): asked for (BF16|FP64) it", in_words(judgement))
+    assert re.search(
+        "It (is no attention kernel|could not be run): asked for (BF16|FP64) it", judgement_text(judgement)
+    )
 
 
 def test_a_kernel_that_changes_its_inputs_is_caught():
@@ -168,9 +173,9 @@ def test_a_kernel_that_changes_its_inputs_is_caught():
         return attention(q, k, v, scale=1.0)
 
     q, k, v = torch.randn(3, 1, 2, 8, 16)
-    answer = attempt(scales_q, q, k, v)
+    answer = call_kernel(scales_q, q, k, v)
     assert answer.outcome == "broken" and answer.problem == "changes its inputs: q" and answer.o is None
-    answer = attempt(attention, q, k, v)
+    answer = call_kernel(attention, q, k, v)
     assert answer.outcome == "yes" and answer.problem == "" and torch.equal(answer.o, attention(q, k, v))
 
 
@@ -184,7 +189,9 @@ def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     assert asked.note["causal, fewer queries than keys"] == "top_left"
     assert asked.outcome["causal, fewer queries than keys"] == "yes"
     judgement = judge_kernel(name, tables)
-    assert judgement.passed and re.search("Not supported, so not judged: .*a length off the tiles", in_words(judgement))
+    assert judgement.passed and re.search(
+        "Not supported, so not judged: .*a length off the tiles", judgement_text(judgement)
+    )
     shapes = tables["shapes"]
     assert set(shapes[shapes["shape"] == "97"].outcome) == {"no"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
@@ -212,7 +219,7 @@ def examined(name, fn, **changes):
 
 def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
     judgement = examined("no maximum", partial(written_out, m=0.0))
-    assert not judgement.passed and "Asked for scores up to some 250 it returns" in in_words(judgement)
+    assert not judgement.passed and "Asked for scores up to some 250 it returns" in judgement_text(judgement)
 
 
 def test_the_worst_inputs_found_hurt_a_kernel_that_carries_bf16_and_no_other():
@@ -229,22 +236,24 @@ def test_nan_on_inputs_that_make_trouble_fails():
     judgement = examined("nan on peaked", nan_on_peaked)
     assert (
         not judgement.passed
-        and "On peaked inputs in BF16 at N = 128 it returns 8192 values that are NaN" in in_words(judgement)
+        and "On peaked inputs in BF16 at N = 128 it returns 8192 values that are NaN" in judgement_text(judgement)
     )
-    assert "nan ×" not in in_words(judgement)
+    assert "nan ×" not in judgement_text(judgement)
 
 
 def test_kernels_of_one_format_or_one_head_dim_are_judged_in_it():
     assert examined("FP32 alone", only(lambda q: q.dtype == torch.float32)).passed
     assert examined("FP16 alone", only(lambda q: q.dtype == torch.float16)).passed
     judgement = examined("FP64 alone", only(lambda q: q.dtype == torch.float64))
-    assert judgement.verdict == Verdict.NOT_JUDGED and "FP64 only, the golden value's own format" in in_words(judgement)
+    assert judgement.verdict == Verdict.NOT_JUDGED and "FP64 only, the golden value's own format" in judgement_text(
+        judgement
+    )
     assert examined("128 alone", only(lambda q: q.shape[-1] == 128)).passed
 
 
 def test_top_left_causality_is_told_and_not_counted():
     judgement = examined("top left", written_out, shapes=("causal 203", "causal 113 x 203"))
-    assert judgement.passed and "aligned top-left" in in_words(judgement) and found(judgement, "top_left")
+    assert judgement.passed and "aligned top-left" in judgement_text(judgement) and found(judgement, "top_left")
 
 
 def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
@@ -253,10 +262,11 @@ def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
         return torch.from_numpy(written_out(q.float(), k.float(), v.float()).numpy()).to(q.dtype)
 
     judgement = examined("short", short)
-    assert judgement.passed and "Not judged: on uniform inputs in BF16 at N = 1024, 1 query it raises" in in_words(
-        judgement
+    assert (
+        judgement.passed
+        and "Not judged: on uniform inputs in BF16 at N = 1024, 1 query it raises" in judgement_text(judgement)
     )
-    assert "could not be seen: it raises AssertionError: too long" in in_words(judgement)
+    assert "could not be seen: it raises AssertionError: too long" in judgement_text(judgement)
 
 
 def test_a_parameter_of_that_name_makes_no_emulated_kernel():
@@ -271,7 +281,9 @@ def test_an_option_that_is_ignored_fails():
     asked = pd.DataFrame(contract(register("no causality", no_causality))).set_index("asked")
     assert asked.outcome["causal"] == "wrong" and asked.note["causal"] == "unmasked"
     judgement = examined("no causality", no_causality)
-    assert not judgement.passed and "Asked for causal it takes causal=True and does not mask." in in_words(judgement)
+    assert not judgement.passed and "Asked for causal it takes causal=True and does not mask." in judgement_text(
+        judgement
+    )
 
 
 def test_runs_that_differ_are_counted():
@@ -295,10 +307,10 @@ def test_a_confidence_interval_is_students():
 
 
 def test_ruled_answers_whatever_a_kernel_does():
-    rows = ruled("97", 32, "normal", "BF16", 0, register("always raises", lambda *_, **__: 1 / 0))
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always raises", lambda *_, **__: 1 / 0))
     told = [(row["outcome"], row["problem"]) for row in rows]
     assert told == [("no", "raises ZeroDivisionError: division by zero")]
-    rows = ruled("97", 32, "normal", "BF16", 0, register("always lists", lambda *_, **__: []))
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always lists", lambda *_, **__: []))
     assert [(row["outcome"], row["problem"]) for row in rows] == [("broken", "returns list, where a tensor is due")]
 
 
@@ -318,17 +330,18 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
 
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 8, 16))
     for fn, words in ((refuses, "no backward pass yet"), (lambda q, k, v: q.detach(), "does not require grad")):
-        o = guarded(fn)(q, k, v)
+        o = with_kernel_errors(fn)(q, k, v)
         with pytest.raises(KernelError, match=words):
             torch.autograd.grad(o.sum(), (q, k, v))
     assert contract(register("no backward", refuses))[-1] == dict(
         asked="gradients", head_dim=64, outcome="no", note="", problem="raises SystemExit: no backward pass yet"
     )
-    rows = ruled("97", 32, "normal", "BF16", 0, "no backward")
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, "no backward")
     assert [row["tensor"] for row in rows] == ["o"] and rows[0]["passed"]  # its output is judged all the same
     own = torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))
     assert all(
-        torch.equal(a, b) for a, b in zip(torch.autograd.grad(guarded(attention)(q, k, v).sum(), (q, k, v)), own)
+        torch.equal(a, b)
+        for a, b in zip(torch.autograd.grad(with_kernel_errors(attention)(q, k, v).sum(), (q, k, v)), own)
     )
 
 
@@ -336,9 +349,9 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
     "at",
     [
         "check.measure.wrong_answers.distance",
-        "check.measure.reference_cache.yardstick",
+        "check.measure.reference_cache.baseline_for",
         "kernels.rule.deviation",
-        "check.measure.relations.subject.yardstick",
+        "check.measure.relations.subject.baseline_for",
     ],
 )
 def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
@@ -368,9 +381,9 @@ def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
 
 
 def test_the_presets_are_known_and_a_wrong_shape_is_refused():
-    assert of_kernel.DEPTHS["quick"] is QUICK and of_kernel.REPORT.runs == 100
+    assert of_kernel.PLANS["quick"] is QUICK and of_kernel.REPORT.runs == 100
     with pytest.raises(ValueError, match="shape: got '96'; accepted are 97, 113 x 203"):
-        Depth(**asdict(QUICK) | dict(shapes=("96",)))
+        CheckPlan(**asdict(QUICK) | dict(shapes=("96",)))
     with pytest.raises(ValueError, match="depth: got 'deep'; accepted are quick, report"):
         reports.check_kernel("flash", "deep")
 
@@ -385,7 +398,7 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
     (out / "own.mine_attention").mkdir()
     (out / "own.mine_attention" / "sums.csv").write_text("old")
     report = reports.check_kernel("own.mine:attention", "quick", out)
-    words = in_words(report.judgement)
+    words = judgement_text(report.judgement)
     assert not report.judgement.passed and report.page == out / "own.mine_attention.html"
     assert "own.mine:attention fails: it carries its accumulator O and row sum l in low precision" in words
     assert "tiles of up to 32 keys" in words
@@ -423,7 +436,7 @@ def test_a_strangers_text_is_never_markup_and_moves_no_cursor():
     for tag in ("<img", "<u>", "<s>", "<i>", "<a>", "<em>", "\x07", "\x1b"):
         assert tag not in html
     html.encode()  # no lone surrogate is left
-    assert "\x1b" not in in_words(judgement) and shown("a\x1b\nb é") == "a\\x1b\\nb é"
+    assert "\x1b" not in judgement_text(judgement) and shown("a\x1b\nb é") == "a\\x1b\\nb é"
 
 
 @pytest.mark.parametrize(

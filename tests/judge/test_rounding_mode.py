@@ -14,7 +14,7 @@ from fa_lib.check.measure.examine import measure
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.measure.rounding_mode import MODES, rounding_mode
 from fa_lib.check.report import sentences_kernel
-from fa_lib.check.report.sentences import in_words
+from fa_lib.check.report.sentences import judgement_text
 from fa_lib.execution.sweep import sweep
 from fa_lib.numerics.formats import TF32, Format, round_to
 
@@ -152,7 +152,9 @@ def test_truncation_of_p_or_of_the_output_fails(what, of, right):
     failed = [f.where for f in found if f.severity == Severity.FAILS]
     assert failed == ([dict(what=of, mode="truncates", into=["BF16", "FP16"])] if what else [])
     assert judgement.passed == (what is None) and {f.where["what"] for f in found} == {"output", "probs"}
-    assert ("drop bits" in in_words(judgement)) == (what is not None) and "ties to even" in in_words(judgement)
+    assert ("drop bits" in judgement_text(judgement)) == (what is not None) and "ties to even" in judgement_text(
+        judgement
+    )
 
 
 def test_a_low_carry_says_nothing_of_the_output_s_cast(right):

@@ -17,7 +17,7 @@ from fa_lib.check.explain.shrink import Capture, Failure, failure, shrink, small
 from fa_lib.check.explain.standalone_limit import judged
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
-from fa_lib.kernels.rule import written_out
+from fa_lib.kernels.rule import eager_baseline
 
 pytestmark = pytest.mark.slow
 BITS = torch.bfloat16
@@ -215,7 +215,7 @@ def test_the_limit_allows_twice_the_error_of_scores_rounded_before_and_after_the
         for times in (1, 2000):  # in FP16 Q Kᵀ is beyond 65,504 then, and the scores are not
             q, k, v = (x.to(dtype) for x in draw("normal", seed, (1, 2, 97, 96)))
             q = q * times
-            error, limit = judged(written_out(q, k, v), q, k, v)
+            error, limit = judged(eager_baseline(q, k, v), q, k, v)
             assert limit >= (2 - 1e-6) * error.max()
             decided += limit < (2 + 1e-6) * error.max()
     assert decided > 5  # else it is the bound that was tested

@@ -14,17 +14,17 @@ from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.check.judge.findings import Severity, Verdict
 from fa_lib.check.judge.kernel import SIDE, judge_kernel
 from fa_lib.check.measure import reference_cache
-from fa_lib.check.measure.contract import WINDOW, contract
-from fa_lib.check.measure.examine import QUICK, Ability, examine, measure, ruled
+from fa_lib.check.measure.contract import WINDOW, Capabilities, contract
+from fa_lib.check.measure.examine import QUICK, examine, measure, measure_shapes
 from fa_lib.check.measure.mistakes import EXPLAINED
-from fa_lib.check.measure.reference_cache import Inputs, keeping, kept, truth
+from fa_lib.check.measure.reference_cache import Inputs, cache_in, cached, reference_values
 from fa_lib.check.measure.split_keys import in_splits
 from fa_lib.check.report import tables
-from fa_lib.check.report.sentences import in_words, title
+from fa_lib.check.report.sentences import judgement_text, title
 from fa_lib.commands import reports
 from fa_lib.commands.cli import app
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import ALLOWED, Case, exact, held, yardstick
+from fa_lib.kernels.rule import ALLOWED, Case, baseline_for, exact, rule_rows
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_ca
     assert not judgement.passed and set(judgement.carries) == {"accumulator", "row_sum"}
     low = [f for f in found(judgement, "carry") if f.severity == Severity.FAILS]
     assert all(f.where["queries"] == [1, 16] and f.where["tile"] == 4 for f in low if f.where["fmt"] == "FP16")
-    assert "asked for 1 query and 16 queries at a time" in in_words(judgement)
+    assert "asked for 1 query and 16 queries at a time" in judgement_text(judgement)
     (error,), (growth,) = found(judgement, "error"), found(judgement, "growth")
     assert error.where["queries"] in (1, 16) and error.where["fmt"] == "FP16"
     assert growth.where["queries"] in (1, 16) and growth.number > 2
@@ -87,8 +87,10 @@ def test_baselines_error_is_of_many_outputs_whatever_the_queries():
     """With 64 outputs Baseline's largest error spreads over draws; with 1,024 and more it hardly does."""
     for queries in (1, 16, None):
         given = [Inputs("BF16", "uniform", 256, seed, queries) for seed in range(4)]
-        largest = [truth(inputs)["baseline"][0].item() for inputs in given]
-        assert truth(given[0])["golden"].numel() >= reference_cache.OUTPUTS and max(largest) < 1.5 * min(largest)
+        largest = [reference_values(inputs)["baseline"][0].item() for inputs in given]
+        assert reference_values(given[0])["golden"].numel() >= reference_cache.OUTPUTS and max(largest) < 1.5 * min(
+            largest
+        )
 
 
 def causal_alone(q, k, v, causal=False, scale=None):
@@ -114,7 +116,7 @@ def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
     assert set(seen["shapes"]["shape"]) == {"causal 512"} and set(seen["shapes"].outcome) == {"yes"}
     assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
     assert seen["lengths"].times_max.notna().all() and bool(seen["lengths"].times_max.max() < 2) is passes
-    assert "all of it was judged causally" in in_words(judgement)
+    assert "all of it was judged causally" in judgement_text(judgement)
 
 
 def changes_k(q, k, v, causal=False, scale=None):
@@ -132,11 +134,11 @@ def changes_k_at_64(q, k, v, causal=False, scale=None):
 def test_a_fault_at_one_head_dim_is_told_and_not_a_refusal_of_another(examined):
     """4."""
     _, judgement = examined(changes_k)
-    assert judgement.verdict == Verdict.FAILS and "changes its inputs: k" in in_words(judgement)
-    assert "headdim should be" not in in_words(judgement)
+    assert judgement.verdict == Verdict.FAILS and "changes its inputs: k" in judgement_text(judgement)
+    assert "headdim should be" not in judgement_text(judgement)
     seen, judgement = examined(changes_k_at_64)
     assert set(seen["lengths"].head_dim) == {128} and not judgement.passed
-    assert "Asked for BF16 at head_dim 64 it changes its inputs: k." in in_words(judgement)
+    assert "Asked for BF16 at head_dim 64 it changes its inputs: k." in judgement_text(judgement)
 
 
 class DoubleK(torch.autograd.Function):
@@ -159,7 +161,7 @@ def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told
     seen, judgement = examined(gradient_of_k_doubled)
     (wrong,) = found(judgement, "wrong_gradient")
     assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number == pytest.approx(1, 0.1)
-    assert re.search(r"dK is not attention's gradient \(.*\): 100% off, limit 20%", in_words(judgement))
+    assert re.search(r"dK is not attention's gradient \(.*\): 100% off, limit 20%", judgement_text(judgement))
     tables = seen | dict(shapes=seen["shapes"].assign(relative=0.1, ratio=5.0, passed=seen["shapes"].tensor == "o"))
     assert not found(judge_kernel(judgement.subject, tables), "wrong_gradient")
     assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.NOTES
@@ -174,7 +176,7 @@ def test_keys_beyond_whole_chunks_are_missed(examined):
     """5. Every length over 1,024 was a power of two."""
     seen, judgement = examined(whole_chunks_alone)
     assert seen["lengths"].times_max.max() < 2 and not judgement.passed
-    assert "Asked for a length off large tiles, N = 1500 it answers with something else" in (in_words(judgement))
+    assert "Asked for a length off large tiles, N = 1500 it answers with something else" in (judgement_text(judgement))
 
 
 def low_in_fp16(q, k, v, causal=False, scale=None):
@@ -205,10 +207,10 @@ def test_a_bias_is_told_beside_baselines_and_from_a_least_size_on(examined):
     seen, judgement = examined(outwards_by(0), kernels_own)
     assert (seen["inputs"].outwards == seen["inputs"].baseline_outwards).all()
     for f in found(judgement, "outwards"):
-        assert f.where["baseline"] == pytest.approx(f.number) and "Baseline's do too" in in_words(judgement)
+        assert f.where["baseline"] == pytest.approx(f.number) and "Baseline's do too" in judgement_text(judgement)
     _, judgement = examined(outwards_by(0.5), kernels_own)
     (bias,) = found(judgement, "outwards")
-    assert bias.number > bias.where["baseline"] + 2 * SIDE and "Baseline's there, by" in in_words(judgement)
+    assert bias.number > bias.where["baseline"] + 2 * SIDE and "Baseline's there, by" in judgement_text(judgement)
     none = seen["inputs"].assign(outwards=[-1e-3 - 1e-6 * i for i in range(len(seen["inputs"]))])
     assert not found(judge_kernel(seen["lengths"].kernel.iloc[0], seen | dict(inputs=none)), "outwards")
     shown = tables.by_input(none.assign(outwards=-1e-5))
@@ -249,14 +251,16 @@ def test_it_is_said_how_much_was_judged(examined):
     seen, judgement = examined(multiples_of_128, replace(TINY, shapes=("97", "256")))
     (much,) = found(judgement, "coverage")
     assert judgement.passed and much.where == dict(settings=8, settings_of=24, shapes=2, shapes_of=4)
-    assert "8 of 24 settings of format, inputs, N and queries, and 2 of 4 calls over shapes" in in_words(judgement)
+    assert "8 of 24 settings of format, inputs, N and queries, and 2 of 4 calls over shapes" in judgement_text(
+        judgement
+    )
     assert judgement.carries == ()  # as 256 queries show
 
 
 def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_path, monkeypatch):
     seen, judgement = examined(only_256, replace(TINY, shapes=("97",)))
     assert judgement.verdict == Verdict.NOT_JUDGED and not judgement.passed
-    assert in_words(judgement).startswith(f"{judgement.subject} is not judged.")
+    assert judgement_text(judgement).startswith(f"{judgement.subject} is not judged.")
     assert judgement.record()["verdict"] == "not_judged" and title(judgement).startswith(judgement.subject)
     (tmp_path / "odd.py").write_text(
         "from fa_lib import kernels\n\n\ndef attention(q, k, v):\n    assert q.dtype.itemsize == 8\n"
@@ -298,9 +302,9 @@ def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
     (cause,) = found(judgement, "rounded_splits")
     assert cause.where["splits"] == 4 and cause.where["low_merge"] and cause.number > 0.95
     assert seen["splits"].set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
-    assert "It rounds partial results to" in in_words(judgement) and "computes 4 parts of the keys" in in_words(
+    assert "It rounds partial results to" in judgement_text(
         judgement
-    )
+    ) and "computes 4 parts of the keys" in judgement_text(judgement)
     seen, judgement = examined(off_where_q_is_drawn)  # as large an error, of another cause
     assert len(seen["splits"]) and not found(judgement, "rounded_splits")
 
@@ -348,7 +352,7 @@ def test_the_yardstick_in_fp32_has_the_options_and_gradients_of_baseline():
     mask = torch.rand(40, 40) > 0.3
     mask[:, 0] = True
     for options in (dict(), dict(causal=True, scale=0.3), dict(mask=mask)):
-        o, due = (fn(q, k, v, **options) for fn in (yardstick("FP32"), kernels.unfused))
+        o, due = (fn(q, k, v, **options) for fn in (baseline_for("FP32"), kernels.unfused))
         assert torch.allclose(o, due, rtol=1e-5, atol=1e-6)
         for one, other in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (o, due))):
             assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -362,7 +366,7 @@ def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkey
     def forward_alone(q, k, v, causal=False, scale=None):
         return attention(q.detach(), k.detach(), v.detach(), causal, scale)
 
-    rows = ruled("97", 32, "normal", "BF16", 0, forward_alone, able=Ability(gradients=False))
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, forward_alone, able=Capabilities(gradients=False))
     assert [case.gradients for case in asked] == [False] and [row["tensor"] for row in rows] == ["o"]
     assert pd.DataFrame(contract(forward_alone)).set_index("asked").outcome["gradients"] == "no"
     kernels.register("forward alone", forward_alone)
@@ -373,12 +377,12 @@ def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkey
 def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
     inputs, case = Inputs("BF16", "normal", 160, 0, 16), Case("97", 32, "normal", "FP16", 0)
     names = ["flash", "as_shipped"]
-    without = measure(names, inputs), held("flash", case, exact(case))
-    with keeping(tmp_path):
-        first = measure(names, inputs), held("flash", case, kept(exact, case))
+    without = measure(names, inputs), rule_rows("flash", case, exact(case))
+    with cache_in(tmp_path):
+        first = measure(names, inputs), rule_rows("flash", case, cached(exact, case))
         files = sorted(tmp_path.rglob("*.npz"))
-        monkeypatch.setattr("fa_lib.check.measure.reference_cache.yardstick", lambda *_: 1 / 0)
-        again = measure(names, inputs), held("flash", case, kept(exact, case))
+        monkeypatch.setattr("fa_lib.check.measure.reference_cache.baseline_for", lambda *_: 1 / 0)
+        again = measure(names, inputs), rule_rows("flash", case, cached(exact, case))
         assert without == first == again and [path.parent.name for path in files] == ["exact", "truth"]
         files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")  # damaged: computed again
         with pytest.raises(ZeroDivisionError):

@@ -13,7 +13,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.explain.emulations import Emulation, Fit, begun, choices, nearest, smallest_change
 from fa_lib.check.explain.log_probs import log_probs
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.measure.closeness import closeness
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.capture import AS_IT_IS, captured
@@ -22,7 +22,7 @@ from fa_lib.check.probe.sampling import Sample, both, sampled
 from fa_lib.execution.results import provenance
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import within
-from fa_lib.kernels.rule import yardstick
+from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -33,7 +33,7 @@ EXPLAINED_ROWS, EXPLAINED_HEADS = 64, 4  # that the explanation looks at, where 
 
 
 @dataclass(frozen=True)
-class Question:
+class ComparisonInputs:
     """What two kernels are compared on.
 
     Attributes:
@@ -103,7 +103,7 @@ class Compared:
 
     a: str
     b: str
-    question: Question
+    question: ComparisonInputs
     about: dict[str, str]
     blind: int
     errors: dict[str, dict[str, float]]
@@ -138,7 +138,7 @@ def _finite(x):
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-def compare(a: str, b: str, question: Question | None = None) -> Compared:
+def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compared:
     """Two kernels on the same inputs, and what makes their difference.
 
     Each is emulated by the Emulation that differs least from it; then the fewest changes from A's to B's are sought
@@ -151,7 +151,7 @@ def compare(a: str, b: str, question: Question | None = None) -> Compared:
     Raises:
         ValueError: there is no such kernel, or it gives no finite output of attention; the inputs cannot be had.
     """
-    question = question or Question()
+    question = question or ComparisonInputs()
     q, k, v, options, about = question.tensors()
     fmt = Format.of(q.dtype)
     part = sampled(q, k, v, DECODED if question.decode else ROWS, **options)
@@ -160,7 +160,7 @@ def compare(a: str, b: str, question: Question | None = None) -> Compared:
     golden = kernels.golden(part.q, part.k, part.v, inputs=fmt, **part.options)
     seen = part.seeing(golden)
     outs = {side: o.where(seen, golden) for side, o in outs.items()}
-    baseline = deviation(yardstick(fmt)(part.q, part.k, part.v, **part.options).where(seen, golden), golden, fmt)
+    baseline = deviation(baseline_for(fmt)(part.q, part.k, part.v, **part.options).where(seen, golden), golden, fmt)
 
     def errors(difference):
         largest, rmse = difference.abs().max().item(), difference.square().mean().sqrt().item()
@@ -183,7 +183,7 @@ def _guarded(name):
     fn = kernels.plain(name)
 
     def call(q, k, v, **options):
-        answer = attempt(fn, *(x.clone() for x in (q, k, v)), **options)
+        answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
         if answer.outcome != "yes":
             raise ValueError(f"kernel: {name} {answer.problem}; accepted are kernels that answer on these inputs")
         return answer.o.detach()

@@ -4,7 +4,7 @@ import math
 from functools import partial
 
 from fa_lib.check.explain.compare import Compared
-from fa_lib.check.explain.emulations import changed, described
+from fa_lib.check.explain.emulations import changed, emulation_text
 from fa_lib.check.explain.log_probs import VOCABULARY
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.skipped import place
@@ -12,7 +12,7 @@ from fa_lib.check.report.sentence import as_times
 from fa_lib.check.report.sentences_cause import has_this_error
 
 
-def in_words(found: Compared) -> list[str]:
+def comparison_lines(found: Compared) -> list[str]:
     """A short list for a terminal."""
     log, apart = found.log_probs, found.apart
     lines = [f"A is {found.a}, B is {found.b}{', token by token' if found.question.decode else ''}."]
@@ -34,7 +34,7 @@ def in_words(found: Compared) -> list[str]:
     ]
     for side, fit in found.fits.items():
         share = _share(fit["explained"])
-        lines.append(f"{side.upper()} is most like: {described(fit)}; that makes {share} of its squared error.")
+        lines.append(f"{side.upper()} is most like: {emulation_text(fit)}; that makes {share} of its squared error.")
     sides = [found.fits[side] for side in ("a", "b")]
     changes = [f"  {line}" for line in map(partial(changed, *sides), found.changes)]
     if found.is_explained:

@@ -14,7 +14,7 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.exponentials import fast_exp, polynomial_exp
 from fa_lib.kernels.options import within
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import Written
+from fa_lib.kernels.rule import ScoresRoundedBeforeScale
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import EXACT, SEQUENTIAL
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, TF32, Format
@@ -23,7 +23,7 @@ from fa_lib.numerics.tensor_cores import TensorCore
 EXPONENTIALS = {"exact": torch.exp, "fast": fast_exp, "polynomial": polynomial_exp(3)}
 PRODUCTS = {  # of a 16-bit format -> the Dot of its products
     "exact": lambda fmt: EXACT, "sequential": lambda fmt: SEQUENTIAL(FP32),
-    "hopper": lambda fmt: TensorCore.of("H100", fmt), "written": Written,
+    "hopper": lambda fmt: TensorCore.of("H100", fmt), "written": ScoresRoundedBeforeScale,
 }  # fmt: skip
 SIXTEEN = "hopper", "written"  # keys of PRODUCTS for BF16 and FP16 alone
 SPLITS = (2, 4, 8, 16)
@@ -244,7 +244,7 @@ def smallest_change(
     return best
 
 
-def described(emulation: Mapping[str, Any]) -> str:
+def emulation_text(emulation: Mapping[str, Any]) -> str:
     """An Emulation, as a dict, in words: tiles, carried format, P, and what is not usual."""
     if emulation["splits"] > 1 and emulation["partial"] != FP32.name:
         names = ["splits", "partial"]

@@ -16,7 +16,7 @@ from fa_lib import kernels
 from fa_lib.check.explain.cut import AXES, CALLED, Cut
 from fa_lib.check.explain.standalone_limit import judged
 from fa_lib.check.explain.standalone_test import standalone
-from fa_lib.check.isolation.calls import UNASKED, KernelError, called
+from fa_lib.check.isolation.calls import UNASKED, KernelError, call_or_raise
 from fa_lib.check.measure.closeness import Beside
 from fa_lib.check.probe.capture import AS_IT_IS, Capture, captured
 from fa_lib.check.probe.named_tensors import FILE_LAYOUTS, Reading
@@ -85,7 +85,7 @@ def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
     tensors = [x.to(device, copy=True) for x in (call.q, call.k, call.v)]
     options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.options.items()}
     try:
-        o = called(fn, options, *tensors).detach().cpu()
+        o = call_or_raise(fn, options, *tensors).detach().cpu()
     except KernelError as error:
         if error.outcome == UNASKED:
             raise ValueError(f"kernel: it {error}; accepted are kernels that come back from their calls") from error
@@ -246,13 +246,13 @@ KINDS = {  # of a Failure: what the test's first line says
 }
 
 
-def in_words(shrunk: Shrunk) -> str:
+def failure_sentence(shrunk: Shrunk) -> str:
     """What failed, in a sentence."""
     f = shrunk.failure
     return KINDS[f.kind].format(kernel=shrunk.kernel, says=f.says, ratio=f.ratio)
 
 
-def sizes_in_words(shrunk: Shrunk) -> str:
+def sizes_sentence(shrunk: Shrunk) -> str:
     """What is left of each axis: "keys 512 to 65, head_dim 64 to 1"."""
     return ", ".join(f"{CALLED[axis]} {was} to {left}" for axis, (was, left) in shrunk.sizes().items()) or "one of each"
 
@@ -263,6 +263,6 @@ def write(shrunk: Shrunk, path: str | Path, device: str = "cpu") -> None:
     fn = kernels.get(name)
     name = (name if ":" in name else f"{fn.__module__}:{fn.__qualname__}") + at + layout
     where = f"Captured at {place(shrunk.call.about)}. " if "layer" in shrunk.call.about else ""
-    about = f"{where}The call is the smallest of that kind which was found: {sizes_in_words(shrunk)}."
+    about = f"{where}The call is the smallest of that kind which was found: {sizes_sentence(shrunk)}."
     with replacing(path) as temporary:
-        temporary.write_text(standalone(name, shrunk.call, in_words(shrunk), about, device, OwnNames.of(fn)))
+        temporary.write_text(standalone(name, shrunk.call, failure_sentence(shrunk), about, device, OwnNames.of(fn)))

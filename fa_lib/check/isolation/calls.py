@@ -70,7 +70,7 @@ def first_line(text: str) -> str:
 
 
 @contextmanager
-def blamed() -> Iterator[None]:
+def kernel_errors() -> Iterator[None]:
     """Whatever is raised inside, but for Ctrl-C, is the kernel's: a KernelError, or one that it is already."""
     try:
         yield
@@ -108,13 +108,13 @@ def _its_threads():
         torch.set_num_threads(now)
 
 
-def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def call_or_raise(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """fn(q, k, v, **options); of a kernel that returns several tensors, such as (o, lse), the first.
 
     Raises:
         KernelError: it raises, or does not return a tensor of q's dtype and of the shape that is due.
     """
-    with blamed(), _its_threads():
+    with kernel_errors(), _its_threads():
         o = first_output(fn(q, k, v, **options))
     if not isinstance(o, torch.Tensor):
         raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
@@ -127,23 +127,23 @@ def called(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor, v: tor
     return o
 
 
-def guarded(fn: Callable) -> Callable:
+def with_kernel_errors(fn: Callable) -> Callable:
     """A kernel whose errors, forward and backward, are KernelErrors. It has the bits of `fn`, gradients included."""
 
     def call(q, k, v, **options):
         if any(x.requires_grad for x in (q, k, v)):
             return _Guarded.apply(fn, options, q, k, v)
-        return called(fn, options, q, k, v)
+        return call_or_raise(fn, options, q, k, v)
 
     return call
 
 
-def attempt(fn: Callable, q, k, v, **options) -> Answer:
+def call_kernel(fn: Callable, q, k, v, **options) -> Answer:
     """Call a kernel, and see that it did what a kernel does: it returns a tensor of q's dtype, of the shape that is due
     and of finite values, and leaves its inputs as they are."""
     before = [x.detach().clone() for x in (q, k, v)]
     try:
-        o = called(fn, options, q, k, v)
+        o = call_or_raise(fn, options, q, k, v)
     except KernelError as error:
         return Answer(None, error.outcome, str(error))
     changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
@@ -173,12 +173,12 @@ class _Guarded(torch.autograd.Function):
     def forward(ctx, fn, options, *tensors):
         with torch.enable_grad():
             ctx.given = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-            ctx.o = called(fn, options, *ctx.given)
+            ctx.o = call_or_raise(fn, options, *ctx.given)
         return ctx.o.detach()
 
     @staticmethod
     def backward(ctx, dO):
         wanted = [x for x in ctx.given if x.requires_grad]
-        with blamed(), _its_threads():
+        with kernel_errors(), _its_threads():
             grads = iter(torch.autograd.grad(ctx.o, wanted, dO))
         return None, None, *(next(grads) if x.requires_grad else None for x in ctx.given)

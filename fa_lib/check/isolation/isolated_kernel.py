@@ -22,8 +22,8 @@ from fa_lib.kernels import registry
 from fa_lib.kernels.option_names import documented
 
 LIMIT_S = 60.0  # of one call
-FIRST = 5  # times that for the import, and for a process's first call: kernels are compiled there
-ENDINGS = 3  # of its process, after which a kernel is asked no more
+FIRST_CALL_FACTOR = 5  # times that for the import, and for a process's first call: kernels are compiled there
+MOST_ENDINGS = 3  # of its process, after which a kernel is asked no more
 
 KINDS = (
     inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
@@ -31,7 +31,7 @@ KINDS = (
 )  # fmt: skip
 
 
-class Apart:
+class IsolatedKernel:
     """f(q, k, v, **options), in a process of its own. Its parameters are the kernel's.
 
     Args:
@@ -149,7 +149,7 @@ class Apart:
             return
         self.warmed.clear()
         try:
-            told = self.process.hello(FIRST * self.limit)
+            told = self.process.hello(FIRST_CALL_FACTOR * self.limit)
         except Ended as ended:
             self.stillborn = f"{ended}, when it is imported"  # as it is every time
             raise self._ended(ended, "on import", True) from None
@@ -170,7 +170,7 @@ class Apart:
 
     def _asked(self, do, tensors, order):
         """What the process tells of an order, where it is an answer."""
-        limit = self.limit * (1 if do in self.warmed else FIRST)
+        limit = self.limit * (1 if do in self.warmed else FIRST_CALL_FACTOR)
         at = f"{do}, " + ", ".join(f"{tuple(x.shape)}" for x in tensors[:2]) + f", {tensors[0].dtype}"
         forget, self.gone = [n for process, n in self.gone if process is self.process], []
         try:
@@ -192,7 +192,7 @@ class Apart:
         self._act(ended.what, ended.detail, on_import, ended.number, at)
         self._count()
         self.process, self.endings = None, self.endings + 1
-        self.dead = self.dead or self.endings >= ENDINGS
+        self.dead = self.dead or self.endings >= MOST_ENDINGS
         return KernelError(ENDED, f"{ended}")
 
     def _state(self, told, on_import, at):
@@ -211,7 +211,7 @@ class Apart:
 class Graph:
     """What a process keeps of a call for its backward pass, until this is gone."""
 
-    def __init__(self, fn: Apart, process: Process, number: int):
+    def __init__(self, fn: IsolatedKernel, process: Process, number: int):
         self.fn, self.process, self.number = fn, process, number
 
     def __del__(self):
@@ -219,7 +219,7 @@ class Graph:
 
 
 @contextmanager
-def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[Apart | None]:
+def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[IsolatedKernel | None]:
     """Let `kernels.get(kernel)` be the kernel in a process of its own, until the end: package.module:function is never
     imported here. A kernel of fa_lib's, or one that was registered, runs here as ever.
 
@@ -227,15 +227,15 @@ def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[Apart | None]:
         kernel: as `kernels.get` takes it, with a layout too. limit: seconds that a call may take.
 
     Yields:
-        the Apart that stands in; None where there is none.
+        the IsolatedKernel that stands in; None where there is none.
     """
     own, at, _ = kernel.rpartition("@")
     name = own if at else kernel
     if name in kernels.available() or ":" not in name:
         registered = kernels.get(name) if name in kernels.available() else None
-        yield registered if isinstance(registered, Apart) else None
+        yield registered if isinstance(registered, IsolatedKernel) else None
         return
-    fn = Apart(name, limit)
+    fn = IsolatedKernel(name, limit)
     try:
         with registry.standing_in(name, fn):
             yield fn
@@ -244,7 +244,7 @@ def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[Apart | None]:
 
 
 @contextmanager
-def in_processes(names: Iterable[str]) -> Iterator[dict[str, Apart]]:
+def in_processes(names: Iterable[str]) -> Iterator[dict[str, IsolatedKernel]]:
     """`in_a_process` for each of several kernels, all of them imported. Yields those that stand in, by name."""
     with ExitStack() as stack:
         found = {name: stack.enter_context(in_a_process(name)) for name in names}

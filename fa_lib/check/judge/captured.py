@@ -28,7 +28,7 @@ class More:
     Attributes:
         about: of the Capture. close: rows of `closeness.closeness` of the kernel that is judged. cached: table of
             `kv_cache.caches`. gradients: of `captured_gradients.gradients`. conduct: of the first kernel's
-            `isolated_kernel.Apart`.
+            `isolated_kernel.IsolatedKernel`.
     """
 
     about: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""From the table of a kernel's conduct (`isolated_kernel.Apart.conduct`) to findings."""
+"""From the table of a kernel's conduct (`isolated_kernel.IsolatedKernel.conduct`) to findings."""
 
 from collections.abc import Iterator
 

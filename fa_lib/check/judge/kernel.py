@@ -167,7 +167,8 @@ def alignment(asked: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _counted(shapes):
-    """The rows of a table of `examine.ruled` that a kernel whose causal mask is aligned top-left is judged by."""
+    """The rows of a table of `examine.measure_shapes` that a kernel whose causal mask is aligned top-left is judged
+    by."""
     calls = shapes["shape"].map(CALLS)
     return shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]
 

@@ -3,15 +3,16 @@
 Where few keys have most of the weight, Baseline's own error is large, and the rule of two allows another attention."""
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.measure.closeness import Beside
-from fa_lib.check.measure.contract import ABLE, Ability, causally
+from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 
 
 def bounds(
-    kernel: str, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu", able: Ability = ABLE
+    kernel: str, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu",
+    able: Capabilities = ALL_CAPABILITIES,
 ) -> list[dict]:  # fmt: skip
     """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.Beside`).
 
@@ -30,7 +31,7 @@ def bounds(
             continue
         given = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
         q, k, v = given.tensors()
-        answer = attempt(causally(fn) if able.causal else fn, q, k, v)
+        answer = call_kernel(causally(fn) if able.causal else fn, q, k, v)
         found = Beside.of(answer.o, q, k, v, dict(causal=able.causal)) if answer.outcome == "yes" else None
         if found is None or not found.finite:
             continue

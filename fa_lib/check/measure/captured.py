@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import Answer, attempt, nonfinite
-from fa_lib.check.measure.reference_cache import BIASED, drawn
+from fa_lib.check.isolation.calls import Answer, call_kernel, nonfinite
+from fa_lib.check.measure.reference_cache import BIASED, draw_inputs
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.options import Options, finite, visible_rows
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows
-from fa_lib.kernels.rule import yardstick
+from fa_lib.kernels.rule import baseline_for
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.kernels.variants import Variant, by_key
 from fa_lib.numerics.formats import FP16, FP32, TF32, Format
@@ -48,7 +48,7 @@ BETTER = 0.75  # of the error before: a change that saves less is none
 
 def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tensor]:
     """Q, K, V in BF16 of one head for each of KINDS, (1, heads, n, head_dim)."""
-    heads = [drawn(kind, seed, n, head_dim) for kind in KINDS]
+    heads = [draw_inputs(kind, seed, n, head_dim) for kind in KINDS]
     return [torch.cat(each, 1).bfloat16() for each in zip(*heads)]
 
 
@@ -138,15 +138,15 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
 
     Returns:
         rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
-        Deviation), times_max and times_rmse over Baseline's (`rule.yardstick`; NaN where Baseline's output is not
+        Deviation), times_max and times_rmse over Baseline's (`rule.baseline_for`; NaN where Baseline's output is not
         finite), fmt (of the inputs), rows (that see a key), yardstick (of YARDSTICKS), blind (rows that see no key:
-        what they give is a convention, and does not count), outcome and problem (of `attempt`). A kernel with a problem
-        is one row without head and numbers.
+        what they give is a convention, and does not count), outcome and problem (of `call_kernel`). A kernel with a
+        problem is one row without head and numbers.
     """
     fmt = Format.of(q.dtype)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     seen = _seen((q, k, v), options)
-    baseline, rows = yardstick(fmt)(q, k, v, **options).where(seen, golden), []
+    baseline, rows = baseline_for(fmt)(q, k, v, **options).where(seen, golden), []
     outs = {ROUNDED: fmt(golden)} | {name: a.o.where(seen, golden) for name, a in answers.items() if a.outcome == "yes"}
     blind = by_head((~seen).expand(*golden.shape[:-1], 1)).sum((1, 2)).tolist()
     held = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
@@ -182,7 +182,7 @@ def _answer(name, tensors, options, ran):
     if name == RAN:
         found = Answer(ran) if finite(ran) else Answer(ran, "broken", f"returned {nonfinite(ran, *tensors, options)}")
     else:
-        found = attempt(kernels.plain(name), *(x.clone() for x in tensors), **options)
+        found = call_kernel(kernels.plain(name), *(x.clone() for x in tensors), **options)
     if found.finite or not finite(o := found.o.where(_seen(tensors, options), 0.0)):
         return found
     return Answer(o)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import KernelError, guarded
+from fa_lib.check.isolation.calls import KernelError, with_kernel_errors
 from fa_lib.check.measure.captured import FINITE, yardstick_of
-from fa_lib.kernels.rule import yardstick
+from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -25,8 +25,8 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel
 
     Returns:
         rows, one of TENSORS each: tensor, max and relative (of the Deviation), times_max (over Baseline's), yardstick
-        (of `captured.YARDSTICKS`; where it is not finite, the numbers are NaN), outcome and problem (of `attempt`). A
-        kernel that gives no gradients is one row that says why.
+        (of `captured.YARDSTICKS`; where it is not finite, the numbers are NaN), outcome and problem (of
+        `call_kernel`). A kernel that gives no gradients is one row that says why.
     """
 
     def of(fn, dtype):
@@ -35,10 +35,10 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel
 
     fmt, none = Format.of(q.dtype), dict.fromkeys(NUMBERS, math.nan)
     try:
-        own = of(guarded(kernels.plain(kernel)), q.dtype)
+        own = of(with_kernel_errors(kernels.plain(kernel)), q.dtype)
     except KernelError as error:
         return [dict(tensor="", **none, yardstick="", outcome=error.outcome, problem=str(error))]
-    golden, baseline = of(partial(kernels.golden, inputs=fmt), torch.float64), of(yardstick(fmt), q.dtype)
+    golden, baseline = of(partial(kernels.golden, inputs=fmt), torch.float64), of(baseline_for(fmt), q.dtype)
     rows = []
     for tensor, x, exact, base in zip(TENSORS, own, golden, baseline):
         stick, largest, _ = yardstick_of(base, exact, fmt)

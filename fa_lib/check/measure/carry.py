@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.measure.contract import causally
 from fa_lib.numerics.formats import FP64, Format
 
@@ -111,7 +111,7 @@ def _answer(fn, fmt, sums, head_dim, queries, device):
     q, k, v = sums
     for dtype in (fmt.dtype, torch.float32):
         for n_q in (queries, q.shape[2]) if queries == max(QUERIES) else (queries,):
-            answer = attempt(fn, *_whole(*(x.to(device, dtype) for x in (q[:, :, :n_q], k, v)), head_dim))
+            answer = call_kernel(fn, *_whole(*(x.to(device, dtype) for x in (q[:, :, :n_q], k, v)), head_dim))
             if answer.o is not None:
                 return answer
     return answer

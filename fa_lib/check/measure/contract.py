@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import KernelError, attempt, blamed, guarded
+from fa_lib.check.isolation.calls import KernelError, call_kernel, kernel_errors, with_kernel_errors
 from fa_lib.check.measure import wrong_answers
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.layouts import first_output
@@ -21,7 +21,7 @@ from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 
 
 @dataclass(frozen=True)
-class Ability:
+class Capabilities:
     """What `contract` found that decides how a kernel is called: it has gradients; it always masks causally; its causal
     mask is aligned top-left where queries are fewer than keys."""
 
@@ -30,7 +30,7 @@ class Ability:
     top_left: bool = False
 
 
-ABLE = Ability()  # where nothing else is known
+ALL_CAPABILITIES = Capabilities()  # where nothing else is known
 
 
 def _alibi(heads, n):
@@ -122,8 +122,8 @@ def contract(
 
     Returns:
         rows: asked, head_dim, outcome, note, problem. Formats come first.
-            outcome: "yes", "no" (it raises, or answers in another format than that asked for), "broken" (as `attempt`
-            has it) or "wrong" (it answers another question).
+            outcome: "yes", "no" (it raises, or answers in another format than that asked for), "broken" (as
+            `call_kernel` has it) or "wrong" (it answers another question).
             note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
             "unmasked" (it takes causal=True and does not mask), of a wrong answer what it looks like (a key of
             `wrong_answers.GUESSES`, "factor" or "other"), "output_bshd" (its output is right, and transposed), or "".
@@ -141,7 +141,7 @@ def contract(
             q = q[..., -queries:, :]
             options = {name: x[..., -queries:, :] if name == "mask" else x for name, x in options.items()}
         options |= dict(causal=True) if causal else {}
-        answer = attempt(_typed(fn) if first else fn, q, k, v, **options)
+        answer = call_kernel(_typed(fn) if first else fn, q, k, v, **options)
         outcome, note, asked_for = answer.outcome, "", wrong_answers.Call(q, k, v, fmt, options)
         if outcome == "yes" and times == 1:  # else a score's own rounding may turn the softmax
             off, limit = wrong_answers.distance(answer.o, asked_for.golden()), wrong_answers.FAR
@@ -252,7 +252,7 @@ def _sinks_gradient(fn, fmt, head_dim, device, options):
         return torch.autograd.grad(first_output(kernel(q, k, v, sinks=given, **options)).float().sum(), given)[0]
 
     try:
-        with blamed():
+        with kernel_errors():
             ours = gradient(fn)
     except KernelError as error:
         return asked | dict(outcome=error.outcome, problem=str(error))
@@ -264,7 +264,7 @@ def _gradients(fn, fmt, head_dim, device):
     q, k, v = (fmt(x).to(device, fmt.dtype).requires_grad_() for x in draw("normal", 0, (1, 2, 256, head_dim)))
     asked = dict(asked="gradients", head_dim=head_dim, outcome="yes", note="", problem="")
     try:
-        grads = torch.autograd.grad(guarded(fn)(q, k, v).float().sum(), (q, k, v))
+        grads = torch.autograd.grad(with_kernel_errors(fn)(q, k, v).float().sum(), (q, k, v))
     except KernelError as error:
         return asked | dict(outcome=error.outcome, problem=str(error))
     if all(map(finite, grads)):
@@ -280,7 +280,7 @@ def _gradients_at(fn, fmt, d, device, causal, queries):
     asked = dict(asked=f"{GRADIENTS_AT}{d}", outcome="yes", note="", problem="")
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     try:
-        ours = torch.autograd.grad(guarded(fn)(q, k, v), (q, k, v), dO)
+        ours = torch.autograd.grad(with_kernel_errors(fn)(q, k, v), (q, k, v), dO)
     except KernelError as error:
         return asked | dict(outcome=error.outcome, problem=str(error))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]

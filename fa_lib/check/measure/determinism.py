@@ -6,14 +6,20 @@ import math
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import KernelError, attempt, guarded
-from fa_lib.check.measure.contract import ABLE, Ability, causally
+from fa_lib.check.isolation.calls import KernelError, call_kernel, with_kernel_errors
+from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import BF16, FP32, Format
 
 
 def repeats(
-    kernel: str, fmt: str, runs: int, n: int = 256, head_dim: int = 64, device: str = "cpu", able: Ability = ABLE
+    kernel: str,
+    fmt: str,
+    runs: int,
+    n: int = 256,
+    head_dim: int = 64,
+    device: str = "cpu",
+    able: Capabilities = ALL_CAPABILITIES,
 ) -> dict:
     """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
 
@@ -24,12 +30,12 @@ def repeats(
     fmt, fn = Format.of(fmt), kernels.plain(kernel)
     fn = causally(fn) if able.causal else fn
     tensors = [fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
-    answers = [o for _ in range(runs) if (o := attempt(fn, *tensors).o) is not None]
+    answers = [o for _ in range(runs) if (o := call_kernel(fn, *tensors).o) is not None]
     outputs, gradients = {_digest(o) for o in answers}, set()
     try:
         tensors = [x.requires_grad_() for x in tensors]
         for _ in range(runs if able.gradients else 0):
-            grads = torch.autograd.grad(guarded(fn)(*tensors).float().sum(), tensors)
+            grads = torch.autograd.grad(with_kernel_errors(fn)(*tensors).float().sum(), tensors)
             gradients.add(b"".join(_digest(g) for g in grads))
     except KernelError:  # it has none: `contract` says why
         gradients.clear()

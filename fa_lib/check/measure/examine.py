@@ -10,24 +10,22 @@ from typing import Any
 import pandas as pd
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import FAULTS, KernelError, attempt, guarded
+from fa_lib.check.isolation.calls import FAULTS, KernelError, call_kernel, with_kernel_errors
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.carry import QUERIES, carried, carry
-from fa_lib.check.measure.contract import ABLE, Ability, causally, contract, formats
+from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally, contract, formats
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.reference_cache import (
-    BIASED,
     ORDINARY,
     ROWS,
     TROUBLE,
-    WORST,
     Inputs,
+    bias_away_from_zero,
     bits,
+    cache_in,
+    cached,
     fitted,
-    keeping,
-    kept,
-    outwards,
-    truth,
+    reference_values,
 )
 from fa_lib.check.measure.relations import RELATIONS, relate
 from fa_lib.check.measure.rounding_mode import rounding_mode
@@ -35,13 +33,11 @@ from fa_lib.check.measure.split_keys import SPLITS, rounded_splits
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import UNEVEN
-from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, held
+from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 
-__all__ = ["BIASED", "DEPTHS", "QUICK", "REPORT", "WORST", "Ability", "Depth", "examine", "measure", "ruled"]
-
-BESIDE = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
+REFERENCE_KERNELS = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
 # of `measure`
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
@@ -49,7 +45,7 @@ TABLES = tuple("asked shapes lengths inputs bounds sums splits repeats relations
 
 
 @dataclass(frozen=True)
-class Depth:
+class CheckPlan:
     """How thoroughly a kernel is examined.
 
     Attributes:
@@ -96,23 +92,27 @@ class Depth:
             lookup("relation", relation, RELATIONS)
 
 
-QUICK = Depth(  # seconds
+QUICK = CheckPlan(  # seconds
     lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
     runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
     square=1024, drawn=((4097, 6144),),
 )  # fmt: skip
-REPORT = Depth(  # 25 to 40 seconds for a kernel of torch's
+REPORT = CheckPlan(  # 25 to 40 seconds for a kernel of torch's
     lengths=(128, 512, 1500, 4096), seeds=3,
     shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
             "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1500"),
     head_dims=(64, 128), troubled_n=512, bias_seeds=10, runs=100, relations=(*RELATIONS,),
     square=8192, drawn=((129, 4095), (4097, 8192)), asked_head_dims=(*range(8, 257, 8),),
 )  # fmt: skip
-DEPTHS = {"quick": QUICK, "report": REPORT}
+PLANS = {"quick": QUICK, "report": REPORT}
 
 
 def examine(
-    kernel: str, depth: Depth = QUICK, device: str = "cpu", cache: str = "", beside: Sequence[str] = BESIDE
+    kernel: str,
+    depth: CheckPlan = QUICK,
+    device: str = "cpu",
+    cache: str = "",
+    beside: Sequence[str] = REFERENCE_KERNELS,
 ) -> dict[str, pd.DataFrame]:
     """Everything that `judge_kernel` needs, in the tables TABLES.
 
@@ -122,16 +122,16 @@ def examine(
         beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
 
     Returns:
-        asked (`contract`), shapes (`ruled`), lengths (`measure`; and of the kernels `beside`), inputs (`measure`),
-        bounds (`bounds`), sums (`carry`), splits (`rounded_splits`, where an error breaks the rule and no sum is
-        carried in low precision, else empty), repeats (`repeats`), relations (`relate`), rounding
+        asked (`contract`), shapes (`measure_shapes`), lengths (`measure`; and of the kernels `beside`), inputs
+        (`measure`), bounds (`bounds`), sums (`carry`), splits (`rounded_splits`, where an error breaks the rule and no
+        sum is carried in low precision, else empty), repeats (`repeats`), relations (`relate`), rounding
         (`rounding_mode`). BF16 and FP16 are judged, else FP32; where the kernel has none of them, all but `asked` are
         empty.
 
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
-    asked, head_dim, able = contracted(kernel, device, depth.asked_queries, depth.asked_head_dims)
+    asked, head_dim, able = probe_capabilities(kernel, device, depth.asked_queries, depth.asked_head_dims)
     can = formats(asked[asked.head_dim == head_dim])
     judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
     if not judged:
@@ -155,7 +155,7 @@ def examine(
     shapes = [shape for shape in depth.shapes if CALLS[shape].options.get("causal") or not able.causal]
     own = dict(kernel=kernel, head_dim=head_dim, device=device)
     troubled = on(trouble, [depth.troubled_n], [None], depth.bias_seeds)
-    with keeping(cache):
+    with cache_in(cache):
         chance = random.Random(depth.drawn_seed)
         drawn = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
         given = [(n, depth.seeds, depth.first_seed) for n in depth.lengths] + [(n, 1, depth.drawn_seed) for n in drawn]
@@ -176,7 +176,7 @@ def examine(
         return dict(
             asked=asked,
             shapes=_by_turns(shapes, sorted({head_dim, *depth.head_dims}), judged, lambda case: over(
-                ruled, dict(distribution="normal", seed=depth.first_seed, kernel=kernel, device=device) | case,
+                measure_shapes, dict(distribution="normal", seed=depth.first_seed, kernel=kernel, device=device) | case,
                 able=able,
             )),
             lengths=lengths,
@@ -194,8 +194,9 @@ def examine(
 
 
 def _by_turns(shapes, head_dims, formats, over):
-    """A table of `ruled`, of over(case) for cases in which each shape has each head_dim, in one format after the other,
-    so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few for that."""
+    """A table of `measure_shapes`, of over(case) for cases in which each shape has each head_dim, in one format after
+    the other, so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few
+    for that."""
     turns = len(formats) if len(head_dims) >= len(formats) else 1
     cases = [
         dict(shape=own, head_dim=[head_dim], fmt=[fmt])
@@ -213,10 +214,10 @@ def _order(count, block, chance):
     return [i for each in blocks for i in each]
 
 
-def contracted(kernel, device, queries=None, head_dims=()):
-    """The table of `contract`, the head_dim it is of, and an Ability. head_dim is the first that the kernel has in some
-    format, without a mask or else causally. What it broke or got wrong at others before stands in the table too; where
-    it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""
+def probe_capabilities(kernel, device, queries=None, head_dims=()):
+    """The table of `contract`, the head_dim it is of, and its Capabilities. head_dim is the first that the kernel has
+    in some format, without a mask or else causally. What it broke or got wrong at others before stands in the table
+    too; where it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""
     tried = []
     for head_dim in (64, 128, 32):
         for causal in (False, True):
@@ -224,12 +225,12 @@ def contracted(kernel, device, queries=None, head_dims=()):
             if formats(asked):
                 faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
                 gradients = (asked.outcome[asked.asked == "gradients"] == "yes").any()
-                able = Ability(bool(gradients), causal, bool((asked.note == "top_left").any()))
+                able = Capabilities(bool(gradients), causal, bool((asked.note == "top_left").any()))
                 return pd.concat([asked, *faults], ignore_index=True), head_dim, able
             tried.append((causal, asked))
     telling = [asked for _, asked in tried if asked.outcome.isin(FAULTS).any()]
     asked = (telling or [tried[0][1]])[0]
-    return asked, int(asked.head_dim.iloc[0]), Ability()
+    return asked, int(asked.head_dim.iloc[0]), Capabilities()
 
 
 def _splits(kernel, lengths, sums, over):
@@ -246,21 +247,21 @@ def _splits(kernel, lengths, sums, over):
     return over(rounded_splits, dict(splits=[*SPLITS], low_merge=[False, True], kernel=kernel), inputs=inputs)
 
 
-def ruled(
+def measure_shapes(
     shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: str | Callable, device: str = "cpu",
-    able: Ability = ABLE,
+    able: Capabilities = ALL_CAPABILITIES,
 ) -> list[dict]:  # fmt: skip
     """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
 
     Returns:
-        rows: those of `rule`, and outcome and problem, as `attempt` has them.
+        rows: those of `rule`, and outcome and problem, as `call_kernel` has them.
     """
     fn = kernels.plain(kernel)
-    fn = guarded(causally(fn) if able.causal else fn)
+    fn = with_kernel_errors(causally(fn) if able.causal else fn)
     for gradients in (True, False) if able.gradients else (False,):
         case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
         try:
-            rows = held(fn, case, kept(exact, case))
+            rows = rule_rows(fn, case, cached(exact, case))
             return [row | dict(kernel=kernel, outcome="yes", problem="") for row in rows]
         except KernelError as error:
             last = error
@@ -273,16 +274,16 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
     Returns:
         rows, one a kernel: queries, kernel, max, rmse and relative (of the Deviation), times_max and times_rmse (over
         Baseline's on the same outputs), factor and by_factor (`reference_cache.fitted`), bits (`reference_cache.bits`),
-        outwards (`reference_cache.outwards`) and baseline_outwards (Baseline's own); outcome and problem
-        (of `attempt`), and finite: False where the output holds NaN or infinite values. Where there is a problem the
-        numbers are NaN.
+        outwards (`reference_cache.bias_away_from_zero`) and baseline_outwards (Baseline's own); outcome and problem
+        (of `call_kernel`), and finite: False where the output holds NaN or infinite values. Where there is a problem
+        the numbers are NaN.
     """
     fmt, (q, k, v) = Format.of(inputs.fmt), inputs.tensors()
-    known_here, rows = kept(truth, inputs), []
+    known_here, rows = cached(reference_values, inputs), []
     golden, (base_max, base_rmse, base_outwards) = known_here["golden"], known_here["baseline"].tolist()
     for kernel in names:
         fn = kernels.plain(kernel)
-        answer = attempt(causally(fn) if inputs.causal else fn, q, k, v)
+        answer = call_kernel(causally(fn) if inputs.causal else fn, q, k, v)
         numbers = dict.fromkeys(NUMBERS, math.nan)
         if answer.outcome == "yes":
             o = answer.o[..., inputs.rows(), :].cpu()
@@ -290,7 +291,9 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
             times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
             factor, by_factor = fitted(o, golden)
             numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
-            numbers |= dict(factor=factor, by_factor=by_factor, outwards=outwards(o, golden, fmt), bits=bits(o, fmt))
+            numbers |= dict(
+                factor=factor, by_factor=by_factor, outwards=bias_away_from_zero(o, golden, fmt), bits=bits(o, fmt)
+            )
         told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
         told |= dict(finite=answer.finite)
         rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)

@@ -19,7 +19,7 @@ from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.experiments import biased_rounding
 from fa_lib.kernels.inputs import DISTRIBUTIONS, draw
-from fa_lib.kernels.rule import yardstick
+from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format
 from fa_lib.numerics.metrics import deviation
 from fa_lib.theory.worst_inputs import worst_inputs
@@ -91,7 +91,7 @@ def _drawn(inputs):
     return tuple(fmt(x).to(inputs.device, fmt.dtype) for x in found)
 
 
-def drawn(distribution: str, seed: int, n: int, head_dim: int, queries: int | None = None, heads: int = 1):
+def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: int | None = None, heads: int = 1):
     """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim), float64, of a name of `inputs.DISTRIBUTIONS`,
     or of BIASED or WORST, which have one head and as many queries as keys."""
     if distribution == WORST:
@@ -101,21 +101,21 @@ def drawn(distribution: str, seed: int, n: int, head_dim: int, queries: int | No
     return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))
 
 
-_before_rounding = lru_cache(maxsize=1)(drawn)  # one draw serves every format
+_before_rounding = lru_cache(maxsize=1)(draw_inputs)  # one draw serves every format
 
 
-def truth(inputs: Inputs) -> dict[str, Tensor]:
+def reference_values(inputs: Inputs) -> dict[str, Tensor]:
     """What every kernel is held to on some Inputs: `golden`, the golden value's rows (1, heads, rows, head_dim), and
-    `baseline`: max, rmse and outwards (`outwards`) of Baseline (`rule.yardstick`) on the same rows."""
+    `baseline`: max, rmse and outwards (`bias_away_from_zero`) of Baseline (`rule.baseline_for`) on the same rows."""
     fmt, tensors = Format.of(inputs.fmt), inputs.tensors()
     golden = inputs.compared(kernels.golden, *tensors, inputs=fmt)
-    baseline = inputs.compared(yardstick(fmt), *tensors)
+    baseline = inputs.compared(baseline_for(fmt), *tensors)
     d = deviation(baseline, golden, fmt)
-    numbers = torch.tensor([d.max, d.rmse, outwards(baseline, golden, fmt)], dtype=torch.float64)
+    numbers = torch.tensor([d.max, d.rmse, bias_away_from_zero(baseline, golden, fmt)], dtype=torch.float64)
     return dict(golden=golden.cpu(), baseline=numbers)
 
 
-def outwards(o: Tensor, golden: Tensor, fmt: Format) -> float:
+def bias_away_from_zero(o: Tensor, golden: Tensor, fmt: Format) -> float:
     """Mean signed difference to the golden value rounded to fmt, the best an output can be (some inputs make that
     rounding biased itself); positive where it points away from zero; in ulp at the golden value's root mean square."""
     golden = golden.cpu()
@@ -144,8 +144,8 @@ def bits(o: Tensor, fmt: Format) -> int:
 
 
 @contextmanager
-def keeping(folder: str | Path) -> Iterator[None]:
-    """Where `kept` finds files, and leaves them; an empty folder keeps nothing."""
+def cache_in(folder: str | Path) -> Iterator[None]:
+    """Where `cached` finds files, and leaves them; an empty folder keeps nothing."""
     token = _FOLDER.set(Path(folder) if folder else None)
     try:
         yield
@@ -153,7 +153,7 @@ def keeping(folder: str | Path) -> Iterator[None]:
         _FOLDER.reset(token)
 
 
-def kept(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
+def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
     """fn(about), with the same bits from a file if there is one: of the same code, versions and arguments.
 
     Args:

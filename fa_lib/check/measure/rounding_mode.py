@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import Answer, attempt
+from fa_lib.check.isolation.calls import Answer, call_kernel
 from fa_lib.check.measure.contract import causally
 from fa_lib.numerics.formats import BF16, FP16, FP32, TF32, Format
 
@@ -38,14 +38,14 @@ def rounding_mode(
 
     Returns:
         rows: what ("output", "probs" or "inputs"), into (name of the format of the cast), mode (of MODES), outcome and
-        problem (of `attempt`). "not_seen" where there is no such cast: P that is not rounded, or is rounded after it
-        was divided by l; FP32 inputs that stay FP32.
+        problem (of `call_kernel`). "not_seen" where there is no such cast: P that is not rounded, or is rounded after
+        it was divided by l; FP32 inputs that stay FP32.
     """
     fn = kernels.plain(kernel)
     fn, fmt = causally(fn) if causal else fn, Format.of(fmt)
 
     def ask(*tensors) -> Answer:
-        answer = attempt(fn, *(x.to(device, fmt.dtype) for x in tensors))
+        answer = call_kernel(fn, *(x.to(device, fmt.dtype) for x in tensors))
         o = None if answer.o is None else answer.o.detach().double().cpu()
         return Answer(o, answer.outcome, answer.problem)
 

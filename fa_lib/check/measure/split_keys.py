@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.measure.contract import causally
-from fa_lib.check.measure.reference_cache import Inputs, kept, truth
+from fa_lib.check.measure.reference_cache import Inputs, cached, reference_values
 from fa_lib.numerics.formats import FP64, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -52,10 +52,10 @@ def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs:
         the share of the kernel's squared error that is left out when the emulation's error is taken off; 1 is all, and
         errors that have nothing to do with each other give less than 0.
     """
-    fmt, (q, k, v), known = Format.of(inputs.fmt), inputs.tensors(), kept(truth, inputs)
+    fmt, (q, k, v), known = Format.of(inputs.fmt), inputs.tensors(), cached(reference_values, inputs)
     golden, baseline = known["golden"], known["baseline"][0].item()
     fn = kernels.plain(kernel)
-    answer = attempt(causally(fn) if inputs.causal else fn, q, k, v)
+    answer = call_kernel(causally(fn) if inputs.causal else fn, q, k, v)
     emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()
     found = dict(queries=q.shape[-2], emulated=over_baseline(deviation(emulated, golden, fmt).max, baseline))
     if answer.outcome != "yes":

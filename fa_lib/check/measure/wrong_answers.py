@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import KernelError, blamed
+from fa_lib.check.isolation.calls import KernelError, kernel_errors
 from fa_lib.check.probe.sampling import both, sampled
 from fa_lib.kernels.eager import as_many_heads
 from fa_lib.kernels.layouts import first_output
@@ -184,7 +184,7 @@ def transposed_output(fn: Callable, call: Call) -> str:
     """Of a kernel whose output has another shape: "output_bshd" where it is (batch, sequence, heads, head_dim), and
     right but for that; else ""."""
     try:
-        with blamed():
+        with kernel_errors():
             o = first_output(fn(call.q, call.k, call.v, **call.options))
     except KernelError:
         return ""

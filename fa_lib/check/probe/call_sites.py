@@ -15,13 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from fa_lib.check.probe.sampling import both
 from fa_lib.check.probe.skipped import UNSEEN, Why
-from fa_lib.check.probe.torch_state import kept
+from fa_lib.check.probe.torch_state import restored
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
 @dataclass(frozen=True)
-class Asked:
+class SdpaArguments:
     """The arguments of a call of scaled_dot_product_attention, under torch's names."""
 
     query: torch.Tensor
@@ -50,7 +50,7 @@ class Asked:
         return {name: x for name, x in given.items() if x is not None}
 
 
-class Places:
+class CallTracker:
     """A context manager that knows which modules run in its thread.
 
     A step is one run of the outermost module in which `here` is asked, a forward pass; a layer the name, in that
@@ -177,7 +177,7 @@ def compiled() -> list[str]:
 
 
 @contextmanager
-def handed_on(seen):
+def observing_sdpa(seen):
     """Where `seen(o, args, kwargs)` is told of each scaled_dot_product_attention that torch.nn.functional calls: a
     function that torch hands to a mode as a whole, multi_head_attention_forward, hides from that mode what it calls."""
     before = F.scaled_dot_product_attention
@@ -195,12 +195,12 @@ def handed_on(seen):
 
 
 @contextmanager
-def apart(device):
+def undisturbed(device):
     """Where nothing reaches the model: no gradient, no autocast, no other mode, no random number drawn for it, no
     setting of torch's."""
     kind, others = ("cuda", []) if device.type == "cpu" else (device.type, [device])
     with (
         torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False),
-        torch._C.DisableTorchFunction(), torch.random.fork_rng(others, device_type=kind), kept(),
+        torch._C.DisableTorchFunction(), torch.random.fork_rng(others, device_type=kind), restored(),
     ):  # fmt: skip
         yield

@@ -15,18 +15,23 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import KernelError, called, message, shown
-from fa_lib.check.probe.call_sites import Asked, Places, apart, compiled, handed_on
+from fa_lib.check.isolation.calls import KernelError, call_or_raise, message, shown
+from fa_lib.check.probe.call_sites import CallTracker, SdpaArguments, compiled, observing_sdpa, undisturbed
 from fa_lib.check.probe.capture import Capture
 from fa_lib.check.probe.sampling import Sample, not_finite, sampled, shares_seen, size
 from fa_lib.check.probe.skipped import Why, line
-from fa_lib.check.probe.torch_state import kept
-from fa_lib.kernels.rule import written_out, yardstick
+from fa_lib.check.probe.torch_state import restored
+from fa_lib.kernels.rule import baseline_for, eager_baseline
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 
 SDPA = F.scaled_dot_product_attention
-EMULATED = (written_out, kernels.baseline, kernels.as_shipped, kernels.every_step)  # some rows of Q have the same bits
+EMULATED = (
+    eager_baseline,
+    kernels.baseline,
+    kernels.as_shipped,
+    kernels.every_step,
+)  # some rows of Q have the same bits
 CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "head", "kernel", "against"]
 COLUMNS = [
     *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", "later", "own", *PLACE[2:], "max", "rmse", "scale", "ratio"
@@ -76,7 +81,7 @@ class Probe(TorchFunctionMode):
             dO where a backward pass reaches it within), for `fa-lib check tensors` and `fa-lib shrink`; written on
             leaving. Where a call is not finite, the first of these is the worst.
         baseline: the kernel whose error is the yardstick of `table` and `summary`, compared as if it were among names;
-            None is none. "baseline" is `rule.yardstick`: emulated in 16 bits, and with its sums taken one term
+            None is none. "baseline" is `rule.baseline_for`: emulated in 16 bits, and with its sums taken one term
             after the other in FP32, where a real kernel rounds sums too.
         also: called with the compared rows of each call, and what the kernel that ran gave for them, float64.
         worst: the kernel whose largest error (over the golden root mean square and the unit roundoff) says which call
@@ -123,7 +128,7 @@ class Probe(TorchFunctionMode):
         self.rows, self.calls, self.skipped = [], 0, Counter()
         self.nonfinite = None
         self._largest, self._worst = 0.0, None  # of the worst call so far: its error and Capture
-        self._places = Places(lambda why: self._skip("all", why))
+        self._places = CallTracker(lambda why: self._skip("all", why))
 
     @property
     def table(self) -> pd.DataFrame:
@@ -143,7 +148,7 @@ class Probe(TorchFunctionMode):
 
     def __call__(self, q, k, v, o, given=(), **options):
         """Compare at one call: q, k, v, its options (causal, scale, mask), and o, the output the model goes on with."""
-        with apart(o.device):
+        with undisturbed(o.device):
             out = o
             q, k, v, o = (x.detach()[(None,) * (4 - x.ndim)] for x in (q, k, v, o))
             q, k, v = q.expand(*o.shape[:2], -1, -1), *(x.expand(len(o), -1, -1, -1) for x in (k, v))
@@ -179,12 +184,12 @@ class Probe(TorchFunctionMode):
         """The rows of a Sample as a kernel computes them: these alone, or out of the call."""
         fn, q = self.kernels[name], tensors[0]
         if name == self.baseline == "baseline":
-            fn = yardstick(Format.of(q.dtype))
+            fn = baseline_for(Format.of(q.dtype))
         if fn in EMULATED:
-            return called(fn, part.options, part.q, part.k, part.v)
+            return call_or_raise(fn, part.options, part.q, part.k, part.v)
         own = (x.clone() for x in tensors)  # a kernel that writes to them harms nobody
-        with kept():  # of what the next kernel is computed with, too
-            return part.taken(called(fn, options, *own))
+        with restored():  # of what the next kernel is computed with, too
+            return part.taken(call_or_raise(fn, options, *own))
 
     def _add(self, given, errors, rms, call):
         """Rows of one head of a call.
@@ -226,8 +231,8 @@ class Probe(TorchFunctionMode):
         table = self.table
         error = table["max"].div(table.scale).fillna(0).groupby([table[name] for name in PLACE])
         worst = pd.MultiIndex.from_frame(table.loc[error.idxmax(), CALL])
-        kept = (table.step % self.every == 0) | pd.MultiIndex.from_frame(table[CALL]).isin(worst)
-        self.rows = [row for row, keep in zip(self.rows, kept) if keep]
+        in_table = (table.step % self.every == 0) | pd.MultiIndex.from_frame(table[CALL]).isin(worst)
+        self.rows = [row for row, keep in zip(self.rows, in_table) if keep]
 
     def _skip(self, kernel, why):
         if isinstance(why, Exception):  # lengths and counts would make every call another reason
@@ -260,7 +265,7 @@ class Probe(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward and not torch.compiler.is_compiling():
             before = self.calls
-            with handed_on(self._seen):
+            with observing_sdpa(self._seen):
                 result = func(*args, **kwargs)
             if self.calls == before and kwargs.get("need_weights", True):
                 self._skip("all", Why.WEIGHTS)
@@ -279,7 +284,7 @@ class Probe(TorchFunctionMode):
             self.calls += 1
             place = self._places.here()
             if self._wanted(place):
-                self._compare(place, o, Asked(*args, **kwargs))
+                self._compare(place, o, SdpaArguments(*args, **kwargs))
         except Exception as error:
             self._skip("all", error)
 

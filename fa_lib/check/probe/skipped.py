@@ -40,15 +40,15 @@ TOLD = {  # what it was, what to do
 }  # fmt: skip
 
 
-def told(why: str) -> str:
+def reason_sentence(why: str) -> str:
     """A reason in words, with what to do."""
     return f"{TOLD[Why(why)][0]}: {TOLD[Why(why)][1]}" if why in TOLD else why
 
 
 def place(where: Mapping) -> str:
     """Of a call of a Probe: "step 0, layer model.layers.1.self_attn"."""
-    told = [f"{name} {where[name]}" for name in ("step", "layer") if where.get(name, "") != ""]
-    return ", ".join(told) or "an unnamed call"
+    named = [f"{name} {where[name]}" for name in ("step", "layer") if where.get(name, "") != ""]
+    return ", ".join(named) or "an unnamed call"
 
 
 def first_nonfinite(where: Mapping) -> str:
@@ -63,9 +63,11 @@ def line(skipped: Mapping[tuple[str, str], int], nonfinite: Mapping | None, comp
         skipped, nonfinite: of the Probe. compiled: classes of compiled modules that are alive.
     """
     parts = [first_nonfinite(nonfinite)] if nonfinite else []
-    every = [f"{count} ({told(why)})" for (kernel, why), count in skipped.items() if kernel == "all"]
+    every = [f"{count} ({reason_sentence(why)})" for (kernel, why), count in skipped.items() if kernel == "all"]
     parts += [f"not compared: {', '.join(every)}"] if every else []
-    own = [f"{count} by {kernel} ({told(why)})" for (kernel, why), count in skipped.items() if kernel != "all"]
+    own = [
+        f"{count} by {kernel} ({reason_sentence(why)})" for (kernel, why), count in skipped.items() if kernel != "all"
+    ]
     parts += [f"refused: {', '.join(own)}"] if own else []
     what = f"calls in {', '.join(compiled)}, which {'are' if len(compiled) > 1 else 'is'} compiled"
     parts += [f"not seen: {what}: {TOLD[Why.COMPILED][1]}"] if compiled else []

@@ -17,7 +17,7 @@ FLAGS = [
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def restored() -> Iterator[None]:
     """Whatever is done inside, after it are as before: the states of numpy's and Python's random numbers; torch's
     default dtype, number of threads, flushing of subnormal numbers, deterministic algorithms, precision of matrix
     products, and the backends of attention that are allowed. (torch's own generators: `torch.random.fork_rng`.)"""

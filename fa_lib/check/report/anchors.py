@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fa_lib.check.judge.findings import Judgement
-from fa_lib.check.report.sentences import said_of
+from fa_lib.check.report.sentences import sentences_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
 }  # fmt: skip
 
 
-def described(key: str, judgement: Judgement) -> str:
+def alternative_text(key: str, judgement: Judgement) -> str:
     """The alternative text of a picture: its question, and every finding that comes from it."""
-    said = [one for group in said_of(judgement).values() for one in group if key in SOURCES.get(one.what, ())]
+    said = [one for group in sentences_of(judgement).values() for one in group if key in SOURCES.get(one.what, ())]
     return " ".join([PICTURES[key].title, *(one.line for one in said)])

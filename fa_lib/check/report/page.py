@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from fa_lib.check.isolation.calls import shown
 from fa_lib.check.judge.findings import Judgement, Severity
 from fa_lib.check.report import sentences
-from fa_lib.check.report.anchors import PICTURES, SOURCES, described
+from fa_lib.check.report.anchors import PICTURES, SOURCES, alternative_text
 from fa_lib.check.report.sentence import folded
 from fa_lib.check.report.tables import BROKE, TEXTS
 
@@ -77,13 +77,13 @@ def page(
     )  # fmt: skip
     panels, sections = panels or {}, [section for section in sections if len(section.table)]
     anchors = {key: f"picture-{key}" for key in panels} | {each.key: f"table-{each.key}" for each in sections}
-    said = sentences.said_of(judgement)
+    said = sentences.sentences_of(judgement)
     environment.filters["breaking"] = _breaking
     return environment.get_template(TEMPLATE.name).render(
         judgement=judgement, question=QUESTIONS[judgement.kind], headline=shown(sentences.headline(judgement)),
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in said.items()],
         groups=[(each.value, sentences.HEADINGS[each], _rows(group, anchors)) for each, group in said.items()],
-        pictures=[dict(key=key, png=png(figure), alt=shown(described(key, judgement)), words=PICTURES[key])
+        pictures=[dict(key=key, png=png(figure), alt=shown(alternative_text(key, judgement)), words=PICTURES[key])
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about), settings=_texts(settings),
     )  # fmt: skip

@@ -10,7 +10,7 @@ LIKE = 3  # findings of a kind that are shown; the others are folded
 
 
 @dataclass(frozen=True)
-class Said:
+class Sentence:
     """What is said of a finding. Its texts may hold a stranger's: whoever shows them takes `calls.shown`.
 
     Attributes:
@@ -42,10 +42,10 @@ class Said:
         return f"{self.text}{': ' if self.number else ''}{self.number}{limit}."
 
 
-def each(wording: Callable[[Finding, dict], Said]) -> Callable[[Iterable[Finding]], Iterator[Said]]:
+def each(wording: Callable[[Finding, dict], Sentence]) -> Callable[[Iterable[Finding]], Iterator[Sentence]]:
     """What a wording says of each finding of a kind, the gravest first."""
 
-    def say(findings) -> Iterator[Said]:
+    def say(findings) -> Iterator[Sentence]:
         for f in sorted(findings, key=gravity):
             yield replace(wording(f, f.where), severity=f.severity, what=f.what, beyond=beyond(f))
 
@@ -89,7 +89,7 @@ def as_times(number: float, limit: float | None = None) -> str:
     return f"{number:,.{digits}f}"
 
 
-def folded(group: Iterable[Said]) -> list[tuple[list[Said], list[Said]]]:
+def folded(group: Iterable[Sentence]) -> list[tuple[list[Sentence], list[Sentence]]]:
     """Findings of each kind: those that are shown, the gravest; and those that are folded, none where it is one."""
     kinds = [[*like] for _, like in groupby(group, key=lambda one: one.what)]
     return [(like[:LIKE], like[LIKE:]) if len(like) > LIKE + 1 else (like, []) for like in kinds]

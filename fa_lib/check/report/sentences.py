@@ -10,11 +10,11 @@ from fa_lib.check.measure.captured import CHANGES, RAN, ROUNDED
 from fa_lib.check.measure.contract import OPTIONS as ASKED_OPTIONS
 from fa_lib.check.measure.kv_cache import CACHES
 from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.check.probe.skipped import first_nonfinite, place, told
+from fa_lib.check.probe.skipped import first_nonfinite, place, reason_sentence
 from fa_lib.check.report import sentences_conduct, sentences_gross_errors
-from fa_lib.check.report.sentence import Said, as_times, each, folded, gravity, times
+from fa_lib.check.report.sentence import Sentence, as_times, each, folded, gravity, times
 from fa_lib.check.report.sentences_cause import has_this_error, subject
-from fa_lib.check.report.sentences_kernel import CASTS, NAMES, SAY, SUMS, noted
+from fa_lib.check.report.sentences_kernel import CASTS, NAMES, SUMS, WORDINGS, noted
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
@@ -78,20 +78,24 @@ def title(judgement: Judgement) -> str:
     return headline(judgement).removesuffix(".")
 
 
-def in_words(judgement: Judgement) -> str:
+def judgement_text(judgement: Judgement) -> str:
     """The headline and every sentence, as one text."""
-    said = [text for group in said_of(judgement).values() for one in group for text in (one.line, one.more, one.remedy)]
+    said = [
+        text for group in sentences_of(judgement).values() for one in group for text in (one.line, one.more, one.remedy)
+    ]
     return " ".join([headline(judgement), *filter(None, said)])
 
 
-def in_lines(judgement: Judgement, heading: Callable[[Severity, str], str] = lambda severity, text: text) -> list[str]:
+def judgement_lines(
+    judgement: Judgement, heading: Callable[[Severity, str], str] = lambda severity, text: text
+) -> list[str]:
     """The headline, then a line for each finding and for what to change; of what holds one line for all.
 
     Args:
         heading: gives the heading of the findings of a severity as it is to be shown.
     """
     lines = [shown(headline(judgement))]
-    for severity, group in said_of(judgement).items():
+    for severity, group in sentences_of(judgement).items():
         top = heading(severity, f"{HEADINGS[severity]}:")
         if severity == Severity.PASSES:
             lines += ["", f"{top} {shown('. '.join(one.text for one in group))}."]
@@ -103,13 +107,13 @@ def in_lines(judgement: Judgement, heading: Callable[[Severity, str], str] = lam
     return lines
 
 
-def said_of(judgement: Judgement) -> dict[Severity, list[Said]]:
+def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
     """Every finding in words, by what it means for the verdict. What fails stands first, and what counts for a verdict
     of "passes" before what is only told; in each the gravest first."""
     groups: dict[str, list[Finding]] = {}
     for finding in judgement.findings:
         groups.setdefault(finding.what, []).append(finding)
-    said = [one for what, findings in groups.items() for one in SAYINGS[what](findings)]
+    said = [one for what, findings in groups.items() for one in WORDINGS[what](findings)]
     order = [Severity.FAILS, Severity.NOTES, Severity.PASSES]
     if judgement.passed:
         order = [Severity.PASSES, Severity.NOTES]
@@ -118,24 +122,24 @@ def said_of(judgement: Judgement) -> dict[Severity, list[Said]]:
 
 
 def _refused(f, at):
-    return Said(f"{KERNELS.get(at['kernel'], at['kernel'])} {at['problem']}")
+    return Sentence(f"{KERNELS.get(at['kernel'], at['kernel'])} {at['problem']}")
 
 
 def _captured(f, at):
     of = f" of {at['model']}" if at.get("model") else ""
-    return Said(f"The tensors were captured at {place(at)}{of}")
+    return Sentence(f"The tensors were captured at {place(at)}{of}")
 
 
 def _nonfinite(f, at):
     words = first_nonfinite(at)
     made = "attention made it of finite inputs" if at["tensor"] == "o" else "it came so to attention"
-    return Said(f"{words[0].upper()}{words[1:]}: {made}")
+    return Sentence(f"{words[0].upper()}{words[1:]}: {made}")
 
 
 def _head_error(f, at):
     kernel = KERNELS.get(at["kernel"], at["kernel"])
     rule = {Severity.FAILS: " breaks the rule", Severity.PASSES: " is within the rule"}.get(f.severity, "")
-    return Said(f"Over {at['heads']} heads the largest error of {kernel}{rule} (head {at['head']})", *times(f))
+    return Sentence(f"Over {at['heads']} heads the largest error of {kernel}{rule} (head {at['head']})", *times(f))
 
 
 def _bound(f, at):
@@ -144,11 +148,11 @@ def _bound(f, at):
     if f.severity == Severity.PASSES:
         text = f"Every output of {kernel} is within its own bound, which is derived for these inputs"
         text += f"; it is nearest{on}" if on else ""
-        return Said(text, f"{as_times(f.number)} of it", "1")
+        return Sentence(text, f"{as_times(f.number)} of it", "1")
     rows = f"{at['rows']:,} of {at['of']:,} rows{f', furthest{on}' if on else ''}"
     text = f"Outputs of {kernel} are beyond their own bound in {rows}; {has_this_error(at)}"
     more = "The bound is that of a kernel which rounds P and the output to the inputs' format, and all else to FP32."
-    return Said(text, f"{as_times(f.number, f.limit)} of it", "1", more)
+    return Sentence(text, f"{as_times(f.number, f.limit)} of it", "1", more)
 
 
 def _mistake(f, at):
@@ -156,39 +160,39 @@ def _mistake(f, at):
     kernel = KERNELS.get(at["kernel"], at["kernel"])
     text = f"{kernel[0].upper()}{kernel[1:]} computes another attention: {subject(at)} has this very error{on}"
     more = f"{at['share']:.1%} of the squared error, in {at['rows']:,} of {at['of']:,} rows beyond their bound."
-    return Said(text, f"{as_times(f.number, f.limit)} times the bound", "1", more)
+    return Sentence(text, f"{as_times(f.number, f.limit)} times the bound", "1", more)
 
 
 def _captured_gradients(f, at):
     if "problem" in at:
         fails = f.severity == Severity.FAILS
-        return Said(f"Its gradients {'cannot be had' if fails else 'were not judged'}: the kernel {at['problem']}")
+        return Sentence(f"Its gradients {'cannot be had' if fails else 'were not judged'}: the kernel {at['problem']}")
     if "without" in at:
         names = ", ".join(NAMES[tensor] for tensor in at["without"])
-        return Said(
+        return Sentence(
             f"Baseline's own {names} is not finite for the dO that was captured: there is no error to hold it to"
         )
     name = NAMES[at["tensor"]]
     if at.get("wrong"):
         off = "not finite" if f.number is None else f"{f.number:.0%} off"
-        return Said(f"{name} is not attention's gradient for the dO that was captured", off, f"{f.limit:.0%}")
+        return Sentence(f"{name} is not attention's gradient for the dO that was captured", off, f"{f.limit:.0%}")
     rule = f"{'is within' if f.number <= f.limit else 'breaks'} the rule of three"
-    return Said(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
+    return Sentence(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
 
 
 def _blind_rows(f, at):
-    return Said(f"{at['rows']:,} rows see no key. What a kernel gives there is a convention, and was not judged")
+    return Sentence(f"{at['rows']:,} rows see no key. What a kernel gives there is a convention, and was not judged")
 
 
 def _heads(words, why):
-    return each(lambda f, at: Said(f"{words}: head {', '.join(map(str, at['heads']))}", more=why))
+    return each(lambda f, at: Sentence(f"{words}: head {', '.join(map(str, at['heads']))}", more=why))
 
 
 def _change(f, at):
     if at["change"] is None:
-        return Said(f"No change that was tried makes the error of {at['base']} clearly smaller")
+        return Sentence(f"No change that was tried makes the error of {at['base']} clearly smaller")
     change = CHANGES[at["change"]]
-    return Said(
+    return Sentence(
         f"The cheapest change that makes the error of {at['base']} smaller: {change.label}",
         f"{f.number:.1f} × smaller", more=f"It costs {change.cost}.",
     )  # fmt: skip
@@ -200,7 +204,7 @@ def _cache(f, at):
     where = f"on {count} of {at['of']} heads (head {heads})" if heads else "on no head"
     finite = f.number is not None and math.isfinite(f.number)
     most = f"at most {f.number:.1%} of O" if finite else "O is not finite"
-    return Said(f"{words} {where}", most, more="Root mean square, Q and P not quantised.")
+    return Sentence(f"{words} {where}", most, more="Root mean square, Q and P not quantised.")
 
 
 def _layers(findings):
@@ -215,43 +219,45 @@ def _layer_errors(kernel, own):
     seen = [f for f in own if f.number is not None]
     worst = next((f for f in own if f.severity == Severity.FAILS and f.number is None), None)
     if worst is None and not seen:
-        return Said(f"{kernel} could not be held against Baseline")
+        return Sentence(f"{kernel} could not be held against Baseline")
     worst = worst or max(seen, key=lambda f: f.number)
     where = " ".join(name for name in (worst.where["model"], worst.where["layer"]) if name) or "outside of a module"
     if kernel != "ran":
-        return Said(f"On the same inputs {kernel} has its largest error at {where}", *times(worst))
+        return Sentence(f"On the same inputs {kernel} has its largest error at {where}", *times(worst))
     failed = sum(f.severity == Severity.FAILS for f in own)
     words = f"In all of {len(own)} layers attention is within the rule"
     if failed:
         words = f"In {failed} of {len(own)} layers attention breaks the rule"
     elif worst.severity == Severity.NOTES:
         words = "There are too few rows for the rule, so that attention is judged by its bound"
-    return Said(f"{words}; the worst is {where}", *times(worst), severity=worst.severity)
+    return Sentence(f"{words}; the worst is {where}", *times(worst), severity=worst.severity)
 
 
 def _nothing_compared(f, at):
-    return Said("No attention call was compared with Baseline, so nothing was judged")
+    return Sentence("No attention call was compared with Baseline, so nothing was judged")
 
 
 def _sees_later(f, at):
     text = f"Rows see later keys than their own in {at['calls']} of {at['of']} calls (the first: {place(at)})"
     more = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
-    return Said(text, f"{f.number:.0%} of the rows", "", more, "" if f.severity == Severity.NOTES else "pass the mask")
+    return Sentence(
+        text, f"{f.number:.0%} of the rows", "", more, "" if f.severity == Severity.NOTES else "pass the mask"
+    )
 
 
 def _later_unknown(f, at):
     why = "queries and keys differ in number, and which key is a row's own is not known"
-    return Said(f"Whether rows see later keys was not judged in {at['calls']} of {at['of']} calls: {why}")
+    return Sentence(f"Whether rows see later keys was not judged in {at['calls']} of {at['of']} calls: {why}")
 
 
 def _own_hidden(f, at):
     text = f"Rows do not see their own key in {at['calls']} of {at['of']} calls (the first: {place(at)})"
-    return Said(text, f"{f.number:.0%} of the rows", "", "A boolean mask of the other polarity does this.")
+    return Sentence(text, f"{f.number:.0%} of the rows", "", "A boolean mask of the other polarity does this.")
 
 
 def _skipped(f, at):
     of = "Calls not compared" if at["kernel"] == "all" else f"Calls that {at['kernel']} was not compared at"
-    return Said(f"{of}: {f.number:.0f} ({told(at['why'])})")
+    return Sentence(f"{of}: {f.number:.0f} ({reason_sentence(at['why'])})")
 
 
 def _asked_for(at):
@@ -280,8 +286,8 @@ BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findi
     ),
 }
 ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: told, and not counted
-SAYINGS = {
-    **SAY, **sentences_conduct.SAY, **sentences_gross_errors.SAY, "refused": each(_refused),
+WORDINGS = {
+    **WORDINGS, **sentences_conduct.WORDINGS, **sentences_gross_errors.WORDINGS, "refused": each(_refused),
     "head_error": each(_head_error), "bound": each(_bound), "mistake": each(_mistake),
     "biased_output": _heads(
         "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),

@@ -7,7 +7,7 @@ from fa_lib.check.judge.findings import Severity
 from fa_lib.check.measure.contract import as_one
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.measure.relations.subject import BROKEN, ROUNDING
-from fa_lib.check.report.sentence import Said, as_times, each, times
+from fa_lib.check.report.sentence import Sentence, as_times, each, times
 
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
 SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
@@ -71,17 +71,19 @@ def _few(at):
 
 
 def _not_run(f, at):
-    return Said(f"It could not be run: asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}")
+    return Sentence(
+        f"It could not be run: asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
+    )
 
 
 def _not_attention(f, at):
     told = f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
     known = at["note"] not in ("", "other")
-    return Said(f"It was not judged further: {told}" if known else f"It is no attention kernel: {told}")
+    return Sentence(f"It was not judged further: {told}" if known else f"It is no attention kernel: {told}")
 
 
 def _only_fp64(f, at):
-    return Said("It runs in FP64 only, the golden value's own format: there is nothing to judge it by")
+    return Sentence("It runs in FP64 only, the golden value's own format: there is nothing to judge it by")
 
 
 def _carry(findings):
@@ -96,11 +98,11 @@ def _carry(findings):
             why = UNSEEN[where["because"]]
         elif where.get("blind"):
             why = "it does not return small terms alone, without a large one, right either"
-        yield Said(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
+        yield Sentence(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
     else:
         most = max(findings, key=lambda f: f.number)
         asked = listed(map(queries_in_words, most.where["queries"]))
-        yield Said(
+        yield Sentence(
             "It carries no low precision from tile to tile", f"{most.number:.1f} ulp lost", f"{most.limit:g} ulp",
             f"Sums of up to 4,096 terms, asked for {asked} at a time. A kernel that carries BF16 or FP16, in tiles of "
             "up to 512 keys, loses 3 ulp to hundreds.", severity=Severity.PASSES, what="carry",
@@ -121,7 +123,7 @@ def _carried(low):
         more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
     change = "hold the accumulator O and the row sum l in FP32 (docs/theory.md says how many bits are enough)"
     text = f"It carries low precision from tile to tile, in its {' and '.join(sums)}"
-    return Said(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
+    return Sentence(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
 
 
 def listed(texts: Iterable[str]) -> str:
@@ -132,7 +134,7 @@ def listed(texts: Iterable[str]) -> str:
 
 def _growth(f, at):
     to = "not finite" if f.number is None else f"{as_times(f.number)} × Baseline's"
-    return Said(
+    return Sentence(
         f"With N, its largest error goes from {as_times(at['from_number'])} × Baseline's at N = {at['from_n']:,} to "
         f"that at N = {at['n']:,} ({at['distribution']} inputs, {at['fmt']}, {queries_in_words(at['queries'])})", to,
     )  # fmt: skip
@@ -140,7 +142,7 @@ def _growth(f, at):
 
 def _answer(f, at):
     at_dim = "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}"
-    return Said(f"Asked for {at['asked']}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}")
+    return Sentence(f"Asked for {at['asked']}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}")
 
 
 def _rule(f):
@@ -149,12 +151,12 @@ def _rule(f):
 
 def _error(f, at):
     place = f"{at['distribution']} inputs, {at['fmt']}, N = {at['n']}{_few(at)}"
-    return Said(f"Its largest error {_rule(f)} ({place})", *times(f))
+    return Sentence(f"Its largest error {_rule(f)} ({place})", *times(f))
 
 
 def _rounded_splits(f, at):
     parts = "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys"
-    return Said(
+    return Sentence(
         f"It rounds partial results to {at['fmt']}", f"{f.number:.0%} of its error explained",
         more=f"An emulation that computes {parts} exactly and rounds each part's output, not yet divided by its row "
         f"sum, to {at['fmt']}{'; merges them in it, too,' if at['low_merge'] else ''} has the same errors (squared).",
@@ -163,7 +165,7 @@ def _rounded_splits(f, at):
 
 
 def _sum_error(f, at):
-    return Said(
+    return Sentence(
         f"Its {SUMS[at['sum']]} is off where P is small, but loses no whole tile", f"{f.number:.1f} ulp of {at['fmt']}",
         more="This error is of its scores or of its exponential, not of a carried sum.",
     )  # fmt: skip
@@ -171,11 +173,11 @@ def _sum_error(f, at):
 
 def _problem(f, at):
     words = f"n {at['distribution']} inputs in {at['fmt']} at N = {at['n']}{_few(at)} it {at['problem']}"
-    return Said(f"Not judged: o{words}" if f.severity == Severity.NOTES else f"O{words}")
+    return Sentence(f"Not judged: o{words}" if f.severity == Severity.NOTES else f"O{words}")
 
 
 def _top_left(f, at):
-    return Said(
+    return Sentence(
         "Where queries are fewer than keys, its causal mask is aligned top-left, as torch's is_causal",
         more="The rule over shapes leaves these calls out.",
     )  # fmt: skip
@@ -183,7 +185,7 @@ def _top_left(f, at):
 
 def _alignment(f, at):
     several, one = ("top-left" if at[name] == "top_left" else "bottom-right" for name in ("several", "one"))
-    return Said(
+    return Sentence(
         f"Where queries are fewer than keys its causal mask has two alignments: {several} for several queries, "
         f"{one} for one", more="A chunk of a prompt and a single token then see other keys.",
         change="choose one alignment",
@@ -191,11 +193,11 @@ def _alignment(f, at):
 
 
 def _causal_only(f, at):
-    return Said("It has a causal mask and no other way: all of it was judged causally")
+    return Sentence("It has a causal mask and no other way: all of it was judged causally")
 
 
 def _coverage(f, at):
-    return Said(
+    return Sentence(
         f"How much was judged: {at['settings']} of {at['settings_of']} settings of format, inputs, N and queries, and "
         f"{at['shapes']} of {at['shapes_of']} calls over shapes and masks"
     )
@@ -204,7 +206,7 @@ def _coverage(f, at):
 def _on_gpu(f, at):
     name, wobbles, _ = at["gpu"].partition("~")
     more = "Approximate instructions were off by any amount within their documented bounds. " if wobbles else ""
-    return Said(
+    return Sentence(
         f"It ran on a CPU, instruction by instruction, in the arithmetic of {'an' if name[0] in 'AHL' else 'a'} {name}",
         more=f"{more}Triton compiled it for sm_80 or sm_89, without wgmma and TMA: docs/gpu_machine.md.",
     )  # fmt: skip
@@ -212,20 +214,20 @@ def _on_gpu(f, at):
 
 def _shapes(f, at):
     if not at["failed"]:
-        return Said(f"Over shapes and masks all {at['of']} {f.what} are within the rule", *times(f))
+        return Sentence(f"Over shapes and masks all {at['of']} {f.what} are within the rule", *times(f))
     place = f"the worst: {NAMES.get(at['tensor'], 'O')}, {at['shape']}, {at['fmt']}"
-    return Said(f"Over shapes and masks {at['failed']} of {at['of']} {f.what} break the rule ({place})", *times(f))
+    return Sentence(f"Over shapes and masks {at['failed']} of {at['of']} {f.what} break the rule ({place})", *times(f))
 
 
 def _wrong_gradient(f, at):
     place = f"{at['shape']}, head_dim {at['head_dim']}, {at['fmt']}"
-    return Said(
+    return Sentence(
         f"{NAMES[at['tensor']]} is not attention's gradient ({place})", f"{f.number:.0%} off", f"{f.limit:.0%}"
     )  # fmt: skip
 
 
 def _worst_input(f, at):
-    return Said(f"Of the inputs that make trouble, {at['distribution']} in {at['fmt']} is the worst", *times(f))
+    return Sentence(f"Of the inputs that make trouble, {at['distribution']} in {at['fmt']} is the worst", *times(f))
 
 
 def _outwards(f, at):
@@ -233,7 +235,7 @@ def _outwards(f, at):
     low, high = sorted((sign * at["low"], sign * at["high"]))
     same = abs(f.number - at["baseline"]) < f.limit
     whose = "Baseline's do too" if same else "Baseline's there"
-    return Said(
+    return Sentence(
         f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}",
         f"{abs(f.number):.2f} ulp in the mean",
         more=f"{low:.2f} to {high:.2f}. {whose}, by {round(sign * at['baseline'], 2) + 0.0:.2f}.",
@@ -242,8 +244,8 @@ def _outwards(f, at):
 
 def _repeats(f, at):
     if f.number == 1:
-        return Said(f"Its {at['of']} have the same bits in all of {at['runs']} runs")
-    return Said(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
+        return Sentence(f"Its {at['of']} have the same bits in all of {at['runs']} runs")
+    return Sentence(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
 
 
 def _relation(f, at):
@@ -251,12 +253,12 @@ def _relation(f, at):
     also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
     place = f"{at['case']}, {at['fmt']}{also}"
     if at["outcome"] == BROKEN:
-        return Said(f"{says}: asked for that, it {at['problem']} ({place})")
+        return Sentence(f"{says}: asked for that, it {at['problem']} ({place})")
     if f.number is None:
-        return Said(f"{says}: not here, where it gives NaN ({place})")
+        return Sentence(f"{says}: not here, where it gives NaN ({place})")
     if at["outcome"] == ROUNDING:
-        return Said(f"{says}: to rounding, not bit for bit ({place})", f"{f.number:.2g} apart")
-    return Said(f"{says}: not here ({place})", *_either_side(f.number, f.limit))
+        return Sentence(f"{says}: to rounding, not bit for bit ({place})", f"{f.number:.2g} apart")
+    return Sentence(f"{says}: not here ({place})", *_either_side(f.number, f.limit))
 
 
 def _either_side(number, limit):
@@ -269,19 +271,21 @@ def _either_side(number, limit):
 
 def _relations(f, at):
     asked = f"{at['not_asked']} more were not asked, for want of the option." if at["not_asked"] else ""
-    return Said(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=asked)
+    return Sentence(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=asked)
 
 
 def _rounding_mode(f, at):
     change = "round to nearest even" if f.severity == Severity.FAILS else ""
-    return Said(f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} {MODES[at['mode']]}", change=change)
+    return Sentence(
+        f"Its casts of {CASTS[at['what']]} to {' and '.join(at['into'])} {MODES[at['mode']]}", change=change
+    )
 
 
 def _unsupported(f, at):
-    return Said(f"Not supported, so not judged: {'; '.join(as_one(at['asked']))}")
+    return Sentence(f"Not supported, so not judged: {'; '.join(as_one(at['asked']))}")
 
 
-SAY = {
+WORDINGS = {
     "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
     "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
     "causal_only": each(_causal_only), "coverage": each(_coverage), "sum_error": each(_sum_error),

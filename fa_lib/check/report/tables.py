@@ -146,7 +146,7 @@ def by_splits(splits: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
-    """A table of `isolated_kernel.Apart.conduct`."""
+    """A table of `isolated_kernel.IsolatedKernel.conduct`."""
     if not len(conduct):
         return conduct
     return pd.DataFrame({

@@ -11,8 +11,8 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import attempt
-from fa_lib.check.measure.examine import ruled
+from fa_lib.check.isolation.calls import call_kernel
+from fa_lib.check.measure.examine import measure_shapes
 from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import draw
@@ -37,7 +37,7 @@ def agreement(kernel: str, n: int, head_dim: int, fmt: str, distribution: str, s
     """
     form = Format.of(fmt)
     q, k, v = (round_to(x, form).to(device, form.dtype) for x in draw(distribution, seed, (1, 2, n, head_dim)))
-    answer, golden = attempt(kernels.plain(kernel), q, k, v), kernels.golden(q, k, v, inputs=form)
+    answer, golden = call_kernel(kernels.plain(kernel), q, k, v), kernels.golden(q, k, v, inputs=form)
     model, rows = fa2_cuda(form, head_dim), []
     for begins, reverse in ORDERS.items():
         row = dict(begins=begins, identical=math.nan, rmse=math.nan, outcome=answer.outcome, problem=answer.problem)
@@ -55,7 +55,7 @@ def judged(device: str, out: Path, cache: str = "", names: Sequence[str] = ()) -
     dims, lengths = ([64, 128, 256], [1024, 4096]) if full else ([64], [256])
     fixed, given = dict(device=device), dict(fmt=["BF16", "FP16"] if full else ["BF16"], seed=range(3 if full else 1))
     calls = dict(kernel=names, head_dim=dims, shape=SHAPES[device], distribution="normal") | given
-    by_rule = sweep(ruled, calls, fixed=fixed, cache=cache)
+    by_rule = sweep(measure_shapes, calls, fixed=fixed, cache=cache)
     sizes = dict(kernel=names, n=lengths, head_dim=dims, distribution=["uniform", "normal"]) | given
     agrees = sweep(agreement, sizes, fixed=fixed, cache=cache)
     print(by_rule.groupby(["kernel", "tensor"]).ratio.max().unstack().to_string())

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from fa_lib.execution.files import held, replacing
+from fa_lib.execution.files import locked_folder, replacing
 from fa_lib.experiments.hardware.cuda import cuda_home
 
 EXTENSION = "flash_attn_2_cuda"
@@ -75,7 +75,7 @@ def build(sdist: str | Path, target: str | Path, jobs: int | None = None, head_d
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs: got {jobs}; accepted is a positive number, or None for all cores")
     target = Path(target).resolve()
-    with held(target):
+    with locked_folder(target):
         source = unpack(sdist, target / ".source")
         kernels, text = kernel_files(source, head_dims), stubs(source, head_dims)
         objects = source / "build"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fa_lib.commands.gallery_pages import RECORDED, told
-from fa_lib.commands.judge_gallery import Manner, judge_all, rows
+from fa_lib.commands.gallery_pages import RECORDED, summary_line
+from fa_lib.commands.judge_gallery import JudgingSettings, judge_all, rows
 from fa_lib.execution.results import save
 from fa_lib.gallery.catalogue import ON_CUDA
 
@@ -23,7 +23,7 @@ def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) ->
     Args:
         cells: folder of finished cells. keys: of KEYS; none is all of them. The table always has all of them.
     """
-    manner = Manner(f"{out / 'gallery'}", DEPTH[device], device, cells, LIMIT_S)
+    manner = JudgingSettings(f"{out / 'gallery'}", DEPTH[device], device, cells, LIMIT_S)
 
     def say(words):
         print(words, flush=True)
@@ -31,5 +31,5 @@ def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) ->
 
     judge_all(keys or KEYS[device], manner, say, JOBS[device])
     table = rows(KEYS[device], manner)
-    print(*map(told, table.to_dict("records")), sep="\n")
+    print(*map(summary_line, table.to_dict("records")), sep="\n")
     return table

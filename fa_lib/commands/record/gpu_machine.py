@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import attempt
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import GPU
 from fa_lib.execution.results import save
-from fa_lib.experiments.original import drawn
+from fa_lib.experiments.original import draw_in_format
 from fa_lib.numerics.formats import Format
 
 FILE = GPU / "fa2_bits.safetensors"
@@ -30,7 +30,7 @@ NAMES = ("fa_lib.gallery.torch_kernels:torch_flash", "fa_lib.gallery.flash_attn_
 def inputs(fmt: str, distribution: str) -> list[Tensor]:
     """Q, K, V of one head, (1, 1, N, HEAD_DIM)."""
     shape = (1, 1, N, HEAD_DIM)
-    return drawn(Format.of(fmt), distribution, 0, shape, shape)
+    return draw_in_format(Format.of(fmt), distribution, 0, shape, shape)
 
 
 def key(gpu: str, fmt: str, distribution: str, causal: bool) -> str:
@@ -61,7 +61,7 @@ def compared(device: str, out: Path) -> None:
     for name, (fmt, distribution, causal) in product(NAMES if device == "cuda" else ("flash",), CALLS):
         q, k, v = (x.expand(1, HEADS, N, HEAD_DIM).contiguous().to(device) for x in inputs(fmt, distribution))
         row = dict(kernel=name, fmt=fmt, distribution=distribution, causal=causal, gpu=gpu)
-        answer = attempt(kernels.plain(name), q, k, v, **(dict(causal=True) if causal else {}))
+        answer = call_kernel(kernels.plain(name), q, k, v, **(dict(causal=True) if causal else {}))
         row |= dict(outcome=answer.outcome, problem=answer.problem)
         if answer.o is not None:
             difference = (answer.o[:, :1].cpu().double() - kept[key(gpu, fmt, distribution, causal)].double()).abs()

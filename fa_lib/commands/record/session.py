@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fa_lib.commands.record.plan import LIMIT, STEPS, Step, chosen, fits, scale_of
-from fa_lib.execution.files import held, replacing
+from fa_lib.execution.files import locked_folder, replacing
 from fa_lib.execution.paths import CHECKOUT, PACKAGE, RECORDED, build
 from fa_lib.execution.results import commit, described, versions
 
@@ -49,12 +49,12 @@ def record(
     out = Path(out or (RECORDED / _name() if on == "cuda" else build() / "recorded" / "cpu")).resolve()
     state = read(out)
     steps = chosen(names, [key for key, step in state["steps"].items() if step["status"] == "done"])
-    for line in told(steps, state, budget, out):
+    for line in plan_lines(steps, state, budget, out):
         say(line)
     if dry_run:
         return state
     ends = time.monotonic() + 60 * budget if budget else float("inf")
-    with held(out):
+    with locked_folder(out):
         for step in steps:
             left = (ends - time.monotonic()) / 60
             if not fits(step, left):
@@ -69,7 +69,7 @@ def record(
     return state
 
 
-def told(steps: Sequence[Step], state: dict, budget: float, out: Path) -> list[str]:
+def plan_lines(steps: Sequence[Step], state: dict, budget: float, out: Path) -> list[str]:
     """The plan, a line a step: what is made, what is done already."""
     lines = [f"results go to {out}" + (f"; {budget:g} minutes" if budget else "")]
     for key, step in STEPS.items():

@@ -19,7 +19,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from fa_lib.execution.files import held
+from fa_lib.execution.files import locked_folder
 from fa_lib.execution.paths import CHECKOUT
 
 THERE = Path(__file__).with_name("there.txt")
@@ -88,7 +88,7 @@ def fill(
         if name not in OPTIONAL:
             raise ValueError(f"more: got {name!r}; accepted are {', '.join(OPTIONAL)}")
     folder, has, pins = Path(folder), there() if has is None else has, _pins()
-    with held(folder):
+    with locked_folder(folder):
         folder.mkdir(exist_ok=True)
         roots = [*_roots(has), *(OPTIONAL[name] for name in more)]
         while lacking := _lacking(_wheels(folder), has, roots, environment):

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fa_lib import kernels
-from fa_lib.check.measure.contract import ABLE, Ability, causally
+from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally
 from fa_lib.check.measure.relations import batch
 from fa_lib.check.measure.relations import gradients as gradient
 from fa_lib.check.measure.relations import masks as mask
 from fa_lib.check.measure.relations import values as value
-from fa_lib.check.measure.relations.subject import Subject
+from fa_lib.check.measure.relations.subject import KernelUnderTest
 from fa_lib.execution.lookup import lookup
 from fa_lib.numerics.formats import Format
 
@@ -30,7 +30,7 @@ class Relation:
     key: str
     says: str
     source: str
-    ask: Callable[[Subject], Iterator[dict]]
+    ask: Callable[[KernelUnderTest], Iterator[dict]]
     bits: bool = False
     nan_is_told: bool = False
 
@@ -82,8 +82,8 @@ RELATIONS = {each.key: each for each in (
 
 
 def relate(
-    kernel: str | Callable, key: str, fmt: str, head_dim: int = 64, device: str = "cpu", able: Ability = ABLE,
-    seed: int = 0, n: int = 256,
+    kernel: str | Callable, key: str, fmt: str, head_dim: int = 64, device: str = "cpu",
+    able: Capabilities = ALL_CAPABILITIES, seed: int = 0, n: int = 256,
 ) -> list[dict]:  # fmt: skip
     """A cell: one relation, asked of one kernel.
 
@@ -101,5 +101,5 @@ def relate(
     """
     relation, fn = lookup("key", key, RELATIONS), kernels.plain(kernel)
     fn = causally(fn) if able.causal else fn
-    subject = Subject(fn, Format.of(fmt), head_dim, device, able, seed, n)
+    subject = KernelUnderTest(fn, Format.of(fmt), head_dim, device, able, seed, n)
     return [dict(relation=key) | row for row in relation.ask(subject)]

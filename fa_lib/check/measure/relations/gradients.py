@@ -3,31 +3,31 @@
 import torch
 
 from fa_lib.check.measure.relations.masks import HIDDEN, visible
-from fa_lib.check.measure.relations.subject import Found, Subject, apart, cases
+from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference
 from fa_lib.numerics.formats import FP32
 
 
 @cases("no mask", "causal")
-def dv_sum(subject: Subject, case: str) -> Found:
+def dv_sum(subject: KernelUnderTest, case: str) -> Found:
     """The weights of a row sum to one, so that the sum of dV over keys is that of dO over rows. Every dV is within the
     rule of three, so that the sum of n of them is at most n times that off. dO is positive: what is missing shows."""
     q, k, v = subject.draw()
     dO, options = subject.rounded(v.double().abs()), dict(causal=True) if case == "causal" else {}
     dv = subject.gradients(dO, q, k, v, **options)[2].double()
     *_, allowed = subject.allowed_gradients(dO, q, k, v, **options)
-    return apart(dv.sum(-2), dO.double().sum(-2), subject.n * allowed)
+    return difference(dv.sum(-2), dO.double().sum(-2), subject.n * allowed)
 
 
 @cases("dK of hidden keys", "dV of hidden keys")
-def hidden_gradients(subject: Subject, case: str) -> Found:
+def hidden_gradients(subject: KernelUnderTest, case: str) -> Found:
     """A key that no row sees has weight 0, and so gradients of 0."""
     q, k, v = subject.draw()
     _, dk, dv = subject.gradients(torch.ones_like(q), q, k, v, mask=visible(subject))
-    return apart((dk if case == "dK of hidden keys" else dv)[:, :, -HIDDEN:], 0.0)
+    return difference((dk if case == "dK of hidden keys" else dv)[:, :, -HIDDEN:], 0.0)
 
 
 @cases("dQ", "dK")
-def constant_gradients(subject: Subject, case: str) -> Found:
+def constant_gradients(subject: KernelUnderTest, case: str) -> Found:
     """Where V is one constant for every key, the output knows neither Q nor K, so that dQ and dK are 0.
 
     dP_ij = dO_i V_j is then c_i for every j, and delta_i = c_i where O is right. In a kernel dP and delta are each off

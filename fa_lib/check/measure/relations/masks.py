@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.isolation.calls import KernelError
-from fa_lib.check.measure.relations.subject import Found, Subject, apart, cases, unasked
+from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from fa_lib.check.measure.relations.values import weights
 
 HIDDEN = 40  # last keys that a mask hides: a part of most tiles
@@ -45,7 +45,7 @@ MORE_QUERIES = "causal, more queries than keys"
 
 
 @cases(*CHANGES)
-def causality(subject: Subject, case: str) -> Found:
+def causality(subject: KernelUnderTest, case: str) -> Found:
     """Under a causal mask an output knows keys up to its own, so that other later K and V leave its bits as they are:
     also where they are large, which shows in a scale that is shared by a block of keys. It is asked with an early
     change, in the first block of all, and with one in the middle, off the edges of tiles; the larger difference is
@@ -54,12 +54,12 @@ def causality(subject: Subject, case: str) -> Found:
     o, limit, found = subject(q, k, v, causal=True), 2 * subject.allowed(q, k, v, causal=True), []
     for past in (23, subject.n // 2 + 7):
         other = subject(q, *_changed(k, v, past, case), causal=True)
-        found.append(apart(other[:, :, :past], o[:, :, :past], limit))
+        found.append(difference(other[:, :, :past], o[:, :, :past], limit))
     return max(found, key=lambda each: each.number)
 
 
 @cases(*CHANGES)
-def masked_values(subject: Subject, case: str) -> Found:
+def masked_values(subject: KernelUnderTest, case: str) -> Found:
     """Keys that a mask hides from every row, boolean and of -inf, may hold any finite value; the larger difference is
     told. Limit: 2 `allowed`."""
     q, k, v = subject.draw()
@@ -73,14 +73,14 @@ def masked_values(subject: Subject, case: str) -> Found:
                 raise
             refused = error
         else:
-            found.append(apart(other, o, 2 * subject.allowed(q, k, v, mask=mask)))
+            found.append(difference(other, o, 2 * subject.allowed(q, k, v, mask=mask)))
     if not found:
-        raise refused or unasked("takes no mask")
+        raise refused or not_asked("takes no mask")
     return max(found, key=lambda each: each.number)
 
 
 @cases(*UNUSABLE)
-def masked_nan(subject: Subject, case: str) -> Found:
+def masked_nan(subject: KernelUnderTest, case: str) -> Found:
     """Keys that a mask hides may hold NaN or infinity, as unused places of a cache do. Limit: 2 `allowed`. (IEEE's
     0 * NaN is NaN, so that many kernels give NaN here: it is told.)"""
     q, k, v = subject.draw()
@@ -90,15 +90,15 @@ def masked_nan(subject: Subject, case: str) -> Found:
     bad[name][:, :, -HIDDEN:] = value
     o, other = subject(q, k, v, **options), subject.anything(q, bad["k"], bad["v"], **options)
     rows = slice(0, -HIDDEN) if causal else slice(None)
-    return apart(other[:, :, rows], o[:, :, rows], 2 * subject.allowed(q, k, v, **options))
+    return difference(other[:, :, rows], o[:, :, rows], 2 * subject.allowed(q, k, v, **options))
 
 
 @cases(*ADDED, MORE_QUERIES)
-def hidden_row(subject: Subject, case: str) -> Found:
+def hidden_row(subject: KernelUnderTest, case: str) -> Found:
     """A row that sees no key is 0: no weight is left, so no value. NaN, 0 / 0, is told."""
     causal = case == MORE_QUERIES
     if causal and subject.able.top_left:
-        raise unasked("masks causally, aligned top-left: every row sees a key")
+        raise not_asked("masks causally, aligned top-left: every row sees a key")
     q, k, v = subject.draw(n_q=subject.n + HIDDEN if causal else subject.n)
     blind = torch.zeros(q.shape[-2], dtype=torch.bool, device=q.device)
     blind[:HIDDEN] = True
@@ -108,29 +108,29 @@ def hidden_row(subject: Subject, case: str) -> Found:
     o = subject.anything(q, k, v, **options)
     if not o[:, :, ~blind].isfinite().all():
         raise KernelError("broken", "returns NaN or infinite values in rows that see keys, beside rows that see none")
-    return apart(o[:, :, blind], 0.0)
+    return difference(o[:, :, blind], 0.0)
 
 
 @cases(*WIDE, "one key")
-def window(subject: Subject, case: str) -> Found:
+def window(subject: KernelUnderTest, case: str) -> Found:
     """window=(left, right) hides what lies further than that from a row's own key: of n - 1 keys to either side it
     hides nothing (limit: 2 `allowed`); of none it leaves the row's own value, as of one key (`weights`)."""
     q, k, v = subject.draw()
     if case in WIDE:
         wide = subject.n + WIDE[case]
-        return apart(subject(q, k, v, window=(wide, wide)), subject(q, k, v), 2 * subject.allowed(q, k, v))
+        return difference(subject(q, k, v, window=(wide, wide)), subject(q, k, v), 2 * subject.allowed(q, k, v))
     v = subject.rounded(1 + v.double().abs())
-    return apart(subject(q, k, v, window=(0, 0)).double() / v.double(), 1.0, weights(subject, 1))
+    return difference(subject(q, k, v, window=(0, 0)).double() / v.double(), 1.0, weights(subject, 1))
 
 
 @cases(*EDGES)
-def window_edges(subject: Subject, case: str) -> Found:
+def window_edges(subject: KernelUnderTest, case: str) -> Found:
     """One key is made so loud for one row, K = 16 Q of that row, that its score, 2 |Q|^2 at head_dim 64, leaves others
     no weight that any format holds. As the last key that the window shows, it gives the row its value (`weights` of one
     key); as the first that it hides, it leaves the row's bits as they are (limit: 2 `allowed`)."""
     edge = EDGES[case]
     if edge.right and subject.able.causal:
-        raise unasked("masks causally: keys behind a row are hidden anyway")
+        raise not_asked("masks causally: keys behind a row are hidden anyway")
     q, k, v = subject.draw()
     v = subject.rounded(1 + v.double().abs())
     left, row = (16, subject.n // 2) if edge.left is None else (subject.n + edge.left, subject.n - 1)
@@ -140,16 +140,16 @@ def window_edges(subject: Subject, case: str) -> Found:
     loud[:, :, key] = 16 * q[:, :, row]
     o = subject(q, loud, v, **options)[:, :, row]
     if not edge.hidden:
-        return apart(o.double() / v[:, :, key].double(), 1.0, weights(subject, 1))
-    return apart(o, subject(q, k, v, **options)[:, :, row], 2 * subject.allowed(q, k, v, **options))
+        return difference(o.double() / v[:, :, key].double(), 1.0, weights(subject, 1))
+    return difference(o, subject(q, k, v, **options)[:, :, row], 2 * subject.allowed(q, k, v, **options))
 
 
 @cases("token by token", "chunks of 64", "two chunks")
-def prefill_decode(subject: Subject, case: str) -> Found:
+def prefill_decode(subject: KernelUnderTest, case: str) -> Found:
     """Causally, a row of the whole is the last row of the keys up to its own, and so are chunks of rows (aligned
     bottom-right). Both answers are within the rule of the whole call, which has every row: 2 `allowed`."""
     if subject.able.top_left and (subject.able.causal or case != "token by token"):
-        raise unasked("masks causally, aligned top-left: fewer queries are other queries")
+        raise not_asked("masks causally, aligned top-left: fewer queries are other queries")
     q, k, v = subject.draw()
     n = subject.n
     whole, limit = subject(q, k, v, causal=True), 2 * subject.allowed(q, k, v, causal=True)
@@ -160,11 +160,11 @@ def prefill_decode(subject: Subject, case: str) -> Found:
         rows = [(i, min(i + step, n)) for i in range(0, n, step)]
     options = {} if case == "token by token" else dict(causal=True)
     parts = [subject(*(x.contiguous() for x in (q[:, :, i:j], k[:, :, :j], v[:, :, :j])), **options) for i, j in rows]
-    return apart(torch.cat(parts, 2), torch.cat([whole[:, :, i:j] for i, j in rows], 2), limit)
+    return difference(torch.cat(parts, 2), torch.cat([whole[:, :, i:j] for i, j in rows], 2), limit)
 
 
 @cases("each sees its own", "causal")
-def packed_sequences(subject: Subject, case: str) -> Found:
+def packed_sequences(subject: KernelUnderTest, case: str) -> Found:
     """Three sequences of other lengths, one behind the other, each hidden from the others by a boolean mask, give what
     each gives alone. Every answer is within the rule of its own call: at most `allowed` of the packed one and of the
     sequence's apart."""
@@ -180,11 +180,11 @@ def packed_sequences(subject: Subject, case: str) -> Found:
     for part in parts:
         alone = [x[:, :, part].contiguous() for x in (q, k, v)]
         most = limit + subject.allowed(*alone, **options)
-        found.append(apart(packed[:, :, part], subject(*alone, **options), most))
+        found.append(difference(packed[:, :, part], subject(*alone, **options), most))
     return max(found, key=lambda each: each.times)
 
 
-def visible(subject: Subject, added: bool = False) -> Tensor:
+def visible(subject: KernelUnderTest, added: bool = False) -> Tensor:
     """A mask (n, n) that hides the last keys from every row: boolean, or of -inf to be added."""
     mask = torch.ones(subject.n, subject.n, dtype=torch.bool, device=subject.device)
     mask[:, -HIDDEN:] = False

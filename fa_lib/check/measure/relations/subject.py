@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import UNASKED, KernelError, called, guarded
-from fa_lib.check.measure.contract import ABLE, Ability
+from fa_lib.check.isolation.calls import UNASKED, KernelError, call_or_raise, with_kernel_errors
+from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import ALLOWED, scored_twice, yardstick
+from fa_lib.kernels.rule import ALLOWED, baseline_for, rounds_scores_twice
 from fa_lib.numerics.formats import BF16, FP64, Format
 from fa_lib.numerics.metrics import over_baseline
 
@@ -23,7 +23,7 @@ BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", 
 
 
 @dataclass(frozen=True)
-class Subject:
+class KernelUnderTest:
     """A kernel and the inputs that it is asked on.
 
     Attributes:
@@ -36,7 +36,7 @@ class Subject:
     fmt: Format = BF16
     head_dim: int = 64
     device: str = "cpu"
-    able: Ability = ABLE
+    able: Capabilities = ALL_CAPABILITIES
     seed: int = 0
     n: int = 256
     kept: dict = field(default_factory=dict, compare=False, repr=False)
@@ -69,7 +69,7 @@ class Subject:
 
     def anything(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
         """The kernel's output, NaN and infinite values too."""
-        return called(self.fn, self._all(options), q, k, v).detach()
+        return call_or_raise(self.fn, self._all(options), q, k, v).detach()
 
     def gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, ...]:
         """The kernel's dQ, dK and dV.
@@ -80,14 +80,14 @@ class Subject:
         if not self.able.gradients:
             raise KernelError("no", "has no gradients")
         given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        grads = torch.autograd.grad(guarded(self.fn)(*given, **self._all(options)), given, dO)
+        grads = torch.autograd.grad(with_kernel_errors(self.fn)(*given, **self._all(options)), given, dO)
         if not all(map(finite, grads)):
             raise KernelError("broken", "returns NaN or infinite values in dQ, dK or dV")
         return grads
 
     def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
         """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
-        of = dict(precision=scored_twice(self.fmt)), dict(precision=Precision.uniform(FP64))
+        of = dict(precision=rounds_scores_twice(self.fmt)), dict(precision=Precision.uniform(FP64))
         both = []
         for given in of:
             tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -111,7 +111,7 @@ class Subject:
 
     def _allowed(self, q, k, v, **options):
         golden = self.golden(q, k, v, **options)
-        baseline = yardstick(self.fmt)(q, k, v, **self._all(options))
+        baseline = baseline_for(self.fmt)(q, k, v, **self._all(options))
         return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
 
     def _all(self, options):
@@ -149,13 +149,13 @@ class Found:
         return ROUNDING if self.number <= self.limit else BREAKS
 
 
-def apart(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
+def difference(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
     """How far two answers are apart; 0 is the same bits (and signs of zero do not count)."""
     difference = (a.double() - (b.double() if isinstance(b, Tensor) else b)).abs()
     return Found(math.nan if difference.isnan().any() else difference.max().item(), limit)
 
 
-def unasked(why: str) -> KernelError:
+def not_asked(why: str) -> KernelError:
     """What a case raises that does not fit the kernel."""
     return KernelError("no", why)
 
@@ -164,9 +164,9 @@ def cases(*names: str) -> Callable:
     """Of one case's function (subject, case) -> Found the generator subject -> rows of every case: case, outcome,
     number, limit, problem. A kernel that raises is not asked; one that returns something unusable is broken."""
 
-    def over(measure: Callable[[Subject, str], Found]) -> Callable[[Subject], Iterator[dict]]:
+    def over(measure: Callable[[KernelUnderTest, str], Found]) -> Callable[[KernelUnderTest], Iterator[dict]]:
         @wraps(measure)
-        def ask(subject: Subject) -> Iterator[dict]:
+        def ask(subject: KernelUnderTest) -> Iterator[dict]:
             for case in names:
                 row = dict(case=case, number=math.nan, limit=math.nan)
                 try:

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from fa_lib.check.isolation.calls import KernelError, blamed
-from fa_lib.check.measure.relations.subject import Found, Subject, apart, cases, unasked
+from fa_lib.check.isolation.calls import KernelError, kernel_errors
+from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from fa_lib.numerics.formats import FP16, FP32
 
 POWERS = {"2^4": 2.0**4, "2^-4": 2.0**-4}
 SHIFTS = {"8": 8.0, "-8": -8.0, "128": 128.0, "-128": -128.0}
 
 
-def weights(subject: Subject, n: int) -> float:
+def weights(subject: KernelUnderTest, n: int) -> float:
     """How far, relatively, a weighted mean of one value may be from it.
 
     P is stored in the format, each weight off by at most a factor 1 + u; l is the sum of weights that were not rounded
@@ -25,29 +25,29 @@ def weights(subject: Subject, n: int) -> float:
 
 
 @cases("V = 1", "a constant for each feature")
-def constant_values(subject: Subject, case: str) -> Found:
+def constant_values(subject: KernelUnderTest, case: str) -> Found:
     """The weights of a row sum to one, so that V which is the same for every key is the output: relatively, to
     `weights`. The constants of the features lie in [1, 6)."""
     q, k, v = subject.draw()
     one = torch.ones_like(v[..., :1, :])
     constant = one if case == "V = 1" else subject.rounded(1 + v[..., :1, :].double().abs())
     o = subject(q, k, constant.expand_as(v).contiguous())
-    return apart(o.double() / constant.double(), 1.0, weights(subject, subject.n))
+    return difference(o.double() / constant.double(), 1.0, weights(subject, subject.n))
 
 
 @cases(*POWERS)
-def powers_of_two(subject: Subject, case: str) -> Found:
+def powers_of_two(subject: KernelUnderTest, case: str) -> Found:
     """Scaling V by a power of two scales every product and sum of P V, and no rounding changes: O is scaled, bit for
     bit, while nothing under- or overflows. V lies in [1, 6), so that O does, and 2^-4 O is a normal number. Both
     answers are within the rule of their own call: limit `allowed` of the one and of the other, in units of O."""
     q, k, v = subject.draw()
     v, factor = subject.rounded(1 + v.double().abs()), POWERS[case]
     limit = subject.allowed(q, k, v) + subject.allowed(q, k, v * factor) / factor
-    return apart(subject(q, k, v * factor).double() / factor, subject(q, k, v), limit)
+    return difference(subject(q, k, v * factor).double() / factor, subject(q, k, v), limit)
 
 
 @cases(*SHIFTS)
-def score_shift(subject: Subject, case: str) -> Found:
+def score_shift(subject: KernelUnderTest, case: str) -> Found:
     """A constant added to all scores of a row leaves its softmax as it is: it comes from the last feature, 1 in every
     key, and 0 or the constant over `scale` in Q. Both answers are within the rule of their own call, and the golden
     values are the same."""
@@ -56,11 +56,11 @@ def score_shift(subject: Subject, case: str) -> Found:
     moved = q.clone()
     moved[..., -1] = SHIFTS[case] * subject.head_dim**0.5
     limit = subject.allowed(q, k, v) + subject.allowed(moved, k, v)
-    return apart(subject(moved, k, v), subject(q, k, v), limit)
+    return difference(subject(moved, k, v), subject(q, k, v), limit)
 
 
 @cases("scores of 0", "a sink of almost all", "a sink of nothing", "any scores")
-def sinks(subject: Subject, case: str) -> Found:
+def sinks(subject: KernelUnderTest, case: str) -> Found:
     """A sink takes exp(sink) of the softmax's sum and gives no value. With Q = 0 and V = 1 the output is
     n / (n + exp(sink)), relatively to `weights`; a sink of -10,000 takes nothing, so that the answer is that without
     (2 `allowed`); else it is within the rule of the golden value (`allowed`). Each head has a sink of its own, and so
@@ -69,21 +69,21 @@ def sinks(subject: Subject, case: str) -> Found:
     logits = torch.tensor([5.0, 6.0, 4.0, 3.0], device=q.device)
     if case == "a sink of nothing":
         nothing = torch.full_like(logits, -1e4)
-        return apart(subject(q, k, v, sinks=nothing), subject(q, k, v), 2 * subject.allowed(q, k, v))
+        return difference(subject(q, k, v, sinks=nothing), subject(q, k, v), 2 * subject.allowed(q, k, v))
     if case == "any scores":
         o, golden = subject(q, k, v, sinks=logits), subject.golden(q, k, v, sinks=logits)
-        return apart(o, golden, subject.allowed(q, k, v, sinks=logits))
+        return difference(o, golden, subject.allowed(q, k, v, sinks=logits))
     logits = logits + (3 if case == "a sink of almost all" else 0)
     keys = torch.full((subject.n, 1), float(subject.n), dtype=torch.float64, device=q.device)
     if subject.able.causal:
         keys = torch.arange(1.0, subject.n + 1, dtype=torch.float64, device=q.device)[:, None]
     due = keys / (keys + logits.double().exp()[:, None, None])  # (heads, n, 1)
     o = subject(torch.zeros_like(q), k, torch.ones_like(v), sinks=logits)
-    return apart(o.double() / due, 1.0, weights(subject, subject.n))
+    return difference(o.double() / due, 1.0, weights(subject, subject.n))
 
 
 @cases("log-sum-exp", "two parts", "parts of unlike length")
-def splits(subject: Subject, case: str) -> Found:
+def splits(subject: KernelUnderTest, case: str) -> Found:
     """return_lse=True gives (o, L), L the log-sum-exp of a row's scaled scores, by which parts of the keys are merged:
     sum_i exp(L_i - L) o_i is the output of all keys.
 
@@ -91,27 +91,27 @@ def splits(subject: Subject, case: str) -> Found:
     largest sum of |q k|. A weighted mean of parts within the rule is off by at most the largest `allowed` of a part;
     weights off by e move it by 2 e max|V|; the output of all keys is within its own `allowed`."""
     if subject.able.causal:
-        raise unasked("masks causally: parts of the keys have no places")
+        raise not_asked("masks causally: parts of the keys have no places")
     q, k, v = subject.draw()
     o, L = _with_lse(subject, q, k, v)
     sums = (q.double().abs() @ k.double().abs().mT).max().item() * subject.head_dim**-0.5
     off = subject.fmt.unit_roundoff + (subject.head_dim + subject.n) * FP32.unit_roundoff * sums
     if case == "log-sum-exp":
-        return apart(L, torch.logsumexp(q.double() @ k.double().mT * subject.head_dim**-0.5, -1), off)
+        return difference(L, torch.logsumexp(q.double() @ k.double().mT * subject.head_dim**-0.5, -1), off)
     sizes = [subject.n // 2] * 2 if case == "two parts" else [subject.n - 64, 64]
     pairs = list(zip(*(x.split(sizes, -2) for x in (k, v))))
     parts = [_with_lse(subject, q, *(x.contiguous() for x in pair)) for pair in pairs]
     outputs, logs = (torch.stack(x).double() for x in zip(*parts))
     merged = (torch.softmax(logs, 0)[..., None] * outputs).sum(0)
     limit = max(subject.allowed(q, *pair) for pair in pairs) + 2 * off * v.double().abs().max().item()
-    return apart(merged, o, limit + subject.allowed(q, k, v))
+    return difference(merged, o, limit + subject.allowed(q, k, v))
 
 
 def _with_lse(subject, q, k, v):
-    with blamed():
+    with kernel_errors():
         given = subject.fn(q, k, v, return_lse=True)
     if not isinstance(given, (tuple, list)) or len(given) < 2 or not all(isinstance(x, Tensor) for x in given[:2]):
-        raise unasked("gives no log-sum-exp for return_lse=True")
+        raise not_asked("gives no log-sum-exp for return_lse=True")
     o, L = (x.detach() for x in given[:2])
     if tuple(L.shape) != tuple(q.shape[:-1]):
         raise KernelError(
