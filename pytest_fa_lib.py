@@ -33,6 +33,6 @@ def pytest_configure(config):
     from fa_lib.execution import reader_modules
 
     reader_modules.add(str(config.invocation_params.dir))  # the kernel's module, as the command fa-lib finds it
-    checks = str(Path(util.find_spec("fa_lib").origin).with_name("kernel_checks.py"))
+    checks = str(Path(util.find_spec("fa_lib").origin).with_name("testing") / "pytest_kernel.py")
     named = config.args_source == config.ArgsSource.ARGS
     config.args[:] = [*config.args, checks] if named else [checks]

@@ -34,11 +34,11 @@ def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
     with redirect_stderr(io.StringIO()):  # bars of progress
         tables = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed), cache=cache, beside=())
     judgement = judge_kernel(kernel, tables)
-    by = {Severity.FAILS: [], Severity.NOTES: []}
+    by = {Severity.FAILS: [], Severity.REPORTED: []}
     for finding in judgement.findings:
         if finding.severity == Severity.FAILS or tells(finding):
             by[finding.severity].append([finding.what, detail(finding), finding.where.get("cases", [])])
-    found = dict(verdict=judgement.verdict.value, fails=by[Severity.FAILS], tells=by[Severity.NOTES])
+    found = dict(verdict=judgement.verdict.value, fails=by[Severity.FAILS], tells=by[Severity.REPORTED])
     return found | ({} if quick else condemned(kernels.plain(kernel), APART * seed))
 
 
@@ -50,7 +50,7 @@ def tells(finding) -> bool:
         outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, sum_error=True, top_left=True,
         relation=True, bound=number is not None and number > 1,
     )  # fmt: skip
-    return finding.severity == Severity.NOTES and bool(amiss.get(finding.what))
+    return finding.severity == Severity.REPORTED and bool(amiss.get(finding.what))
 
 
 def detail(finding) -> str:

@@ -249,16 +249,16 @@ def test_a_kernel_is_judged_on_a_capture_and_its_dO(tmp_path, kernel, verdict, s
 
 def test_a_gradient_without_a_yardstick_is_told_and_none_passes_beside_it():
     def row(tensor, **more):
-        right = dict(max=0.1, relative=0.01, times_max=1.0, yardstick="finite", outcome="yes", problem="")
+        right = dict(max=0.1, relative=0.01, times_max=1.0, yardstick="finite", outcome="answered", problem="")
         return dict(tensor=tensor) | right | more
 
     none = dict(max=math.nan, relative=math.nan, times_max=math.nan, yardstick="overflows")
     (both,) = of_gradients(pd.DataFrame([row("dq"), row("dk", times_max=2.9)]))
     assert both.severity == Severity.PASSES and both.where == dict(tensor="dk")
     without, other = of_gradients(pd.DataFrame([row("dq", **none), row("dk", **none), row("dv")]))
-    assert without.where == dict(without=["dq", "dk"]) and {without.severity, other.severity} == {Severity.NOTES}
+    assert without.where == dict(without=["dq", "dk"]) and {without.severity, other.severity} == {Severity.REPORTED}
     (alone,) = of_gradients(pd.DataFrame([row("dq", **none)]))
-    assert alone.severity == Severity.NOTES and alone.number is None
+    assert alone.severity == Severity.REPORTED and alone.number is None
     (broken,) = of_gradients(pd.DataFrame([row("dq", relative=math.nan, times_max=math.nan), row("dk")]))
     assert broken.severity == Severity.FAILS and broken.where == dict(tensor="dq", wrong=True)
     said = judgement_text(Judgement("tensors", "flash", (without, other, broken)))

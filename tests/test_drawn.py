@@ -10,7 +10,7 @@ import pytest
 from marks import caption, is_named, message, missing, title
 
 from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.examine import WORST
+from fa_lib.check.measure.reference_cache import WORST
 from fa_lib.execution import results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.experiments.newer_kernels import FP8_KERNELS

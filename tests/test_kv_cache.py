@@ -52,7 +52,7 @@ def test_a_head_that_overflows_does_not_bear_the_cache():
     q[:, 0], k[:, 0] = 3e19, 3e19  # S = infinity
     cached = pd.DataFrame(kv_cache.caches(q[:, :1], k[:, :1], v[:, :1], {}))
     assert not cached.relative.le(kv_cache.BEARS).any()
-    far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="yes", problem="")])
+    far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="answered", problem="")])
     risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
     judgement = judge_tensors(["flash"], risky, far, {}, More(cached=cached))
     assert [f.where["heads"] for f in judgement.findings if f.what == "cache"] == [[0]] * len(kv_cache.CACHES)
@@ -67,7 +67,7 @@ def test_a_cache_whose_groups_do_not_fit_is_left_out():
 def test_what_a_head_does_not_bear_is_told_and_not_counted():
     q, k, v = captured()
     cached = pd.DataFrame(kv_cache.caches(q, k, v, {}))
-    far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="yes", problem="")])
+    far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="answered", problem="")])
     risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
     judgement = judge_tensors(["flash"], risky, far, {}, More(cached=cached))
     assert judgement.passed

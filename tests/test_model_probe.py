@@ -484,7 +484,7 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
         )
         ran = [finding for finding in judgement.findings if finding.where.get("kernel") == "ran"]
         assert [finding.number for finding in ran] == probe.summary().ran.tolist()
-        assert {f.severity for f in judgement.findings} == {Severity.PASSES, Severity.NOTES}
+        assert {f.severity for f in judgement.findings} == {Severity.PASSES, Severity.REPORTED}
     q, k, v = (x_of(1, 2, 8, 16, dtype=BITS, seed=seed) for seed in range(3))
     probe, right = Probe(), kernels.flash(q, k, v)
     for layer, o in (("a", right), ("b", right * 1.1), ("c", right * math.nan)):

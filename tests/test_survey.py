@@ -18,9 +18,10 @@ ENTRY = ENTRIES["torch_math"]
 LENGTHS = pd.DataFrame([
     dict(n=n, queries=queries, times_max=times, relative=times / 100, outcome=outcome, problem=problem, finite=finite)
     for n, queries, times, outcome, problem, finite in (
-        (128, 1, 0.5, "yes", "", True), (4096, 1, 50.0, "yes", "", True), (128, 16, 0.7, "yes", "", True),
-        (128, 128, 0.9, "yes", "", True), (4096, 16, math.nan, "broken", "in whatever words", False),
-        (1500, 1500, 0.8, "no", "raises", True),
+        (128, 1, 0.5, "answered", "", True), (4096, 1, 50.0, "answered", "", True),
+        (128, 16, 0.7, "answered", "", True), (128, 128, 0.9, "answered", "", True),
+        (4096, 16, math.nan, "malformed", "in whatever words", False),
+        (1500, 1500, 0.8, "refused", "raises", True),
     )
 ])  # fmt: skip
 
@@ -28,8 +29,8 @@ LENGTHS = pd.DataFrame([
 def record(**more):
     found = [
         Finding("carry", Severity.FAILS, dict(sum="accumulator", fmt="FP16", tile=1), 400.0, 2.0),
-        Finding("gradients", Severity.NOTES, {}, 4.5, 3.0),
-        Finding("outwards", Severity.NOTES, dict(baseline=0.19), 0.21, 0.05),
+        Finding("gradients", Severity.REPORTED, {}, 4.5, 3.0),
+        Finding("outwards", Severity.REPORTED, dict(baseline=0.19), 0.21, 0.05),
     ]
     told = [vars(each) | dict(severity=each.severity.value) for each in found]
     own = dict(key="k", kind="kernel", verdict="fails", subject="x", problem="")
@@ -101,7 +102,7 @@ def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp
 
 
 def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
-    asked = pd.DataFrame(dict(outcome=["no", "no"], problem=["raises ImportError: no libcudnn", "raises"]))
+    asked = pd.DataFrame(dict(outcome=["refused", "refused"], problem=["raises ImportError: no libcudnn", "raises"]))
     manner = judge_gallery.JudgingSettings(str(tmp_path), "rehearsal")
     monkeypatch.setattr(judge_gallery, "examine", lambda *_, **__: dict(asked=asked))
     judge_gallery.judge_one("torch_math", manner)

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement, Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.examine import QUICK, CheckPlan, examine
@@ -142,7 +143,7 @@ def judge_one(key: str, manner: JudgingSettings) -> None:
     cells = manner.cells or str(Path(manner.folder) / "cells")
     found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())
     asked = found["asked"]
-    if (asked.outcome == "no").all():
+    if (asked.outcome == Outcome.REFUSED).all():
         record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])
     else:
         record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found["lengths"]))

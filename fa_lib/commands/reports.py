@@ -17,6 +17,7 @@ from fa_lib import kernels
 from fa_lib.check.isolation.calls import judged_by_one_thread, message, shown
 from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.isolation.kernel_file import function_of
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.captured import More, judge_model, judge_tensors
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.judge.kernel import judge_kernel
@@ -172,7 +173,7 @@ def check_tensors(
         conduct = alone[names[0]].conduct() if names[0] in alone else pd.DataFrame()
     far = pd.DataFrame(tensors.deviations(q, k, v, options, answers))
     own = answers[names[0]]
-    close = pd.DataFrame(closeness(own.o, q, k, v, options) if own.outcome == "yes" else [])
+    close = pd.DataFrame(closeness(own.o, q, k, v, options) if own.outcome == Outcome.ANSWERED else [])
     risky = pd.DataFrame(tensors.risks(q, k, v, options))
     better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
     cached = pd.DataFrame(kv_cache.caches(q, k, v, options))

@@ -5,6 +5,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.measure.captured import BETTER, CHANGES
 from fa_lib.check.report import sentences
@@ -62,7 +63,7 @@ def shortened(risky: pd.DataFrame, most: int = 24) -> str:
 
 def _drawn(risky, far, better, most):
     """Functions that draw into axes, and the heads that they draw."""
-    ran = far[far.outcome == "yes"]
+    ran = far[far.outcome == Outcome.ANSWERED]
     worst = ran.groupby("head").times_max.max().sort_values(ascending=False)
     heads = sorted(worst.index[:most].astype(int))
     return {

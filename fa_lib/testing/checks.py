@@ -8,6 +8,7 @@ from functools import partial
 import pandas as pd
 
 from fa_lib import kernels
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity
@@ -114,7 +115,7 @@ def _judge(kernel) -> CheckedKernel | str:
     for fmt in JUDGED:
         if fmt in can:
             return CheckedKernel(kernel, fmt, head_dim, able, asked)
-    bad = asked[asked.outcome != "yes"].iloc[0]
+    bad = asked[asked.outcome != Outcome.ANSWERED].iloc[0]
     what = bad.problem or "does not return attention"
     return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {bad.asked} it {what}"
 
@@ -126,9 +127,9 @@ def _answer(judged: CheckedKernel, asked: str) -> Result:
         return Result(None, "the kernel lacks what this is asked of")
     row = rows.iloc[0]
     told = noted(row.outcome, row.note, row.problem)
-    if row.outcome == "no":
+    if row.outcome == Outcome.REFUSED:
         return _unanswered(row.outcome, told)
-    return Result(row.outcome == "yes", told and f"asked for {asked} it {told}")
+    return Result(row.outcome == Outcome.ANSWERED, told and f"asked for {asked} it {told}")
 
 
 def _gradients(judged: CheckedKernel, shape: str) -> Result:
@@ -138,7 +139,7 @@ def _gradients(judged: CheckedKernel, shape: str) -> Result:
     rows = pd.DataFrame(
         measure_shapes(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=judged.able)
     )
-    if rows.outcome.iloc[0] != "yes":
+    if rows.outcome.iloc[0] != Outcome.ANSWERED:
         return _unanswered(rows.outcome.iloc[0], rows.problem.iloc[0])
     rows = rows[rows.tensor != "o"]
     if not len(rows):
@@ -178,7 +179,7 @@ def _rule(judged: CheckedKernel, shape: str) -> Result:
 
 
 def _ruled(outcome: str, problem: str, times: float, fmt: str) -> Result:
-    if outcome != "yes":
+    if outcome != Outcome.ANSWERED:
         return _unanswered(outcome, problem)
     told = f"{times:.3g} times Baseline's largest error in {fmt}; accepted are {ALLOWED['o']}"
     return Result(times <= ALLOWED["o"], told)
@@ -186,7 +187,7 @@ def _ruled(outcome: str, problem: str, times: float, fmt: str) -> Result:
 
 def _unanswered(outcome: str, problem: str) -> Result:
     """Of a call without an answer: what the kernel does not have cannot be asked, anything else is a failure."""
-    return Result(None if outcome == "no" else False, f"the kernel {problem}")
+    return Result(None if outcome == Outcome.REFUSED else False, f"the kernel {problem}")
 
 
 def _carry(judged: CheckedKernel, what: str) -> Result:
@@ -253,7 +254,7 @@ def _bound(judged: CheckedKernel) -> Result:
 def _alignment(judged: CheckedKernel) -> Result:
     """Its causal mask has one alignment for one query and for several."""
     asked = judged.asked[judged.asked.head_dim == judged.head_dim]
-    right = asked[asked.outcome == "yes"]
+    right = asked[asked.outcome == Outcome.ANSWERED]
     if not {CAUSAL_FEWER, CAUSAL_ONE} <= {*right.asked}:
         return Result(None, "the kernel lacks what this is asked of")
     found = tuple(alignment(asked))

@@ -95,7 +95,7 @@ def test_right_kernels_and_the_papers_keep_their_findings():
 
 
 def test_a_factor_that_grows_with_n_or_one_setting_alone_is_no_scale():
-    rows = pd.DataFrame(dict(outcome="yes", factor=[1.1, 1.1, 1.101], by_factor=0.9))
+    rows = pd.DataFrame(dict(outcome="answered", factor=[1.1, 1.1, 1.101], by_factor=0.9))
     assert scaled(rows) == pytest.approx(1.1)
     assert scaled(rows.assign(factor=[1.1, 1.2, 1.4])) is None and scaled(rows[:1]) is None
     assert scaled(rows.assign(by_factor=[0.9, 0.9, 0.7])) is None and scaled(rows.drop(columns="factor")) is None

@@ -16,15 +16,9 @@ from typer.testing import CliRunner
 
 from fa_lib import kernels
 from fa_lib.check.isolation import worker
-from fa_lib.check.isolation.calls import (
-    ENDED,
-    UNASKED,
-    KernelError,
-    call_kernel,
-    judged_by_one_thread,
-    with_kernel_errors,
-)
+from fa_lib.check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from fa_lib.check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKernel, in_a_process
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
@@ -106,7 +100,7 @@ def test_any_signal_is_a_crash_and_later_calls_are_made(stranger, number, words)
     with in_a_process(name) as fn:
         with pytest.raises(KernelError, match=f"ends its process by {words}") as error:
             fn(*draw(80))
-        assert error.value.outcome == ENDED
+        assert error.value.outcome == Outcome.ENDED
         assert torch.equal(fn(*draw()), right(*draw()))
         (row,) = fn.conduct().itertuples()
     assert (row.what, row.detail) == ("crashes", words)
@@ -202,9 +196,9 @@ HABITS = [  # what a call does beside its work; findings
     ("torch.set_grad_enabled(False)", [("state", Severity.FAILS, ["grad mode"])]),
     ("torch.set_num_threads(7)", [("state", Severity.FAILS, ["the number of threads"])]),
     ("torch.use_deterministic_algorithms(True)", [("state", Severity.FAILS, ["deterministic algorithms"])]),
-    ("torch.rand(1)", [("draws", Severity.NOTES, ["torch's random numbers"])]),
+    ("torch.rand(1)", [("draws", Severity.REPORTED, ["torch's random numbers"])]),
     ("random.random(), numpy.random.rand()", [
-        ("draws", Severity.NOTES, ["numpy's random numbers", "Python's random numbers"])]),
+        ("draws", Severity.REPORTED, ["numpy's random numbers", "Python's random numbers"])]),
 ]  # fmt: skip
 
 
@@ -214,7 +208,7 @@ def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
     with in_a_process(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
         for i, (text, due) in enumerate(HABITS):
             fn.acts.clear()
-            assert call_kernel(fn, *draw(n=i + 1)).outcome == "yes"
+            assert call_kernel(fn, *draw(n=i + 1)).outcome == "answered"
             told = list(of_conduct(fn.told()))
             assert [(each.what, each.severity, each.where["details"]) for each in told] == due, text
             assert all(said.text for each in told for said in WORDINGS[each.what]([each]))
@@ -284,21 +278,21 @@ def test_hostile_answers_are_broken_in_words(stranger):
         for i, problem in enumerate(ANSWERS.values()):
             answer = call_kernel(fn, *draw(n=i + 1))
             assert answer.o is None and problem in answer.problem
-        assert call_kernel(fn, *draw(n=64)).outcome == "yes" and not len(fn.conduct())
+        assert call_kernel(fn, *draw(n=64)).outcome == "answered" and not len(fn.conduct())
 
 
 def test_answers_that_are_none_end_the_process_and_not_the_judge(stranger):
     """A kernel that finds the socket and speaks for the worker, or closes it."""
     text = """
 def f(q, k, v):
-    line = {8: b'[]', 9: b'{"number": 1, "outcome": "yes", "state": []}', 10: b'x' * 2**21, 11: None}[q.shape[-2]]
+    line = {8: b'[]', 9: b'{"number": 1, "outcome": "answered", "state": []}', 10: b'x' * 2**21, 11: None}[q.shape[-2]]
     os.write(int(sys.argv[1]), line + b'\\n') if line else os.close(int(sys.argv[1]))
     return right(q, k, v)
 """
     for n in (8, 9, 10, 11):
         with in_a_process(stranger("speaks", text), limit=5) as fn:
             answer = call_kernel(fn, *draw(n=n))
-            assert answer.outcome == ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
+            assert answer.outcome == Outcome.ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
 
 
 def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(stranger):
@@ -311,7 +305,7 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
             torch.autograd.grad(o.sum(), given)
         for _ in range(MOST_ENDINGS - 1):
             call_kernel(fn, *draw(n=9))
-        assert call_kernel(fn, *draw()).outcome == UNASKED
+        assert call_kernel(fn, *draw()).outcome == Outcome.NOT_CALLED
 
 
 @pytest.mark.parametrize("name, how", [("leaves_on_import", "with sys.exit"), ("dies_on_import", "with exit code 0")])
@@ -351,7 +345,7 @@ def f(q, k, v):
 """
     pids = tmp_path / "pids"
     with in_a_process(stranger("forks", text)) as fn:
-        assert call_kernel(fn, *draw(n=7)).outcome == "yes"
+        assert call_kernel(fn, *draw(n=7)).outcome == "answered"
     waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
     pids.unlink()
     script = "import torch; from fa_lib.check.isolation.isolated_kernel import Apart\n"
@@ -401,7 +395,7 @@ def test_a_process_that_is_started_again_has_as_many_threads(stranger):
     torch.set_num_threads(3)
     try:
         with in_a_process(name, 60.0) as alone, judged_by_one_thread():
-            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 80)).outcome == ENDED
+            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 80)).outcome == Outcome.ENDED
             inspect.signature(alone)  # waits for the next process
             assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
     finally:

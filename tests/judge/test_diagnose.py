@@ -70,7 +70,7 @@ def test_a_wrong_answer_is_recognised(note, monkeypatch):
     few(monkeypatch)
     first, *_ = contract(WRONG[note])
     assert first["asked"] == "BF16" and first["note"] == note and note in NOTES
-    assert first["outcome"] == ("broken" if note == "output_bshd" else "wrong")
+    assert first["outcome"] == ("malformed" if note == "output_bshd" else "wrong")
 
 
 OPTIONS = {  # what is asked -> a kernel that takes it and does something else, and the note
@@ -100,13 +100,13 @@ def test_an_option_that_is_not_what_it_says_is_recognised(asked, monkeypatch):
     else:
         kernel = fn
     rows = {row["asked"]: row for row in contract(kernel)}
-    assert rows["BF16"]["outcome"] == "yes"
+    assert rows["BF16"]["outcome"] == "answered"
     assert (rows[asked]["outcome"], rows[asked]["note"]) == ("wrong", note)
 
 
 def test_a_right_kernel_has_every_option_that_it_takes():
     rows = {row["asked"]: row for row in contract(attention)}
-    assert {asked for asked, row in rows.items() if row["outcome"] != "yes"} == {"softcap"}
+    assert {asked for asked, row in rows.items() if row["outcome"] != "answered"} == {"softcap"}
     assert not [row for row in rows.values() if row["note"]] and "gradient of the sinks" in rows
 
 
@@ -115,7 +115,7 @@ def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, 
     few(monkeypatch, *(asked for asked in of_contract.CALLS if asked[:4] in ("an a", "soft", "sink", "V of")))
     rows = contract(name)
     pairs = {"an added mask, ALiBi, and softcap", "an added mask, ALiBi, and sinks", "softcap, and sinks"}
-    assert {row["outcome"] for row in rows} == {"yes"} and pairs <= {row["asked"] for row in rows}
+    assert {row["outcome"] for row in rows} == {"answered"} and pairs <= {row["asked"] for row in rows}
 
 
 def test_every_guess_has_words_and_is_another_answer():
@@ -145,7 +145,7 @@ def test_a_kernel_of_the_other_layout_is_told_so_and_judged_with_layout(register
     )
     assert "say --layout bshd" in judgement_text(told)
     rows = {row["asked"]: row["outcome"] for row in contract(f"{registered}@bshd")}
-    assert {rows[each] for each in ("BF16", "causal", "fewer queries than keys", "gradients")} == {"yes"}
+    assert {rows[each] for each in ("BF16", "causal", "fewer queries than keys", "gradients")} == {"answered"}
 
     def examined(kernel, *_):
         raise RuntimeError(f"examines {kernel}")

@@ -16,14 +16,14 @@ from fa_lib.check.report.sentence import folded
 from fa_lib.execution.machine import date, package, processor
 from fa_lib.plots.style import READABLE
 
-FAILS, NOTES, PASSES = Severity.FAILS, Severity.NOTES, Severity.PASSES
+FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
 AT = dict(distribution="normal", fmt="BF16", n=8, queries=None)
 ERROR = Finding("error", FAILS, AT, 9.3, 2)
 GRADIENTS = Finding("gradients", NOTES, dict(failed=2, of=9, tensor="dv", shape="97", fmt="BF16"), 4.0, 3)
 REPEATS = Finding("repeats", NOTES, dict(of="outputs", runs=3), 1)
 LENGTHS = pd.DataFrame([
     dict(kernel="mine", fmt="BF16", distribution="normal", n=n, queries=n, times_max=times, max=0.01, rmse=0.001,
-         outcome="yes") for n, times in ((128, 0.9), (512, 9.3), (256, 2.5))
+         outcome="answered") for n, times in ((128, 0.9), (512, 9.3), (256, 2.5))
 ])  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_every_text_and_line_has_a_contrast_of_4_5_in_the_light_and_in_the_dark(
     style = re.search(r"<style>(.*)</style>", text, re.DOTALL)[1]
     block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[mode]
     colors = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
-    assert set(colors) == {"paper", "card", "ink", "muted", "line", "link", "fails", "passes", "notes"}
+    assert set(colors) == {"paper", "card", "ink", "muted", "line", "link", "fails", "passes", "reported"}
     grounds = {"paper", "card"}
     low = [(a, b, contrast(colors[a], colors[b])) for a in colors.keys() - grounds for b in grounds]
     assert not [each for each in low if each[2] < 4.5], low

@@ -346,8 +346,8 @@ def test_options_are_asked_under_the_names_that_a_kernel_gives_them(tmp_path, pr
     with in_a_process(kernel):
         rows = {row["asked"]: row for row in contract(kernel)}
     asked = ("causal", "another scale", "a boolean mask" if project == "torch" else WINDOW)
-    assert {rows[each]["outcome"] for each in asked} == {"yes"}
-    assert {rows[each]["outcome"] for each in ("softcap", "sinks")} == {"no"}
+    assert {rows[each]["outcome"] for each in asked} == {"answered"}
+    assert {rows[each]["outcome"] for each in ("softcap", "sinks")} == {"refused"}
 
 
 def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what_was_not(tmp_path):
@@ -356,11 +356,11 @@ def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what
     with in_a_process(kernel):
         rows = {row["asked"]: row for row in contract(kernel)}
     for asked in ("causal", "a boolean mask", "an added mask, ALiBi", "another scale", "key heads shared, GQA 4 to 2"):
-        assert rows[asked]["outcome"] == "yes", asked
+        assert rows[asked]["outcome"] == "answered", asked
     assert rows[CAUSAL_FEWER]["note"] == rows[CAUSAL_ONE]["note"] == "top_left"
     asked = pd.DataFrame([*rows.values()])
-    no = [*asked.asked[asked.outcome == "no"]]
-    found = Judgement("kernel", kernel, (Finding("unsupported", Severity.NOTES, dict(asked=no)),
+    no = [*asked.asked[asked.outcome == "refused"]]
+    found = Judgement("kernel", kernel, (Finding("unsupported", Severity.REPORTED, dict(asked=no)),
                                          Finding("error", Severity.PASSES, {}, 1.0, 2.0)))  # fmt: skip
     words = headline(found)
     assert "softcap" in words and "sinks" in words and WINDOW in words and "boolean" not in words
@@ -400,11 +400,11 @@ PAIRS = {  # what is wrong -> calls that find it, the first by the note
 def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
     rows = {row["asked"]: row for row in contract(partial(attention, wrong=wrong))}
     asked, note = PAIRS[wrong]
-    assert rows[asked]["outcome"] in ("wrong", "broken") and rows[asked]["note"] == note
+    assert rows[asked]["outcome"] in ("wrong", "malformed") and rows[asked]["note"] == note
     singles = ("causal", "a boolean mask", "an added mask, ALiBi", "softcap", "sinks", "one query, as in decoding")
-    assert {rows[each]["outcome"] for each in singles} == {"yes"}
+    assert {rows[each]["outcome"] for each in singles} == {"answered"}
     right = {row["asked"]: row["outcome"] for row in contract(attention)}
-    assert {asked for asked, outcome in right.items() if outcome != "yes"} == {WINDOW, "another scale"}
+    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {WINDOW, "another scale"}
     assert len(right) > len(CALLS)
 
 

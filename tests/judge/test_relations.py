@@ -263,7 +263,7 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
     ])  # fmt: skip
     found = {finding.where.get("relation", "all"): finding for finding in of_relations(table)}
     severities = {key: finding.severity for key, finding in found.items()}
-    fails, notes = Severity.FAILS, Severity.NOTES
+    fails, notes = Severity.FAILS, Severity.REPORTED
     assert severities == dict(
         constant_values=fails, batch_invariance=notes, masked_nan=notes, strides=fails, all=notes
     )  # fmt: skip

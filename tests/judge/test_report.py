@@ -18,8 +18,8 @@ from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import examine as of_kernel
 from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import BIASED, QUICK, WORST, CheckPlan, examine, measure, measure_shapes
-from fa_lib.check.measure.reference_cache import Inputs
+from fa_lib.check.measure.examine import QUICK, CheckPlan, examine, measure, measure_shapes
+from fa_lib.check.measure.reference_cache import BIASED, WORST, Inputs
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.sentences import judgement_text, sentences_of, title
 from fa_lib.commands import reports
@@ -104,7 +104,7 @@ def test_findings_say_what_where_by_what_number_and_limit(judgements):
 def test_a_judgement_is_made_from_its_findings_and_nothing_else():
     fails, notes, passes = (
         Finding("error", severity, dict(distribution="normal", fmt="BF16", n=8, queries=None), 3.0, 2)
-        for severity in (Severity.FAILS, Severity.NOTES, Severity.PASSES)
+        for severity in (Severity.FAILS, Severity.REPORTED, Severity.PASSES)
     )
     verdicts = [Judgement("kernel", "mine", found).verdict for found in ((passes, fails), (notes, passes), (notes,))]
     assert verdicts == [Verdict.FAILS, Verdict.PASSES, Verdict.NOT_JUDGED]
@@ -117,7 +117,7 @@ def test_a_judgement_is_made_from_its_findings_and_nothing_else():
     assert (
         Finding("error", Severity.FAILS, {}, math.nan).number
         is None
-        is Finding("x", Severity.NOTES, {}, math.inf).number
+        is Finding("x", Severity.REPORTED, {}, math.inf).number
     )
     close = replace(fails, number=2.004)
     ((severity, (said,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
@@ -142,14 +142,14 @@ def no_causality(q, k, v, causal=False, scale=None):
 
 
 BROKEN = {
-    "raises": (lambda q, k, v: 1 / 0, "no", "raises ZeroDivisionError"),
-    "nan": (lambda q, k, v: attention(q, k, v) * math.nan, "broken", "65536 values that are NaN or infinite"),
-    "shape": (lambda q, k, v: attention(q, k, v)[..., :1], "broken", r"of shape \(2, 2, 256, 1\), where"),
-    "dtype": (lambda q, k, v: attention(q, k, v).double() if q.dtype != torch.float64 else None, "no", "is due"),
-    "list": (lambda q, k, v: [None], "broken", "returns NoneType, where a tensor is due"),
-    "changes": (lambda q, k, v: k.mul_(2) and None or attention(q, k, v), "no", "raises RuntimeError"),
+    "raises": (lambda q, k, v: 1 / 0, "refused", "raises ZeroDivisionError"),
+    "nan": (lambda q, k, v: attention(q, k, v) * math.nan, "malformed", "65536 values that are NaN or infinite"),
+    "shape": (lambda q, k, v: attention(q, k, v)[..., :1], "malformed", r"of shape \(2, 2, 256, 1\), where"),
+    "dtype": (lambda q, k, v: attention(q, k, v).double() if q.dtype != torch.float64 else None, "refused", "is due"),
+    "list": (lambda q, k, v: [None], "malformed", "returns NoneType, where a tensor is due"),
+    "changes": (lambda q, k, v: k.mul_(2) and None or attention(q, k, v), "refused", "raises RuntimeError"),
     "other": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "other"),
-    "exits": (lambda q, k, v: exit(0), "no", "raises SystemExit: 0"),
+    "exits": (lambda q, k, v: exit(0), "refused", "raises SystemExit: 0"),
 }  # fmt: skip
 
 
@@ -174,9 +174,9 @@ def test_a_kernel_that_changes_its_inputs_is_caught():
 
     q, k, v = torch.randn(3, 1, 2, 8, 16)
     answer = call_kernel(scales_q, q, k, v)
-    assert answer.outcome == "broken" and answer.problem == "changes its inputs: q" and answer.o is None
+    assert answer.outcome == "malformed" and answer.problem == "changes its inputs: q" and answer.o is None
     answer = call_kernel(attention, q, k, v)
-    assert answer.outcome == "yes" and answer.problem == "" and torch.equal(answer.o, attention(q, k, v))
+    assert answer.outcome == "answered" and answer.problem == "" and torch.equal(answer.o, attention(q, k, v))
 
 
 def test_a_kernel_that_does_less_is_judged_by_what_it_does():
@@ -184,16 +184,16 @@ def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     tables = examine(name, replace(SMALL, shapes=("97", "GQA 384", "1024")))
     assert {"a length off the tiles, N = 203", "a length off large tiles, N = 1500"} <= set(tables["asked"].asked)
     asked = tables["asked"].set_index("asked")
-    assert asked.outcome["a length off the tiles, N = 203"] == "no"
+    assert asked.outcome["a length off the tiles, N = 203"] == "refused"
     assert "multiple of 64" in asked.problem["a length off the tiles, N = 203"]
     assert asked.note["causal, fewer queries than keys"] == "top_left"
-    assert asked.outcome["causal, fewer queries than keys"] == "yes"
+    assert asked.outcome["causal, fewer queries than keys"] == "answered"
     judgement = judge_kernel(name, tables)
     assert judgement.passed and re.search(
         "Not supported, so not judged: .*a length off the tiles", judgement_text(judgement)
     )
     shapes = tables["shapes"]
-    assert set(shapes[shapes["shape"] == "97"].outcome) == {"no"}
+    assert set(shapes[shapes["shape"] == "97"].outcome) == {"refused"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
     assert shapes[shapes["shape"] == "1024"].passed.astype(bool).all()
 
@@ -274,7 +274,7 @@ def test_a_parameter_of_that_name_makes_no_emulated_kernel():
         assert precision == "highest"
         return written_out(q, k, v)
 
-    assert contract(register("named", named))[0]["outcome"] == "yes"
+    assert contract(register("named", named))[0]["outcome"] == "answered"
 
 
 def test_an_option_that_is_ignored_fails():
@@ -309,9 +309,9 @@ def test_a_confidence_interval_is_students():
 def test_ruled_answers_whatever_a_kernel_does():
     rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always raises", lambda *_, **__: 1 / 0))
     told = [(row["outcome"], row["problem"]) for row in rows]
-    assert told == [("no", "raises ZeroDivisionError: division by zero")]
+    assert told == [("refused", "raises ZeroDivisionError: division by zero")]
     rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always lists", lambda *_, **__: []))
-    assert [(row["outcome"], row["problem"]) for row in rows] == [("broken", "returns list, where a tensor is due")]
+    assert [(row["outcome"], row["problem"]) for row in rows] == [("malformed", "returns list, where a tensor is due")]
 
 
 class Refuses(torch.autograd.Function):
@@ -334,7 +334,7 @@ def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
         with pytest.raises(KernelError, match=words):
             torch.autograd.grad(o.sum(), (q, k, v))
     assert contract(register("no backward", refuses))[-1] == dict(
-        asked="gradients", head_dim=64, outcome="no", note="", problem="raises SystemExit: no backward pass yet"
+        asked="gradients", head_dim=64, outcome="refused", note="", problem="raises SystemExit: no backward pass yet"
     )
     rows = measure_shapes("97", 32, "normal", "BF16", 0, "no backward")
     assert [row["tensor"] for row in rows] == ["o"] and rows[0]["passed"]  # its output is judged all the same

@@ -109,7 +109,7 @@ def test_what_cannot_run_says_why():
         raise NotImplementedError("no")
 
     for row in rounding_mode(refuses, "BF16"):
-        assert row["mode"] == "not_seen" and row["outcome"] == "no" and "NotImplementedError" in row["problem"]
+        assert row["mode"] == "not_seen" and row["outcome"] == "refused" and "NotImplementedError" in row["problem"]
     assert set(modes(kernel, BF16, head_dim=32)) == {("output", "BF16")}  # 1 / sqrt(32) is rounded itself
 
 
@@ -138,7 +138,7 @@ def rounding(what):
 def right():
     """Tables of a right kernel: a few of those of `examine`."""
     lengths = sweep(measure, dict(inputs=[Inputs("BF16", "uniform", 128, 0)]), fixed=dict(names=[kernel]))
-    asked = pd.DataFrame([dict(asked="BF16", head_dim=64, outcome="yes", note="", problem="")])
+    asked = pd.DataFrame([dict(asked="BF16", head_dim=64, outcome="answered", note="", problem="")])
     repeats = pd.DataFrame([dict(runs=1, outputs=1, gradients=None)])
     sums = pd.DataFrame(carry(kernel, "BF16", 1)).assign(fmt="BF16", queries=1)
     own = lengths.assign(kernel="right")

@@ -113,7 +113,7 @@ def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
     seen, judgement = examined(fn, replace(TINY, shapes=("256", "causal 512")))
     assert judgement.passed is passes and found(judgement, "causal_only")
     assert set(seen["asked"].note[seen["asked"].asked.isin(("BF16", "FP16"))]) == {"causal_only"}
-    assert set(seen["shapes"]["shape"]) == {"causal 512"} and set(seen["shapes"].outcome) == {"yes"}
+    assert set(seen["shapes"]["shape"]) == {"causal 512"} and set(seen["shapes"].outcome) == {"answered"}
     assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
     assert seen["lengths"].times_max.notna().all() and bool(seen["lengths"].times_max.max() < 2) is passes
     assert "all of it was judged causally" in judgement_text(judgement)
@@ -164,7 +164,7 @@ def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told
     assert re.search(r"dK is not attention's gradient \(.*\): 100% off, limit 20%", judgement_text(judgement))
     tables = seen | dict(shapes=seen["shapes"].assign(relative=0.1, ratio=5.0, passed=seen["shapes"].tensor == "o"))
     assert not found(judge_kernel(judgement.subject, tables), "wrong_gradient")
-    assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.NOTES
+    assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.REPORTED
 
 
 def whole_chunks_alone(q, k, v, causal=False, scale=None):
@@ -228,7 +228,7 @@ def nan_in_fp16(q, k, v, causal=False, scale=None):
 def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
     """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
     seen, judgement = examined(no_fp64)
-    assert seen["asked"].set_index("asked").outcome["FP64"] == "no" and judgement.passed
+    assert seen["asked"].set_index("asked").outcome["FP64"] == "refused" and judgement.passed
     options = ["a boolean mask", "an added mask, ALiBi", WINDOW, "softcap", "sinks"]
     assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", *options]
     assert not examined(nan_in_fp16)[1].passed
@@ -368,7 +368,7 @@ def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkey
 
     rows = measure_shapes("97", 32, "normal", "BF16", 0, forward_alone, able=Capabilities(gradients=False))
     assert [case.gradients for case in asked] == [False] and [row["tensor"] for row in rows] == ["o"]
-    assert pd.DataFrame(contract(forward_alone)).set_index("asked").outcome["gradients"] == "no"
+    assert pd.DataFrame(contract(forward_alone)).set_index("asked").outcome["gradients"] == "refused"
     kernels.register("forward alone", forward_alone)
     examine("forward alone", TINY, beside=())
     assert not any(case.gradients for case in asked[1:]) and len(asked) > 1
@@ -391,7 +391,7 @@ def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
         Inputs("BF16", "two maxima", 128, 0, 1)
 
 
-@pytest.mark.parametrize("noise, due", [(0.0, "wrong"), (0.06, "yes")])
+@pytest.mark.parametrize("noise, due", [(0.0, "wrong"), (0.06, "answered")])
 def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kernel_is_not(noise, due):
     """Without 8 of 248 features of Q and K an output is off by less than what another answer is."""
 
@@ -405,7 +405,7 @@ def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kerne
         return o + gain * o.square().mean().sqrt()
 
     rows = {row["asked"]: row for row in contract(kernel, head_dims=(240, 248))}
-    assert rows["head_dim 240"]["outcome"] == "yes" and rows["head_dim 248"]["outcome"] == due
+    assert rows["head_dim 240"]["outcome"] == "answered" and rows["head_dim 248"]["outcome"] == due
 
 
 def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head_dim():
@@ -416,5 +416,5 @@ def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head
         return kernels.reference(q[..., :keep], k[..., :keep], v, causal=True, scale=d**-0.5, precision=precision)
 
     rows = {row["asked"]: row for row in contract(kernel, causal=True, head_dims=(240, 248))}
-    assert [rows[f"head_dim {d}"]["outcome"] for d in (240, 248)] == ["yes", "wrong"]
+    assert [rows[f"head_dim {d}"]["outcome"] for d in (240, 248)] == ["answered", "wrong"]
     assert rows["head_dim 248"]["note"] != "top_left"

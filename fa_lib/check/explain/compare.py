@@ -14,6 +14,7 @@ from fa_lib import kernels
 from fa_lib.check.explain.emulations import Emulation, Fit, begun, choices, nearest, smallest_change
 from fa_lib.check.explain.log_probs import log_probs
 from fa_lib.check.isolation.calls import call_kernel
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.closeness import closeness
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.capture import AS_IT_IS, captured
@@ -184,7 +185,7 @@ def _guarded(name):
 
     def call(q, k, v, **options):
         answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
-        if answer.outcome != "yes":
+        if answer.outcome != Outcome.ANSWERED:
             raise ValueError(f"kernel: {name} {answer.problem}; accepted are kernels that answer on these inputs")
         return answer.o.detach()
 

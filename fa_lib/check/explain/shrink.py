@@ -16,7 +16,8 @@ from fa_lib import kernels
 from fa_lib.check.explain.cut import AXES, CALLED, Cut
 from fa_lib.check.explain.standalone_limit import judged
 from fa_lib.check.explain.standalone_test import standalone
-from fa_lib.check.isolation.calls import UNASKED, KernelError, call_or_raise
+from fa_lib.check.isolation.calls import KernelError, call_or_raise
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.closeness import Beside
 from fa_lib.check.probe.capture import AS_IT_IS, Capture, captured
 from fa_lib.check.probe.named_tensors import FILE_LAYOUTS, Reading
@@ -87,7 +88,7 @@ def failure(fn: Callable, call: Capture, device: str = "cpu") -> Failure:
     try:
         o = call_or_raise(fn, options, *tensors).detach().cpu()
     except KernelError as error:
-        if error.outcome == UNASKED:
+        if error.outcome == Outcome.NOT_CALLED:
             raise ValueError(f"kernel: it {error}; accepted are kernels that come back from their calls") from error
         return Failure("raises", re.sub(r"\d+", "#", str(error)))
     error, limit = judged(o, call.q, call.k, call.v, **call.options)

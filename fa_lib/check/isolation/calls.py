@@ -8,21 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fa_lib.check.isolation.worker import unusable
+from fa_lib.check.isolation.worker import Outcome, unusable
 from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite, visible_rows
 
-ENDED, UNASKED = "ended", "unasked"
 _KERNELS_THREADS: ContextVar[int | None] = ContextVar("_KERNELS_THREADS", default=None)
-FAULTS = ("wrong", "broken", ENDED)  # outcomes of a kernel that has what it was asked for, and is at fault
+FAULTS = (Outcome.WRONG, Outcome.MALFORMED, Outcome.ENDED)  # of a kernel that has what it was asked for
 
 
 class KernelError(Exception):
     """A kernel raises, or returns something that no kernel returns. As a text: a verb and its object, "raises ...".
 
     Attributes:
-        outcome: "no" (it raises), "broken" (it returns no tensor, or one of another shape or dtype), ENDED (it does
-            not come back: its process hung or ended) or UNASKED (it did not come back too often before).
+        outcome: REFUSED (it raises), MALFORMED (it returns no tensor, or one of another shape or dtype), ENDED (it does
+            not come back: its process hung or ended) or NOT_CALLED (it did not come back too often before).
     """
 
     def __init__(self, outcome: str, problem: str):
@@ -36,19 +35,19 @@ class Answer:
 
     Attributes:
         o: its output; None where it has none of the right shape and dtype. One with NaN or infinite values is kept,
-            though the outcome is "broken".
-        outcome: "yes", or that of a KernelError.
+            though the outcome is MALFORMED.
+        outcome: ANSWERED, or that of a KernelError.
         problem: in words, a verb and its object; "" where there is none.
     """
 
     o: torch.Tensor | None
-    outcome: str = "yes"
+    outcome: str = Outcome.ANSWERED
     problem: str = ""
 
     @property
     def finite(self) -> bool:
         """False where it gave an output of the right shape with NaN or infinite values."""
-        return self.o is None or self.outcome == "yes"
+        return self.o is None or self.outcome == Outcome.ANSWERED
 
 
 def shown(text: str) -> str:
@@ -77,7 +76,7 @@ def kernel_errors() -> Iterator[None]:
     except (KernelError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise KernelError("no", f"raises {shown(type(error).__name__)}: {message(error)}") from error
+        raise KernelError(Outcome.REFUSED, f"raises {shown(type(error).__name__)}: {message(error)}") from error
 
 
 @contextmanager
@@ -117,13 +116,13 @@ def call_or_raise(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor,
     with kernel_errors(), _its_threads():
         o = first_output(fn(q, k, v, **options))
     if not isinstance(o, torch.Tensor):
-        raise KernelError("broken", f"returns {shown(type(o).__name__)}, where a tensor is due")
+        raise KernelError(Outcome.MALFORMED, f"returns {shown(type(o).__name__)}, where a tensor is due")
     if problem := unusable(o, q.device):
-        raise KernelError("broken", shown(problem))
+        raise KernelError(Outcome.MALFORMED, shown(problem))
     due = (*q.shape[:-1], v.shape[-1])
     if tuple(o.shape) != due or o.dtype != q.dtype:
         got = f"{o.dtype} of shape {tuple(o.shape)}"
-        raise KernelError("broken", f"returns {got}, where {q.dtype} of shape {due} is due")
+        raise KernelError(Outcome.MALFORMED, f"returns {got}, where {q.dtype} of shape {due} is due")
     return o
 
 
@@ -148,9 +147,9 @@ def call_kernel(fn: Callable, q, k, v, **options) -> Answer:
         return Answer(None, error.outcome, str(error))
     changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
     if changed:
-        return Answer(None, "broken", f"changes its inputs: {', '.join(changed)}")
+        return Answer(None, Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
     if not finite(o):
-        return Answer(o, "broken", f"returns {nonfinite(o, q, k, v, options)}")
+        return Answer(o, Outcome.MALFORMED, f"returns {nonfinite(o, q, k, v, options)}")
     return Answer(o)
 
 

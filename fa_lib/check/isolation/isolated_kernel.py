@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import ENDED, UNASKED, KernelError, first_line, shown
+from fa_lib.check.isolation.calls import KernelError, first_line, shown
 from fa_lib.check.isolation.leak import Memory
 from fa_lib.check.isolation.process import Ended, Process
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.kernels import registry
 from fa_lib.kernels.option_names import documented
 
@@ -71,8 +72,8 @@ class IsolatedKernel:
         """What the kernel returns: a tensor, or a tuple of its first two.
 
         Raises:
-            KernelError: "no" where it raises; "broken" where it returns no tensor of numbers, or changes its inputs;
-                ENDED where it does not come back; UNASKED after that happened three times.
+            KernelError: REFUSED where it raises; MALFORMED where it returns no tensor of numbers, or changes its
+                inputs; ENDED where it does not come back; NOT_CALLED after that happened three times.
         """
         tensors = (q, k, v, *(x for x in options.values() if isinstance(x, Tensor)))
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -89,7 +90,7 @@ class IsolatedKernel:
         told = self._asked("call", tensors, dict(options=given, wants=[*wants]))
         changed = [("q", "k", "v", *names)[i] for i in told["changed"]]
         if changed:
-            raise KernelError("broken", f"changes its inputs: {', '.join(changed)}")
+            raise KernelError(Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
         results = told["results"]
         self.memory.seen([(x.dtype, x.shape) for x in tensors] + [*wants], results, self.process.resident())
         graph = Graph(self, self.process, self.process.number) if any(wants) else None
@@ -98,7 +99,7 @@ class IsolatedKernel:
     def backward(self, graph: "Graph", gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the tensors that were wanted in a call."""
         if graph.process is not self.process:
-            raise KernelError(ENDED, "has no backward pass: its process ended before")
+            raise KernelError(Outcome.ENDED, "has no backward pass: its process ended before")
         return self._asked("backward", gradients, dict(graph=graph.number))["results"]
 
     def conduct(self) -> pd.DataFrame:
@@ -139,10 +140,10 @@ class IsolatedKernel:
     def _hello(self):
         """A process that has imported the kernel."""
         if self.stillborn:
-            raise KernelError(ENDED, self.stillborn)
+            raise KernelError(Outcome.ENDED, self.stillborn)
         if self.dead:
             self._act("unasked", "", False, self.endings, "")
-            raise KernelError(UNASKED, f"was not asked: its process had ended {self.endings} times")
+            raise KernelError(Outcome.NOT_CALLED, f"was not asked: its process had ended {self.endings} times")
         if self.process is None:
             self.process, self.ready = self._start(), False
         if self.ready:
@@ -154,12 +155,12 @@ class IsolatedKernel:
             self.stillborn = f"{ended}, when it is imported"  # as it is every time
             raise self._ended(ended, "on import", True) from None
         self._state(told, True, "on import")
-        if told["outcome"] != "yes":
+        if told["outcome"] != Outcome.ANSWERED:
             self.dead = True
             if told.get("exits"):
                 self._act("exits", "sys.exit", True, math.nan, "on import")
                 self.stillborn = "ends its process by sys.exit, when it is imported"
-                raise KernelError(ENDED, self.stillborn)
+                raise KernelError(Outcome.ENDED, self.stillborn)
             raise registry.unavailable(self.kernel, shown(f"{told.get('text')}"))
         if told.get("callable") is not True:
             self.dead = True
@@ -179,13 +180,14 @@ class IsolatedKernel:
             raise self._ended(ended, at) from None
         self.warmed.add(do)
         self._state(told, False, at)
-        if told["outcome"] == "yes":
+        if told["outcome"] == Outcome.ANSWERED:
             return told
         if told.get("exits"):
             self._act("exits", "sys.exit", False, math.nan, at)
-        if told["outcome"] == "broken":
-            raise KernelError("broken", first_line(f"{told.get('problem')}"))
-        raise KernelError("no", f"raises {first_line(str(told.get('error')))}: {first_line(str(told.get('text')))}")
+        if told["outcome"] == Outcome.MALFORMED:
+            raise KernelError(Outcome.MALFORMED, first_line(f"{told.get('problem')}"))
+        error, text = (first_line(str(told.get(name))) for name in ("error", "text"))
+        raise KernelError(Outcome.REFUSED, f"raises {error}: {text}")
 
     def _ended(self, ended, at, on_import=False):
         """Note what ended the process, and the KernelError that says so."""
@@ -193,7 +195,7 @@ class IsolatedKernel:
         self._count()
         self.process, self.endings = None, self.endings + 1
         self.dead = self.dead or self.endings >= MOST_ENDINGS
-        return KernelError(ENDED, f"{ended}")
+        return KernelError(Outcome.ENDED, f"{ended}")
 
     def _state(self, told, on_import, at):
         for name in [*told.get("state", [])][:20]:

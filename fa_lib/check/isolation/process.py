@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.isolation import worker
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.execution import reader_modules
 from fa_lib.execution.process_settings import environment
 
@@ -112,7 +113,7 @@ class Process:
         self._send(order | dict(number=self.number, storages=storages, tensors=specs, most=most))
         told = self._answer(limit)
         try:
-            if told["outcome"] == "yes":
+            if told["outcome"] == Outcome.ANSWERED:
                 told["changed"] = [i for i in range(len(tensors)) if i in told["changed"]]
                 told["results"] = unpack(self.outbox, told["results"], most, tensors[0].device)
             return told
@@ -164,7 +165,8 @@ class Process:
         line, _, self.said = self.said.partition(b"\n")
         try:
             told = json.loads(line)
-            right = told["number"] == self.number and told["outcome"] in ("yes", "no", "broken")
+            possible = (Outcome.ANSWERED, Outcome.REFUSED, Outcome.MALFORMED)
+            right = told["number"] == self.number and told["outcome"] in possible
             right = right and all(isinstance(name, str) for name in told["state"])
         except (ValueError, KeyError, TypeError, RecursionError):
             right = False

@@ -16,10 +16,23 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from operator import is_
 
 import numpy as np
 import torch
+
+
+class Outcome(StrEnum):
+    """What comes of a call of a kernel."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"  # it raises
+    MALFORMED = "malformed"  # it returns no tensor, or one of another shape or dtype or not finite, or changes inputs
+    WRONG = "wrong"  # it answers another question
+    ENDED = "ended"  # it does not come back: its process hung or ended
+    NOT_CALLED = "not_called"  # it did not come back too often before
+
 
 TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
@@ -50,13 +63,15 @@ class Worker:
         self.fn, self.watch, self.inbox, self.outbox, self.graphs = fn, watch, inbox, outbox, {}
 
     def answer(self, order: dict) -> dict:
-        """What is told of a call, or of its backward pass: outcome ("yes", "no", "broken"), results, changed, state."""
+        """What is told of a call, or of its backward pass: outcome (of Outcome), results, changed, state."""
         for number in order["forget"]:
             self.graphs.pop(number, None)
         try:
             told = self.call(order) if order["do"] == "call" else self.backward(order)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are the kernel's
-            told = dict(outcome="no", exits=isinstance(error, SystemExit), error=_name(error), text=_text(error))
+            told = dict(
+                outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_text(error)
+            )
         return told | dict(state=self.watch.look())
 
     def call(self, order: dict) -> dict:
@@ -70,18 +85,18 @@ class Worker:
         several = isinstance(o, (tuple, list))
         results = list(o[:RESULTS]) if several else [o]
         if not results or not isinstance(results[0], torch.Tensor):
-            return dict(outcome="broken", problem=f"returns {type(o).__name__}, where a tensor is due")
+            return dict(outcome=Outcome.MALFORMED, problem=f"returns {type(o).__name__}, where a tensor is due")
         results = [x for x in results if isinstance(x, torch.Tensor)]
         for x in results:
             if problem := unusable(x, given[0].device):
-                return dict(outcome="broken", problem=problem)
+                return dict(outcome=Outcome.MALFORMED, problem=problem)
         if sum(x.numel() * x.element_size() for x in results) > order["most"]:
             problem = f"returns {results[0].dtype} of shape {tuple(results[0].shape)}, far more than is due"
-            return dict(outcome="broken", problem=problem)
+            return dict(outcome=Outcome.MALFORMED, problem=problem)
         if wanted:
             self.graphs[order["number"]] = results, wanted, given, before
         changed = [i for i, (x, was) in enumerate(zip(given, before)) if not torch.equal(_bits(x), was)]
-        return dict(outcome="yes", several=several, results=self.write(results), changed=changed)
+        return dict(outcome=Outcome.ANSWERED, several=several, results=self.write(results), changed=changed)
 
     def backward(self, order: dict) -> dict:
         results, wanted, given, before = self.graphs.pop(order["graph"])
@@ -91,11 +106,11 @@ class Worker:
         grads = torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
         for name, x, was in zip(("q", "k", "v", *["dO"] * len(pairs)), given, before):
             if not torch.equal(_bits(x), was):
-                return dict(outcome="broken", problem=f"changes {name} in its backward pass")
+                return dict(outcome=Outcome.MALFORMED, problem=f"changes {name} in its backward pass")
         for g in grads:
             if problem := unusable(g, wanted[0].device):
-                return dict(outcome="broken", problem=f"{problem} (a gradient)")
-        return dict(outcome="yes", several=True, results=self.write(grads), changed=[])
+                return dict(outcome=Outcome.MALFORMED, problem=f"{problem} (a gradient)")
+        return dict(outcome=Outcome.ANSWERED, several=True, results=self.write(grads), changed=[])
 
     def read(self, storages: list[tuple[int, int, str]], tensors: list[dict]) -> list[torch.Tensor]:
         """Tensors as they lie in memory over there: their strides, and what they share."""
@@ -196,17 +211,17 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
     first = _next(channel)
     sys.path[:] = first["path"]
     torch.set_num_threads(first["threads"])
-    _tell(channel, dict(outcome="yes", number=0, state=[]))
-    watch, told = Watch(), dict(outcome="yes")
+    _tell(channel, dict(outcome=Outcome.ANSWERED, number=0, state=[]))
+    watch, told = Watch(), dict(outcome=Outcome.ANSWERED)
     try:
         fn = getattr(importlib.import_module(first["module"]), first["function"])
     except BaseException as error:
-        told = dict(outcome="no", exits=isinstance(error, SystemExit), error=_name(error), text=_repr(error))
+        told = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_repr(error))
     else:
         told |= dict(callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn) if callable(fn) else None)
         told |= dict(doc=f"{getattr(fn, '__doc__', None) or ''}"[:TEXT])  # of built-in functions it has the parameters
     _tell(channel, told | dict(number=0, state=watch.look()))
-    worker = Worker(fn, watch, inbox, outbox) if told["outcome"] == "yes" else None
+    worker = Worker(fn, watch, inbox, outbox) if told["outcome"] == Outcome.ANSWERED else None
     while worker and (order := _next(channel)):
         _tell(channel, worker.answer(order) | dict(number=order["number"]))
     sys.stdout.flush()

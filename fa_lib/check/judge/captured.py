@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from fa_lib.check.isolation.calls import UNASKED
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
@@ -54,10 +54,10 @@ def judge_tensors(
     findings = [*of_conduct(more.conduct)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
-        bad = rows[rows.outcome != "yes"]
+        bad = rows[rows.outcome != Outcome.ANSWERED]
         if len(bad):
             where = dict(kernel=name, outcome=bad.outcome.iloc[0], problem=bad.problem.iloc[0])
-            findings.append(Finding("refused", Severity.FAILS if judged else Severity.NOTES, where))
+            findings.append(Finding("refused", Severity.FAILS if judged else Severity.REPORTED, where))
             continue
         rows = rows[rows.times_max.notna()]
         if not len(rows):
@@ -65,25 +65,25 @@ def judge_tensors(
         worst = rows.loc[rows.times_max.idxmax()]
         where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
         few = _few(worst.get("fmt"), worst.get("rows"), more.close)
-        severity = _ruled(worst.times_max, few) if judged else Severity.NOTES
+        severity = _ruled(worst.times_max, few) if judged else Severity.REPORTED
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += [*of_bound(more.close, names[0]), *_no_yardstick(names[0], far)]
     findings += [*of_gradients(more.gradients), *_blind(far)]
     if "layer" in about:
-        findings.append(Finding("captured", Severity.NOTES, dict(about)))
+        findings.append(Finding("captured", Severity.REPORTED, dict(about)))
     for what, heads in flags(risky).items():
         if heads:
-            findings.append(Finding(what, Severity.NOTES, dict(heads=heads)))
+            findings.append(Finding(what, Severity.REPORTED, dict(heads=heads)))
     for base, rows in better.items():
         found = cheapest(rows)
         where = dict(base=base, change=found and found["change"])
         what = "finite_change" if found and found["times_less"] == math.inf else "change"
-        findings.append(Finding(what, Severity.NOTES, where, found and found["times_less"]))
+        findings.append(Finding(what, Severity.REPORTED, where, found and found["times_less"]))
     if len(cached):
         for cache, rows in cached.groupby("cache", sort=False):
             far_off = rows["head"][~(rows.relative <= BEARS)].tolist()  # NaN too
             where = dict(cache=cache, heads=far_off, of=len(rows))
-            findings.append(Finding("cache", Severity.NOTES, where, rows.relative.max(skipna=False), BEARS))
+            findings.append(Finding("cache", Severity.REPORTED, where, rows.relative.max(skipna=False), BEARS))
     return Judgement("tensors", names[0], tuple(findings))
 
 
@@ -94,13 +94,13 @@ def _few(fmt, rows, close):
 
 def _ruled(times, few):
     """What a largest error over Baseline's means for the verdict."""
-    return Severity.NOTES if few and times > ALLOWED["o"] else within(times, ALLOWED["o"])
+    return Severity.REPORTED if few and times > ALLOWED["o"] else within(times, ALLOWED["o"])
 
 
 def _blind(far):
     """Rows that see no key."""
     if "blind" in far and (rows := int(far[far.kernel == ROUNDED].blind.sum())):
-        yield Finding("blind_rows", Severity.NOTES, dict(rows=rows))
+        yield Finding("blind_rows", Severity.REPORTED, dict(rows=rows))
 
 
 def _no_yardstick(judged, far):
@@ -113,7 +113,7 @@ def _no_yardstick(judged, far):
         if len(rows):
             own = rows.relative[rows.kernel == judged].max()  # NaN where it has none
             where = dict(heads=[*map(int, dict.fromkeys(rows["head"]))], kernel=judged)
-            yield Finding(f"baseline_{stick}", Severity.FAILS if own > FAR else Severity.NOTES, where, own, FAR)
+            yield Finding(f"baseline_{stick}", Severity.FAILS if own > FAR else Severity.REPORTED, where, own, FAR)
 
 
 def judge_model(
@@ -140,14 +140,14 @@ def judge_model(
             where = dict(model=model, layer=layer, kernel=kernel)
             judged = kernel == "ran" and not math.isnan(times)
             at = calls.loc[(model, layer)]
-            severity = _ruled(times, _few(at.fmt, at.rows, close)) if judged else Severity.NOTES
+            severity = _ruled(times, _few(at.fmt, at.rows, close)) if judged else Severity.REPORTED
             findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
     own = [f for f in findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
-    if not any(f.severity != Severity.NOTES or f.number is not None for f in own):
-        findings.insert(0, Finding("nothing_compared", Severity.NOTES))
+    if not any(f.severity != Severity.REPORTED or f.number is not None for f in own):
+        findings.insert(0, Finding("nothing_compared", Severity.REPORTED))
     findings += [*of_bound(close, "attention"), *_of_masks(table, causal)]
     for (kernel, why), count in dict(skipped or {}).items():
-        findings.append(Finding("skipped", Severity.NOTES, dict(kernel=kernel, why=why), count))
+        findings.append(Finding("skipped", Severity.REPORTED, dict(kernel=kernel, why=why), count))
     return Judgement("model", subject, tuple(findings))
 
 
@@ -160,7 +160,7 @@ def _of_masks(table, causal):
     calls = table.drop_duplicates(names)
     uneven = calls[calls.later.isna() & (calls.get("n_q", 2) != 1)]  # a single query is the last, and sees none behind
     if causal and len(uneven):
-        yield Finding("later_unknown", Severity.NOTES, dict(calls=len(uneven), of=len(calls)))
+        yield Finding("later_unknown", Severity.REPORTED, dict(calls=len(uneven), of=len(calls)))
     calls = calls[calls.later.notna()]
     for what, some in (("sees_later", calls[calls.later > 0]), ("own_hidden", calls[calls.own < LITTLE])):
         if len(some):
@@ -168,7 +168,7 @@ def _of_masks(table, causal):
             where = dict(calls=len(some), of=len(calls)) | {name: f"{first[name]}" for name in names}
             share = some.later.max() if what == "sees_later" else 1 - some.own.min()
             fails = what == "sees_later" and causal
-            yield Finding(what, Severity.FAILS if fails else Severity.NOTES, where, share)
+            yield Finding(what, Severity.FAILS if fails else Severity.REPORTED, where, share)
 
 
 def flags(risky: pd.DataFrame) -> dict[str, list[int]]:
@@ -187,14 +187,14 @@ def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
     passes beside it."""
     if not len(table):
         return
-    if (table.outcome != "yes").any():
+    if (table.outcome != Outcome.ANSWERED).any():
         row = table.iloc[0]
-        severity = Severity.NOTES if row.outcome in ("no", UNASKED) else Severity.FAILS
+        severity = Severity.REPORTED if row.outcome in (Outcome.REFUSED, Outcome.NOT_CALLED) else Severity.FAILS
         yield Finding("captured_gradients", severity, dict(problem=row.problem))
         return
     held, without = table[table.yardstick == FINITE], [*table.tensor[table.yardstick != FINITE]]
     if without:
-        yield Finding("captured_gradients", Severity.NOTES, dict(without=without))
+        yield Finding("captured_gradients", Severity.REPORTED, dict(without=without))
     wrong = held[~(held.relative <= FAR)]  # NaN too
     if len(wrong):
         worst = wrong.loc[wrong.relative.fillna(math.inf).idxmax()]
@@ -204,5 +204,5 @@ def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
         worst = held.loc[held.times_max.idxmax()]
         limit = ALLOWED[worst.tensor]
         passes = worst.times_max <= limit and not without
-        severity = Severity.PASSES if passes else Severity.NOTES
+        severity = Severity.PASSES if passes else Severity.REPORTED
         yield Finding("captured_gradients", severity, dict(tensor=worst.tensor), worst.times_max, limit)

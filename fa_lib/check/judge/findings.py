@@ -10,7 +10,7 @@ class Severity(StrEnum):
     """What a finding means for the judgement."""
 
     FAILS = "fails"
-    NOTES = "notes"  # told, and not counted
+    REPORTED = "reported"  # and not counted
     PASSES = "passes"
 
 
@@ -87,7 +87,7 @@ class Judgement:
         """The sums that a kernel carries in low precision, of `kernel.SUMS`; None: this could not be seen."""
         found = [finding for finding in self.findings if finding.what == "carry"]
         low = tuple(dict.fromkeys(each.where["sum"] for each in found if each.severity == Severity.FAILS))
-        seen = found and all(each.severity != Severity.NOTES for each in found)
+        seen = found and all(each.severity != Severity.REPORTED for each in found)
         return low if low or seen else None
 
     def record(self) -> dict:

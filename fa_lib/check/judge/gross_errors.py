@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Finding, Severity
 from fa_lib.check.measure.carry import LOST
 from fa_lib.numerics.formats import Format
@@ -17,7 +18,7 @@ SAME = 0.1  # of its distance to 1 is what the factor may be off its median: a c
 def scaled(lengths: pd.DataFrame) -> float | None:
     """The one factor that a kernel's outputs are off by, in a table of its own rows of `examine.measure`; None where
     there is none, or one setting alone to see it in."""
-    rows = lengths[lengths.outcome == "yes"] if "factor" in lengths else lengths[:0]
+    rows = lengths[lengths.outcome == Outcome.ANSWERED] if "factor" in lengths else lengths[:0]
     if len(rows) < 2 or not (rows.by_factor >= MADE).all():
         return None
     off = rows.factor - 1
@@ -35,7 +36,7 @@ def noisy(repeats: pd.DataFrame) -> float | None:
 def coarse(lengths: pd.DataFrame) -> dict[str, int]:
     """Formats in which all outputs of a kernel, in a table as above, have at least 2 bits less than the format holds ->
     their bits."""
-    rows = lengths[lengths.outcome == "yes"] if "bits" in lengths else lengths[:0]
+    rows = lengths[lengths.outcome == Outcome.ANSWERED] if "bits" in lengths else lengths[:0]
     most = rows.groupby("fmt", sort=False).bits.max() if len(rows) else {}
     return {fmt: int(most[fmt]) for fmt in dict(most) if most[fmt] <= Format.of(fmt).precision - FEWER}
 

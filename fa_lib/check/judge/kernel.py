@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from fa_lib.check.isolation.calls import ENDED, FAULTS, UNASKED
+from fa_lib.check.isolation.calls import FAULTS
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
@@ -28,24 +29,29 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     conduct = tuple(of_conduct(tables.get("conduct", pd.DataFrame())))
     asked, lengths, shapes = tables["asked"], tables["lengths"], tables["shapes"]
     lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
-    if not (asked.outcome == "yes").any():
-        bad, ended = asked[asked.outcome.isin(("wrong", "broken"))], asked[asked.outcome == ENDED]
+    if not (asked.outcome == Outcome.ANSWERED).any():
+        bad, ended = (
+            asked[asked.outcome.isin((Outcome.WRONG, Outcome.MALFORMED))],
+            asked[asked.outcome == Outcome.ENDED],
+        )
         told = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
         where = {name: told[name] for name in ("asked", "outcome", "note", "problem")}
         what = "not_attention" if len(bad) else "not_run"
         return Judgement("kernel", kernel, (*conduct, Finding(what, Severity.FAILS, where)))
-    no = list(asked.asked[asked.outcome == "no"])
-    unsupported = [Finding("unsupported", Severity.NOTES, dict(asked=no))] if no else []
+    no = list(asked.asked[asked.outcome == Outcome.REFUSED])
+    unsupported = [Finding("unsupported", Severity.REPORTED, dict(asked=no))] if no else []
     if not len(lengths):
         answers = list(_answers(asked))
-        return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.NOTES), *unsupported))
+        return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.REPORTED), *unsupported))
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
     wrong, sums = [*of_wrong(lengths, tables["repeats"])], tables["sums"]
     hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
     sums = sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
     whole = [f for f in wrong if f.what != "coarse"] or (wrong if not len(sums) else [])  # hides every carry
-    carries = [Finding("carry", Severity.NOTES, dict(problem="", because=whole[0].what))] if whole else [*_carry(sums)]
+    carries = (
+        [Finding("carry", Severity.REPORTED, dict(problem="", because=whole[0].what))] if whole else [*_carry(sums)]
+    )
     findings = [
         *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
         *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if whole else _row_sum(sums)),
@@ -57,7 +63,7 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         *_on_gpu(kernel), coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
-        weak = {Severity.PASSES: Severity.NOTES}  # nothing else that holds makes a kernel pass
+        weak = {Severity.PASSES: Severity.REPORTED}  # nothing else that holds makes a kernel pass
         findings = [replace(f, severity=weak.get(f.severity, f.severity)) for f in findings]
     return Judgement("kernel", kernel, (*conduct, *findings))
 
@@ -66,10 +72,10 @@ def _carry(sums):
     """A finding for each format and sum, of the number of queries where most is lost; or one that says why there is
     none."""
     if not len(sums):
-        yield Finding("carry", Severity.NOTES, dict(problem=""))
+        yield Finding("carry", Severity.REPORTED, dict(problem=""))
         return
-    severities = {True: Severity.FAILS, False: Severity.PASSES, None: Severity.NOTES}
-    problems = sums.problem[sums.outcome != "yes"]
+    severities = {True: Severity.FAILS, False: Severity.PASSES, None: Severity.REPORTED}
+    problems = sums.problem[sums.outcome != Outcome.ANSWERED]
     groups: dict[tuple, list[dict]] = {}
     for one in carried(sums):
         groups.setdefault((one["fmt"], one["sum"]), []).append(one)
@@ -93,7 +99,7 @@ def _growth(lengths):
         first, last = rows.iloc[0], rows.iloc[-1]
         where = dict(distribution=first.distribution, fmt=first.fmt, queries=int(first.few) or None, n=int(last.n))
         where |= dict(from_n=int(first.n), from_number=float(first.times_max))
-        yield Finding("growth", Severity.NOTES, where, last.times_max)
+        yield Finding("growth", Severity.REPORTED, where, last.times_max)
 
 
 def _by_queries(lengths):
@@ -130,7 +136,7 @@ def _rounded_splits(splits):
             where = _place(best) | dict(
                 splits=int(best.splits), low_merge=bool(best.low_merge), emulated=float(best.emulated)
             )  # fmt: skip
-            yield Finding("rounded_splits", Severity.NOTES, where, best.explained, EXPLAINED)
+            yield Finding("rounded_splits", Severity.REPORTED, where, best.explained, EXPLAINED)
 
 
 def _row_sum(sums):
@@ -138,13 +144,13 @@ def _row_sum(sums):
     found = [one for one in carried(sums) if one["low"] is False and one["lost"] > LOST] if len(sums) else []
     for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in found):
         lost = max(one["lost"] for one in found if (one["fmt"], one["sum"]) == (fmt, what))
-        yield Finding("sum_error", Severity.NOTES, dict(sum=what, fmt=fmt), lost)
+        yield Finding("sum_error", Severity.REPORTED, dict(sum=what, fmt=fmt), lost)
 
 
 def _problems(table):
     """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
-    for outcome, rows in table[table.outcome != "yes"].groupby("outcome"):
-        severity = Severity.NOTES if outcome in ("no", UNASKED) else Severity.FAILS
+    for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
+        severity = Severity.REPORTED if outcome in (Outcome.REFUSED, Outcome.NOT_CALLED) else Severity.FAILS
         where = _place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
         yield Finding("problem", severity, where)
 
@@ -152,15 +158,15 @@ def _problems(table):
 def _causal(asked, top_left):
     """How it masks, where that decides what is judged."""
     if (asked.note == "causal_only").any():
-        yield Finding("causal_only", Severity.NOTES)
+        yield Finding("causal_only", Severity.REPORTED)
     if top_left:
-        yield Finding("top_left", Severity.NOTES)
+        yield Finding("top_left", Severity.REPORTED)
 
 
 def alignment(asked: pd.DataFrame) -> Iterator[Finding]:
     """A causal mask that is aligned otherwise for one query than for several, where queries are fewer than keys: chunks
     of a prompt and single tokens then see other keys. asked: table of `contract`."""
-    right = asked[asked.outcome == "yes"]
+    right = asked[asked.outcome == Outcome.ANSWERED]
     notes = [*(right.note[right.asked == each] for each in (CAUSAL_FEWER, CAUSAL_ONE))]
     if all(map(len, notes)) and len({each.iloc[0] for each in notes}) > 1:
         yield Finding("alignment", Severity.FAILS, dict(several=notes[0].iloc[0], one=notes[1].iloc[0]))
@@ -175,7 +181,7 @@ def _counted(shapes):
 
 def _shapes(shapes):
     """The rule over shapes and masks: outputs count, gradients are told, unless they are no gradients of attention."""
-    ran = shapes[shapes.outcome == "yes"] if len(shapes) else shapes
+    ran = shapes[shapes.outcome == Outcome.ANSWERED] if len(shapes) else shapes
     for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
         rows = ran[ran.tensor.isin(tensors)] if len(ran) else ran
         if not len(rows):
@@ -187,7 +193,7 @@ def _shapes(shapes):
             continue
         worst = failed.loc[failed.ratio.idxmax()] if failed.ratio.notna().any() else failed.iloc[0]
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
-        severity = Severity.FAILS if what == "outputs" else Severity.NOTES
+        severity = Severity.FAILS if what == "outputs" else Severity.REPORTED
         yield Finding(what, severity, where, worst.ratio, worst.allowed)
         wrong = failed[failed.relative > FAR] if what == "gradients" else failed[:0]
         if len(wrong):
@@ -199,7 +205,7 @@ def _shapes(shapes):
 def _on_gpu(kernel):
     """That it ran in the arithmetic of a GPU that is not there."""
     if kernel.startswith(f"{ON_GPU}:"):
-        yield Finding("on_gpu", Severity.NOTES, dict(gpu=kernel.split(":")[1]))
+        yield Finding("on_gpu", Severity.REPORTED, dict(gpu=kernel.split(":")[1]))
 
 
 def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:
@@ -208,10 +214,10 @@ def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:
     where = {}
     for name, table, by in (("settings", lengths, ["fmt", "distribution", "n", "queries"]),
                             ("shapes", shapes, ["shape", "head_dim", "fmt"])):  # fmt: skip
-        ran = table[table.outcome == "yes"] if len(table) else table
+        ran = table[table.outcome == Outcome.ANSWERED] if len(table) else table
         where |= {name: ran.groupby(by).ngroups if len(ran) else 0}
         where |= {f"{name}_of": table.groupby(by).ngroups if len(table) else 0}
-    return Finding("coverage", Severity.NOTES, where)
+    return Finding("coverage", Severity.REPORTED, where)
 
 
 def _inputs(inputs):
@@ -220,7 +226,7 @@ def _inputs(inputs):
         return
     worst = inputs.groupby(["fmt", "distribution"]).times_max.mean().dropna().sort_values()
     fmt, distribution = worst.index[-1]
-    yield Finding("worst_input", Severity.NOTES, dict(fmt=fmt, distribution=distribution), worst.iloc[-1])
+    yield Finding("worst_input", Severity.REPORTED, dict(fmt=fmt, distribution=distribution), worst.iloc[-1])
     groups = inputs.groupby(["fmt", "distribution"])
     level, sure = 1 - 0.05 / len(groups), []  # each group is a chance to find one
     for at, rows in groups:
@@ -230,7 +236,7 @@ def _inputs(inputs):
     if sure:
         (fmt, distribution), mean, low, high, baseline = max(sure, key=lambda one: abs(one[1] - one[4]))
         where = dict(fmt=fmt, distribution=distribution, low=float(low), high=float(high), baseline=float(baseline))
-        yield Finding("outwards", Severity.NOTES, where, mean, SIDE)
+        yield Finding("outwards", Severity.REPORTED, where, mean, SIDE)
 
 
 def _repeats(repeats):
@@ -238,7 +244,7 @@ def _repeats(repeats):
     row = repeats.iloc[0]
     for what in ("outputs", "gradients"):
         if pd.notna(row[what]):
-            yield Finding("repeats", Severity.NOTES, dict(of=what, runs=int(row.runs)), row[what])
+            yield Finding("repeats", Severity.REPORTED, dict(of=what, runs=int(row.runs)), row[what])
 
 
 def _rounding(rounding, sums):
@@ -252,4 +258,4 @@ def _rounding(rounding, sums):
     for (what, mode), rows in seen.groupby(["what", "mode"], sort=False) if len(seen) else ():
         fails = mode == "truncates" and what != "inputs"
         where = dict(what=what, mode=mode, into=[*dict.fromkeys(rows.into)])
-        yield Finding("rounding_mode", Severity.FAILS if fails else Severity.NOTES, where)
+        yield Finding("rounding_mode", Severity.FAILS if fails else Severity.REPORTED, where)

@@ -33,8 +33,8 @@ def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
         worst = bad.loc[over.idxmax()] if over.notna().any() else bad.iloc[0]
         where = dict(relation=key, cases=[*dict.fromkeys(bad.case)], case=worst.case, fmt=worst.fmt)
         where |= dict(outcome=worst.outcome, problem=worst.problem)
-        severity = Severity.FAILS if failed.any() else Severity.NOTES
+        severity = Severity.FAILS if failed.any() else Severity.REPORTED
         yield Finding("relation", severity, where, worst.number, worst.limit)
     if len(asked):
         counts = dict(held=held, of=len(asked), not_asked=len(related) - len(asked))
-        yield Finding("relations", Severity.PASSES if held == len(asked) else Severity.NOTES, counts)
+        yield Finding("relations", Severity.PASSES if held == len(asked) else Severity.REPORTED, counts)

@@ -4,6 +4,7 @@ Where few keys have most of the weight, Baseline's own error is large, and the r
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.closeness import Beside
 from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally
 from fa_lib.check.measure.reference_cache import Inputs
@@ -32,7 +33,7 @@ def bounds(
         given = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
         q, k, v = given.tensors()
         answer = call_kernel(causally(fn) if able.causal else fn, q, k, v)
-        found = Beside.of(answer.o, q, k, v, dict(causal=able.causal)) if answer.outcome == "yes" else None
+        found = Beside.of(answer.o, q, k, v, dict(causal=able.causal)) if answer.outcome == Outcome.ANSWERED else None
         if found is None or not found.finite:
             continue
         rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import Answer, call_kernel, nonfinite
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.reference_cache import BIASED, draw_inputs
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
@@ -147,7 +148,8 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     seen = _seen((q, k, v), options)
     baseline, rows = baseline_for(fmt)(q, k, v, **options).where(seen, golden), []
-    outs = {ROUNDED: fmt(golden)} | {name: a.o.where(seen, golden) for name, a in answers.items() if a.outcome == "yes"}
+    right = {name: a.o for name, a in answers.items() if a.outcome == Outcome.ANSWERED}
+    outs = {ROUNDED: fmt(golden)} | {name: o.where(seen, golden) for name, o in right.items()}
     blind = by_head((~seen).expand(*golden.shape[:-1], 1)).sum((1, 2)).tolist()
     held = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
     for name, out in outs.items():
@@ -159,7 +161,7 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
                 times = dict(times_max=over_baseline(d.max, largest), times_rmse=over_baseline(d.rmse, rmse))
                 numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
             about = dict(fmt=fmt.name, rows=len(g) - blind[head], yardstick=stick, blind=blind[head])
-            rows.append(dict(head=head, kernel=name) | numbers | about | dict(outcome="yes", problem=""))
+            rows.append(dict(head=head, kernel=name) | numbers | about | dict(outcome=Outcome.ANSWERED, problem=""))
     refused = {name: answer for name, answer in answers.items() if name not in outs}
     return rows + [
         dict(head=math.nan, kernel=name, outcome=a.outcome, problem=a.problem) for name, a in refused.items()
@@ -180,7 +182,9 @@ def yardstick_of(baseline: Tensor, golden: Tensor, fmt: Format) -> tuple[str, fl
 def _answer(name, tensors, options, ran):
     """Of a kernel, or of what ran; NaN counts in rows that see a key."""
     if name == RAN:
-        found = Answer(ran) if finite(ran) else Answer(ran, "broken", f"returned {nonfinite(ran, *tensors, options)}")
+        found = Answer(ran)
+        if not finite(ran):
+            found = Answer(ran, Outcome.MALFORMED, f"returned {nonfinite(ran, *tensors, options)}")
     else:
         found = call_kernel(kernels.plain(name), *(x.clone() for x in tensors), **options)
     if found.finite or not finite(o := found.o.where(_seen(tensors, options), 0.0)):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import KernelError, with_kernel_errors
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.captured import FINITE, yardstick_of
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import Format
@@ -46,5 +47,5 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel
         if stick == FINITE:
             d = deviation(x, exact, fmt)
             numbers = dict(max=d.max, relative=d.relative, times_max=over_baseline(d.max, largest))
-        rows.append(dict(tensor=tensor) | numbers | dict(yardstick=stick, outcome="yes", problem=""))
+        rows.append(dict(tensor=tensor) | numbers | dict(yardstick=stick, outcome=Outcome.ANSWERED, problem=""))
     return rows

@@ -12,6 +12,7 @@ import torch
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import KernelError, call_kernel, kernel_errors, with_kernel_errors
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure import wrong_answers
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.layouts import first_output
@@ -122,7 +123,7 @@ def contract(
 
     Returns:
         rows: asked, head_dim, outcome, note, problem. Formats come first.
-            outcome: "yes", "no" (it raises, or answers in another format than that asked for), "broken" (as
+            outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
             `call_kernel` has it) or "wrong" (it answers another question).
             note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
             "unmasked" (it takes causal=True and does not mask), of a wrong answer what it looks like (a key of
@@ -143,24 +144,24 @@ def contract(
         options |= dict(causal=True) if causal else {}
         answer = call_kernel(_typed(fn) if first else fn, q, k, v, **options)
         outcome, note, asked_for = answer.outcome, "", wrong_answers.Call(q, k, v, fmt, options)
-        if outcome == "yes" and times == 1:  # else a score's own rounding may turn the softmax
+        if outcome == Outcome.ANSWERED and times == 1:  # else a score's own rounding may turn the softmax
             off, limit = wrong_answers.distance(answer.o, asked_for.golden()), wrong_answers.FAR
             if first:
                 own[fmt] = off
             if asked.startswith(HEAD_DIM):
                 limit = min(limit, max(AWAY, TIMES * own[fmt]))
-            outcome, note = _compared(answer.o, asked_for, limit) if off > limit else ("yes", "")
-        elif outcome == "broken" and answer.o is None:
+            outcome, note = _compared(answer.o, asked_for, limit) if off > limit else (Outcome.ANSWERED, "")
+        elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(fn, asked_for)
         if note == "bshd" and str(kernel).endswith("@bshd"):  # its layout is the other one of the two
             note = "bhsd"
-        note = "causal_only" if causal and first and outcome == "yes" else note
+        note = "causal_only" if causal and first and outcome == Outcome.ANSWERED else note
         rows.append(dict(asked=asked, head_dim=head_dim, outcome=outcome, note=note, problem=answer.problem))
         return outcome
 
-    can = [fmt for fmt in FORMATS if ask(f"{fmt}", fmt, FIRST) == "yes"]
+    can = [fmt for fmt in FORMATS if ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]
     if can:
-        has = {asked for asked, call in CALLS.items() if ask(asked, can[0], call) == "yes"}
+        has = {asked for asked, call in CALLS.items() if ask(asked, can[0], call) == Outcome.ANSWERED}
         for needed, call in MORE.items():
             if has.issuperset(needed):
                 ask(call.key, can[0], call)
@@ -169,11 +170,12 @@ def contract(
                 ask(other, can[0], Call(other, 64, 64, head_dim=d))
         ask(LARGE.key, can[0], LARGE, times=64)
         rows.append(_gradients(fn, can[0], head_dim, device))
-        if rows[-1]["outcome"] == "yes":
-            right = [row["asked"] for row in rows if row["outcome"] == "yes" and row["asked"].startswith(HEAD_DIM)]
+        if rows[-1]["outcome"] == Outcome.ANSWERED:
+            has = [row["asked"] for row in rows if row["outcome"] == Outcome.ANSWERED]
+            right = [asked for asked in has if asked.startswith(HEAD_DIM)]
             dims = [int(asked.removeprefix(HEAD_DIM)) for asked in right]
             rows += [_gradients_at(fn, can[0], d, device, causal, queries) | dict(head_dim=head_dim) for d in dims]
-        if any(row["asked"] == "sinks" and row["outcome"] == "yes" for row in rows):
+        if any(row["asked"] == "sinks" and row["outcome"] == Outcome.ANSWERED for row in rows):
             rows.append(_sinks_gradient(fn, can[0], head_dim, device, dict(causal=True) if causal else {}))
     return rows
 
@@ -206,7 +208,7 @@ def causally(fn: Callable) -> Callable:
 
 def formats(asked: pd.DataFrame) -> list[str]:
     """The formats that a table of `contract` says yes to."""
-    can = set(asked.asked[asked.outcome == "yes"])
+    can = set(asked.asked[asked.outcome == Outcome.ANSWERED])
     return [f"{fmt}" for fmt in FORMATS if f"{fmt}" in can]
 
 
@@ -216,7 +218,7 @@ def _typed(fn):
     def call(q, k, v, **options):
         o = first_output(fn(q, k, v, **options))
         if isinstance(o, torch.Tensor) and o.dtype != q.dtype:
-            raise KernelError("no", f"returns {o.dtype}, where {q.dtype} is due")
+            raise KernelError(Outcome.REFUSED, f"returns {o.dtype}, where {q.dtype} is due")
         return o
 
     return call
@@ -226,8 +228,8 @@ def _compared(o, call, limit):
     """Outcome and note of an answer of the right shape to a diagnose.Call whose distance from attention's is above a
     limit."""
     if call.options.get("causal") and not wrong_answers.distance(o, wrong_answers.GUESSES["top_left"].of(call)) > limit:
-        return "yes", "top_left"
-    return "wrong", wrong_answers.diagnose(o, call)
+        return Outcome.ANSWERED, "top_left"
+    return Outcome.WRONG, wrong_answers.diagnose(o, call)
 
 
 def _far(o, golden):
@@ -244,7 +246,7 @@ def _placed(x, device, dtype):
 def _sinks_gradient(fn, fmt, head_dim, device, options):
     """Whether the sinks have a gradient, and the right one."""
     q, k, v = (fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, 256, head_dim)))
-    asked = dict(asked=OF_SINKS, head_dim=head_dim, outcome="yes", note="", problem="")
+    asked = dict(asked=OF_SINKS, head_dim=head_dim, outcome=Outcome.ANSWERED, note="", problem="")
     sinks = torch.tensor([6.0, 4.0], device=device)
 
     def gradient(kernel):
@@ -257,19 +259,19 @@ def _sinks_gradient(fn, fmt, head_dim, device, options):
     except KernelError as error:
         return asked | dict(outcome=error.outcome, problem=str(error))
     exact = gradient(lambda *tensors, **given: kernels.golden(*tensors, inputs=fmt, **given))
-    return asked if not _far(ours, exact.double()) else asked | dict(outcome="wrong", note="other")
+    return asked if not _far(ours, exact.double()) else asked | dict(outcome=Outcome.WRONG, note="other")
 
 
 def _gradients(fn, fmt, head_dim, device):
     q, k, v = (fmt(x).to(device, fmt.dtype).requires_grad_() for x in draw("normal", 0, (1, 2, 256, head_dim)))
-    asked = dict(asked="gradients", head_dim=head_dim, outcome="yes", note="", problem="")
+    asked = dict(asked="gradients", head_dim=head_dim, outcome=Outcome.ANSWERED, note="", problem="")
     try:
         grads = torch.autograd.grad(with_kernel_errors(fn)(q, k, v).float().sum(), (q, k, v))
     except KernelError as error:
         return asked | dict(outcome=error.outcome, problem=str(error))
     if all(map(finite, grads)):
         return asked
-    return asked | dict(outcome="broken", problem="returns NaN or infinite values in dQ, dK or dV")
+    return asked | dict(outcome=Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
 
 
 def _gradients_at(fn, fmt, d, device, causal, queries):
@@ -277,7 +279,7 @@ def _gradients_at(fn, fmt, d, device, causal, queries):
     drawn = (*draw("normal", 0, (1, 2, 64, d)), draw("normal", 1, (1, 2, 64, d))[0])
     q, k, v, dO = (fmt(x).to(device, fmt.dtype) for x in drawn)
     q, dO = (x[..., -(queries or 64) :, :].contiguous() for x in (q, dO))
-    asked = dict(asked=f"{GRADIENTS_AT}{d}", outcome="yes", note="", problem="")
+    asked = dict(asked=f"{GRADIENTS_AT}{d}", outcome=Outcome.ANSWERED, note="", problem="")
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     try:
         ours = torch.autograd.grad(with_kernel_errors(fn)(q, k, v), (q, k, v), dO)
@@ -287,4 +289,4 @@ def _gradients_at(fn, fmt, d, device, causal, queries):
     due = torch.autograd.grad(kernels.golden(*exact, inputs=FP64, causal=causal), exact, dO.double())
     named = zip(("dQ", "dK", "dV"), ours, due)
     wrong = [name for name, a, b in named if not wrong_answers.distance(a, b) <= wrong_answers.FAR]
-    return asked | dict(outcome="wrong", problem=f"returns another {' and '.join(wrong)}") if wrong else asked
+    return asked | dict(outcome=Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}") if wrong else asked

@@ -11,6 +11,7 @@ import pandas as pd
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import FAULTS, KernelError, call_kernel, with_kernel_errors
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.carry import QUERIES, carried, carry
 from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally, contract, formats
@@ -224,7 +225,7 @@ def probe_capabilities(kernel, device, queries=None, head_dims=()):
             asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries, head_dims))
             if formats(asked):
                 faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
-                gradients = (asked.outcome[asked.asked == "gradients"] == "yes").any()
+                gradients = (asked.outcome[asked.asked == "gradients"] == Outcome.ANSWERED).any()
                 able = Capabilities(bool(gradients), causal, bool((asked.note == "top_left").any()))
                 return pd.concat([asked, *faults], ignore_index=True), head_dim, able
             tried.append((causal, asked))
@@ -262,7 +263,7 @@ def measure_shapes(
         case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
         try:
             rows = rule_rows(fn, case, cached(exact, case))
-            return [row | dict(kernel=kernel, outcome="yes", problem="") for row in rows]
+            return [row | dict(kernel=kernel, outcome=Outcome.ANSWERED, problem="") for row in rows]
         except KernelError as error:
             last = error
     return [dict(tensor="o", ratio=math.nan, passed=None, outcome=last.outcome, problem=str(last))]
@@ -285,7 +286,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
         fn = kernels.plain(kernel)
         answer = call_kernel(causally(fn) if inputs.causal else fn, q, k, v)
         numbers = dict.fromkeys(NUMBERS, math.nan)
-        if answer.outcome == "yes":
+        if answer.outcome == Outcome.ANSWERED:
             o = answer.o[..., inputs.rows(), :].cpu()
             d = deviation(o, golden, fmt)
             times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))

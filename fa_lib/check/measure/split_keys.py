@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.contract import causally
 from fa_lib.check.measure.reference_cache import Inputs, cached, reference_values
 from fa_lib.numerics.formats import FP64, Format, FormatLike
@@ -58,7 +59,7 @@ def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs:
     answer = call_kernel(causally(fn) if inputs.causal else fn, q, k, v)
     emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()
     found = dict(queries=q.shape[-2], emulated=over_baseline(deviation(emulated, golden, fmt).max, baseline))
-    if answer.outcome != "yes":
+    if answer.outcome != Outcome.ANSWERED:
         return found | dict(times_max=None, explained=None)
     o = answer.o[..., inputs.rows(), :].double().cpu()
     left, error = (o - emulated).square().sum().item(), (o - golden).square().sum().item()

@@ -26,7 +26,7 @@ class Sentence:
     limit: str = ""
     more: str = ""
     change: str = ""
-    severity: Severity = Severity.NOTES
+    severity: Severity = Severity.REPORTED
     what: str = ""
     beyond: bool = False
 
@@ -54,7 +54,7 @@ def each(wording: Callable[[Finding, dict], Sentence]) -> Callable[[Iterable[Fin
 
 def gravity(finding: Finding) -> tuple[int, float]:
     """What sorts findings, the gravest first: what counts against it, then by how far it is beyond its limit."""
-    order = (Severity.FAILS, Severity.NOTES, Severity.PASSES)
+    order = (Severity.FAILS, Severity.REPORTED, Severity.PASSES)
     if finding.limit is None:
         return order.index(finding.severity), 0.0
     over = float("inf") if finding.number is None else finding.number / (finding.limit or 1)
@@ -63,7 +63,7 @@ def gravity(finding: Finding) -> tuple[int, float]:
 
 def beyond(finding: Finding) -> bool:
     """Whether it does not count, though it is beyond its limit or not finite."""
-    if finding.severity != Severity.NOTES or finding.limit is None:
+    if finding.severity != Severity.REPORTED or finding.limit is None:
         return False
     return finding.number is None or finding.number > finding.limit
 

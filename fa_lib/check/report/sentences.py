@@ -21,7 +21,7 @@ KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 OPTIONS = (*ASKED_OPTIONS, "another scale", "key heads shared, GQA 4 to 2", "gradients")  # that users mean by options
 HEADINGS = {  # of findings by what they mean for the verdict
     Severity.FAILS: "Counts against it",
-    Severity.NOTES: "Told, and not counted",
+    Severity.REPORTED: "Told, and not counted",
     Severity.PASSES: "Holds",
 }
 
@@ -48,7 +48,7 @@ def cause(judgement: Judgement) -> list[Finding]:
     if judgement.verdict != Verdict.FAILS:
         return []
     failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
-    rounded = [f for f in judgement.findings if f.severity == Severity.NOTES and f.what in ROUNDED_BY]
+    rounded = [f for f in judgement.findings if f.severity == Severity.REPORTED and f.what in ROUNDED_BY]
     known = [f for f in rounded if f.where.get("same", True)]
     found = [[f for f in some if f.what == what] for some in (failing, known) for what in BECAUSE]
     return next(filter(None, found), [])
@@ -114,9 +114,9 @@ def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
     for finding in judgement.findings:
         groups.setdefault(finding.what, []).append(finding)
     said = [one for what, findings in groups.items() for one in WORDINGS[what](findings)]
-    order = [Severity.FAILS, Severity.NOTES, Severity.PASSES]
+    order = [Severity.FAILS, Severity.REPORTED, Severity.PASSES]
     if judgement.passed:
-        order = [Severity.PASSES, Severity.NOTES]
+        order = [Severity.PASSES, Severity.REPORTED]
     found = {severity: [one for one in said if one.severity == severity] for severity in order}
     return {severity: group for severity, group in found.items() if group}
 
@@ -228,7 +228,7 @@ def _layer_errors(kernel, own):
     words = f"In all of {len(own)} layers attention is within the rule"
     if failed:
         words = f"In {failed} of {len(own)} layers attention breaks the rule"
-    elif worst.severity == Severity.NOTES:
+    elif worst.severity == Severity.REPORTED:
         words = "There are too few rows for the rule, so that attention is judged by its bound"
     return Sentence(f"{words}; the worst is {where}", *times(worst), severity=worst.severity)
 
@@ -241,7 +241,7 @@ def _sees_later(f, at):
     text = f"Rows see later keys than their own in {at['calls']} of {at['of']} calls (the first: {place(at)})"
     more = "That is right in an encoder or in a model of images; in a decoder no causal mask has reached these calls."
     return Sentence(
-        text, f"{f.number:.0%} of the rows", "", more, "" if f.severity == Severity.NOTES else "pass the mask"
+        text, f"{f.number:.0%} of the rows", "", more, "" if f.severity == Severity.REPORTED else "pass the mask"
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.measure.contract import as_one
 from fa_lib.check.measure.relations import RELATIONS
@@ -57,7 +58,7 @@ MODES = {  # of `rounding_mode`
 
 def noted(outcome: str, note: str, problem: str) -> str:
     """What a kernel did with a call, in words; "" where it answered as it should."""
-    return NOTES.get(note, "" if outcome == "yes" else problem)
+    return NOTES.get(note, "" if outcome == Outcome.ANSWERED else problem)
 
 
 def queries_in_words(queries: int | None) -> str:
@@ -88,7 +89,7 @@ def _only_fp64(f, at):
 
 def _carry(findings):
     low = [f for f in findings if f.severity == Severity.FAILS]
-    unseen = [f for f in findings if f.severity == Severity.NOTES]
+    unseen = [f for f in findings if f.severity == Severity.REPORTED]
     if low:
         yield replace(_carried(low), severity=Severity.FAILS, what="carry")
     elif unseen:
@@ -173,7 +174,7 @@ def _sum_error(f, at):
 
 def _problem(f, at):
     words = f"n {at['distribution']} inputs in {at['fmt']} at N = {at['n']}{_few(at)} it {at['problem']}"
-    return Sentence(f"Not judged: o{words}" if f.severity == Severity.NOTES else f"O{words}")
+    return Sentence(f"Not judged: o{words}" if f.severity == Severity.REPORTED else f"O{words}")
 
 
 def _top_left(f, at):

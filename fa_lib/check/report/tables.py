@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from fa_lib.check.isolation.calls import ENDED, FAULTS
+from fa_lib.check.isolation.calls import FAULTS
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.captured import CHANGES, ROUNDED
 from fa_lib.check.measure.contract import GRADIENTS_AT, HEAD_DIM, as_one
 from fa_lib.check.measure.relations import RELATIONS
@@ -20,7 +21,10 @@ from fa_lib.numerics.confidence import interval
 
 BROKE = "breaks"  # the column
 RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer"}
-OUTCOMES = {"yes": "right", "no": "not supported", "wrong": "wrong", "broken": "broken", ENDED: "no answer"}
+OUTCOMES = {
+    Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
+    Outcome.ENDED: "no answer",
+}  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
     "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
@@ -41,7 +45,7 @@ def by_call(asked: pd.DataFrame) -> pd.DataFrame:
     answers = [OUTCOMES.get(outcome, outcome) for outcome in told.outcome]
     rows = pd.DataFrame({BROKE: told.outcome.isin(FAULTS), "answer": answers, "asked for": told.asked})
     rows = rows.join(dims).assign(note=told.note)
-    order = told.outcome.map({"no": 1, "yes": 2}).fillna(0)
+    order = told.outcome.map({Outcome.REFUSED: 1, Outcome.ANSWERED: 2}).fillna(0)
     return rows.loc[order.sort_values(kind="stable").index]
 
 
@@ -172,7 +176,7 @@ def by_head(risky: pd.DataFrame) -> pd.DataFrame:
 def by_kernel(far: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
     """A table of `captured.deviations`: for each head every kernel's largest error over Baseline's, the kernel that is
     judged in front. labels: of kernels that have one."""
-    ran = far[far.outcome == "yes"]
+    ran = far[far.outcome == Outcome.ANSWERED]
     if not len(ran):
         return far[[]]
     names = sorted(dict.fromkeys(ran.kernel), key=ROUNDED.__eq__)
@@ -183,7 +187,7 @@ def by_kernel(far: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
 
 def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
     """A table of `captured_gradients.gradients`: a line for each gradient."""
-    ran = found[found.outcome == "yes"] if len(found) else found
+    ran = found[found.outcome == Outcome.ANSWERED] if len(found) else found
     return pd.DataFrame([
         {"largest error / Baseline's": _number(row.times_max), "root mean square, of its own": f"{row.relative:.2g}",
          "gradient": NAMES[row.tensor]} for row in ran.itertuples()

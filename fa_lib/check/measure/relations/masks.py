@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.isolation.calls import KernelError
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from fa_lib.check.measure.relations.values import weights
 
@@ -69,7 +70,7 @@ def masked_values(subject: KernelUnderTest, case: str) -> Found:
         try:
             o, other = (subject(q, *both, mask=mask) for both in ((k, v), changed))
         except KernelError as error:
-            if error.outcome == "broken":
+            if error.outcome == Outcome.MALFORMED:
                 raise
             refused = error
         else:
@@ -107,7 +108,8 @@ def hidden_row(subject: KernelUnderTest, case: str) -> Found:
     )  # fmt: skip
     o = subject.anything(q, k, v, **options)
     if not o[:, :, ~blind].isfinite().all():
-        raise KernelError("broken", "returns NaN or infinite values in rows that see keys, beside rows that see none")
+        problem = "returns NaN or infinite values in rows that see keys, beside rows that see none"
+        raise KernelError(Outcome.MALFORMED, problem)
     return difference(o[:, :, blind], 0.0)
 
 

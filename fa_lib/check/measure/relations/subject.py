@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import UNASKED, KernelError, call_or_raise, with_kernel_errors
+from fa_lib.check.isolation.calls import KernelError, call_or_raise, with_kernel_errors
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import finite
@@ -59,12 +60,13 @@ class KernelUnderTest:
         """The kernel's output.
 
         Raises:
-            KernelError: "no" where it raises; "broken" where it returns no tensor of q's dtype and the shape that is
-                due, or NaN or infinite values.
+            KernelError: REFUSED where it raises; MALFORMED where it returns no tensor of q's dtype and the shape that
+                is due, or NaN or infinite values.
         """
         o = self.anything(q, k, v, **options)
         if not finite(o):
-            raise KernelError("broken", f"returns {int((~o.isfinite()).sum())} NaN or infinite values of {o.numel()}")
+            problem = f"returns {int((~o.isfinite()).sum())} NaN or infinite values of {o.numel()}"
+            raise KernelError(Outcome.MALFORMED, problem)
         return o
 
     def anything(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
@@ -75,14 +77,14 @@ class KernelUnderTest:
         """The kernel's dQ, dK and dV.
 
         Raises:
-            KernelError: "no" where it has none; "broken" where they hold NaN or infinite values.
+            KernelError: REFUSED where it has none; MALFORMED where they hold NaN or infinite values.
         """
         if not self.able.gradients:
-            raise KernelError("no", "has no gradients")
+            raise KernelError(Outcome.REFUSED, "has no gradients")
         given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
         grads = torch.autograd.grad(with_kernel_errors(self.fn)(*given, **self._all(options)), given, dO)
         if not all(map(finite, grads)):
-            raise KernelError("broken", "returns NaN or infinite values in dQ, dK or dV")
+            raise KernelError(Outcome.MALFORMED, "returns NaN or infinite values in dQ, dK or dV")
         return grads
 
     def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
@@ -157,7 +159,7 @@ def difference(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
 
 def not_asked(why: str) -> KernelError:
     """What a case raises that does not fit the kernel."""
-    return KernelError("no", why)
+    return KernelError(Outcome.REFUSED, why)
 
 
 def cases(*names: str) -> Callable:
@@ -172,7 +174,7 @@ def cases(*names: str) -> Callable:
                 try:
                     found = measure(subject, case)
                 except KernelError as error:
-                    outcome = NOT_ASKED if error.outcome in ("no", UNASKED) else BROKEN
+                    outcome = NOT_ASKED if error.outcome in (Outcome.REFUSED, Outcome.NOT_CALLED) else BROKEN
                     yield row | dict(outcome=outcome, problem=str(error))
                 else:
                     numbers = dict(number=found.number, limit=found.limit)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.isolation.calls import KernelError, kernel_errors
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from fa_lib.numerics.formats import FP16, FP32
 
@@ -115,6 +116,6 @@ def _with_lse(subject, q, k, v):
     o, L = (x.detach() for x in given[:2])
     if tuple(L.shape) != tuple(q.shape[:-1]):
         raise KernelError(
-            "broken", f"returns a log-sum-exp of shape {tuple(L.shape)}, where {tuple(q.shape[:-1])} is due"
+            Outcome.MALFORMED, f"returns a log-sum-exp of shape {tuple(L.shape)}, where {tuple(q.shape[:-1])} is due"
         )
     return o, L
