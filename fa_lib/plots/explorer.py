@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import ipywidgets as widgets
 from IPython import get_ipython
@@ -37,61 +38,8 @@ LONGEST = 1024  # N where products are not summed exactly: it takes as long as f
 PRODUCTS = {"exact": "exact", "wide": "in order, wide", "narrow": "in order, narrow"}  # and GPUs by name
 VERDICTS = {"passes": ("Passes", "#1b7837"), "fails": ("Fails", "#b2182b"), "silent": ("Outside", "#555555")}
 BIASED = 3  # standard errors
-IN_VIEW = """const since = Date.now(), show = () => {  // JupyterLab scrolls to a cell before its panel is there
-    const panel = element.closest(".jp-Cell")?.querySelector(".fa-panel:has(img)")
-    if (panel) panel.scrollIntoView({block: "start"})
-    else if (Date.now() - since < 5000) setTimeout(show, 50)
-}
-show()"""
-SHOWN = 0.3  # seconds: work that takes longer is shown
-STYLE = f"""<style>
-.fa-panel {{
-    --jp-widgets-inline-height: 22px; --jp-widgets-font-size: 12px; --jp-widgets-margin: 1px;
-    --jp-widgets-inline-label-width: 84px; container-type: inline-size; max-width: 1000px; line-height: 1.4;
-    scroll-margin-top: 8px;
-}}
-.fa-panel .widget-box {{ overflow: visible; margin: 0; }}
-.fa-panel .widget-html, .fa-panel .widget-html-content {{ line-height: inherit; height: auto; font-size: 12px; }}
-.fa-panel .widget-inline-hbox {{ width: auto; }}
-.fa-panel .widget-readout {{ min-width: 34px; width: 34px; }}
-.fa-head {{ display: flex; gap: 10px; align-items: baseline; font-size: 15px; font-weight: 600; }}
-.fa-verdict {{ color: white; border-radius: 3px; padding: 0 8px; }}
-.fa-reasons {{
-    display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 0 16px; margin: 4px 0 6px;
-    padding: 0; list-style: none;
-}}
-.fa-above {{ position: relative; }}
-.fa-above > .fa-busy {{ visibility: hidden; position: absolute; right: 0; top: 0; }}
-.fa-busy span {{ background: #333333; color: white; border-radius: 3px; padding: 3px 8px; }}
-.fa-working .fa-above > .fa-busy {{ animation: fa-shown 0s {SHOWN}s forwards; }}
-.fa-working .fa-found, .fa-working .fa-head, .fa-working .fa-reasons {{ animation: fa-faint 0.2s {SHOWN}s forwards; }}
-@keyframes fa-shown {{ to {{ visibility: visible; }} }}
-@keyframes fa-faint {{ to {{ opacity: 0.4; }} }}
-.fa-problem {{
-    border: solid var(--jp-border-color2, #cccccc); border-width: 1px 0; padding: 3px 0; column-gap: 12px;
-    flex-flow: row wrap;
-}}
-.fa-body {{ column-gap: 18px; padding-top: 6px; }}
-.fa-kernel {{ flex: none; width: 196px; }}
-.fa-kernel > * {{ width: 100%; }}
-.fa-kernel > .widget-html ~ .widget-html {{ margin-top: 6px; }}
-.fa-found {{ flex: 1 1 0; min-width: 0; }}
-.fa-numbers {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-.fa-numbers th, .fa-numbers td {{ padding: 0 14px 0 0; text-align: left; font-weight: normal; white-space: nowrap; }}
-.fa-numbers thead th, .fa-caption {{ color: var(--jp-ui-font-color2, #555555); }}
-.fa-caption {{ margin-top: 4px; }}
-.fa-caption sup {{ line-height: 0; }}
-.fa-numbers i {{ display: inline-block; width: 9px; height: 9px; margin-right: 5px; }}
-@container (max-width: 700px) {{
-    .fa-body {{ flex-flow: column; }}
-    .fa-found {{ order: -1; flex: none; }}
-    .fa-kernel {{
-        display: grid; width: auto; grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); column-gap: 14px;
-    }}
-    .fa-kernel > .widget-html {{ grid-column: 1 / -1; }}
-    .fa-numbers th, .fa-numbers td {{ padding: 0 8px 0 0; font-size: 11px; }}
-}}
-</style>"""
+IN_VIEW = Path(__file__).with_suffix(".js").read_text()
+STYLE = f"<style>\n{Path(__file__).with_suffix('.css').read_text()}</style>"
 
 
 def message(found: Found) -> str:

@@ -13,7 +13,6 @@ from fa_lib import draw, kernels
 from fa_lib.check.explain.compare import ComparisonInputs, compare
 from fa_lib.check.explain.compare_words import comparison_lines
 from fa_lib.check.explain.emulations import Emulation
-from fa_lib.check.explain.log_probs import log_probs
 from fa_lib.commands.cli import app
 
 pytestmark = pytest.mark.slow
@@ -131,16 +130,6 @@ def test_captured_inputs_with_a_mask_shared_heads_and_a_scale(tmp_path):
     assert "The inputs were captured at step 3, layer h.2." in comparison_lines(found)
     with pytest.raises(ValueError, match="decode: got fewer queries than keys, a mask or a window"):
         names("shipped", "shipped", ComparisonInputs(on=path, decode=True))
-
-
-def test_log_probabilities_differ_by_what_a_few_lines_say():
-    a = draw("normal", 0, (1, 2, 5, 64))[0]
-    assert log_probs(a, a) == dict(mean=0, max=0) and log_probs(a, 3 * a)["max"] < 1e-12  # a norm comes before
-    b = a + 1e-6 * draw("normal", 1, a.shape)[0]
-    found = log_probs(a, b)  # to first order a projection of the difference, spread 1e-6
-    assert 1e-7 < found["mean"] < 3e-6 < 1e-5 and found["mean"] < found["max"] < 1e-5
-    narrow = draw("normal", 0, (1, 1, 4, 16))[0]
-    assert log_probs(narrow, narrow + 1e-6)["max"] < 1e-5
 
 
 def test_what_is_no_kernel_is_told(tmp_path):

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.explain.emulations import Emulation, Fit, begun, choices, nearest, smallest_change
-from fa_lib.check.explain.log_probs import log_probs
 from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.closeness import closeness
@@ -95,7 +94,6 @@ class Compared:
         errors: "a", "b" -> max, rmse, times_max and times_rmse (over Baseline's, on the same rows), of o - golden.
         bounds: "a", "b" -> a row of `closeness.closeness` on the same rows; nothing where there is none.
         apart: of A's o - B's: max, rmse, times_max (over Baseline's largest error), differing (share of outputs).
-        log_probs: mean and max of |log-probability from A - from B|, of `log_probs`.
         fits: "a", "b" -> the Emulation as a dict, and explained, the share of the kernel's squared error that it has;
             empty where the outputs are the same.
         changes: fields of an Emulation that account for the difference, the fewest; explained: share of the squared
@@ -110,7 +108,6 @@ class Compared:
     errors: dict[str, dict[str, float]]
     bounds: dict[str, dict[str, Any]]
     apart: dict[str, float]
-    log_probs: dict[str, float]
     fits: dict[str, dict[str, Any]]
     changes: tuple[str, ...]
     explained: float | None
@@ -175,7 +172,6 @@ def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compare
     return Compared(
         a, b, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
         {side: row for side, rows in close.items() for row in rows}, apart,
-        log_probs(outs["a"], outs["b"]),
         {side: asdict(fit.emulation) | dict(explained=fit.explained) for side, fit in fits.items()}, changes, explained,
     )  # fmt: skip
 

@@ -5,7 +5,6 @@ from functools import partial
 
 from fa_lib.check.explain.compare import Compared
 from fa_lib.check.explain.emulations import changed, emulation_text
-from fa_lib.check.explain.log_probs import VOCABULARY
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.skipped import place
 from fa_lib.check.report.sentence import as_times
@@ -14,7 +13,7 @@ from fa_lib.check.report.sentences_cause import has_this_error
 
 def comparison_lines(found: Compared) -> list[str]:
     """A short list for a terminal."""
-    log, apart = found.log_probs, found.apart
+    apart = found.apart
     lines = [f"A is {found.a}, B is {found.b}{', token by token' if found.question.decode else ''}."]
     if "layer" in found.about:
         lines.append(f"The inputs were captured at {place(found.about)}.")
@@ -29,8 +28,6 @@ def comparison_lines(found: Compared) -> list[str]:
     over = f"{as_times(apart['times_max'])} times Baseline's largest error, rms {apart['rmse']:.3g}"
     lines += [
         f"A to B: at most {apart['max']:.3g}, {over}; {apart['differing']:.1%} of the outputs differ.",
-        f"As log-probabilities: {log['mean']:.2g} apart on average, {log['max']:.2g} at most. (No model was run: one "
-        f"fixed random orthonormal projection makes {VOCABULARY} logits of spread 1 of a token's heads.)",
     ]
     for side, fit in found.fits.items():
         share = _share(fit["explained"])
