@@ -10,6 +10,7 @@ import pytest
 from marks import caption, is_named, message, missing, title
 
 from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import WORST
 from fa_lib.execution import results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
@@ -226,7 +227,7 @@ REPORTED = dict(lengths="") | {
 
 
 def draw_report(*tables):
-    tables = dict(zip(REPORTED, tables))
+    tables = Measurements(**dict(zip(REPORTED, tables)))
     return kernel_report.kernel_report(judge_kernel("every_step", tables), tables, WORDS)
 
 

@@ -128,7 +128,7 @@ def test_two_at_once_run_a_notebook_once(project):
 
 
 def test_a_folder_is_held_by_one_and_let_go_by_one_that_is_killed(tmp_path):
-    script = f"from fa_lib.execution.files import held\nwith held({str(tmp_path / 'x')!r}):\n    print('held', flush=True)\n    input()"  # noqa: E501
+    script = f"from fa_lib.execution.files import locked_folder\nwith locked_folder({str(tmp_path / 'x')!r}):\n    print('held', flush=True)\n    input()"  # noqa: E501
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         with (

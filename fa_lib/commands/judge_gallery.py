@@ -142,11 +142,11 @@ def judge_one(key: str, manner: JudgingSettings) -> None:
     entry, kernel = manner.entry(key), f"fa_lib.gallery:{key}"
     cells = manner.cells or str(Path(manner.folder) / "cells")
     found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())
-    asked = found["asked"]
+    asked = found.asked
     if (asked.outcome == Outcome.REFUSED).all():
         record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])
     else:
-        record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found["lengths"]))
+        record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found.lengths))
     _write(entry, manner, dict(key=_key(entry, manner)) | record)
 
 

@@ -4,7 +4,7 @@ import math
 import platform
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -96,40 +96,40 @@ def check_kernel(
             alone.wait()
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
             found = examine(kernel, depth, device)
-        found |= {} if alone is None else dict(conduct=alone.conduct())
+        found = found if alone is None else replace(found, conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
     sections = [
-        Section("asked", "What it can do", tables.by_call(found["asked"])),
-        Section("conduct", "What it does beside its work", tables.by_conduct(found.get("conduct", pd.DataFrame()))),
-        Section("lengths", "How far it is from the golden value", tables.by_length(found["lengths"], kernel),
+        Section("asked", "What it can do", tables.by_call(found.asked)),
+        Section("conduct", "What it does beside its work", tables.by_conduct(found.conduct)),
+        Section("lengths", "How far it is from the golden value", tables.by_length(found.lengths, kernel),
                 "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
                 "the largest error and of the root mean square. The largest decides: at most 2."),
-        Section("splits", "Which emulation makes the same errors", tables.by_splits(found["splits"]),
+        Section("splits", "Which emulation makes the same errors", tables.by_splits(found.splits),
                 "Parts of the keys computed exactly, their outputs rounded: the share of the squared error explained."),
-        Section("inputs", "Inputs that make trouble", tables.by_input(found["inputs"]),
+        Section("inputs", "Inputs that make trouble", tables.by_input(found.inputs),
                 "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
                 "95 % interval, beside Baseline's. They are told, and not counted, unless an answer is at fault."),
-        Section("bound", "Its outputs beside their own bounds", tables.by_bound(found["bounds"]),
+        Section("bound", "Its outputs beside their own bounds", tables.by_bound(found.bounds),
                 "The bound is derived for the inputs at hand (docs/testing.md). The inputs on which it is nearest."),
-        Section("shapes", "Shapes and masks", tables.by_shape(found["shapes"]),
+        Section("shapes", "Shapes and masks", tables.by_shape(found.shapes),
                 "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
                 "which are told, and counted only where they are wrong by more than 20 %."),
-        Section("relations", "Relations that every kernel keeps", tables.by_relation(found["relations"]),
+        Section("relations", "Relations that every kernel keeps", tables.by_relation(found.relations),
                 "How far two answers are apart, and how far two right ones may be (docs/checks.md)."),
-        Section("rounding", "How its casts round", tables.by_rounding(found["rounding"])),
-        Section("repeats", "One call, again and again", tables.by_repeats(found["repeats"])),
+        Section("rounding", "How its casts round", tables.by_rounding(found.rounding)),
+        Section("repeats", "One call, again and again", tables.by_repeats(found.repeats)),
     ]  # fmt: skip
     name, _, _ = kernel.partition("@")
     about = {"Kernel": name, "Package": _version(name)} | _here(device)
-    d = ", ".join(map(str, found["lengths"].head_dim.unique())) if len(found["lengths"]) else "none"
-    n = sorted(found["lengths"].n.unique()) if len(found["lengths"]) else depth.lengths
+    d = ", ".join(map(str, found.lengths.head_dim.unique())) if len(found.lengths) else "none"
+    n = sorted(found.lengths.n.unique()) if len(found.lengths) else depth.lengths
     about |= {"Depth": named, "Layout": layout, "Lengths N": n, "head_dim": d}
     about |= {"Seeds": f"{depth.seeds}; {depth.bias_seeds} of inputs that make trouble, N = {depth.troubled_n}"}
     about |= {
         "Drawn anew": f"{len(depth.drawn)} lengths and the order of calls; --seed {depth.drawn_seed} repeats them"
     }
     settings = dict(kernel=kernel, device=device) | asdict(depth)
-    return _written(files, judgement, sections, kernel_panels(judgement, found), found, about, settings)
+    return _written(files, judgement, sections, kernel_panels(judgement, found), found.items(), about, settings)
 
 
 def check_tensors(
@@ -203,7 +203,7 @@ def check_tensors(
     finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
     panels = tensors_panels(risky, far, finite)
     found = dict(risks=risky, deviations=far, bound=close, caches=cached, gradients=back, conduct=conduct)
-    return _written(files, judgement, sections, panels, found, about, settings)
+    return _written(files, judgement, sections, panels, found.items(), about, settings)
 
 
 def check_model(
@@ -242,7 +242,7 @@ def check_model(
     about = {"Model": function, "Package": _version(function)} | _here("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}", causal=causal)
-    return _written(files, judgement, sections, model_panels(probe.table), dict(probe=probe.table), about, settings)
+    return _written(files, judgement, sections, model_panels(probe.table), [("probe", probe.table)], about, settings)
 
 
 def _version(name):
@@ -269,11 +269,11 @@ def _here(device):
 
 def _written(
     files: PageFiles, judgement: Judgement, sections: list[Section], panels: Mapping[str, Figure],
-    found: Mapping[str, pd.DataFrame], about: dict, settings: dict,
+    found: Iterable[tuple[str, pd.DataFrame]], about: dict, settings: dict,
 ) -> Report:  # fmt: skip
     """Write the tables, the record, and the page."""
     record = judgement.record() | provenance(settings)
-    for name, table in found.items():
+    for name, table in found:
         if table.empty:
             continue
         with replacing(files.folder / f"{name}.csv") as path:

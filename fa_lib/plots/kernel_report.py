@@ -8,6 +8,7 @@ import pandas as pd
 
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.measure.carry import LOST
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import BIASED, WORST
 from fa_lib.check.report import sentences
 from fa_lib.check.report.anchors import PICTURES
@@ -37,33 +38,33 @@ MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 
 @styled
-def kernel_report(judgement: Judgement, tables: dict, caption: str) -> plt.Figure | None:
+def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> plt.Figure | None:
     """Four questions to a kernel: what it carries, how its error grows, what the rule says, what makes trouble.
 
     Args:
-        tables: of `examine.examine`. A kernel that runs in no format has no figure: None.
+        found: of a kernel that runs in no format there is no figure: None.
     """
-    if not len(tables["lengths"]):
+    if not len(found.lengths):
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
-    for ax, (key, draw) in zip(axes.flat, _drawn(judgement, tables).items()):
+    for ax, (key, draw) in zip(axes.flat, _drawn(judgement, found).items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
     return captioned(figure, sentences.title(judgement), caption)
 
 
 @styled
-def kernel_panels(judgement: Judgement, tables: dict) -> dict[str, plt.Figure]:
+def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, plt.Figure]:
     """The same four as a figure each, without a title: keys of `anchors.PICTURES`; none where it runs in no format."""
-    return panels_of(_drawn(judgement, tables), dict(sides=(4.4, 4.0))) if len(tables["lengths"]) else {}
+    return panels_of(_drawn(judgement, found), dict(sides=(4.4, 4.0))) if len(found.lengths) else {}
 
 
-def _drawn(judgement, tables):
+def _drawn(judgement, found):
     return {
-        "sums": partial(_sums, sums=tables["sums"]),
-        "growth": partial(_growth, lengths=tables["lengths"], kernel=judgement.subject),
-        "rule": partial(_rule, shapes=tables["shapes"]),
-        "sides": partial(_inputs, inputs=tables["inputs"]),
+        "sums": partial(_sums, sums=found.sums),
+        "growth": partial(_growth, lengths=found.lengths, kernel=judgement.subject),
+        "rule": partial(_rule, shapes=found.shapes),
+        "sides": partial(_inputs, inputs=found.inputs),
     }
 
 

@@ -286,7 +286,7 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
         judgement = judge_kernel("cheats beyond 4096", tables)
         (worst,) = [each for each in judgement.findings if each.what == "error"]
         assert worst.severity == Severity.FAILS and worst.where["n"] > 4096
-        lengths = tables["lengths"]
+        lengths = tables.lengths
         assert lengths[lengths.n <= 4096].times_max.max() < 2  # the drawn length is what finds it
         assert [*lengths.n] == sorted(lengths.n)  # the table's order is not that of the calls
     assert made[0] == made[1] != made[2]

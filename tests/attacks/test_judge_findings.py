@@ -70,7 +70,7 @@ def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     assert {each.where["fmt"] for each in carries} == {"BF16"} and judgement.carries == ()
     said = "For inputs in FP16 its outputs are numbers of a coarser format: 8 significant bits, limit 10 at least"
     assert said in judgement_text(judgement)
-    own = tables["lengths"]
+    own = tables.lengths
     assert coarse(own[own.fmt == "BF16"]) == {} and coarse(own.drop(columns="bits")) == {}
     result = result_of(
         "carry_accumulator", lambda q, k, v: fp16_in_bf16(q.half(), k, v) if q.dtype == torch.float16 else 1 / 0

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pandas as pd
@@ -85,7 +86,7 @@ def right(q, k, v, **options):
 def judged(name, limit=60.0):
     with in_a_process(name, limit) as fn:
         tables = examine(name, TINY, beside=())
-        return judge_kernel(name, tables | dict(conduct=fn.conduct()))
+        return judge_kernel(name, replace(tables, conduct=fn.conduct()))
 
 
 def found(judgement, what):
@@ -348,8 +349,8 @@ def f(q, k, v):
         assert call_kernel(fn, *draw(n=7)).outcome == "answered"
     waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
     pids.unlink()
-    script = "import torch; from fa_lib.check.isolation.isolated_kernel import Apart\n"
-    script += "Apart('forks:f')(*torch.ones(3, 1, 2, 8, 16))"
+    script = "import torch; from fa_lib.check.isolation.isolated_kernel import IsolatedKernel\n"
+    script += "IsolatedKernel('forks:f')(*torch.ones(3, 1, 2, 8, 16))"
     paths = os.pathsep.join([f"{tmp_path}", f"{CHECKOUT}"])
     parent = subprocess.Popen([sys.executable, "-c", script], env=os.environ | dict(PYTHONPATH=paths))
     waited_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)

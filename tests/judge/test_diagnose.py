@@ -14,6 +14,7 @@ from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import contract as of_contract
 from fa_lib.check.measure import wrong_answers
 from fa_lib.check.measure.contract import contract
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.report.sentences import judgement_text
 from fa_lib.check.report.sentences_kernel import NOTES
 from fa_lib.commands import reports
@@ -138,7 +139,7 @@ def registered():
 
 def test_a_kernel_of_the_other_layout_is_told_so_and_judged_with_layout(registered, monkeypatch):
     asked = pd.DataFrame(contract(registered))
-    told = judge_kernel(registered, dict(asked=asked, lengths=pd.DataFrame(), shapes=pd.DataFrame()))
+    told = judge_kernel(registered, Measurements(asked=asked))
     assert told.verdict == Verdict.FAILS
     assert "It was not judged further: asked for BF16 it reads (batch, sequence, heads, head_dim)" in judgement_text(
         told

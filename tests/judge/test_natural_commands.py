@@ -50,7 +50,7 @@ def test_a_kernel_that_masks_as_torch_does_and_only_so_is_right():
     found = examine(name, QUICK, beside=())
     judgement = judge_kernel(name, found)
     assert judgement.passed, judgement_text(judgement)
-    assert UNEVEN not in set(found["inputs"].distribution) and found["bounds"].top_left.all()
+    assert UNEVEN not in set(found.inputs.distribution) and found.bounds.top_left.all()
     (row,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True, top_left=True))
     (wrong,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True))
     assert row["times"] <= 1 and wrong["key"] == "top_left"

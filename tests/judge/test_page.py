@@ -100,7 +100,7 @@ def test_the_terminal_has_a_line_for_each_finding_and_one_for_all_that_holds():
         *(f"Asked for case {i} it answers with something else than attention's output." for i in range(3)),
         "and 6 more like these",
     ]
-    assert lines[9:11] == ["", "Told, and not counted:"] and len(lines) == 14
+    assert lines[9:11] == ["", "Reported, not counted:"] and len(lines) == 14
     assert lines[-1] == (
         "Holds: Its largest error is within the rule (normal inputs, BF16, N = 8). "
         "Its outputs have the same bits in all of 3 runs."

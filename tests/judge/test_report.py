@@ -182,8 +182,8 @@ def test_a_kernel_that_changes_its_inputs_is_caught():
 def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     name = register("whole tiles", only_whole_tiles)
     tables = examine(name, replace(SMALL, shapes=("97", "GQA 384", "1024")))
-    assert {"a length off the tiles, N = 203", "a length off large tiles, N = 1500"} <= set(tables["asked"].asked)
-    asked = tables["asked"].set_index("asked")
+    assert {"a length off the tiles, N = 203", "a length off large tiles, N = 1500"} <= set(tables.asked.asked)
+    asked = tables.asked.set_index("asked")
     assert asked.outcome["a length off the tiles, N = 203"] == "refused"
     assert "multiple of 64" in asked.problem["a length off the tiles, N = 203"]
     assert asked.note["causal, fewer queries than keys"] == "top_left"
@@ -192,7 +192,7 @@ def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     assert judgement.passed and re.search(
         "Not supported, so not judged: .*a length off the tiles", judgement_text(judgement)
     )
-    shapes = tables["shapes"]
+    shapes = tables.shapes
     assert set(shapes[shapes["shape"] == "97"].outcome) == {"refused"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
     assert shapes[shapes["shape"] == "1024"].passed.astype(bool).all()

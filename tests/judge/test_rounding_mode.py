@@ -1,5 +1,6 @@
 """How a kernel's casts round, seen from outside: kernels whose casts are known."""
 
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -11,6 +12,7 @@ from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.carry import carry
 from fa_lib.check.measure.examine import measure
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.measure.rounding_mode import MODES, rounding_mode
 from fa_lib.check.report import sentences_kernel
@@ -142,12 +144,12 @@ def right():
     repeats = pd.DataFrame([dict(runs=1, outputs=1, gradients=None)])
     sums = pd.DataFrame(carry(kernel, "BF16", 1)).assign(fmt="BF16", queries=1)
     own = lengths.assign(kernel="right")
-    return dict(asked=asked, lengths=own, inputs=own, shapes=pd.DataFrame(), sums=sums, repeats=repeats)
+    return Measurements(asked=asked, lengths=own, inputs=own, sums=sums, repeats=repeats)
 
 
 @pytest.mark.parametrize("what, of", [("p", "probs"), ("o", "output"), (None, None)])
 def test_truncation_of_p_or_of_the_output_fails(what, of, right):
-    judgement = judge_kernel("right", right | dict(rounding=rounding(what)))
+    judgement = judge_kernel("right", replace(right, rounding=rounding(what)))
     found = [f for f in judgement.findings if f.what == "rounding_mode"]
     failed = [f.where for f in found if f.severity == Severity.FAILS]
     assert failed == ([dict(what=of, mode="truncates", into=["BF16", "FP16"])] if what else [])
@@ -158,8 +160,8 @@ def test_truncation_of_p_or_of_the_output_fails(what, of, right):
 
 
 def test_a_low_carry_says_nothing_of_the_output_s_cast(right):
-    carried = right["sums"].assign(lost=100.0, control=0.0, **{"all": 100.0})  # all is lost in every tile
-    found = judge_kernel("right", right | dict(sums=carried, rounding=rounding("o"))).findings
+    carried = right.sums.assign(lost=100.0, control=0.0, **{"all": 100.0})  # all is lost in every tile
+    found = judge_kernel("right", replace(right, sums=carried, rounding=rounding("o"))).findings
     assert {f.where["what"] for f in found if f.what == "rounding_mode"} == {"probs"}
 
 

@@ -72,7 +72,7 @@ def few_queries_in_low_precision(q, k, v, causal=False, scale=None):
 def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_carry(examined):
     """1. Errors and carries are measured at 1, 16 and many queries, and the verdict is of the worst."""
     seen, judgement = examined(few_queries_in_low_precision)
-    times = seen["lengths"].groupby(["fmt", "n", "queries"]).times_max.max()
+    times = seen.lengths.groupby(["fmt", "n", "queries"]).times_max.max()
     assert times["FP16", 512, 1] > 2 and times["FP16", 512, 16] > 2 and times["FP16", 512, 512] < 1.1
     assert not judgement.passed and set(judgement.carries) == {"accumulator", "row_sum"}
     low = [f for f in found(judgement, "carry") if f.severity == Severity.FAILS]
@@ -112,10 +112,10 @@ def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
     """3. It was called no attention kernel."""
     seen, judgement = examined(fn, replace(TINY, shapes=("256", "causal 512")))
     assert judgement.passed is passes and found(judgement, "causal_only")
-    assert set(seen["asked"].note[seen["asked"].asked.isin(("BF16", "FP16"))]) == {"causal_only"}
-    assert set(seen["shapes"]["shape"]) == {"causal 512"} and set(seen["shapes"].outcome) == {"answered"}
+    assert set(seen.asked.note[seen.asked.asked.isin(("BF16", "FP16"))]) == {"causal_only"}
+    assert set(seen.shapes["shape"]) == {"causal 512"} and set(seen.shapes.outcome) == {"answered"}
     assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
-    assert seen["lengths"].times_max.notna().all() and bool(seen["lengths"].times_max.max() < 2) is passes
+    assert seen.lengths.times_max.notna().all() and bool(seen.lengths.times_max.max() < 2) is passes
     assert "all of it was judged causally" in judgement_text(judgement)
 
 
@@ -137,7 +137,7 @@ def test_a_fault_at_one_head_dim_is_told_and_not_a_refusal_of_another(examined):
     assert judgement.verdict == Verdict.FAILS and "changes its inputs: k" in judgement_text(judgement)
     assert "headdim should be" not in judgement_text(judgement)
     seen, judgement = examined(changes_k_at_64)
-    assert set(seen["lengths"].head_dim) == {128} and not judgement.passed
+    assert set(seen.lengths.head_dim) == {128} and not judgement.passed
     assert "Asked for BF16 at head_dim 64 it changes its inputs: k." in judgement_text(judgement)
 
 
@@ -162,7 +162,7 @@ def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told
     (wrong,) = found(judgement, "wrong_gradient")
     assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number == pytest.approx(1, 0.1)
     assert re.search(r"dK is not attention's gradient \(.*\): 100% off, limit 20%", judgement_text(judgement))
-    tables = seen | dict(shapes=seen["shapes"].assign(relative=0.1, ratio=5.0, passed=seen["shapes"].tensor == "o"))
+    tables = replace(seen, shapes=seen.shapes.assign(relative=0.1, ratio=5.0, passed=seen.shapes.tensor == "o"))
     assert not found(judge_kernel(judgement.subject, tables), "wrong_gradient")
     assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.REPORTED
 
@@ -175,7 +175,7 @@ def whole_chunks_alone(q, k, v, causal=False, scale=None):
 def test_keys_beyond_whole_chunks_are_missed(examined):
     """5. Every length over 1,024 was a power of two."""
     seen, judgement = examined(whole_chunks_alone)
-    assert seen["lengths"].times_max.max() < 2 and not judgement.passed
+    assert seen.lengths.times_max.max() < 2 and not judgement.passed
     assert "Asked for a length off large tiles, N = 1500 it answers with something else" in (judgement_text(judgement))
 
 
@@ -205,14 +205,14 @@ def test_a_bias_is_told_beside_baselines_and_from_a_least_size_on(examined):
     """8."""
     kernels_own = replace(TINY, bias_seeds=6, lengths=(128,))
     seen, judgement = examined(outwards_by(0), kernels_own)
-    assert (seen["inputs"].outwards == seen["inputs"].baseline_outwards).all()
+    assert (seen.inputs.outwards == seen.inputs.baseline_outwards).all()
     for f in found(judgement, "outwards"):
         assert f.where["baseline"] == pytest.approx(f.number) and "Baseline's do too" in judgement_text(judgement)
     _, judgement = examined(outwards_by(0.5), kernels_own)
     (bias,) = found(judgement, "outwards")
     assert bias.number > bias.where["baseline"] + 2 * SIDE and "Baseline's there, by" in judgement_text(judgement)
-    none = seen["inputs"].assign(outwards=[-1e-3 - 1e-6 * i for i in range(len(seen["inputs"]))])
-    assert not found(judge_kernel(seen["lengths"].kernel.iloc[0], seen | dict(inputs=none)), "outwards")
+    none = seen.inputs.assign(outwards=[-1e-3 - 1e-6 * i for i in range(len(seen.inputs))])
+    assert not found(judge_kernel(seen.lengths.kernel.iloc[0], replace(seen, inputs=none)), "outwards")
     shown = tables.by_input(none.assign(outwards=-1e-5))
     assert set(shown["away from zero (ulp)"]) == {"+0.000"}
 
@@ -228,7 +228,7 @@ def nan_in_fp16(q, k, v, causal=False, scale=None):
 def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
     """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
     seen, judgement = examined(no_fp64)
-    assert seen["asked"].set_index("asked").outcome["FP64"] == "refused" and judgement.passed
+    assert seen.asked.set_index("asked").outcome["FP64"] == "refused" and judgement.passed
     options = ["a boolean mask", "an added mask, ALiBi", WINDOW, "softcap", "sinks"]
     assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", *options]
     assert not examined(nan_in_fp16)[1].passed
@@ -301,12 +301,12 @@ def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
     assert judgement.verdict == Verdict.FAILS and judgement.carries == ()
     (cause,) = found(judgement, "rounded_splits")
     assert cause.where["splits"] == 4 and cause.where["low_merge"] and cause.number > 0.95
-    assert seen["splits"].set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
+    assert seen.splits.set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
     assert "It rounds partial results to" in judgement_text(
         judgement
     ) and "computes 4 parts of the keys" in judgement_text(judgement)
     seen, judgement = examined(off_where_q_is_drawn)  # as large an error, of another cause
-    assert len(seen["splits"]) and not found(judgement, "rounded_splits")
+    assert len(seen.splits) and not found(judgement, "rounded_splits")
 
 
 def test_rounded_splits_are_attention_but_for_one_rounding():

@@ -1,6 +1,6 @@
 """From the tables of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pandas as pd
@@ -14,6 +14,7 @@ from fa_lib.check.judge.gross_errors import of_wrong
 from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.carry import LOST, carried
 from fa_lib.check.measure.contract import CAUSAL_FEWER, CAUSAL_ONE
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.wrong_answers import FAR
 from fa_lib.kernels.registry import ON_GPU
@@ -23,11 +24,11 @@ from fa_lib.numerics.confidence import interval
 SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
 
 
-def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
-    """A kernel, by the tables of `examine.examine`: it passes where its outputs are attention's and within the rule,
+def judge_kernel(kernel: str, found: Measurements) -> Judgement:
+    """A kernel, by what was measured of it: it passes where its outputs are attention's and within the rule,
     and it carries no low precision from tile to tile. Where no error could be measured, it is not judged."""
-    conduct = tuple(of_conduct(tables.get("conduct", pd.DataFrame())))
-    asked, lengths, shapes = tables["asked"], tables["lengths"], tables["shapes"]
+    conduct = tuple(of_conduct(found.conduct))
+    asked, lengths, shapes = found.asked, found.lengths, found.shapes
     lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
     if not (asked.outcome == Outcome.ANSWERED).any():
         bad, ended = (
@@ -45,7 +46,7 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
         return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.REPORTED), *unsupported))
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
-    wrong, sums = [*of_wrong(lengths, tables["repeats"])], tables["sums"]
+    wrong, sums = [*of_wrong(lengths, found.repeats)], found.sums
     hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
     sums = sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
     whole = [f for f in wrong if f.what != "coarse"] or (wrong if not len(sums) else [])  # hides every carry
@@ -54,12 +55,12 @@ def judge_kernel(kernel: str, tables: Mapping[str, pd.DataFrame]) -> Judgement:
     )
     findings = [
         *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
-        *_rounded_splits(tables.get("splits", pd.DataFrame())), *(() if whole else _row_sum(sums)),
-        *_problems(lengths), *_problems(tables["inputs"]), *_causal(asked, top_left and len(shapes) > 0),
+        *_rounded_splits(found.splits), *(() if whole else _row_sum(sums)),
+        *_problems(lengths), *_problems(found.inputs), *_causal(asked, top_left and len(shapes) > 0),
         *alignment(asked),
-        *of_bound(tables.get("bounds", pd.DataFrame()), kernel), *_shapes(counted),
-        *of_relations(tables.get("relations", pd.DataFrame())), *_inputs(tables["inputs"]),
-        *_repeats(tables["repeats"]), *_rounding(tables.get("rounding", pd.DataFrame()), sums),
+        *of_bound(found.bounds, kernel), *_shapes(counted),
+        *of_relations(found.relations), *_inputs(found.inputs),
+        *_repeats(found.repeats), *_rounding(found.rounding, sums),
         *_on_gpu(kernel), coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):

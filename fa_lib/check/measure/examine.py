@@ -16,6 +16,7 @@ from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.carry import QUERIES, carried, carry
 from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally, contract, formats
 from fa_lib.check.measure.determinism import repeats
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import (
     ORDINARY,
     ROWS,
@@ -42,7 +43,6 @@ REFERENCE_KERNELS = ("as_shipped", "every_step")  # emulated kernels beside the 
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
 # of `measure`
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
-TABLES = tuple("asked shapes lengths inputs bounds sums splits repeats relations rounding".split())  # of `examine`
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def examine(
     device: str = "cpu",
     cache: str = "",
     beside: Sequence[str] = REFERENCE_KERNELS,
-) -> dict[str, pd.DataFrame]:
-    """Everything that `judge_kernel` needs, in the tables TABLES.
+) -> Measurements:
+    """Everything that `judge_kernel` needs.
 
     Args:
         kernel: a name for `kernels.get`.
@@ -123,11 +123,8 @@ def examine(
         beside: kernels whose errors stand beside the growth of this one's; an empty list spares their time.
 
     Returns:
-        asked (`contract`), shapes (`measure_shapes`), lengths (`measure`; and of the kernels `beside`), inputs
-        (`measure`), bounds (`bounds`), sums (`carry`), splits (`rounded_splits`, where an error breaks the rule and no
-        sum is carried in low precision, else empty), repeats (`repeats`), relations (`relate`), rounding
-        (`rounding_mode`). BF16 and FP16 are judged, else FP32; where the kernel has none of them, all but `asked` are
-        empty.
+        What was measured in BF16 and FP16, else in FP32; where the kernel has none of them, all but `asked` is empty.
+        Splits are tried where an error breaks the rule and no sum is carried in low precision.
 
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
@@ -136,7 +133,7 @@ def examine(
     can = formats(asked[asked.head_dim == head_dim])
     judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
     if not judged:
-        return {name: pd.DataFrame() for name in TABLES} | dict(asked=asked)
+        return Measurements(asked=asked)
 
     def over(cell, grid, **fixed):
         return sweep(cell, grid, fixed=fixed, uses=[kernels.get(kernel)], cache=cache)
@@ -174,7 +171,7 @@ def examine(
         asked_at = [count for count in QUERIES if count <= depth.square]
         formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
         sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
-        return dict(
+        return Measurements(
             asked=asked,
             shapes=_by_turns(shapes, sorted({head_dim, *depth.head_dims}), judged, lambda case: over(
                 measure_shapes, dict(distribution="normal", seed=depth.first_seed, kernel=kernel, device=device) | case,

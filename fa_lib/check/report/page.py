@@ -25,7 +25,7 @@ QUESTIONS = {
     "tensors": "Are these tensors safe with this kernel?",
     "model": "Is attention safe in this model?",
 }
-COUNTS = {Severity.FAILS: "against it", Severity.REPORTED: "told, not counted", Severity.PASSES: "in order"}
+COUNTS = {Severity.FAILS: "against it", Severity.REPORTED: "reported, not counted", Severity.PASSES: "in order"}
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,15 @@ from fa_lib.check.probe.skipped import first_nonfinite, place, reason_sentence
 from fa_lib.check.report import sentences_conduct, sentences_gross_errors
 from fa_lib.check.report.sentence import Sentence, as_times, each, folded, gravity, times
 from fa_lib.check.report.sentences_cause import has_this_error, subject
-from fa_lib.check.report.sentences_kernel import CASTS, NAMES, SUMS, WORDINGS, noted
+from fa_lib.check.report.sentences_kernel import CASTS, NAMES, SUMS, noted
+from fa_lib.check.report.sentences_kernel import WORDINGS as OF_KERNELS
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 OPTIONS = (*ASKED_OPTIONS, "another scale", "key heads shared, GQA 4 to 2", "gradients")  # that users mean by options
-HEADINGS = {  # of findings by what they mean for the verdict
-    Severity.FAILS: "Counts against it",
-    Severity.REPORTED: "Told, and not counted",
-    Severity.PASSES: "Holds",
-}
+HEADINGS = {  # of findings, by what they mean for the verdict
+    Severity.FAILS: "Counts against it", Severity.REPORTED: "Reported, not counted", Severity.PASSES: "Holds",
+}  # fmt: skip
 
 
 def headline(judgement: Judgement) -> str:
@@ -287,16 +286,14 @@ BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findi
 }
 ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: told, and not counted
 WORDINGS = {
-    **WORDINGS, **sentences_conduct.WORDINGS, **sentences_gross_errors.WORDINGS, "refused": each(_refused),
-    "head_error": each(_head_error), "bound": each(_bound), "mistake": each(_mistake),
+    **OF_KERNELS, **sentences_conduct.WORDINGS, **sentences_gross_errors.WORDINGS, "refused": each(_refused),
+    "head_error": each(_head_error), "bound": each(_bound), "mistake": each(_mistake), "cache": each(_cache),
     "biased_output": _heads(
         "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),
     "one_signed": _heads("V has mostly one sign", "The errors of a 16-bit carry add up with N."),
     "underflow": _heads("Small P are lost", "More than a thousandth of a row's probability underflows."),
-    "cache": each(_cache), "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
-    "skipped": each(_skipped),
-    "blind_rows": each(_blind_rows), "sees_later": each(_sees_later), "own_hidden": each(_own_hidden),
-    "later_unknown": each(_later_unknown),
-    "captured": each(_captured), "captured_gradients": each(_captured_gradients),
-    "nonfinite": each(_nonfinite),
+    "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
+    "skipped": each(_skipped), "blind_rows": each(_blind_rows), "sees_later": each(_sees_later),
+    "own_hidden": each(_own_hidden), "later_unknown": each(_later_unknown), "captured": each(_captured),
+    "captured_gradients": each(_captured_gradients), "nonfinite": each(_nonfinite),
 }  # fmt: skip

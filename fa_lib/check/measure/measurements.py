@@ -1,0 +1,46 @@
+"""What was measured of a kernel: a table for each question, which `judge` reads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+
+import pandas as pd
+
+
+def _table() -> pd.DataFrame:
+    return field(default_factory=pd.DataFrame)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The tables of `examine.examine`. One is empty where its question was not asked.
+
+    Attributes:
+        asked: what the kernel can do: rows of `contract.contract`.
+        lengths: its errors over N, formats, numbers of queries and seeds: rows of `examine.measure`; of the kernels
+            that stand beside it, too.
+        shapes: its errors over shapes and masks: rows of `examine.measure_shapes`.
+        inputs: its errors on inputs that make trouble: rows of `examine.measure`.
+        bounds: its outputs beside their own bounds: rows of `bounds.bounds`.
+        sums: what it carries from tile to tile: rows of `carry.carry`.
+        splits: which emulation has its errors: rows of `split_keys.rounded_splits`.
+        repeats: one call again and again: rows of `determinism.repeats`.
+        relations: what every kernel keeps: rows of `relations.relate`.
+        rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
+        conduct: what it did beside its work, of one in a process of its own: rows of `IsolatedKernel.conduct`.
+    """
+
+    asked: pd.DataFrame = _table()
+    lengths: pd.DataFrame = _table()
+    shapes: pd.DataFrame = _table()
+    inputs: pd.DataFrame = _table()
+    bounds: pd.DataFrame = _table()
+    sums: pd.DataFrame = _table()
+    splits: pd.DataFrame = _table()
+    repeats: pd.DataFrame = _table()
+    relations: pd.DataFrame = _table()
+    rounding: pd.DataFrame = _table()
+    conduct: pd.DataFrame = _table()
+
+    def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Each table with its name."""
+        return ((each.name, getattr(self, each.name)) for each in fields(self))
