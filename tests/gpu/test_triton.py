@@ -16,6 +16,7 @@ from fa_lib.numerics.formats import Format
 from fa_lib.testing import assert_attention_close
 
 MINE = "examples.triton_attention:attention"
+SAGE = "fa_lib.gallery.triton_kernels:sageattention"
 
 
 def drawn(n, dtype, n_kv=0):
@@ -74,15 +75,18 @@ def test_compare_takes_such_kernels():
     assert found.is_rounding and 0 < found.apart["differing"] < 0.05
 
 
-@pytest.mark.parametrize("kernel, code, says", [
-    (MINE, 0, "carry_accumulator: passes"), ("triton_kernels:carries_16_bits", 1, "carry_accumulator: FAILS"),
+@pytest.mark.parametrize("kernel, check, fails", [
+    (MINE, "carry_accumulator", False), ("triton_kernels:carries_16_bits", "carry_accumulator", True),
+    (SAGE, "causality", True),
 ])  # fmt: skip
-def test_check_kernel_judges_them_in_a_process_of_their_own(kernel, code, says, monkeypatch):
+def test_check_kernel_judges_them_in_a_process_of_their_own(kernel, check, fails, monkeypatch):
+    """SageAttention subtracts K's mean over all keys and takes scales over blocks of them: what a causal mask hides
+    changes what is seen."""
     monkeypatch.setenv("PYTHONPATH", "tests/gpu")
-    words = ["check", "kernel", kernel, "--gpu", "H100", "--check", "carry_accumulator", "--exit-code"]
+    words = ["check", "kernel", kernel, "--gpu", "H100", "--check", check, "--exit-code"]
     done = CliRunner().invoke(app, words, prog_name="fa-lib")
-    assert done.exit_code == code, done.output
-    assert says in done.stdout, done.stdout
+    assert done.exit_code == fails, done.output
+    assert f"{check}: {'FAILS' if fails else 'passes'}" in done.stdout, done.stdout
 
 
 def test_a_gpu_that_is_not_known_is_told_in_a_line():
