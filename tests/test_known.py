@@ -139,7 +139,7 @@ def test_split_kv_cuts_from_the_first_key_and_goes_back_in_each_part():
 def test_cudnn_is_flash_attention_2_in_the_tiles_that_are_given():
     q, k, v = drawn(FP16, 300)[0]
     given = shipped.cudnn(FP16, Tiling(64, 32))
-    assert given["tiling"] == Tiling(64, 32) and not given["algorithm"].folded
+    assert given["tiling"] == Tiling(64, 32) and not given["algorithm"].scale_in_exponent
     summed = tiled(q, k, v, **shipped.cudnn(FP16, Tiling(64, 32), "H100"))
     assert 0.9 < (summed == tiled(q, k, v, **given)).double().mean() < 1
 

@@ -42,16 +42,16 @@ def problem(options, n=53, n_kv=91, heads=4, kv_heads=2):
     [
         dict(name="fa4"),
         dict(name="fa4", threshold=0),
-        dict(name="fa4", threshold=30, offset=-3),
-        dict(offset=5),
-        dict(folded=True),
-        dict(folded=True, splits=3, reverse=True),
+        dict(name="fa4", threshold=30, p_exponent_offset=-3),
+        dict(p_exponent_offset=5),
+        dict(scale_in_exponent=True),
+        dict(scale_in_exponent=True, splits=3, reverse=True),
         dict(splits=3),
         dict(splits=100),
         dict(reverse=True),
         dict(name="fa1", splits=2, reverse=True),
         dict(maximum=dynamic_maximum(2.0)),
-        dict(name="fa4", splits=4, reverse=True, offset=2),
+        dict(name="fa4", splits=4, reverse=True, p_exponent_offset=2),
     ],
     ids=lambda option: " ".join(option) + " " + " ".join(str(x) for x in option.values() if not callable(x)),
 )
@@ -75,7 +75,7 @@ def test_fa4_with_threshold_0_is_fa2_and_with_offset_in_fp32_too():
     fa2 = kernels.tiled(q, k, v, tiling=TILING, precision=p)
     assert torch.equal(kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=Algorithm("fa4", threshold=0)), fa2)
     assert torch.equal(
-        kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=Algorithm(offset=6)), fa2
+        kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm=Algorithm(p_exponent_offset=6)), fa2
     )  # a power of two is exact
     fa4 = kernels.tiled(q, k, v, tiling=TILING, precision=p, algorithm="fa4")
     assert not torch.equal(fa4, fa2)
@@ -97,10 +97,10 @@ def test_fa4_never_rescales_below_its_threshold():
     assert largest == [0, 1, 0, 1, 0, 1]
 
 
-def test_folded_is_flash_attention_2s_source_in_numpy():
+def test_a_scale_in_the_exponent_is_flash_attention_2s_source_in_numpy():
     """Tile after tile in FP32: S without its scale, exp2 of a fused multiply-add, O times 1 / l."""
     q, k, v = (FP32(x) for x in draw("normal", 2, (1, 1, 5, 16), (1, 1, 64, 16)))
-    how = Algorithm(folded=True)
+    how = Algorithm(scale_in_exponent=True)
     ours = kernels.tiled(q, k, v, tiling=TILING, precision=Precision.uniform(FP32), algorithm=how, scale=0.3)[0, 0]
     Q, K, V = (x[0, 0].numpy() for x in (q, k, v))
     c, f = np.float64(np.float32(0.3 / math.log(2))), lambda x: x.astype(np.float32).astype(np.float64)
@@ -121,18 +121,18 @@ def test_folded_is_flash_attention_2s_source_in_numpy():
 def test_every_choice_of_figure_2_can_be_undone_in_the_model_of_cuda(key):
     q, k, v = draw("normal", 2, (1, 1, 5, 64))
     model = fa2_cuda("BF16", 64)
-    assert model["algorithm"].folded and model["algorithm"].reverse
+    assert model["algorithm"].scale_in_exponent and model["algorithm"].reverse
     assert kernels.tiled(q, k, v, **model | CHOICES[key].change(model, BF16)).isfinite().all()
 
 
-def test_folded_refuses_what_comes_between_scale_and_exponential():
+def test_a_scale_in_the_exponent_refuses_what_comes_between_scale_and_exponential():
     q, k, v = draw("normal", 2, (1, 1, 5, 16))
-    given = dict(tiling=TILING, precision=EXACT, algorithm=Algorithm(folded=True))
+    given = dict(tiling=TILING, precision=EXACT, algorithm=Algorithm(scale_in_exponent=True))
     for options in (dict(softcap=5.0), dict(mask=torch.zeros(5, 5))):
-        with pytest.raises(ValueError, match="folded=True with softcap or an added mask"):
+        with pytest.raises(ValueError, match="scale_in_exponent=True with softcap or an added mask"):
             kernels.tiled(q, k, v, **given, **options)
-    with pytest.raises(ValueError, match="folded: got True"):
-        Algorithm("fa1", folded=True)
+    with pytest.raises(ValueError, match="scale_in_exponent: got True"):
+        Algorithm("fa1", scale_in_exponent=True)
 
 
 def test_splits_are_merged_as_numpy_merges_them():
@@ -261,8 +261,8 @@ def test_trouble_is_what_it_says(name):
     [
         (dict(threshold=3), "threshold: got 3 with 'fa2'; accepted is a whole number, for fa4"),
         (dict(name="fa4", threshold=-1), "threshold: got -1 with 'fa4'"),
-        (dict(name="fa1", offset=2), "offset: got 2 with 'fa1'; accepted is a whole number, for fa2 and fa4"),
-        (dict(offset=0.5), "offset: got 0.5"),
+        (dict(name="fa1", p_exponent_offset=2), "p_exponent_offset: got 2 with 'fa1'; accepted is a whole number"),
+        (dict(p_exponent_offset=0.5), "p_exponent_offset: got 0.5"),
         (dict(splits=0), "splits: got 0; accepted is a whole number from 1"),
         (dict(name="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, fa4"),
     ],

@@ -44,7 +44,7 @@ def test_attention_quantises_as_without_the_unit(key):
     q, k, v = draw("outliers", 3, (1, 2, 40, 64), (1, 2, 192, 64))
     core, how = TensorCore.of("B200", name), Quantization.of(*schemes, smooth=True)
     exact = Exact(**{field.name: getattr(core, field.name) for field in fields(core)})
-    for more in ({}, dict(causal=True, algorithm=Algorithm("fa2", chained=True))):
+    for more in ({}, dict(causal=True, algorithm=Algorithm("fa2", accumulate_in_mma=True))):
         due, found, on_b200 = (
             attention(q, k, v, how, tiling=TILING, precision=precision, **more)
             for precision in (Precision.kernel(BF16), summed_by(exact), summed_by(core, output=FP64))
@@ -70,7 +70,7 @@ def test_attention_is_a_straight_line_with_the_units_sums():
         new = torch.maximum(m, S.amax(-1, keepdim=True))
         P, a = FP32(torch.exp(FP32(S - new))), FP32(torch.exp(FP32(m - new)))
         l, O, m = FP32(FP32(a * l) + FP32(P.sum(-1, keepdim=True))), product(P, v[j : j + 64], FP32(a * O)), new
-    algorithm = Algorithm("fa2", chained=True)
+    algorithm = Algorithm("fa2", accumulate_in_mma=True)
     found = attention(q, k, v, how, tiling=TILING, precision=summed_by(MXFP8), algorithm=algorithm)
     assert torch.equal(found, BF16(FP32(O / l)))
 

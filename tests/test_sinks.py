@@ -9,8 +9,9 @@ from fa_lib.kernels.algorithm import Algorithm
 EXACT, TILING = Precision.uniform(FP64), Tiling(16, 16)
 SINKS = torch.tensor([-2.0, 0.5, 3.0, 40.0]).double()
 HOW = [
-    dict(), dict(name="fa1"), dict(name="fa4"), dict(name="fa4", offset=2), dict(offset=5), dict(splits=3),
-    dict(reverse=True), dict(folded=True), dict(folded=True, splits=2),
+    dict(), dict(name="fa1"), dict(name="fa4"), dict(name="fa4", p_exponent_offset=2),
+    dict(p_exponent_offset=5), dict(splits=3),
+    dict(reverse=True), dict(scale_in_exponent=True), dict(scale_in_exponent=True, splits=2),
 ]  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def losses(q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Sequence[str]], **o
     base, rows = None, []
     for (key, part), quantization in zip([("bf16", "all"), *chosen], [Quantization(), *quantizations]):
         unscaled = quantization.p is not None and quantization.p.per == "none"
-        algorithm = Algorithm("fa2", offset=RAISED if unscaled else 0)
+        algorithm = Algorithm("fa2", p_exponent_offset=RAISED if unscaled else 0)
         o = attention(q, k, v, quantization, tiling=TILING, algorithm=algorithm, **options)
         d = deviation(o, golden, BF16)
         base = base or d
@@ -132,7 +132,7 @@ def sums_of_b200(kind: str, seed: int, n: int, *, rows: int = 128, head_dim: int
     for recipe, inputs in ON_B200.items():
         exact, summed = (
             attention(
-                q, k, v, RECIPES[recipe].whole, tiling=TILING, algorithm=Algorithm("fa2", chained=True),
+                q, k, v, RECIPES[recipe].whole, tiling=TILING, algorithm=Algorithm("fa2", accumulate_in_mma=True),
                 precision=replace(Precision.kernel(BF16), products=products),
             )
             for products in (EXACT, TensorCore.of("B200", inputs))

@@ -59,7 +59,7 @@ def sink_cast(
             zeros.append(int((E4M3(P * 2.0**offset) == 0).sum()))
             return P
 
-        algorithm = Algorithm("fa2", exp=counted, offset=offset, reverse=reverse)
+        algorithm = Algorithm("fa2", exp=counted, p_exponent_offset=offset, reverse=reverse)
         precision = replace(Precision.kernel(FP32), probs=E4M3)
         o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **asked)
         mse = deviation(o, golden, FP32).rmse ** 2
@@ -99,7 +99,7 @@ def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: in
     scaled = tuple(Scheme(E4M3).apply(x) for x in (q, k))
     fp8 = replace(Precision.kernel(BF16), inputs=FP64, probs=E4M3)
     threshold = 6 if n <= 4096 else 4
-    raised = Algorithm("fa4", threshold=threshold, offset=math.floor(math.log2(E4M3.max)) - threshold)
+    raised = Algorithm("fa4", threshold=threshold, p_exponent_offset=math.floor(math.log2(E4M3.max)) - threshold)
     tried = dict(
         bf16=((q, k), Precision.kernel(BF16), Algorithm("fa4", threshold=8)),
         fp8_eager=(scaled, fp8, Algorithm("fa2")),

@@ -48,7 +48,7 @@ OPTIONS = by_key((  # changes to FlashAttention-2 as shipped
     Variant("reversed", "reversed keys", algorithm=dict(reverse=True)),
     Variant("splits_8", "8 splits, merged", algorithm=dict(splits=8)),
     Variant("fa4", "FA4, rescale above 2^8", algorithm=dict(name="fa4")),
-    Variant("fa4_offset_4", "FA4, P raised by 2^4", algorithm=dict(name="fa4", offset=4)),
+    Variant("fa4_offset_4", "FA4, P raised by 2^4", algorithm=dict(name="fa4", p_exponent_offset=4)),
     Variant("exp_degree_3", "2^x of degree 3", algorithm=dict(exp=polynomial_exp(3))),
     Variant("exp_degree_5", "2^x of degree 5", algorithm=dict(exp=polynomial_exp(5))),
 ))  # fmt: skip
@@ -171,7 +171,7 @@ def fp8_offset(offset: int, spread: float, seed: int, *, n: int = 8192, rows: in
     """
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     golden = kernels.golden(q * spread, k, v, inputs=FP64)
-    algorithm = Algorithm("fa4", threshold=4, offset=offset)
+    algorithm = Algorithm("fa4", threshold=4, p_exponent_offset=offset)
     precision = replace(Precision.kernel(BF16), **_E4M3)
     o = kernels.tiled(q * spread, k, v, tiling=Tiling(128, 128), precision=precision, algorithm=algorithm)
     return dict(relative=deviation(o, golden, BF16).relative)

@@ -68,7 +68,7 @@ def _other(model, fmt, head_dim, gpu):
 
 
 def _divided(model, fmt, head_dim, gpu):
-    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), folded=False))
+    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), scale_in_exponent=False))
 
 
 def _forwards(model, fmt, head_dim, gpu):
@@ -128,7 +128,7 @@ def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: 
     split = asked.splits > 1
     model = fa2_splitkv(fmt, head_dim, asked.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
     if "softcap" in asked.options:  # tiled caps no scores that are not scaled yet
-        model |= dict(algorithm=replace(Algorithm.of(model["algorithm"]), folded=False))
+        model |= dict(algorithm=replace(Algorithm.of(model["algorithm"]), scale_in_exponent=False))
     return [_apart(o, kernels.tiled(q, k, v, **model, **asked.options), golden, fmt, base)]
 
 

@@ -25,10 +25,11 @@ def overflow(mean: float, amplitude: float, seed: int, *, n: int = 1407, rows: i
         mean + amplitude * (2 * x - 1) for x in draw("uniform", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     )
     given = dict(tiling=Tiling(128, 128), precision=replace(Precision.kernel(FP16), scores=FP16))
-    outs = {name: kernels.tiled(q, k, v, algorithm=Algorithm(folded=fold), **given) for name, fold in _FOLDED.items()}
+    algorithms = {name: Algorithm(scale_in_exponent=asked) for name, asked in IN_EXPONENT.items()}
+    outs = {name: kernels.tiled(q, k, v, algorithm=how, **given) for name, how in algorithms.items()}
     largest = (FP16(q) @ FP16(k).mT).abs().max().item() / FP16.max
     lost = {name: (~o.isfinite()).any(-1).double().mean().item() for name, o in outs.items()}
     return lost | dict(largest=largest)
 
 
-_FOLDED = {"unscaled": True, "scaled": False}
+IN_EXPONENT = {"unscaled": True, "scaled": False}

@@ -27,8 +27,8 @@ EXACT_SUMS = "exact"  # in the place of a unit: every product is the exact sum, 
 
 
 LEVELS = by_key((  # how often O goes to a register of FP32
-    Variant("one_level", "one-level: O stays in the adder", algorithm=dict(chained=True)),
-    Variant("tile", "two-level: added to FP32 after each tile", algorithm=dict(chained=False)),
+    Variant("one_level", "one-level: O stays in the adder", algorithm=dict(accumulate_in_mma=True)),
+    Variant("tile", "two-level: added to FP32 after each tile", algorithm=dict(accumulate_in_mma=False)),
 ))  # fmt: skip
 
 
@@ -111,10 +111,10 @@ class Choice(Variant):
 CHOICES = by_key((
     Choice("reversed", "last tile of keys first", algorithm=dict(reverse=True)),
     Choice("reciprocal", "O times 1 / l", algorithm=dict(reciprocal=True)),
-    Choice("folded", "scale in exp2's multiply-add, O times 1 / l", algorithm=dict(folded=True)),
-    Choice("chained", "O chained through P V, exact sums", algorithm=dict(chained=True)),
+    Choice("folded", "scale in exp2's multiply-add, O times 1 / l", algorithm=dict(scale_in_exponent=True)),
+    Choice("chained", "O chained through P V, exact sums", algorithm=dict(accumulate_in_mma=True)),
     Choice("truncated", "sums of an H100", unit="H100"),
-    Choice("both", "sums of an H100, O chained", algorithm=dict(chained=True), unit="H100"),
+    Choice("both", "sums of an H100, O chained", algorithm=dict(accumulate_in_mma=True), unit="H100"),
     Choice("splits_8", "8 splits, merged", algorithm=dict(splits=8)),
     Choice("exp_degree_3", "2^x of degree 3 for all keys", algorithm=dict(exp=polynomial_exp(3))),
     Choice("lazy", "rescale above 2^8 only", algorithm=dict(name="fa4")),

@@ -44,7 +44,8 @@ def _exact_probs(model, fmt):
 
 def _rounded_sums(model, fmt):
     exp = model["algorithm"].exp
-    return dict(algorithm=replace(model["algorithm"], exp=lambda x: fmt(exp(x)), folded=False))  # has its own exp
+    # A scale in the exponent has an exponential of its own.
+    return dict(algorithm=replace(model["algorithm"], exp=lambda x: fmt(exp(x)), scale_in_exponent=False))
 
 
 def _tile_64(model, fmt):

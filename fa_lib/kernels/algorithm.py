@@ -23,21 +23,21 @@ class Algorithm:
             `exponentials.fast_exp` is torch's on CPU, `exponentials.polynomial_exp` FlashAttention-4's. The few factors
             exp(m - m') are always torch.exp, and so is the backward pass.
         threshold: of "fa4", in powers of two; None is 8.
-        offset: P is 2**offset times exp(S - m), and so is l; it cancels in O, and moves P away from the format's
-            subnormals. Whole; of "fa2" and "fa4". None is 0.
+        p_exponent_offset: P is 2**p_exponent_offset times exp(S - m), and so is l; it cancels in O, and moves P away
+            from the format's subnormals. Whole; of "fa2" and "fa4". None is 0.
         maximum: the row maximum of a tile, a function of S (rows, B_c) that gives (rows, 1); None is the largest
             score. `exponentials.dynamic_maximum` is that of arXiv 2510.04212.
         splits: parts of the keys, whole tiles each, that are worked on apart and merged by their log-sum-exp at the
             end, as in flash decoding. Each part's O is in `precision.accumulator`.
         reverse: the last tile first, as FlashAttention-2 has it on CUDA; with splits, the last of each part.
-        folded: the scale is left out of S and multiplied in with the exponential, P = 2**(S c - m c) of one fused
-            multiply-add, c = scale * log2(e) in `precision.exponent`; and O is multiplied by 1 / l instead of divided
-            by l. As FlashAttention-2's CUDA source has it; of "fa2" and "fa4", without softcap and added masks.
-        reciprocal: O is multiplied by 1 / l without `folded` too; of "fa2" and "fa4".
-        exp2: of `folded`, 2 to the power of S c - m c, a function of a float64 tensor (rows, B_c);
+        scale_in_exponent: the scale is left out of S and multiplied in with the exponential, P = 2**(S c - m c) of one
+            fused multiply-add, c = scale * log2(e) in `precision.exponent`; and O is multiplied by 1 / l instead of
+            divided by l. As FlashAttention-2's CUDA source has it; of "fa2" and "fa4", without softcap and added masks.
+        reciprocal: O is multiplied by 1 / l without `scale_in_exponent` too; of "fa2" and "fa4".
+        exp2: of `scale_in_exponent`, 2 to the power of S c - m c, a function of a float64 tensor (rows, B_c);
             `exponentials.mixed_exp2` is FlashAttention-4's.
-        chained: O is what the product P V begins with (the c of `Precision.products`), and not added to it afterwards,
-            as FlashAttention-2 and 3 have it on CUDA; of "fa2" and "fa4".
+        accumulate_in_mma: O is what the product P V begins with (the c of `Precision.products`), and not added to it
+            afterwards, as FlashAttention-2 and 3 have it on CUDA; of "fa2" and "fa4".
 
     Raises:
         ValueError: an attribute does not fit the others.
@@ -46,28 +46,29 @@ class Algorithm:
     name: str = "fa2"
     exp: Callable = torch.exp
     threshold: int | None = None
-    offset: int | None = None
+    p_exponent_offset: int | None = None
     maximum: Callable | None = None
     splits: int = 1
     reverse: bool = False
-    folded: bool = False
+    scale_in_exponent: bool = False
     reciprocal: bool = False
     exp2: Callable = torch.exp2
-    chained: bool = False
+    accumulate_in_mma: bool = False
 
     def __post_init__(self):
         if self.name not in NAMES:
             raise ValueError(f"algorithm: got {self.name!r}; accepted are {', '.join(NAMES)}, or an Algorithm")
-        for field, least, of in (("threshold", 0, ("fa4",)), ("offset", -math.inf, ("fa2", "fa4"))):
+        for field, least, of in (("threshold", 0, ("fa4",)), ("p_exponent_offset", -math.inf, ("fa2", "fa4"))):
             value = getattr(self, field)
             if value is not None and (self.name not in of or not value >= least or value != int(value)):
                 accepted = f"a whole number, for {' and '.join(of)}"
                 raise ValueError(f"{field}: got {value!r} with {self.name!r}; accepted is {accepted}")
-        if self.folded and (self.name == "fa1" or self.exp is not torch.exp):
-            raise ValueError(f"folded: got True with {self}; accepted is it with 'fa2' and 'fa4', and exp2 for exp")
-        if self.exp2 is not torch.exp2 and not self.folded:
-            raise ValueError(f"exp2: got {self.exp2} with {self.name!r}; accepted is it with folded=True")
-        for field in ("chained", "reciprocal"):
+        if self.scale_in_exponent and (self.name == "fa1" or self.exp is not torch.exp):
+            accepted = "it with 'fa2' and 'fa4', and exp2 for exp"
+            raise ValueError(f"scale_in_exponent: got True with {self}; accepted is {accepted}")
+        if self.exp2 is not torch.exp2 and not self.scale_in_exponent:
+            raise ValueError(f"exp2: got {self.exp2} with {self.name!r}; accepted is it with scale_in_exponent=True")
+        for field in ("accumulate_in_mma", "reciprocal"):
             if getattr(self, field) and self.name == "fa1":
                 raise ValueError(f"{field}: got True with 'fa1'; accepted is it with 'fa2' and 'fa4'")
         if type(self.splits) is not int or self.splits < 1:
@@ -79,16 +80,16 @@ class Algorithm:
         return spec if isinstance(spec, Algorithm) else cls(spec)
 
     @property
-    def lag(self) -> int:
+    def rescale_threshold_log2(self) -> int:
         """By how many powers of two a row's maximum may rise before it is replaced."""
         return (8 if self.threshold is None else self.threshold) if self.name == "fa4" else 0
 
     @property
-    def slack(self) -> float:
+    def rescale_threshold(self) -> float:
         """The same in units of S."""
-        return self.lag * LN2
+        return self.rescale_threshold_log2 * LN2
 
     @property
-    def raised(self) -> float:
+    def p_factor(self) -> float:
         """The factor of P and of l."""
-        return 2.0 ** (self.offset or 0)
+        return 2.0 ** (self.p_exponent_offset or 0)

@@ -15,8 +15,8 @@ class ScaledProducts(Dot):
     """A Dot that quantises what it multiplies, and sums the elements with their scales as a `ScaledCore` does.
 
     The outer scales of a tensor or a row are no part of that sum: they multiply what the unit gives. So O goes through
-    the unit as its c (`Algorithm(chained=True)`) where V and P have no outer scale, and is added afterwards where they
-    have one.
+    the unit as its c (`Algorithm(accumulate_in_mma=True)`) where V and P have no outer scale, and is added afterwards
+    where they have one.
 
     Attributes:
         core: the unit. schemes: of "q", "k", "v" and "p"; their groups are those of the unit.

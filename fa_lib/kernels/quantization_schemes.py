@@ -168,7 +168,7 @@ def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
 _MXFP8, _MXFP4 = Scheme(E4M3, "group", 32, E8M0), Scheme(E2M1, "group", 32, E8M0)
 _NVFP4 = Scheme(E2M1, "group", 16, E4M3, "tensor")
 SCHEMES = {
-    "FP8": Scheme(E4M3, "none"),  # P, which is at most 1; FlashAttention-3 raises it: Algorithm(offset=8)
+    "FP8": Scheme(E4M3, "none"),  # P, which is at most 1; FlashAttention-3 raises it: Algorithm(p_exponent_offset=8)
     "FP8_TENSOR": Scheme(E4M3, "tensor"),
     "FP8_HEAD": Scheme(E4M3, "head"),
     "FP8_BLOCK": Scheme(E4M3, "block"),

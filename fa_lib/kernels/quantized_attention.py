@@ -83,7 +83,7 @@ class Quantization:
         """Q, K and V by one scheme, P by its own.
 
         p: None is qkv's, if its scales are of a row; else, without a scale, its elements' format (FlashAttention-3 has
-        it so, and raises P by 2**8: Algorithm(offset=8)), or with groups the scales alone.
+        it so, and raises P by 2**8: Algorithm(p_exponent_offset=8)), or with groups the scales alone.
         """
         qkv = Scheme.of(qkv)
         if p is None:

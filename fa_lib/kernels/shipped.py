@@ -50,7 +50,7 @@ def vectorised() -> bool:
 
 def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
     """FlashAttention-2 on CUDA (sm80 and later): the last tile of keys first, the scale multiplied in with the
-    exponential, O multiplied by 1 / l (`Algorithm.folded`).
+    exponential, O multiplied by 1 / l (`Algorithm.scale_in_exponent`).
 
     Tiles of 128 keys at head_dim up to 64, of 64 above; an L40S (sm89) takes 32 at head_dim from 97 to 128 without
     causal (flash_fwd_launch_template.h, softmax.h of csrc/flash_attn/src). The number of queries in a tile, which no
@@ -68,7 +68,7 @@ def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
         ValueError: there is no such unit, it does not take such inputs, or the kernel runs on none such or takes no
             such head_dim.
     """
-    return _fa2(fmt, _fa2_keys(head_dim, unit, causal), unit, chained=bool(unit))
+    return _fa2(fmt, _fa2_keys(head_dim, unit, causal), unit, accumulate_in_mma=bool(unit))
 
 
 def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> dict[str, Any]:
@@ -88,7 +88,7 @@ def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> 
     """
     _refuse(head_dim, unit, AMPERE_ON)
     widths = (128, 64, 64) if splits == 1 else (256, 128, 64)
-    return _fa2(fmt, _by(head_dim, (64, 128, 256), widths), unit, chained=bool(unit), splits=splits)
+    return _fa2(fmt, _by(head_dim, (64, 128, 256), widths), unit, accumulate_in_mma=bool(unit), splits=splits)
 
 
 def torch_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def torch_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool =
     Args, Returns, Raises: as `fa2_cuda`.
     """
     keys = _fa2_keys(head_dim, unit, causal)
-    return _fa2(fmt, 32 if 128 < head_dim <= 160 and unit != "L40S" else keys, unit, chained=bool(unit))
+    return _fa2(fmt, 32 if 128 < head_dim <= 160 and unit != "L40S" else keys, unit, accumulate_in_mma=bool(unit))
 
 
 def fa3_cuda(
@@ -129,7 +129,7 @@ def fa3_cuda(
     if causal and fmt != E4M3:
         widths = (128, 144, 128, 112, 80)
     keys = _by(head_dim, (64, 96, 128, 192, 256), widths)
-    given = _fa2(fmt, keys, unit, chained=not two_level, offset=8 if fmt == E4M3 else None)
+    given = _fa2(fmt, keys, unit, accumulate_in_mma=not two_level, p_exponent_offset=8 if fmt == E4M3 else None)
     if fmt != E4M3:
         return given
     return given | dict(precision=replace(given["precision"], output=BF16, grads=BF16))
@@ -155,7 +155,7 @@ def fa4_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
     fmt = _one_of(fmt, FP16, BF16)
     _refuse(head_dim, unit, BLACKWELL, most=128)
     power = mixed_exp2(10 if head_dim > 96 and not causal else 16)
-    given = _fa2(fmt, 128, unit, chained=True)
+    given = _fa2(fmt, 128, unit, accumulate_in_mma=True)
     return given | dict(algorithm=replace(given["algorithm"], name="fa4", threshold=8, exp2=power))
 
 
@@ -179,7 +179,7 @@ def cudnn(fmt: FormatLike, tiling: Tiling, unit: str = "") -> dict[str, Any]:
 def _fa2(fmt: FormatLike, keys: int, unit: str, **more: Any) -> dict[str, Any]:
     """FlashAttention-2 with tiles of so many keys. more: of an Algorithm."""
     fmt = Format.of(fmt)
-    algorithm = Algorithm("fa2", reverse=True, folded=True, **more)
+    algorithm = Algorithm("fa2", reverse=True, scale_in_exponent=True, **more)
     return dict(tiling=Tiling(128, keys), precision=_summed(Precision.kernel(fmt), fmt, unit), algorithm=algorithm)
 
 

@@ -59,12 +59,13 @@ def tiled(
     how = Algorithm.of(algorithm)
     asked = Options.of(q, k, v, **options)
     p = rounding(precision)
-    unit, forward_asked = (asked.scale, unscaled(asked)) if how.folded else (1.0, asked)  # of a score and of m
-    if how.folded:
+    # unit: of a score and of m
+    unit, forward_asked = (asked.scale, unscaled(asked)) if how.scale_in_exponent else (1.0, asked)
+    if how.scale_in_exponent:
         step = partial(folded_tile, p.exponent(torch.tensor(unit / LN2, dtype=torch.float64)))
     else:
         step = fa1_tile if how.name == "fa1" else fa2_tile
-    last = fa1_last if how.name == "fa1" else times_last if how.folded or how.reciprocal else fa2_last
+    last = fa1_last if how.name == "fa1" else times_last if how.scale_in_exponent or how.reciprocal else fa2_last
 
     def few_rows(q_i, k, v, scores):
         seen = list(tiles(k, v, tiling.block_kv, scores))
@@ -81,7 +82,7 @@ def tiled(
         l = torch.zeros_like(m)  # running row sum (rows, 1)
         O = q_i.new_zeros(q_i.shape[0], features)  # running output (rows, head_dim)
         if sink is not None:
-            m, l = p.maximum(p.scores(sink) / unit).expand_as(m), l + how.raised
+            m, l = p.maximum(p.scores(sink) / unit).expand_as(m), l + how.p_factor
         for j, k_j, v_j in some_tiles:
             S = scores(q_i, k_j, j)  # (rows, B_c)
             seen = scores.seen(S)
@@ -92,7 +93,7 @@ def tiled(
             if seen is not True:
                 m, l, O = (x.where(seen, old) for x, old in zip((m, l, O), before))
         m = m.where(l != 0, 0.0)  # of a row that saw no key
-        log = p.row_sum(torch.log(nonzero(l)) - (how.offset or 0) * LN2)
+        log = p.row_sum(torch.log(nonzero(l)) - (how.p_exponent_offset or 0) * LN2)
         L = p.row_sum(m * unit + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
         O = last(p, l, O)  # (rows, head_dim)
         return torch.cat([O if how.splits > 1 else p.output(O), L], -1)  # (rows, head_dim + 1)
@@ -156,10 +157,10 @@ def fa2_tile(
     """As `fa1_tile`, and O is not divided by l."""
     m, l, O = carried
     m_new = torch.maximum(m, m_tile)
-    if how.slack:
-        m_new = m.where(m_new - m <= how.slack, m_new)  # not worth a rescale
+    if how.rescale_threshold:
+        m_new = m.where(m_new - m <= how.rescale_threshold, m_new)  # not worth a rescale
     P = exp_of(p, how)(p.exponent.round_(S.sub_(m_new)))
-    P = p.exponent.round_(P if how.raised == 1 else P * how.raised)  # (rows, B_c)
+    P = p.exponent.round_(P if how.p_factor == 1 else P * how.p_factor)  # (rows, B_c)
     a = p.factors(p.products.exp_(p.factors(m - m_new)))  # rescale of what was accumulated (rows, 1)
     return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)
 
@@ -170,7 +171,7 @@ def fa2_sums(
     """l and O, rescaled by a, and with a tile of P added."""
     l = p.row_sum(p.row_sum(a * l) + p.row_sum(p.products.totals(P)))
     O = p.accumulator.round_(O.mul_(a))  # (rows, head_dim)
-    if how.chained:
+    if how.accumulate_in_mma:
         return l, p.accumulator.round_(p.products.matmul(dropped, v, O))
     return l, p.accumulator.round_(O.add_(p.accumulator.round_(p.products.matmul(dropped, v))))
 
@@ -187,7 +188,8 @@ def unscaled(asked: Options) -> Options:
     """
     added = asked.mask is not None and asked.mask.dtype != torch.bool
     if added or asked.softcap is not None:
-        raise ValueError("algorithm: got folded=True with softcap or an added mask; accepted is it without them")
+        got = "scale_in_exponent=True with softcap or an added mask"
+        raise ValueError(f"algorithm: got {got}; accepted is it without them")
     return replace(asked, scale=1.0)
 
 
@@ -197,9 +199,9 @@ def folded_tile(
     """As `fa2_tile` for scores without their scale; c: scale * log2(e), rounded."""
     m, l, O = carried
     m_new = torch.maximum(m, m_tile)
-    if how.lag:
-        m_new = m.where(p.factors((m - m_new) * c) >= -how.lag, m_new)  # not worth a rescale
-    shift = p.exponent(m_new * c - (how.offset or 0))  # (rows, 1)
+    if how.rescale_threshold_log2:
+        m_new = m.where(p.factors((m - m_new) * c) >= -how.rescale_threshold_log2, m_new)  # not worth a rescale
+    shift = p.exponent(m_new * c - (how.p_exponent_offset or 0))  # (rows, 1)
     P = p.exponent.round_(how.exp2(p.exponent.round_(S.mul_(c).sub_(shift))))  # (rows, B_c); an FMA
     a = p.factors(torch.exp2(p.factors((m - m_new) * c)))  # (rows, 1)
     return m_new, *fa2_sums(p, how, dropped(P), P, a, v, l, O)

@@ -102,7 +102,7 @@ class Emulation:
             return kernels.reference(*x, precision=precision, **options)
         algorithm = Algorithm(
             "fa1" if self.normalised == "tile" else "fa2", exp=EXPONENTIALS[self.exponential], splits=self.splits,
-            reverse=self.order == "reverse", chained=self.products == "hopper" and self.normalised == "end",
+            reverse=self.order == "reverse", accumulate_in_mma=self.products == "hopper" and self.normalised == "end",
         )  # fmt: skip
         return kernels.tiled(*x, tiling=Tiling(64, self.tile), precision=precision, algorithm=algorithm, **options)
 

@@ -26,7 +26,7 @@ from fa_lib.numerics.metrics import deviation, over_baseline
 
 CHANGES = by_key([  # cheapest first
     Variant("reverse", "keys in the other order", algorithm=dict(reverse=True), cost="nothing"),
-    Variant("offset", "P raised by 2^4", algorithm=dict(offset=4), cost="a constant"),
+    Variant("offset", "P raised by 2^4", algorithm=dict(p_exponent_offset=4), cost="a constant"),
     Variant("splits", "8 splits, merged", algorithm=dict(splits=8), cost="a merge at the end"),
     Variant("row_sum", "l in FP32", dict(row_sum=FP32), cost="a register a row"),
     Variant("accumulator", "O in FP32", dict(accumulator=FP32), cost="head_dim registers a row"),
@@ -227,7 +227,7 @@ def changes(q, k, v, options: dict, base: str) -> list[dict]:
 
 def _changes_something(change, precision, algorithm):
     """Whether a kernel has not got a Variant's formats already, and can be given its algorithm."""
-    if "offset" in change.algorithm and algorithm.name == "fa1":
+    if "p_exponent_offset" in change.algorithm and algorithm.name == "fa1":
         return False
     finer = [getattr(precision, step).precision < fmt.precision for step, fmt in change.steps.items()]
     return any(finer) or not finer
