@@ -99,7 +99,7 @@ def test_compiled_loops_have_the_bits_of_torchs_operations_on_any_number_of_thre
         b = b.repeat(3, 1)[:150].mT  # (k, 150)
         a[3, 0], b[0, 5], c[7, 7] = math.inf, math.nan, -math.inf
         a[4] = 0
-        due = dot.on_device(a[None], b[None], c[None])[0]
+        due = dot.with_torch(a[None], b[None], c[None])[0]
         for threads in (1, 2):
             before = torch.get_num_threads()
             torch.set_num_threads(threads)

@@ -94,7 +94,7 @@ def test_compiled_loops_have_the_bits_of_torchs_operations_on_any_number_of_thre
         c = (c[:60, None] + c[None]).float().double()
         a[3, 0], c[7, 7], b_scales[5, 0] = math.nan, -math.inf, math.nan
         given = a[None], b.mT[None], c[None], (a_scales[None], b_scales.mT[None])
-        due = core.on_device(*packed(core, a[None], b[None], a_scales[None], b_scales[None]), c[None])
+        due = core.with_torch(*packed(core, a[None], b[None], a_scales[None], b_scales[None]), c[None])
         for threads in (1, 2):
             before = torch.get_num_threads()
             torch.set_num_threads(threads)

@@ -50,7 +50,7 @@ class Dot:
         a, b = torch.broadcast_tensors(a, b)
         c = a.new_zeros(a.shape[:-1]) if c is None else c.expand(a.shape[:-1])
         rows = a.reshape(-1, 1, a.shape[-1]), b.reshape(-1, a.shape[-1], 1), c.reshape(-1, 1, 1)
-        return self.on_device(*rows).reshape(a.shape[:-1])
+        return self.with_torch(*rows).reshape(a.shape[:-1])
 
     def matmul(
         self, A: Float64[Tensor, "... m k"], B: Float64[Tensor, "... k n"], C: Float64[Tensor, "... m n"] | None = None
@@ -60,18 +60,18 @@ class Dot:
         m, n = A.shape[-2], B.shape[-1]
         C = A.new_zeros(*lead, m, n) if C is None else C.expand(*lead, m, n)
         A, B, C = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (A, B, C))
-        product = self.compiled if A.device.type == "cpu" else self.on_device
+        product = self.with_numba if A.device.type == "cpu" else self.with_torch
         return product(A, B, C).reshape(*lead, m, n)
 
     def scores(self, Q: Float64[Tensor, "... m d"], K: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... m n"]:
         """Q Kᵀ. P V is a `matmul`: a Dot may quantise the operands of each product in its own way."""
         return self.matmul(Q, K.mT)
 
-    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """c + a b on a CPU; a: (batch, m, k), b: (batch, k, n), c: (batch, m, n)."""
         raise NotImplementedError
 
-    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """The same in torch's operations, on any device."""
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class Exact(Dot):
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
         return A @ B if C is None else C + A @ B
 
-    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return c + a @ b
 
 
@@ -106,11 +106,11 @@ class DoubleDouble(Dot):
     Factors of 2**996 and more overflow where they are split, and give NaN.
     """
 
-    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return sum_loops.threaded(double_double.rounded, a, b, c)
 
-    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return self.compiled(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
+    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return self.with_numba(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
 
     def totals(self, P: Tensor) -> Tensor:
         return self.matmul(P.new_ones(1, P.shape[-1]), P.mT).mT
@@ -133,10 +133,10 @@ class Ordered(Dot):
         if self.fmt.mode != "nearest":
             raise ValueError(f"fmt: got {self.fmt}, rounded {self.fmt.mode}; accepted is a format rounded to nearest")
 
-    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return sum_loops.threaded(sum_loops.LOOPS[self.order], a, b, c, self.fmt.grid)
 
-    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return sum_torch.ordered_sum(self.fmt, self.order, a, b.mT, c)
 
 

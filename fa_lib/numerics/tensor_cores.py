@@ -82,7 +82,7 @@ class TensorCore(Dot):
             raise ValueError(f"result: got {asked} for {fmt} on {unit}; accepted is {accepted}")
         return replace(found, two_level=two_level)
 
-    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         rule = self.inputs.emin, self.block, self.F, self.two_level or 0
 
         def sums(a, b, c):
@@ -90,7 +90,7 @@ class TensorCore(Dot):
 
         return self._in_blocks(sums, a, b, c)
 
-    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return self._in_blocks(lambda a, b, c: sum_torch.tensor_core_sum(self, a, b.mT, c), a, b, c)
 
     def _in_blocks(self, sums: Callable[..., Tensor], a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -153,11 +153,11 @@ class ScaledCore(TensorCore):
                 raise ValueError(f"{got}; accepted are a's {k}, with a scale in float64 for every {fmt.size} of them")
         return [sum_torch.with_exponents(x, scale, fmt, self.group) for x, scale in zip((a, b), scales)]
 
-    def compiled(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         rule = self.block, self.group, self.F, self.zero
         return sum_loops.threaded(sum_loops.grouped, a, b, c, rule, self.result.grid)
 
-    def on_device(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return sum_torch.block_scaled_sum(self, a, b.mT, c)
 
 
