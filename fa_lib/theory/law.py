@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from dataclasses import replace
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -140,12 +141,12 @@ def bits_for(times: float, stored: FormatLike, **given) -> float:
         times: over Baseline's largest error. given: as `largest_over_baseline`: tiles, algorithm ("fa2" where none is
             given), values, count, block_kv.
     """
-    given = dict(algorithm="fa2") | given
+    of_flash: dict[str, Any] = dict(algorithm="fa2") | given
 
     def over(count):
         fmt = Format.of((8, count))
         precision = replace(Precision.kernel(stored), accumulator=fmt, row_sum=fmt)
-        return math.log2(largest_over_baseline(precision, stored, **given))
+        return math.log2(largest_over_baseline(precision, stored, **of_flash))
 
     counts, limit = range(2, 25), math.log2(times)  # halved, since the error falls with every bit
     enough = bisect_left(counts, -limit, key=lambda count: -over(count))

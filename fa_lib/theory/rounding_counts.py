@@ -90,7 +90,7 @@ def accepted_kernel(algorithm: str, values: str, tiles: int) -> None:
 
 def is_count(x: Any) -> bool:
     """Whether x is a whole number of at least 1, of Python's or numpy's."""
-    return isinstance(x, Integral) and not isinstance(x, bool) and x >= 1
+    return isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= 1
 
 
 def weights(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) -> list[Any]:
@@ -130,6 +130,7 @@ def _of_terms(values: Values, keys: int, all_keys: int) -> dict[str, float]:
     """
     highest = special.ndtri(0.5 ** (1 / keys))  # the median of the largest of so many scores N(0, 1)
     exponent = 2 + (highest - 2) ** 2 if values.peaked else 1.0  # exp, and E (S - m)^2
-    before, after = (1.0, 1.0) if values.square is None else (values.variance, values.square)
+    before = 1.0 if values.variance is None else values.variance
+    after = 1.0 if values.square is None else values.square
     weights = dict(scores=values.scores * before, exponent=exponent * before, probs=after)
     return {step: weight * values.averaged(all_keys) for step, weight in weights.items()}

@@ -53,7 +53,8 @@ class Tolerance:
     def times(self, o: Tensor) -> tuple[Tensor, Tensor]:
         """How many times its bound each output's error is, and each row's along golden."""
         error = (o.double() - self.golden).abs()
-        return tuple(e / b.where(b > 0, 1.0) for e, b in ((error, self.bound), (self.along(o), self.of_row)))
+        of_outputs, of_rows = (e / b.where(b > 0, 1.0) for e, b in ((error, self.bound), (self.along(o), self.of_row)))
+        return of_outputs, of_rows
 
 
 def declared(precision: Precision | FormatLike) -> Precision:
@@ -109,7 +110,7 @@ def tolerance(
     events = golden.numel() + golden.shape[:-1].numel()  # outputs, and rows
     strength = math.sqrt(2 * math.log(2 * events / false_alarm))
     law = _Law(precision, -(-n_kv // int(tiles)), algorithm, strength)
-    given = tuple(x.detach().double() for x in (q, k, v))
+    given = q.detach().double(), k.detach().double(), v.detach().double()
     out = by_rows(law.bounded, given, precision, Options.of(q, k, v, **options), features=v.shape[-1] + 2, width=n_kv)
     return Tolerance(golden, out[..., :-2], out[..., -2:-1], out[..., -1:] > 0)
 

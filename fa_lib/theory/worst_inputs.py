@@ -31,10 +31,11 @@ def worst(
     x = search(fmt, tiles, seed, algorithm=algorithm, block_kv=block_kv, candidates=candidates)
     both = _flash(fmt, algorithm, block_kv), partial(kernels.reference, precision=Precision.materialized(fmt))
     flash, baseline = (_error(kernel, x, fmt, block_kv).abs().item() for kernel in both)
-    uniform, u, given = Precision.uniform(fmt), fmt.unit_roundoff, dict(tiles=tiles, algorithm=algorithm)
+    uniform, u = Precision.uniform(fmt), fmt.unit_roundoff
+    due = expected(uniform, tiles=tiles, algorithm=algorithm)
     return dict(
-        found=flash / u, over_baseline=flash / max(baseline, u), over_expected=flash / expected(uniform, **given),
-        of_bound=flash / bound(uniform, **given, rise=SPREAD),
+        found=flash / u, over_baseline=flash / max(baseline, u), over_expected=flash / due,
+        of_bound=flash / bound(uniform, tiles=tiles, algorithm=algorithm, rise=SPREAD),
     )  # fmt: skip
 
 
