@@ -383,7 +383,7 @@ def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
         files = sorted(tmp_path.rglob("*.npz"))
         monkeypatch.setattr("fa_lib.check.measure.reference_cache.baseline_for", lambda *_: 1 / 0)
         again = measure(names, inputs), rule_rows("flash", case, cached(exact, case))
-        assert without == first == again and [path.parent.name for path in files] == ["exact", "truth"]
+        assert without == first == again and [path.parent.name for path in files] == ["exact", "reference_values"]
         files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")  # damaged: computed again
         with pytest.raises(ZeroDivisionError):
             measure(names, inputs)
