@@ -46,7 +46,11 @@ record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it c
 	@$(FA_LIB) dev record
 
 wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
-	@$(FA_LIB) dev wheelhouse --python="$$PY" --source flash-attn --more xformers --more sageattention
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version "$$PY" \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--dest build/wheelhouse --requirement fa_lib/commands/record/wheels.txt
+	FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(PYTHON) -m pip download --quiet --no-deps --no-build-isolation \
+		--no-binary flash-attn --dest build/wheelhouse flash-attn==2.8.3
 
 report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.module:function or QKV=file.safetensors: a verdict, as one HTML page
 	@$(FA_LIB) check $(if $(QKV),tensors $(if $(FORMAT),--format="$$FORMAT") -- "$$QKV",kernel -- "$$KERNEL")

@@ -211,22 +211,6 @@ def record(
 
 
 @app.command()
-def wheelhouse(
-    folder: Annotated[Path, typer.Argument(help="where the wheels go")] = Path("build/wheelhouse"),
-    python: Annotated[str, typer.Option(help="version of the machine's Python")] = "3.12",
-    source: Annotated[list[str] | None, typer.Option(help="a source package to take along: flash-attn")] = None,
-    more: Annotated[
-        list[str] | None, typer.Option(help="a gallery's package to take along: xformers, sageattention")
-    ] = None,
-) -> None:
-    """Download what a GPU machine without a network lacks, and check that nothing is missing."""
-    with exit_on_error():
-        from fa_lib.commands.record.wheelhouse import main as fill
-
-        fill(python, folder, source or (), more or (), say=_say)
-
-
-@app.command()
 def gallery(
     names: Annotated[list[str] | None, typer.Argument(help="kernels, as ggml_decode; all where none is named")] = None,
     list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,

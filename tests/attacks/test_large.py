@@ -35,7 +35,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
     assert (tmp_path / "bomb.npz").stat().st_size < 3e6
     script = (
         "import sys; sys.path.insert(0, '.')\n"
-        "from fa_lib import inputs; inputs.LARGE = 1 << 28\n"
+        "from fa_lib.kernels import inputs; inputs.LARGE = 1 << 28\n"
         "import resource; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    inputs.tensors(sys.argv[1])\nexcept ValueError as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

@@ -19,7 +19,8 @@ from fa_lib.execution.same_code import refuse_another_fa_lib
 
 ROUNDS = """
 import torch
-from fa_lib import formats, round_to
+from fa_lib import round_to
+from fa_lib.numerics import formats
 x = torch.tensor([1.00390625, 3.3, -1e-40], dtype=torch.float64)
 print(formats.__file__)
 print(round_to(x, "BF16").tolist(), round_to(x, "BF16", "toward_zero").tolist())
