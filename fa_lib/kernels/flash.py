@@ -1,7 +1,9 @@
 """Real flash-attention kernels, named explicitly: what cannot run says so, and nothing falls back."""
 
 import warnings
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -13,10 +15,9 @@ from torch.nn.attention import (
     sdpa_kernel,
 )
 
+from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.options import Asked, check, within
 from fa_lib.numerics.formats import BF16, Format, FormatLike
-
-BACKENDS = ("torch", "torch:FA3", "torch:FA4", "flash_attn")
 
 
 def flash(
@@ -47,49 +48,15 @@ def flash(
         ValueError: an argument does not fit, the backend's name is unknown, or it lacks what is asked for.
         RuntimeError: the kernel cannot run here or on these inputs; what is missing is in the message.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}; accepted are {', '.join(BACKENDS)}")
+    lookup("backend", backend, BACKENDS)
     asked = Asked.of(**options)
-    lacks = {"dropout_p": asked.dropout_p, "softcap": asked.softcap if backend != "flash_attn" else None}
-    lacks["mask"] = True if asked.mask is not None and backend == "flash_attn" else None
-    lacks["sinks"] = asked.sinks is not None
-    for name, value in lacks.items():
-        if value:
-            raise ValueError(f"{name}: got {value!r}; the kernel {backend!r} has none: use 'tiled'")
+    for name in BACKENDS[backend].lacks:
+        value = getattr(asked, name)
+        if isinstance(value, Tensor) or value:
+            shown = "a tensor" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{name}: got {shown}; the kernel {backend!r} has none: use 'tiled'")
     check(q, k, v, **options)
-    if backend == "flash_attn":
-        return _flash_attn(q, k, v, asked)
-    if backend != "torch":
-        with _registered(backend.removeprefix("torch:"), q.device):
-            return flash(q, k, v, **options)
-    causal, mask, window = asked.causal, asked.mask, asked.window
-    lead, n_q, n_kv = q.shape[:-2], q.shape[-2], k.shape[-2]
-    own_causal = causal and n_q == n_kv and mask is None and window is None
-    if window is not None or (causal and not own_causal):
-        left, right = window or (None, None)
-        visible = within(n_q, n_kv, left, 0 if causal else right, q.device)
-        if mask is None or mask.dtype == torch.bool:
-            mask = visible if mask is None else mask & visible
-        else:
-            mask = mask.masked_fill(~visible, -torch.inf)
-    if mask is not None:
-        mask = (mask if mask.dtype == torch.bool else mask.to(q.dtype)).expand(*lead, n_q, n_kv)
-        mask = mask.reshape(-1, *mask.shape[-3:]) if mask.ndim > 3 else mask.reshape(1, -1, n_q, n_kv)
-    four = [_four(x) for x in (q, k, v)]
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons:
-        warnings.simplefilter("always")
-        try:
-            o = torch.nn.functional.scaled_dot_product_attention(
-                *four,
-                attn_mask=mask,
-                is_causal=own_causal,
-                scale=asked.scale,
-                enable_gqa=four[0].shape[1] != four[1].shape[1],
-            )
-        except RuntimeError as error:
-            why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons) or _in_words(error)
-            raise RuntimeError(f"torch's FLASH_ATTENTION cannot run {q.dtype} on {q.device}: {why}") from error
-    return o.reshape(*lead, n_q, v.shape[-1])
+    return BACKENDS[backend].run(q, k, v, asked)
 
 
 def refusal(backend: str = "torch", fmt: FormatLike = BF16, device: str = "cpu") -> str:
@@ -118,24 +85,57 @@ def _in_words(error):
     )
 
 
-def _four(x):
-    """(batch, heads, sequence, features), whatever dimensions lead."""
-    return x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
+def _torch(q, k, v, asked):
+    """scaled_dot_product_attention, held to its FLASH_ATTENTION backend."""
+    mask, own_causal = _sdpa_mask(q, k, asked)
+    four = [_four(x) for x in (q, k, v)]  # (batch, heads, n, features)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        try:
+            o = torch.nn.functional.scaled_dot_product_attention(
+                *four, attn_mask=mask, is_causal=own_causal, scale=asked.scale,
+                enable_gqa=four[0].shape[1] != four[1].shape[1],
+            )  # fmt: skip
+        except RuntimeError as error:
+            why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons) or _in_words(error)
+            raise RuntimeError(f"torch's FLASH_ATTENTION cannot run {q.dtype} on {q.device}: {why}") from error
+    return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
-@contextmanager
-def _registered(name, device):
-    """torch's flash backend replaced by the one its registry has under `name`."""
-    if device.type != "cuda":
-        raise RuntimeError(f"torch:{name} needs a CUDA device, and the tensors are on {device}; here 'torch' can run")
+def _sdpa_mask(q, k, asked):
+    """torch's attn_mask, (batch, heads, n_q, n_kv) or None, and its is_causal, which aligns top-left: another alignment
+    and a window become a mask."""
+    mask, (lead, n_q, n_kv) = asked.mask, (q.shape[:-2], q.shape[-2], k.shape[-2])
+    own_causal = asked.causal and n_q == n_kv and mask is None and asked.window is None
+    if asked.window is not None or (asked.causal and not own_causal):
+        left, right = asked.window or (None, None)
+        visible = within(n_q, n_kv, left, 0 if asked.causal else right, q.device)  # (n_q, n_kv)
+        if mask is None or mask.dtype == torch.bool:
+            mask = visible if mask is None else mask & visible
+        else:
+            mask = mask.masked_fill(~visible, -torch.inf)
+    if mask is None:
+        return None, own_causal
+    return _four((mask if mask.dtype == torch.bool else mask.to(q.dtype)).expand(*lead, n_q, n_kv)), own_causal
+
+
+def _registered(name, q, k, v, asked):
+    """The same, with what torch's registry has under `name` for its flash backend."""
+    if q.device.type != "cuda":
+        raise RuntimeError(f"torch:{name} needs a CUDA device, and the tensors are on {q.device}; here 'torch' can run")
     try:
         activate_flash_attention_impl(name)
     except Exception as error:
         raise RuntimeError(f"torch's registry cannot activate {name}: {error}") from error
     try:
-        yield
+        return _torch(q, k, v, asked)
     finally:
         restore_flash_attention_impl()
+
+
+def _four(x):
+    """(batch, heads, sequence, features), whatever dimensions lead."""
+    return x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
 
 
 def _flash_attn(q, k, v, asked):
@@ -146,9 +146,25 @@ def _flash_attn(q, k, v, asked):
     except ImportError as error:
         raise RuntimeError(f"the package flash-attn is missing ({error}); environment-cuda.yml has it") from error
     sides = tuple(-1 if side is None else side for side in asked.window or (None, None))
-    # its layout is (batch, sequence, heads, head_dim)
-    transposed = [_four(x).transpose(1, 2) for x in (q, k, v)]
+    transposed = [_four(x).transpose(1, 2) for x in (q, k, v)]  # (batch, n, heads, head_dim)
     o = flash_attn_func(
         *transposed, softmax_scale=asked.scale, causal=asked.causal, window_size=sides, softcap=asked.softcap or 0.0
     )
     return o.transpose(1, 2).reshape(*q.shape[:-1], v.shape[-1])
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kernel of `flash`. lacks: options of `options.Asked` that it has not. run: of q, k, v and what is asked."""
+
+    lacks: tuple[str, ...]
+    run: Callable[[Tensor, Tensor, Tensor, Asked], Tensor]
+
+
+_TORCH_LACKS = ("dropout_p", "softcap", "sinks")
+BACKENDS = {
+    "torch": Backend(_TORCH_LACKS, _torch),
+    "torch:FA3": Backend(_TORCH_LACKS, partial(_registered, "FA3")),
+    "torch:FA4": Backend(_TORCH_LACKS, partial(_registered, "FA4")),
+    "flash_attn": Backend(("dropout_p", "mask", "sinks"), _flash_attn),
+}
