@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
@@ -22,6 +24,8 @@ LARGE = 64.0  # the large term of V, so that small ones are held by FP16 and by 
 ALONE = 64  # small terms of the control
 LOST = 2  # ulp: output, P and scores are rounded once each, at most half an ulp; sums of FP32 add nothing that shows
 ALL = 0.8  # of what is lost when every tile is: where tiles are twice as large as asked for, at most 0.72 is
+FIRST, LAST, CONTROL = range(3)  # places of the large term; the control has the small terms without it
+CARRIES = slice(CONTROL)  # the two of them that a carry loses terms of
 UNSEEN = 0.25  # relative error of small terms alone from which on nothing is said: ALONE sums of BF16 cost up to 0.125
 
 
@@ -61,17 +65,19 @@ def carry(
     rows = []
     for what in SUMS:
         for n, keys in TERMS:
-            q, k, v, large, golden, of_large = _sum_of(what, fmt, tuple(keys), n, head_dim)
-            ulp = fmt.ulp(torch.maximum(golden, large))  # of the sum, whether O grows by small terms or O / l shrinks
-            answer = _answer(fn, fmt, (q, k, v), head_dim, queries, device)
+            sums = _sums(what, fmt, tuple(keys), n, head_dim)
+            ulp = fmt.ulp(torch.maximum(sums.golden, sums.if_all_lost))  # O grows by small terms, or O / l shrinks
+            answer = _answer(fn, fmt, sums, head_dim, queries, device)
             lost = control = [math.nan] * len(keys)
             if answer.o is not None:
-                o = answer.o.double().cpu()[:, :, -1:] if causal else answer.o.double().cpu()
-                o, l = o[..., :-1], of_large / o[..., -1:]  # l: the kernel's, over what it should be
-                control = ((o * l / golden)[2] - 1).abs().amax((1, 2)).tolist()
+                o = (
+                    answer.o.double().cpu()[:, :, -1:] if causal else answer.o.double().cpu()
+                )  # (3, keys, n_q, head_dim)
+                o, l = o[..., :-1], sums.golden_of_large / o[..., -1:]  # l: the kernel's, over what it should be
+                control = ((o * l / sums.golden)[CONTROL] - 1).abs().amax((1, 2)).tolist()
                 o = o * l.where((l - 1).abs() > UNSEEN, 1.0) if what == "accumulator" else o
-                lost = ((o - golden).abs() / ulp)[:2].amax((0, 2, 3)).tolist()
-            every = ((large - golden[0]).abs() / ulp[0]).flatten().tolist()
+                lost = ((o - sums.golden).abs() / ulp)[CARRIES].amax((0, 2, 3)).tolist()
+            every = ((sums.if_all_lost - sums.golden[FIRST]).abs() / ulp[FIRST]).flatten().tolist()
             told = dict(outcome=answer.outcome, problem=answer.problem)
             rows += [
                 dict(what=what, terms=n, keys=b, lost=x, all=of, control=c) | told
@@ -108,7 +114,7 @@ def carried(table: pd.DataFrame) -> list[dict]:
 
 def _answer(fn, fmt, sums, head_dim, queries, device):
     """What a kernel gives for these sums: in FP32 where it has no fmt, for all queries where it takes no fewer."""
-    q, k, v = sums
+    q, k, v = sums.q, sums.k, sums.v
     for dtype in (fmt.dtype, torch.float32):
         for n_q in (queries, q.shape[2]) if queries == max(QUERIES) else (queries,):
             answer = call_kernel(fn, *_whole(*(x.to(device, dtype) for x in (q[:, :, :n_q], k, v)), head_dim))
@@ -118,35 +124,54 @@ def _answer(fn, fmt, sums, head_dim, queries, device):
 
 
 def _whole(q, k, v, head_dim):
-    """Q, K, V (first, last, control; keys; n; head_dim) of what `_sum_of` holds: of Q and K the other features are 0,
-    those of V are like the first."""
+    """Q, K and V (3, keys, n, head_dim) of those of a Sums: of Q and K the other features are 0, those of V are like
+    the first."""
     pad = torch.nn.functional.pad
     v = torch.cat([v[..., :1].expand(*v.shape[:-1], head_dim - 1), v[..., 1:]], -1)
     return pad(q, (0, head_dim - 1)), pad(k, (0, head_dim - 1)), v
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Calls whose outputs are sums of one large term and many small ones, or of small ones alone.
+
+    The first dimension is the place of the large term (FIRST, LAST, CONTROL), the second the number of keys by which
+    the small terms are divided.
+
+    Attributes:
+        q, k: (3, keys, n, 1), their first feature. v: (3, keys, n, 2), its first column and its last, in which the
+            large term stands alone. All on the format's grid.
+        golden, golden_of_large: (3, keys, 1, 1), of these columns.
+        if_all_lost: (keys, 1, 1), the sum if no small term arrived.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    golden: Tensor
+    golden_of_large: Tensor
+    if_all_lost: Tensor
+
+
 @lru_cache(maxsize=32)  # the same for every kernel; a megabyte each
-def _sum_of(what, fmt, keys, n, head_dim):
-    """Q and K (large term first, last, control; keys; n; 1), their first feature, and V (first, last, control; keys; n;
-    2), its first and last columns, rounded to fmt, whose outputs are `carry`'s sums, in the last column of V the large
-    term alone; the golden value if the small terms were lost (keys, 1, 1); and the golden values of both columns
-    (first, last, control; keys; 1; 1)."""
+def _sums(what, fmt, keys, n, head_dim):
+    """The Sums of `carry`."""
     ulp = 2 * fmt.unit_roundoff
     small = torch.tensor([0.45 * ulp / b for b in keys], dtype=torch.float64)[:, None, None]  # (keys, 1, 1)
     q, k, v = torch.zeros(3, 3, len(keys), n, 1, dtype=torch.float64)
     if what == "accumulator":
-        v[:2] = LARGE * small
-        v[0, :, 0] = v[1, :, -1] = v[2, :, 0] = LARGE
-        v[2, :, 1], v[2, :, -ALONE:] = -LARGE, LARGE * small
-        large = torch.full((len(keys), 1, 1), LARGE / n, dtype=torch.float64)
+        v[CARRIES] = LARGE * small
+        v[FIRST, :, 0] = v[LAST, :, -1] = v[CONTROL, :, 0] = LARGE
+        v[CONTROL, :, 1], v[CONTROL, :, -ALONE:] = -LARGE, LARGE * small
+        if_all_lost = torch.full((len(keys), 1, 1), LARGE / n, dtype=torch.float64)
     else:
         q[:], k[:] = head_dim**0.5, small.log()
-        k[0, :, 0] = k[1, :, -1] = k[2, :, 0] = 0
-        v[0, :, 0] = v[1, :, -1] = LARGE
-        v[2, :, -ALONE:] = LARGE
-        large = torch.full((len(keys), 1, 1), LARGE, dtype=torch.float64)
+        k[FIRST, :, 0] = k[LAST, :, -1] = k[CONTROL, :, 0] = 0
+        v[FIRST, :, 0] = v[LAST, :, -1] = LARGE
+        v[CONTROL, :, -ALONE:] = LARGE
+        if_all_lost = torch.full((len(keys), 1, 1), LARGE, dtype=torch.float64)
     alone = torch.zeros_like(v)
-    alone[0, :, 0] = alone[1, :, -1] = alone[2, :, 0] = LARGE
+    alone[FIRST, :, 0] = alone[LAST, :, -1] = alone[CONTROL, :, 0] = LARGE
     q, k, v = (fmt(x) for x in (q, k, torch.cat([v, alone], -1)))
     golden = kernels.golden(*_whole(q[:, :, :1], k, v, head_dim)[:2], v, inputs=FP64)  # of like rows, columns
-    return q, k, v, large, *golden.split(1, -1)
+    return Sums(q, k, v, *golden.split(1, -1), if_all_lost)
