@@ -70,9 +70,8 @@ def carry(
             answer = _answer(fn, fmt, sums, head_dim, queries, device)
             lost = control = [math.nan] * len(keys)
             if answer.o is not None:
-                o = (
-                    answer.o.double().cpu()[:, :, -1:] if causal else answer.o.double().cpu()
-                )  # (3, keys, n_q, head_dim)
+                o = answer.o.double().cpu()  # (3, keys, n_q, head_dim)
+                o = o[:, :, -1:] if causal else o
                 o, l = o[..., :-1], sums.golden_of_large / o[..., -1:]  # l: the kernel's, over what it should be
                 control = ((o * l / sums.golden)[CONTROL] - 1).abs().amax((1, 2)).tolist()
                 o = o * l.where((l - 1).abs() > UNSEEN, 1.0) if what == "accumulator" else o
