@@ -1,7 +1,7 @@
 """Flash Attention, tile by tile, each step rounded: the paper's microbenchmark."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fa_lib.kernels.algorithm import LN2, Algorithm
 from fa_lib.kernels.backward import Backward, differentiable
-from fa_lib.kernels.options import Options
+from fa_lib.kernels.options import Options, Scores
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rows import by_rows, dropped, nonzero, rounding, stored, tiles
 from fa_lib.kernels.tiling import Tiling
@@ -56,57 +56,84 @@ def tiled(
     """
     if not isinstance(tiling, Tiling):
         raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
-    how = Algorithm.of(algorithm)
-    asked = Options.of(q, k, v, **options)
-    p = rounding(precision)
-    # unit: of a score and of m
-    unit, forward_asked = (asked.scale, unscaled(asked)) if how.scale_in_exponent else (1.0, asked)
-    if how.scale_in_exponent:
-        step = partial(folded_tile, p.exponent(torch.tensor(unit / LN2, dtype=torch.float64)))
-    else:
-        step = fa1_tile if how.name == "fa1" else fa2_tile
-    last = fa1_last if how.name == "fa1" else times_last if how.scale_in_exponent or how.reciprocal else fa2_last
-
-    def few_rows(q_i, k, v, scores):
-        seen = list(tiles(k, v, tiling.block_kv, scores))
-        size = max(1, -(-len(seen) // how.splits))  # tiles of a part
-        sinks = [scores.sink] + [None] * len(seen)
-        parts = [
-            part(q_i, seen[i : i + size][:: -1 if how.reverse else 1], v.shape[1], scores, sink)
-            for i, sink in zip(range(0, max(1, len(seen)), size), sinks)
-        ]
-        return parts[0] if len(parts) == 1 else merged(p, parts)
-
-    def part(q_i, some_tiles, features, scores, sink):
-        m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
-        l = torch.zeros_like(m)  # running row sum (rows, 1)
-        O = q_i.new_zeros(q_i.shape[0], features)  # running output (rows, head_dim)
-        if sink is not None:
-            m, l = p.maximum(p.scores(sink) / unit).expand_as(m), l + how.p_factor
-        for j, k_j, v_j in some_tiles:
-            S = scores(q_i, k_j, j)  # (rows, B_c)
-            seen = scores.seen(S)
-            S = p.scores.round_(S)
-            m_tile = p.maximum(S.amax(-1, keepdim=True) if how.maximum is None else how.maximum(S))  # (rows, 1)
-            before = m, l, O if seen is True else O.clone()
-            m, l, O = step(p, how, lambda P, j=j: dropped(p, scores, P, j), S, v_j, m_tile, (m, l, O))
-            if seen is not True:
-                m, l, O = (x.where(seen, old) for x, old in zip((m, l, O), before))
-        m = m.where(l != 0, 0.0)  # of a row that saw no key
-        log = p.row_sum(torch.log(nonzero(l)) - (how.p_exponent_offset or 0) * LN2)
-        L = p.row_sum(m * unit + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # log-sum-exp (rows, 1)
-        O = last(p, l, O)  # (rows, head_dim)
-        return torch.cat([O if how.splits > 1 else p.output(O), L], -1)  # (rows, head_dim + 1)
+    how, asked, p = Algorithm.of(algorithm), Options.of(q, k, v, **options), rounding(precision)
+    forward_pass = Forward.of(p, how, asked.scale, tiling.block_kv)
+    forward_asked = unscaled(asked) if how.scale_in_exponent else asked
 
     def forward(q, k, v):
-        width = tiling.block_kv
-        out = by_rows(few_rows, (q, k, v), p, forward_asked, features=v.shape[-1] + 1, width=width, rows=rows)
+        features, width = v.shape[-1] + 1, tiling.block_kv
+        out = by_rows(forward_pass.rows, (q, k, v), p, forward_asked, features=features, width=width, rows=rows)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
         return p.exponent.round_(p.products.exp_(p.exponent.round_(S.sub_(L))))  # P, divided by the row sum already
 
     return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling), options.get("sinks"))
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The forward pass over some rows of one head.
+
+    Attributes:
+        p: a Precision. how: an Algorithm. block_kv: keys of a tile.
+        unit: of a score and of m: the scale, where the exponential multiplies it in.
+        tile: m, l and O after one more tile, as `fa1_tile`. last: O of l and of O after the last tile.
+    """
+
+    p: Steps
+    how: Algorithm
+    block_kv: int
+    unit: float
+    tile: Callable
+    last: Callable
+
+    @classmethod
+    def of(cls, p: Steps, how: Algorithm, scale: float, block_kv: int) -> "Forward":
+        """An algorithm's steps."""
+        last = times_last if how.scale_in_exponent or how.reciprocal else fa2_last
+        if how.scale_in_exponent:
+            c = p.exponent(torch.tensor(scale / LN2, dtype=torch.float64))
+            return cls(p, how, block_kv, scale, partial(folded_tile, c), last)
+        if how.name == "fa1":
+            return cls(p, how, block_kv, 1.0, fa1_tile, fa1_last)
+        return cls(p, how, block_kv, 1.0, fa2_tile, last)
+
+    def rows(self, q_i: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        """O and the log-sum-exp (rows, d_v + 1) of Q (rows, head_dim), K (n_kv, head_dim) and V (n_kv, d_v)."""
+        every = list(tiles(k, v, self.block_kv, scores))
+        size = max(1, -(-len(every) // self.how.splits))  # tiles of a part
+        parts, sink = [], scores.sink  # where the first part begins
+        for i in range(0, max(1, len(every)), size):
+            some = every[i : i + size][:: -1 if self.how.reverse else 1]
+            parts.append(self.part(q_i, some, v.shape[1], scores, sink))
+            sink = None
+        return parts[0] if len(parts) == 1 else merged(self.p, parts)
+
+    def part(
+        self, q_i: Tensor, some_tiles: list, features: int, scores: Scores, sink: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """The same of some tiles; with splits, O is not rounded to the output's format."""
+        p, how = self.p, self.how
+        m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
+        l = torch.zeros_like(m)  # running row sum (rows, 1)
+        O = q_i.new_zeros(q_i.shape[0], features)  # running output (rows, d_v)
+        if sink is not None:
+            m, l = p.maximum(p.scores(sink) / self.unit).expand_as(m), l + how.p_factor
+        for j, k_j, v_j in some_tiles:
+            S = scores(q_i, k_j, j)  # (rows, B_c)
+            seen = scores.seen(S)
+            S = p.scores.round_(S)
+            m_tile = p.maximum(S.amax(-1, keepdim=True) if how.maximum is None else how.maximum(S))  # (rows, 1)
+            before = m, l, O if seen is True else O.clone()
+            m, l, O = self.tile(p, how, lambda P, j=j: dropped(p, scores, P, j), S, v_j, m_tile, (m, l, O))
+            if seen is not True:
+                m, l, O = (x.where(seen, old) for x, old in zip((m, l, O), before))
+        m = m.where(l != 0, 0.0)  # of a row that saw no key
+        log = p.row_sum(torch.log(nonzero(l)) - (how.p_exponent_offset or 0) * LN2)
+        L = p.row_sum(m * self.unit + log).where(l != 0, -torch.inf if how.splits > 1 else 0.0)  # (rows, 1)
+        O = self.last(p, l, O)  # (rows, d_v)
+        return torch.cat([O if how.splits > 1 else p.output(O), L], -1)
 
 
 def merged(p: Precision, parts: list[Tensor]) -> Tensor:
