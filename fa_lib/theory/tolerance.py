@@ -117,7 +117,7 @@ def tolerance(
 
 @dataclass(frozen=True)
 class _Law:
-    """The bound of a few rows; in the terms of docs/testing.md."""
+    """The bound of a few rows, in the terms of docs/testing.md, whose lines of variances are numbered."""
 
     p: Precision
     block: int  # keys of a tile
@@ -172,7 +172,8 @@ class _Law:
         return probs + weights / (1 - shift) ** 2
 
     def stored(self, O: Tensor, along: Tensor) -> Tensor:
-        """The mean square of what storing O adds along it, over shifts against the grid: equal outputs err alike."""
+        """Line 9: the mean square of what storing O adds along it, over shifts against the grid: equal outputs err
+        alike."""
         found = torch.zeros_like(O[:, :1])
         for i in range(SHIFTS):
             shift = 2 ** ((i + 0.5) / SHIFTS)
@@ -181,7 +182,7 @@ class _Law:
         return found
 
     def of_scores(self, q: Tensor, k: Tensor, scores: Scores, S: Tensor, m: Tensor) -> Tensor:
-        """The variance of each exponent S - m and of its exponential: (rows, n_kv)."""
+        """Lines 2, 3 and 4: the variance of each exponent S - m and of its exponential, (rows, n_kv)."""
         d, scale = q.shape[-1], scores.o.scale
         raw, squares = q @ k.mT * scale, q.square() @ k.mT.square() * (scale * scale)
         products = (d + 1) * (squares / 6 + raw.square() / 3) + squares + raw.square()  # d products, their sums, scale
@@ -203,8 +204,8 @@ class _Law:
         return (out + O.square() * of_l).clamp(min=0), (z * of_l.sqrt()).clamp(max=0.9)
 
     def of_probs(self, p: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> Tensor:
-        """The variance of O by P's rounding, whether the row sum adds P before or after it; no more than if all err to
-        one side."""
+        """Line 1: the variance of O by P's rounding, whether the row sum adds P before or after it; no more than if
+        all err to one side."""
         fmt = self.p.probs
         step = (fmt.ulp(torch.zeros_like(p)) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
         s = step.square() / 3 + self.exp() ** 2 / 2
@@ -224,9 +225,9 @@ class _Law:
     def repeating(
         self, fmt: Format, x: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, relative: bool
     ) -> tuple[Tensor, Tensor]:
-        """The mean squares of O's error by rounding x (rows, n_kv) to fmt, in the numerator alone and in the row sum as
-        well, over shifts of x against the grid: equal numbers have equal errors. An error of a score counts as it is,
-        one of a probability relative to it, with that of the exponential."""
+        """Line 8: the mean squares of O's error by rounding x (rows, n_kv) to fmt, in the numerator alone and in the
+        row sum as well, over shifts of x against the grid: equal numbers have equal errors. An error of a score counts
+        as it is, one of a probability relative to it, with that of the exponential."""
         of_o = of_both = torch.zeros_like(O)
         for i in range(SHIFTS):
             turn = (i + 0.5) / SHIFTS
@@ -240,40 +241,57 @@ class _Law:
         return of_o, of_both
 
     def of_sums(self, S: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
-        """The variance of O by the roundings of its own sum and of the row sum's: carried from tile to tile, inside of
-        tiles, and where parts of the keys are merged."""
+        """The variance of O by the roundings of its own sum and of the row sum's: lines 5, 6 and 7."""
         cut = [slice(j, j + self.block) for j in range(0, v.shape[-2], self.block)]
         X = torch.stack([weighted_values(D[:, each], v[..., each, :]) for each in cut])  # (T, rows, d_v)
         Y = torch.stack([W[:, each].sum(-1, keepdim=True) for each in cut])  # (T, rows, 1)
         highest = torch.stack([S[:, each].amax(-1, keepdim=True) for each in cut]).cummax(0).values
         raised = torch.cat([torch.ones_like(Y[:1]), (highest[1:] > highest[:-1]).to(Y)])
-        U, row_sums = X.cumsum(0), Y.cumsum(0)  # so far
-        how, size = self.algorithm, O.square()
-        of_o = sum(w.sum(0) for w in weights(how, U.square(), X.square(), raised, divided=True))
-        of_l = sum(w.sum(0) for w in weights(how, row_sums.square(), Y.square(), raised, divided=False))
-        carried = self.variance("accumulator") * of_o + self.variance("row_sum") * of_l * size
-        subnormal = self.p.accumulator.ulp(torch.zeros_like(l)) / 2
-        carried = carried + ROUNDINGS * len(cut) * subnormal.square() / 3
-        for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(l), "row_sum")):
-            carried = carried + size * repeats(
-                getattr(self.p, step), *spread_of_terms(part.square().sum(0), whole, len(cut))
-            )
-        n = (W > 0).sum(-1, keepdim=True)  # keys that count
-        squares, alone = weighted_values(D.square(), v.square()), W.square().sum(-1, keepdim=True)
-        forth, back = U.square().sum(0), (O - U + X).square().sum(0)  # tiles from the first to the last, and back
-        along = torch.maximum(forth, back) * self.block
-        of_o = torch.maximum((n + 1) * (squares / 6 + size / 3), along) + squares
-        of_l = (n + 1) * (alone / 6 + 1 / 3) + alone
-        inside = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
-        for part, whole, step in ((squares, O, "accumulator"), (alone, torch.ones_like(l), "row_sum")):
+        sums = self.carried(X, Y, O, raised) + self.inside_tiles(X, W, D, v, O)
+        return sums if self.p.row_sum.precision < FP32.precision else sums + self.merged(W, D, v, O, m, l)
+
+    def carried(self, X: Tensor, Y: Tensor, O: Tensor, raised: Tensor) -> Tensor:
+        """Line 5: what carrying O and l from tile to tile costs.
+
+        Args:
+            X: (T, rows, d_v), Y: (T, rows, 1), what each tile adds to O and to l, over l. raised: (T, rows, 1), whether
+                it raises the maximum.
+        """
+        size, tiles = O.square(), len(X)
+        squares_of_o, squares_of_l = X.cumsum(0).square(), Y.cumsum(0).square()  # of what is there after each tile
+        of_o = sum(w.sum(0) for w in weights(self.algorithm, squares_of_o, X.square(), raised, divided=True))
+        of_l = sum(w.sum(0) for w in weights(self.algorithm, squares_of_l, Y.square(), raised, divided=False))
+        variance = self.variance("accumulator") * of_o + self.variance("row_sum") * of_l * size
+        subnormal = self.p.accumulator.ulp(torch.zeros_like(Y[0])) / 2
+        variance = variance + ROUNDINGS * tiles * subnormal.square() / 3
+        for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(Y[0]), "row_sum")):
+            alike = repeats(getattr(self.p, step), *spread_of_terms(part.square().sum(0), whole, tiles))
+            variance = variance + size * alike
+        return variance
+
+    def inside_tiles(self, X: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> Tensor:
+        """Line 6: what summing keys inside of tiles costs, in FP32 or wider. X: as in `carried`."""
+        size, n = O.square(), (W > 0).sum(-1, keepdim=True)  # keys that count
+        squares, of_weights = weighted_values(D.square(), v.square()), W.square().sum(-1, keepdim=True)
+        so_far = X.cumsum(0)
+        forth, back = (
+            so_far.square().sum(0),
+            (O - so_far + X).square().sum(0),
+        )  # from the first tile to the last, and back
+        along_tiles = torch.maximum(forth, back) * self.block
+        of_o = torch.maximum((n + 1) * (squares / 6 + size / 3), along_tiles) + squares
+        of_l = (n + 1) * (of_weights / 6 + 1 / 3) + of_weights
+        variance = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
+        for part, whole, step in ((squares, O, "accumulator"), (of_weights, torch.ones_like(of_weights), "row_sum")):
             fmt = FP32 if getattr(self.p, step).precision < FP32.precision else getattr(self.p, step)
-            inside = inside + size * repeats(fmt, *spread_of_terms(part, whole, int(n.max())))
-        if self.p.row_sum.precision < FP32.precision:
-            return carried + inside
-        log = torch.log(nonzero(l))  # the parts' weights exp(L_i - L), L = m + log l
-        # parts may be cut elsewhere than tiles
+            variance = variance + size * repeats(fmt, *spread_of_terms(part, whole, int(n.max())))
+        return variance
+
+    def merged(self, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
+        """Line 7: what merging parts of the keys by weights exp(L_i - L), L = m + log l, costs. Parts may be cut
+        elsewhere than tiles."""
+        log = torch.log(nonzero(l))
         fine = [slice(j, j + PART) for j in range(0, v.shape[-2], PART)]
-        apart = [weighted_values(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
-        size = (m + log).square() + log.square() + 4
-        merged = largest_partial_sum(torch.stack(apart)) * size.where(m != -math.inf, 0.0)
-        return carried + inside + self.variance("row_sum") * merged
+        parts = [weighted_values(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
+        size = ((m + log).square() + log.square() + 4).where(m != -math.inf, 0.0)
+        return self.variance("row_sum") * (largest_partial_sum(torch.stack(parts)) * size)
