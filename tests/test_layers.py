@@ -1,12 +1,13 @@
 """The house: a folder imports only what stands before it, no circle, no long file, no private name used elsewhere."""
 
 import ast
+import json
 import subprocess
 import sys
 
 import pytest
 
-from fa_lib.execution.paths import PACKAGE
+from fa_lib.execution.paths import NOTEBOOKS, PACKAGE
 
 ROOMS = (  # a folder of fa_lib imports only from those that stand before it
     "numerics", "execution", "kernels", "theory", "gpu", "gallery", "experiments", "check", "training", "plots",
@@ -90,6 +91,35 @@ def test_no_function_has_more_than_eight_parameters():
                 count = len([name for name in names if name not in ("self", "cls")])
                 command = path.name.startswith("cli") and node.decorator_list  # its options are the reader's words
                 assert count <= 8 or command, f"{path}: {node.name} has {count}"
+
+
+def names_of(path):
+    """All that a module binds at its top, or below conditions there."""
+    tree = ast.parse(path.read_text())
+    inner = {id(n) for f in tree.body if isinstance(f, (ast.FunctionDef, ast.ClassDef)) for n in ast.walk(f)}
+    inner -= {id(f) for f in tree.body}
+    nodes = [node for node in ast.walk(tree) if id(node) not in inner]
+    found = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    found |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return found | {n.asname or n.name.split(".")[0] for n in nodes if isinstance(n, ast.alias)}
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_names_what_there_is(path):
+    """Without running it: what it imports of fa_lib, and what it takes of the modules that it imports."""
+    code = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    tree = ast.parse("".join(line for cell in code for line in [*cell, "\n"] if not line.startswith("%")))
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fa_lib":
+            for alias in node.names:
+                if (inner := f"{node.module}.{alias.name}") in MODULES:
+                    modules[alias.asname or alias.name] = inner
+                elif node.module != "fa_lib":
+                    assert alias.name in names_of(MODULES[node.module]), inner
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert node.attr in names_of(MODULES[modules[node.value.id]]), f"{modules[node.value.id]}.{node.attr}"
 
 
 def test_to_import_fa_lib_brings_neither_notebooks_nor_training_and_changes_nothing():
