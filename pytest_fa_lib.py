@@ -1,6 +1,6 @@
 """fa_lib's pytest plugin: `pytest --fa-lib-kernel package.module:function` runs every check on a kernel.
 
-It stands outside of the package, because pytest imports it at every start and `import fa_lib` brings torch.
+It stands outside of the package, because pytest imports it at every start, and `fa_lib.testing` brings torch.
 """
 
 from importlib import metadata, util

@@ -24,8 +24,8 @@ SEEDS = 20
 
 
 def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
-    """Rows of `judged` of every kernel, without the notes that the mutants' right skeleton has on the same draw. What
-    is done stays in build/mutants: a change to one theme's file makes that theme's kernels be judged again.
+    """Rows of `judged` of every kernel, without the reported findings that the mutants' right skeleton has on the same
+    draw. What is done stays in build/mutants: a change to one theme's file makes that theme's kernels be judged again.
 
     Args:
         quick: every third kernel, by `judged`'s quick form.

@@ -32,8 +32,8 @@ def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
     """
     torch.manual_seed(seed)  # of kernels that leave something to chance
     with redirect_stderr(io.StringIO()):  # bars of progress
-        tables = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed), cache=cache, beside=())
-    judgement = judge_kernel(kernel, tables)
+        measured = examine(kernel, replace(QUICK if quick else DEPTH, first_seed=APART * seed), cache=cache, beside=())
+    judgement = judge_kernel(kernel, measured)
     by = {Severity.FAILS: [], Severity.REPORTED: []}
     for finding in judgement.findings:
         if finding.severity == Severity.FAILS or tells(finding):

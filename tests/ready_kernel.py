@@ -16,7 +16,7 @@ from fa_lib.execution.paths import NOTEBOOKS
 
 
 class _Server(forkserver.ForkServer):
-    """One more: that of multiprocessing is for `pools` and `beside`, which stop it."""
+    """One more: that of multiprocessing is for `pools` and `parallel_notebooks`, which stop it."""
 
     def __init__(self):
         super().__init__()

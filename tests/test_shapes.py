@@ -1,4 +1,4 @@
-"""The shapes in signatures hold: the vocabulary and the kernels under beartype, with jaxtyping's shapes."""
+"""The shapes in signatures hold: the metrics and the kernels under beartype, with jaxtyping's shapes."""
 
 import subprocess
 import sys

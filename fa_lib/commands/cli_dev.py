@@ -137,7 +137,7 @@ def train(
     config: Annotated[str, typer.Option(help="a file of fa_lib/training, or a path that ends in .yaml")] = "small",
     seed: Annotated[int, typer.Option(help="of data, noise and initial weights")] = 0,
     steps: Annotated[int, typer.Option(help="of the optimizer")] = 200,
-    save_every: Annotated[int, typer.Option(help="steps between weights written")] = 25,
+    save_every: Annotated[int, typer.Option(min=1, help="steps between weights written")] = 25,
     data: Annotated[str, typer.Option(help="shapes, a folder of captioned images or shards, or a hub name")] = "shapes",
     streaming: Annotated[bool, typer.Option("--streaming", help="never hold the data")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",

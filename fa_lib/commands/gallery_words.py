@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
-CAUSES = {  # of survey.row's cause, the gravest first -> a few words
+CAUSES = {  # of judge_gallery.row's cause, the gravest first -> a few words
     "coarse": "computes a format in a coarser one",
     "rounded_splits": "rounds partial results",
     "answer": "answers some calls wrongly",

@@ -113,7 +113,7 @@ class Found:
 
 
 def compare(setting: ExplorerSettings) -> Found:
-    """Flash and Baseline of a Setting held against the golden value."""
+    """Flash and Baseline of ExplorerSettings held against the golden value."""
     s = setting
     drawn = s.distribution, s.seed, s.n, s.head_dim
     q, k, v = _drawn(*drawn)

@@ -144,7 +144,7 @@ def attention(
 
     Products are summed as `precision.products` says, from the values of the elements times their scales; or, where it
     is a unit with block scales (`tensor_cores.TensorCore.of("B200", "MXFP8")`), as that sums elements and scales
-    (`scaled_products`). Then Q, K, V and P must have groups like the unit's.
+    (`block_scaled_products`). Then Q, K, V and P must have groups like the unit's.
 
     Args:
         quantization: a Quantization.

@@ -201,7 +201,7 @@ def offered(values: dict) -> list[tuple[str, str]]:
 
 
 def read(values: dict) -> ExplorerSettings:
-    """The Setting of the controls' values."""
+    """The ExplorerSettings of the controls' values."""
     products = products_for(values["inputs"], values["probs"])[values["products"]]
     steps = {step: values[step] for step in STEPS}
     precision = replace(Precision.uniform(values["fmt"]), **steps, products=products)

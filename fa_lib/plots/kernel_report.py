@@ -42,7 +42,7 @@ def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> pl
     """Four questions to a kernel: what it carries, how its error grows, what the rule says, what makes trouble.
 
     Args:
-        found: of a kernel that runs in no format there is no figure: None.
+        found: what was measured. A kernel that runs in no format has no figure: None.
     """
     if not len(found.lengths):
         return None

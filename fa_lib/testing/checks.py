@@ -109,7 +109,7 @@ def _judged(kernel: str | Callable) -> CheckedKernel | str:
 
 
 def _judge(kernel) -> CheckedKernel | str:
-    """The Judged; or, where the kernel answers in no format, what it does instead."""
+    """The CheckedKernel; or, where the kernel answers in no format, what it does instead."""
     asked, head_dim, able = probe_capabilities(kernel, "cpu")
     can = formats(asked[asked.head_dim == head_dim])
     for fmt in JUDGED:

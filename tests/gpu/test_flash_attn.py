@@ -17,7 +17,7 @@ from fa_lib.gpu.flash_attn_kernels import Case, forward_kernels
 from fa_lib.kernels.precision import Precision
 
 FEW = 2e-4  # of the outputs: the kernel adds up a row's sum lane by lane, the emulator exactly
-OTHERWISE = {  # where known's words leave something out: where a softcap's scale goes, how parts are merged
+OTHERWISE = {  # where shipped's words leave something out: where a softcap's scale goes, how parts are merged
     "softcap": 2e-3, "split": 1e-2, "split causal": 1e-3,
 }  # fmt: skip
 EXACTLY = dict(head_dim=64, dtype=torch.bfloat16, gpu=GPU.of("A100"), causal=False, local=False, softcap=False)

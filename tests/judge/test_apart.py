@@ -425,7 +425,7 @@ def test_its_process_costs_less_than_a_second_a_check(stranger):
 def test_built_in_kernels_stay_here_and_words_are_checked(stranger):
     with in_a_process("flash") as fn:
         assert fn is None
-    with pytest.raises(ValueError, match="limit: got 0; accepted are seconds"):
+    with pytest.raises(ValueError, match="timeout: got 0; accepted are seconds"):
         IsolatedKernel("good:f", 0)
     with in_a_process(stranger("good") + "@bshd") as fn, in_a_process("good:f") as same:
         q, k, v = draw()

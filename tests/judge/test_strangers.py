@@ -33,7 +33,7 @@ TINY = replace(QUICK, lengths=(128, 512), shapes=("256",), head_dims=(), seeds=1
 
 @pytest.fixture(scope="module")
 def examined(tmp_path_factory):
-    """(tables, judgement) of a function; golden values are kept between them."""
+    """(Measurements, judgement) of a function; golden values are kept between them."""
     folder = tmp_path_factory.mktemp("kept")
 
     def examined(fn, depth=TINY):

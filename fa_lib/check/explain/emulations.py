@@ -69,8 +69,8 @@ class Emulation:
         inputs: that Q, K and V are rounded to first; "" is their own. carried: of O. row_sum: of l. probs: of P.
         scores: of S. softmax: of S - m, its exponential, m and the factors.
         exponential: a key of EXPONENTIALS. products: of PRODUCTS: how Q Kᵀ and P V are summed; on a "hopper" O is
-            what P V begins with (chained), unless O is divided at every tile; "written" rounds Q Kᵀ before it is
-            scaled.
+            what P V begins with (`accumulate_in_mma`), unless O is divided at every tile; "written" rounds Q Kᵀ before
+            it is scaled.
     """
 
     tile: int = 64

@@ -41,7 +41,7 @@ class IsolatedKernel:
 
     def __init__(self, kernel: str, limit: float = LIMIT_S):
         if not limit > 0:
-            raise ValueError(f"limit: got {limit!r}; accepted are seconds, more than 0")
+            raise ValueError(f"timeout: got {limit!r}; accepted are seconds, more than 0")
         self.kernel, self.limit = kernel, float(limit)
         self.threads = torch.get_num_threads()  # of every process of its own, whatever the judge has later
         self.acts: dict[tuple, dict] = {}

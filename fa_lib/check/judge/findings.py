@@ -27,7 +27,7 @@ class Finding:
     """One thing that a check has found.
 
     Attributes:
-        what: a key; `words` has a sentence for each.
+        what: a key; `sentences.WORDINGS` has a sentence for each.
         severity: a Severity.
         where: numbers and keys that say of what: fmt, n, distribution, layer, ...
         number: what was measured; None where there is none, or it is not finite.
@@ -84,7 +84,7 @@ class Judgement:
 
     @property
     def carries(self) -> tuple[str, ...] | None:
-        """The sums that a kernel carries in low precision, of `kernel.SUMS`; None: this could not be seen."""
+        """The sums that a kernel carries in low precision, of `carry.SUMS`; None: this could not be seen."""
         found = [finding for finding in self.findings if finding.what == "carry"]
         low = tuple(dict.fromkeys(each.where["sum"] for each in found if each.severity == Severity.FAILS))
         seen = found and all(each.severity != Severity.REPORTED for each in found)

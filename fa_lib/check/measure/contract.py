@@ -124,7 +124,7 @@ def contract(
     Returns:
         rows: asked, head_dim, outcome, note, problem. Formats come first.
             outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
-            `call_kernel` has it) or "wrong" (it answers another question).
+            `call_kernel` has it) or WRONG (it answers another question).
             note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
             "unmasked" (it takes causal=True and does not mask), of a wrong answer what it looks like (a key of
             `wrong_answers.GUESSES`, "factor" or "other"), "output_bshd" (its output is right, and transposed), or "".
@@ -225,8 +225,8 @@ def _typed(fn):
 
 
 def _compared(o, call, limit):
-    """Outcome and note of an answer of the right shape to a diagnose.Call whose distance from attention's is above a
-    limit."""
+    """Outcome and note of an answer of the right shape to a wrong_answers.Call whose distance from attention's is
+    above a limit."""
     if call.options.get("causal") and not wrong_answers.distance(o, wrong_answers.GUESSES["top_left"].of(call)) > limit:
         return Outcome.ANSWERED, "top_left"
     return Outcome.WRONG, wrong_answers.diagnose(o, call)

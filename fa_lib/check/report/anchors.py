@@ -30,7 +30,7 @@ PICTURES = {
     "rule": Picture(
         "Is it within the rule, over shapes and masks?",
         "The largest error over Baseline's, a point for each shape. The lines are the rule: at most 2 for the output, "
-        "3 for gradients, which are told, and counted only where they are wrong by more than 20 %.",
+        "3 for gradients, which are reported, and counted only where they are wrong by more than 20 %.",
     ),
     "sides": Picture(
         "Do its errors have a side?",

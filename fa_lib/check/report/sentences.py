@@ -43,7 +43,7 @@ def headline(judgement: Judgement) -> str:
 
 def cause(judgement: Judgement) -> list[Finding]:
     """The findings that the headline gives as the cause of a failure: those of the first of BECAUSE, the gravest
-    first; empty where there are none. What fails comes before a rounding that is only told, and has its error."""
+    first; empty where there are none. What fails comes before a rounding that is only reported, and has its error."""
     if judgement.verdict != Verdict.FAILS:
         return []
     failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
@@ -284,7 +284,7 @@ BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findi
         f'what holds of every attention kernel does not hold: "{RELATIONS[f.where["relation"]].says.removesuffix(".")}"'
     ),
 }
-ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: told, and not counted
+ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: reported, and not counted
 WORDINGS = {
     **OF_KERNELS, **sentences_conduct.WORDINGS, **sentences_gross_errors.WORDINGS, "refused": each(_refused),
     "head_error": each(_head_error), "bound": each(_bound), "mistake": each(_mistake), "cache": each(_cache),

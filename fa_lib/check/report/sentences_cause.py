@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-CAUSES = {  # key of a suspects.Cause -> its subject
+CAUSES = {  # key of a mistakes.Cause -> its subject
     "accumulator": "O carried in {fmt} over {tiles} tiles",
     "sums": "attention with O and l carried in {fmt} over {tiles} tiles",
     "row_sum": "the row sum l carried in {fmt} over {tiles} tiles",

@@ -23,7 +23,7 @@ BROKE = "breaks"  # the column
 RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer"}
 OUTCOMES = {
     Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
-    Outcome.ENDED: "no answer",
+    Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not asked",
 }  # fmt: skip
 COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
 TEXTS = (  # columns that hold no numbers: the others are aligned at the right
@@ -84,8 +84,8 @@ def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
-    """A table of `ruled`: error over Baseline's, "!" where it is beyond what is allowed; a line for each shape and
-    format, a column for each tensor."""
+    """A table of `measure_shapes`: error over Baseline's, "!" where it is beyond what is allowed; a line for each
+    shape and format, a column for each tensor."""
     if not len(shapes):
         return shapes
     index = ["shape", "head_dim", "fmt"]

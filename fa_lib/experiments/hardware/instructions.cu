@@ -5,7 +5,7 @@
 // kernel moves them as 8 words and only the instruction differs.
 //
 // Layouts: PTX ISA, sections "Warp-level matrix fragments" and "Asynchronous warpgroup-level matrix shared memory
-// layout". Build: nvcc -gencode arch=compute_90a,code=sm_90a -shared -Xcompiler -fPIC hardware.cu
+// layout". Build: nvcc -gencode arch=compute_90a,code=sm_90a -shared -Xcompiler -fPIC instructions.cu
 
 #include <cstdint>
 #include <cuda_fp16.h>

@@ -1,6 +1,7 @@
 """Single instructions of a Hopper GPU as functions of tensors: products of its tensor cores, ex2, lg2 and rcp.
 
-`compile` builds hardware.cu; `product(library, INSTRUCTIONS[0])` and `elementwise(library, "ex2_ftz")` are functions.
+`compile` builds instructions.cu; `product(library, INSTRUCTIONS[0])` and `elementwise(library, "ex2_ftz")` are
+functions.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fa_lib.experiments.hardware.cuda import cuda_home
+from fa_lib.experiments.instructions.cuda import cuda_home
 
 SOURCE = Path(__file__).with_suffix(".cu")
 TARGET = "arch=compute_90a,code=sm_90a"
@@ -29,7 +30,8 @@ ELEMENTWISE = ("ex2_ftz", "ex2", "lg2_ftz", "rcp_ftz")  # .approx.ftz.f32, and e
 
 @dataclass(frozen=True)
 class Instruction:
-    """A tensor-core instruction: its launcher in hardware.cu, format of a and b, products, and format of c and d."""
+    """A tensor-core instruction: its launcher in instructions.cu, format of a and b, products, and format of c and
+    d."""
 
     key: str
     format: str
@@ -54,7 +56,7 @@ INSTRUCTIONS = (
 
 
 def compile(folder):
-    """hardware.cu as a ctypes library, built for sm_90a into `folder`.
+    """instructions.cu as a ctypes library, built for sm_90a into `folder`.
 
     Raises:
         RuntimeError: there is no nvcc, as `cuda_home` says, or it failed; in its words.

@@ -22,9 +22,9 @@ class Relation:
         key: as tables hold it.
         says: one sentence: what must hold.
         source: the public thread or paper that shows why it is asked.
-        ask: a generator of rows (`subject.cases`) from a Subject; its docstring derives the bound.
-        bits: the mathematics says the same bits: a difference within rounding is told.
-        nan_is_told: NaN in the answer is told, and not counted.
+        ask: a generator of rows (`subject.cases`) from a KernelUnderTest; its docstring derives the bound.
+        bits: the mathematics says the same bits: a difference within rounding is reported.
+        nan_is_told: NaN in the answer is reported, and not counted.
     """
 
     key: str

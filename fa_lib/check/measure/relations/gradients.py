@@ -31,7 +31,7 @@ def constant_gradients(subject: KernelUnderTest, case: str) -> Found:
     """Where V is one constant for every key, the output knows neither Q nor K, so that dQ and dK are 0.
 
     dP_ij = dO_i V_j is then c_i for every j, and delta_i = c_i where O is right. In a kernel dP and delta are each off
-    by rounding alone: O by `relative` (as in relations_value) and dP by u if it is stored, together at most
+    by rounding alone: O by `relative` (as in `values`) and dP by u if it is stored, together at most
     r_i = (4 u + 2 (n + d) u32) sum_d |dO_id V_d|, with FP32 sums, and dS_ij = P_ij (dP - delta) by (1 + u) P_ij r_i.
     So dQ_i = scale sum_j dS_ij K_j is at most scale (1 + u) r_i sum_j P_ij |K_j|, and dK_j = scale sum_i dS_ij Q_i at
     most scale (1 + u) sum_i P_ij r_i |Q_i|. Autograd also goes through the row maximum, unless it is detached: that key
