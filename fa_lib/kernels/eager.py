@@ -123,5 +123,6 @@ def _scaled_product(a, b, scale, add=None):
 
 
 def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
-    """K or V with each head repeated for the heads of Q that share it."""
+    """K or V (..., kv_heads, n_kv, features), each head repeated for the heads of Q that share it: (..., heads, n_kv,
+    features)."""
     return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)

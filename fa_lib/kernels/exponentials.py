@@ -74,7 +74,7 @@ def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
 
 
 def polynomial_exp2(degree: int) -> Callable[[Tensor], Tensor]:
-    """2**y by the polynomial of `polynomial_exp`, with the same argument, result and error."""
+    """2**y by the polynomial of `polynomial_exp`, with the same argument, result, error, and Raises."""
     if degree not in _EXP2:
         raise ValueError(f"degree: got {degree!r}; accepted are {', '.join(map(str, _EXP2))}")
     highest, *others = _EXP2[degree][::-1]

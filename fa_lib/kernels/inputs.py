@@ -159,7 +159,11 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
 
 
 def require(held: Mapping[str, Tensor], path: str | Path, there: Iterable[str]) -> None:
-    """Raise a ValueError where q, k or v is not among the tensors of a file. there: the names it has."""
+    """See that q, k and v are among the tensors of a file. there: the names it has.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
     for name in "qkv":
         if name not in held:
             raise ValueError(f"{path}: holds no tensor named {name!r}, but {', '.join(there)}; q, k and v are needed")

@@ -152,7 +152,7 @@ def _describe(x):
 
 
 def finite(x: Tensor) -> bool:
-    """Whether no value of a tensor is NaN or infinite, in one pass over it."""
+    """Whether no value of a tensor, of any shape, is NaN or infinite, in one pass over it."""
     if not x.numel():
         return True
     low, high = x.aminmax()  # NaN, if there is one
@@ -178,7 +178,8 @@ class Options:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, **options) -> "Options":
-        """The options of a call, checked against its tensors.
+        """The options of a call, checked against its tensors: q (*lead, n_q, head_dim), k and v (*kv_lead, n_kv,
+        head_dim and d_v).
 
         Raises:
             ValueError: as `check`.
@@ -248,7 +249,8 @@ class Scores:
         return torch.arange(j, stop, device=device) - own
 
     def capped(self, q: Tensor, k: Tensor) -> Tensor:
-        """S before masks: scale * Q Kᵀ, softcap * tanh(S / softcap) where there is one."""
+        """S (rows, keys) before masks, of q (rows, head_dim) and k (keys, head_dim): scale * Q Kᵀ, and softcap *
+        tanh(S / softcap) where there is one."""
         S = self.products.scores(q, k).mul_(self.o.scale)
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
@@ -263,7 +265,7 @@ class Scores:
         return self.keep_mask is None
 
     def drop(self, P: Tensor, j: int) -> Tensor:
-        """P with dropout: what is not kept is 0, the rest divided by 1 - p."""
+        """P (rows, keys) of keys from j on with dropout: what is not kept is 0, the rest divided by 1 - p."""
         if self.keep_mask is None:
             return P
         return P * self.keep_mask[:, j : j + P.shape[1]] / (1 - self.o.dropout_p)

@@ -97,7 +97,11 @@ class Quantization:
         return cls(k=kv, v=kv, cached=True, smooth=smooth, rotate=rotate)
 
     def only(self, operand: str) -> "Quantization":
-        """With this operand quantised, "q", "k", "v" or "p", and the others in BF16."""
+        """With this operand quantised, "q", "k", "v" or "p", and the others in BF16.
+
+        Raises:
+            ValueError: there is no such operand.
+        """
         if operand not in OPERANDS:
             raise ValueError(f"operand: got {operand!r}; accepted are {', '.join(OPERANDS)}")
         given: dict[str, Any] = {name: None for name in OPERANDS if name != operand}
@@ -110,7 +114,7 @@ class Quantization:
         return replace(precision, probs=FP64, products=QuantizedP(precision.products, self.p))
 
     def spread(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Q and K, smoothed and rotated where asked."""
+        """Q (..., n_q, head_dim) and K (..., n_kv, head_dim), smoothed and rotated where asked."""
         k = smoothed(k) if self.smooth else k
         return rotated(q, k, seed=0) if self.rotate else (q, k)
 

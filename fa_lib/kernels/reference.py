@@ -106,7 +106,11 @@ def golden(
 
 
 def refuse_nonfinite(q: Tensor, k: Tensor, v: Tensor, otherwise: str = "") -> None:
-    """Raise a ValueError where an input of a golden value is not finite. otherwise: what else is accepted."""
+    """Accept finite inputs of a golden value, of any shapes. otherwise: what else is accepted, for the message.
+
+    Raises:
+        ValueError: q, k or v holds NaN or an infinity.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if isinstance(x, torch.Tensor) and not finite(x):
             count = int((~x.isfinite()).sum())

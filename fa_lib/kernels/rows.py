@@ -65,12 +65,14 @@ def by_rows(
 
 
 def rows_at_once(q: Tensor, width: int, options: Options) -> int:
-    """Rows whose tile of S, `width` keys wide, fits the cache; but at least FEWEST, though it may not fit then."""
+    """How many rows of q (heads, n_q, head_dim) have a tile of S, `width` keys wide, that fits the cache; but at least
+    FEWEST, though it may not fit then."""
     return max(FEWEST, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
 
 
 def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """j, K_j, V_j of every tile that some row sees, j its first key."""
+    """j, K_j (B_c, head_dim) and V_j (B_c, d_v) of every tile that some row sees, j its first key; k: (n_kv,
+    head_dim), v: (n_kv, d_v)."""
     for j in range(0, k.shape[0], block_kv):
         stop = min(j + block_kv, k.shape[0])
         if scores.sees(j, stop):
@@ -96,7 +98,11 @@ def run(tasks: list, work: Callable, device: torch.device) -> None:
 
 
 def rounding(precision: Precision) -> Precision:
-    """`precision`, if it is one."""
+    """`precision`, if it is one.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not hasattr(precision, "probs"):
         raise ValueError(
             f"precision: got {precision!r}; accepted is a Precision, such as Precision.kernel({precision!r})"
@@ -105,12 +111,13 @@ def rounding(precision: Precision) -> Precision:
 
 
 def dropped(p: Precision, scores: Scores, P: Tensor, j: int) -> Tensor:
-    """P of the keys from j on, on the grid of `p.exponent`, as handed to the matrix product: with dropout, rounded."""
+    """P (rows, B_c) of the keys from j on, on the grid of `p.exponent`, as handed to the matrix product: with dropout,
+    rounded."""
     return P if scores.keeps_all and p.probs == p.exponent else p.probs(scores.drop(P, j))
 
 
 def nonzero(x: Tensor) -> Tensor:
-    """What to divide by: 1 where x is 0. So a row that sees no key, and its sum l, is 0 / 1 = 0."""
+    """What to divide by, in x's shape: 1 where x is 0. So a row that sees no key, and its sum l, is 0 / 1 = 0."""
     return torch.where(x == 0, 1.0, x)
 
 

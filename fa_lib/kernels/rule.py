@@ -64,7 +64,14 @@ class Case:
     device: str = "cpu"
 
     def results(self, fn: Callable, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What a kernel makes of it in a dtype, the format's where none is named: "o", and "dq", "dk", "dv"."""
+        """What a kernel makes of it in a dtype, the format's where none is named.
+
+        Returns:
+            "o" (batch, heads, n_q, head_dim), and with gradients "dq", "dk" and "dv" in the shapes of q, k and v.
+
+        Raises:
+            ValueError: there is no such shape.
+        """
         call, fmt = lookup("shape", self.shape, CALLS), Format.of(self.fmt)
         tensors = draw(self.distribution, self.seed, *call.shapes(self.head_dim))
         dO = draw("normal", self.seed + 1, tensors[0].shape)[0]
@@ -118,8 +125,12 @@ class ScoresRoundedBeforeScale(Exact):
 
 
 def exact(case: Case) -> dict[str, Tensor]:
-    """What every kernel is held to: the golden values of a Case under the names of ALLOWED, and `baseline`, the largest
-    error of Baseline in each, in their order."""
+    """What every kernel is held to.
+
+    Returns:
+        the golden values of a Case under the names of ALLOWED, in the shapes of `Case.results`, and "baseline", the
+        largest error of Baseline in each, in their order.
+    """
     golden = case.results(partial(kernels.golden, inputs=Format.of(case.fmt)), torch.float64)
     baseline = case.results(baseline_for(case.fmt))
     errors = [deviation(baseline[tensor], golden[tensor]).max for tensor in golden]
@@ -127,7 +138,7 @@ def exact(case: Case) -> dict[str, Tensor]:
 
 
 def rule_rows(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> list[dict]:
-    """The rows of `rule` of one kernel. truth: of `exact`, of the same Case."""
+    """The rows of `rule` of one kernel. truth: of `exact`, for the same Case."""
     rows = []
     for (tensor, x), own in zip(case.results(kernels.plain(kernel)).items(), truth["baseline"].tolist()):
         d, allowed = deviation(x, truth[tensor]), ALLOWED[tensor]

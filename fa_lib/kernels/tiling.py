@@ -25,7 +25,11 @@ class Tiling:
     @classmethod
     def from_sram(cls, elements: int, head_dim: int) -> "Tiling":
         """FlashAttention's choice for an SRAM of M elements (arXiv 2205.14135, Algorithm 1, line 1):
-        B_c = ceil(M / 4d), B_r = min(ceil(M / 4d), d)."""
+        B_c = ceil(M / 4d), B_r = min(ceil(M / 4d), d).
+
+        Raises:
+            ValueError: elements or head_dim is below 1.
+        """
         if elements < 1 or head_dim < 1:
             raise ValueError(f"elements, head_dim: got {elements}, {head_dim}; accepted are whole numbers from 1")
         block_kv = math.ceil(elements / (4 * head_dim))

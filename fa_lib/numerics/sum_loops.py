@@ -185,7 +185,8 @@ LOOPS = {"sequential": sequential, "pairwise": pairwise}
 
 
 def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:
-    """c + a b by a loop of these, on as many threads as torch uses where there is enough to do."""
+    """c + a b by a loop of these, on as many threads as torch uses where there is enough to do; a: (batch, m, k), b:
+    (batch, k, n), c and the result: (batch, m, n)."""
     out = torch.empty(c.shape, dtype=torch.float64)
     x, y, z, there = (each.contiguous().numpy() for each in (a, b, c, out))
     size = a.shape[1] if out.numel() * a.shape[-1] < SLICE else -(-a.shape[1] // torch.get_num_threads())

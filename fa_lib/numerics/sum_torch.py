@@ -84,14 +84,16 @@ def ordered_sum(fmt: Format, order: str, a: Tensor, b: Tensor, c: Tensor) -> Ten
 
 
 def in_chunks(some: Callable, a: Tensor, b: Tensor, c: Tensor, width: int) -> Tensor:
-    """some(a, b, c) of a few rows of a at a time, and what is not finite as the exact sum has it."""
+    """some(a, b, c) of a few rows of a at a time, and what is not finite as the exact sum has it; a: (batch, m, k), b:
+    (batch, n, k), c and the result: (batch, m, n)."""
     rows = max(1, CHUNK // max(1, a.shape[0] * b.shape[1] * width))
     parts = [some(a[:, i : i + rows], b, c[:, i : i + rows]) for i in range(0, a.shape[1], rows)]
     return with_special(torch.cat(parts, 1), a, b, c)
 
 
 def with_special(out: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """`out` with the exact sum's NaN and infinity where a factor or c is one."""
+    """`out` (batch, m, n) with the exact sum's NaN and infinity where a factor or c is one; shapes as of
+    `in_chunks`."""
     if all(x.sum().isfinite() for x in (a, b, c)):  # a sum that overflows is looked at like infinity
         return out
     rows, columns = (~x.isfinite().all(-1) for x in (a, b))
@@ -100,17 +102,18 @@ def with_special(out: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def exponents(x: Tensor, fmt: Format) -> Tensor:
-    """floor(log2 |x|) as int64, at least the format's emin; NOTHING of 0."""
+    """floor(log2 |x|) as int64 in x's shape, at least the format's emin; NOTHING of 0."""
     e = ((x.contiguous().view(torch.int64) >> 52 & 0x7FF) - 1023).clamp(min=fmt.emin)
     return e.where(x != 0, NOTHING)
 
 
 def power(e: Tensor) -> Tensor:
-    """2**e of int64, as float64."""
+    """2**e of int64, as float64, in e's shape."""
     return (e + 1023 << 52).view(torch.float64)
 
 
 def overflowing(x: Tensor, fmt: Format, to_nearest: bool) -> Tensor:
-    """x rounded to a format, to nearest or toward zero; what is beyond the largest number then is infinity."""
+    """x, of any shape, rounded to a format, to nearest or toward zero; what is beyond the largest number then is
+    infinity."""
     r = round_to(x, fmt, "nearest" if to_nearest else "toward_zero")
     return torch.copysign(r.abs().where(x.abs() < 2.0 ** (fmt.emax + 1), torch.inf), x)

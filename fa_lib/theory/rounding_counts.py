@@ -80,7 +80,11 @@ def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Ro
 
 
 def accepted_kernel(algorithm: str, values: str, tiles: int) -> None:
-    """Raise a ValueError that names what is not accepted: an algorithm, a key of VALUES, or a number of tiles."""
+    """See that a law's arguments mean something.
+
+    Raises:
+        ValueError: an algorithm, a key of VALUES, or a number of tiles that is not accepted.
+    """
     for name, got, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, VALUES)):
         if got not in accepted:
             raise ValueError(f"{name}: got {got!r}; accepted are {', '.join(accepted)}")

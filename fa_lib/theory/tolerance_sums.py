@@ -12,7 +12,8 @@ DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundi
 
 
 def weighted_values(A: Tensor, v: Tensor) -> Tensor:
-    """A (rows, keys) times values that all rows share (keys, d_v), or that each has for itself (rows, keys, d_v)."""
+    """A (rows, keys) times values that all rows share (keys, d_v), or that each has for itself (rows, keys, d_v):
+    (rows, d_v)."""
     return A @ v if v.ndim == 2 else (A[:, None] @ v)[:, 0]
 
 
@@ -28,13 +29,15 @@ def largest_partial_sum(apart: Tensor) -> Tensor:
 
 
 def spread_of_terms(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
-    """The standard deviation of a sum's terms over their mean, and how many there are."""
+    """The standard deviation of a sum's terms over their mean, and how many there are. squares, total: (rows, d_v), of
+    the terms."""
     over = terms * squares / total.square().where(total != 0, 1.0) - 1
     return over.clamp(min=0).sqrt().where(total != 0, 1.0), terms
 
 
 def repeats(fmt: Format, spread: Tensor, terms: int) -> Tensor:
-    """The relative mean square error of a sum whose roundings repeat, 0 where its terms scatter enough."""
+    """The relative mean square error (rows, d_v) of a sum whose roundings repeat, 0 where its terms scatter enough;
+    spread: (rows, d_v), of `spread_of_terms`."""
     at = torch.floor(torch.log2(spread.clamp(min=2.0**-60)))
     at = at.where(spread < DITHER * 2 * fmt.unit_roundoff * terms, 0.0)
     found = torch.zeros_like(spread)

@@ -68,12 +68,12 @@ class Inputs:
         return tuple(x.clone() for x in _drawn(self))  # a kernel may change its own
 
     def rows(self) -> Tensor:
-        """The rows of O that are compared."""
+        """The rows of O that are compared: int64 (rows,)."""
         n_q = self.queries or self.n
         return torch.linspace(0, n_q - 1, min(n_q, ROWS), dtype=torch.float64).round().long()
 
     def compared(self, kernel: Callable, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        """Those rows of what a kernel with a mask gives, and no other ones computed."""
+        """Those rows (1, heads, rows, d_v) of what a kernel with a mask gives, and no other ones computed."""
         rows = self.rows()
         if self.causal:  # aligned bottom-right
             last = rows + k.shape[-2] - q.shape[-2]
@@ -116,16 +116,17 @@ def reference_values(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def bias_away_from_zero(o: Tensor, golden: Tensor, fmt: Format) -> float:
-    """Mean signed difference to the golden value rounded to fmt, the best an output can be (some inputs make that
-    rounding biased itself); positive where it points away from zero; in ulp at the golden value's root mean square."""
+    """Mean signed difference of o to the golden value, of one shape, rounded to fmt, the best an output can be (some
+    inputs make that rounding biased itself); positive where it points away from zero; in ulp at the golden value's
+    root mean square."""
     golden = golden.cpu()
     error = (o.detach().double().cpu() - fmt(golden)) / fmt.ulp(golden.square().mean().sqrt())
     return (error * golden.sign()).mean().item()
 
 
 def fitted(o: Tensor, golden: Tensor) -> tuple[float, float]:
-    """The factor of the golden value that is nearest to an output, and the share of its squared error that this factor
-    makes; 1 and 0 where there is no error."""
+    """The factor of the golden value that is nearest to an output of its shape, and the share of its squared error
+    that this factor makes; 1 and 0 where there is no error."""
     o, golden = o.detach().double().cpu(), golden.cpu()
     error = (o - golden).square().sum().item()
     if not error:

@@ -40,24 +40,25 @@ class Call:
     known: Tensor | None = None
 
     def golden(self, **changed) -> Tensor:
-        """The golden value of the compared rows, with options changed where they are given."""
+        """The golden value (entries, heads, rows, d_v) of the compared rows, with options changed where they are
+        given."""
         part = sampled(self.q, self.k, self.v, self.rows, **self.options | changed)
         return kernels.golden(part.q, part.k, part.v, inputs=self.fmt, **part.options)
 
     def whole(self) -> Tensor:
-        """The golden value of all rows."""
+        """The golden value (batch, heads, n_q, d_v) of all rows."""
         return self.known if self.known is not None else self.of(self.q, self.k, self.v)
 
     def of(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The golden value of all rows of other tensors."""
+        """The golden value (batch, heads, n_q, d_v) of all rows of other tensors in the shapes of q, k and v."""
         return kernels.golden(q, k, v, inputs=self.fmt, **self.options)
 
     def compared(self, o: Tensor) -> Tensor:
-        """The compared rows of a tensor like Q."""
+        """The compared rows (entries, heads, rows, features) of a tensor like Q."""
         return sampled(self.q, self.k, self.v, self.rows).taken(o)
 
     def scaled(self, factor: float) -> Tensor:
-        """The golden value with so many times the scale that is asked for."""
+        """As `golden`, with so many times the scale that is asked for."""
         return self.golden(scale=factor * (self.options.get("scale") or self.q.shape[-1] ** -0.5))
 
 
@@ -152,7 +153,8 @@ GUESSES: dict[str, Guess] = {
 
 
 def answers(call: Call, all_rows: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Key and answer of every guess of GUESSES that fits a call. all_rows: those that work on all rows, too."""
+    """Key and answer (entries, heads, rows, d_v) of every guess of GUESSES that fits a call. all_rows: those that work
+    on all rows, too."""
     for key, guess in GUESSES.items():
         lacks = any(call.options.get(name) is None or call.options[name] is False for name in guess.needs)
         if lacks or guess.all_rows and not all_rows:
@@ -162,7 +164,8 @@ def answers(call: Call, all_rows: bool = True) -> Iterator[tuple[str, Tensor]]:
 
 
 def distance(o: Tensor, golden: Tensor) -> float:
-    """The root mean square of a difference, over the golden value's; FAR and more is another answer."""
+    """The root mean square of a difference, over the golden value's; FAR and more is another answer. Infinite where the
+    shapes differ."""
     if o.shape != golden.shape:
         return math.inf
     return ((o.double() - golden).square().mean().sqrt() / golden.square().mean().sqrt()).item()

@@ -62,14 +62,15 @@ def sampled(
 
 
 def both(visible: Tensor, mask: Tensor | None) -> Tensor:
-    """A mask, and only what is visible."""
+    """A mask (..., n_q, n_kv), boolean or added, with what is not visible (n_q, n_kv) hidden too."""
     if mask is None or mask.dtype == torch.bool:
         return visible if mask is None else visible & mask
     return mask.masked_fill(~visible, -math.inf)
 
 
 def size(x: Tensor, seen: Tensor) -> Tensor:
-    """Largest absolute value and root mean square of each head, over the rows that see a key: (2, heads)."""
+    """Largest absolute value and root mean square of each head of x (entries, heads, rows, features), over the rows
+    that see a key (entries, heads, rows, 1): (2, heads)."""
     x = x.where(seen, 0.0)
     count = seen.sum((0, 2, 3)) * x.shape[-1]
     largest = x.abs().amax((0, 2, 3)).nan_to_num(nan=math.inf, posinf=math.inf)

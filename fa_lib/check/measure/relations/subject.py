@@ -53,11 +53,11 @@ class KernelUnderTest:
         return q, k, v
 
     def rounded(self, x: Tensor) -> Tensor:
-        """A float64 tensor in the format's dtype, on the device."""
+        """A float64 tensor of any shape in the format's dtype, on the device."""
         return self.fmt(x.double()).to(self.device, self.fmt.dtype)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-        """The kernel's output.
+        """The kernel's output (batch, heads, n_q, d_v).
 
         Raises:
             KernelError: REFUSED where it raises; MALFORMED where it returns no tensor of q's dtype and the shape that
@@ -70,11 +70,11 @@ class KernelUnderTest:
         return o
 
     def anything(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-        """The kernel's output, NaN and infinite values too."""
+        """The kernel's output (batch, heads, n_q, d_v), NaN and infinite values too."""
         return call_or_raise(self.fn, self._all(options), q, k, v).detach()
 
     def gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, ...]:
-        """The kernel's dQ, dK and dV.
+        """The kernel's dQ, dK and dV, in the shapes of q, k and v.
 
         Raises:
             KernelError: REFUSED where it has none; MALFORMED where they hold NaN or infinite values.
@@ -98,7 +98,7 @@ class KernelUnderTest:
         return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
 
     def golden(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-        """The golden value of a call, float64."""
+        """The golden value of a call, float64 (batch, heads, n_q, d_v)."""
         return kernels.golden(q, k, v, inputs=self.fmt, **self._all(options))
 
     def allowed(self, q: Tensor, k: Tensor, v: Tensor, **options) -> float:
@@ -152,7 +152,7 @@ class Found:
 
 
 def difference(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
-    """How far two answers are apart; 0 is the same bits (and signs of zero do not count)."""
+    """How far two answers of one shape are apart; 0 is the same bits (and signs of zero do not count)."""
     difference = (a.double() - (b.double() if isinstance(b, Tensor) else b)).abs()
     return Found(math.nan if difference.isnan().any() else difference.max().item(), limit)
 
