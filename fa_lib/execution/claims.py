@@ -108,7 +108,12 @@ def by_distribution(id: str, setting: str, values: pd.Series) -> list[dict[str, 
 
 
 def ledger(results: Path = RESULTS) -> pd.DataFrame:
-    """Every statement with every result for it: a DataFrame, statements without a result included."""
+    """Every statement with every result for it, statements without a result included.
+
+    Returns:
+        table: id and the columns of `published`; setting; values (one a seed, as a text) and seeds (how many); their
+        min, max and mean; first and last, the ends of the mean's 95 % interval; verdict.
+    """
     parts = [pd.read_csv(p, dtype=str) for p in sorted(results.glob("*.claims.csv"))]
     ours = pd.concat(parts) if parts else pd.DataFrame(columns=["id", "setting", "values"])
     table = published().reset_index().merge(ours, on="id", how="left").fillna({"setting": "", "values": ""})
