@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fa_lib.check.judge.findings import Finding, Severity
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.commands import judge_gallery
 from fa_lib.execution.forks import Forks
 from fa_lib.gallery.catalogue import ENTRIES
@@ -104,7 +105,7 @@ def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp
 def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
     asked = pd.DataFrame(dict(outcome=["refused", "refused"], problem=["raises ImportError: no libcudnn", "raises"]))
     manner = judge_gallery.JudgingSettings(str(tmp_path), "rehearsal")
-    monkeypatch.setattr(judge_gallery, "examine", lambda *_, **__: dict(asked=asked))
+    monkeypatch.setattr(judge_gallery, "examine", lambda *_, **__: Measurements(asked=asked))
     judge_gallery.judge_one("torch_math", manner)
     row = judge_gallery.rows(["torch_math"], manner).iloc[0]
     assert (row.verdict, row.problem) == ("cannot_run", "raises ImportError: no libcudnn")

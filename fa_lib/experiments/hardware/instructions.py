@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fa_lib.experiments.instructions.cuda import cuda_home
+from fa_lib.experiments.hardware.cuda import cuda_home
 
 SOURCE = Path(__file__).with_suffix(".cu")
 TARGET = "arch=compute_90a,code=sm_90a"
