@@ -15,7 +15,10 @@ process_settings.prepare()  # as commands do
 if sys.platform == "linux":
     nbval.kernel.KernelManager = ReadyKernel
 
-LONG = ("test_make", "test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums", "test_apart")
+LONG = (
+    "test_make", "test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums",
+    "test_isolated_kernel",
+)  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)
