@@ -230,7 +230,7 @@ def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of
         assert not len(fn.conduct())
     here = examine("right one", TINY, beside=())
     for table in ("asked", "lengths", "inputs", "shapes", "sums"):
-        ours, theirs = (tables[table].drop(columns="kernel", errors="ignore") for tables in (there, here))
+        ours, theirs = (getattr(each, table).drop(columns="kernel", errors="ignore") for each in (there, here))
         pd.testing.assert_frame_equal(ours, theirs)
 
 
