@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -93,6 +94,7 @@ def test_no_function_has_more_than_eight_parameters():
                 assert count <= 8 or command, f"{path}: {node.name} has {count}"
 
 
+@cache
 def names_of(path):
     """All that a module binds at its top, or below conditions there."""
     tree = ast.parse(path.read_text())

@@ -64,7 +64,7 @@ class Report:
 
 def check_kernel(
     kernel: str, depth: CheckPlan | str = "report", out: str | Path = "", device: str = "cpu", layout: str = "bhsd",
-    limit: float = LIMIT_S, seed: int | None = None,
+    timeout: float = LIMIT_S, seed: int | None = None,
 ) -> Report:  # fmt: skip
     """Judge a kernel and write its page.
 
@@ -74,7 +74,7 @@ def check_kernel(
         depth: a CheckPlan, or "quick" or "report".
         out: folder for the page; empty is build/reports.
         layout: of the kernel's tensors, of `kernels.LAYOUTS`.
-        limit: seconds that a call may take in that process.
+        timeout: seconds that a call may take in that process.
         seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
             each judgement; its settings say which, as drawn_seed.
 
@@ -89,7 +89,7 @@ def check_kernel(
     depth = replace(depth, drawn_seed=secrets.randbits(31) if seed is None else seed)
     files = PageFiles.of(out, kernel)
     files.clear()
-    with in_a_process(kernel, limit) as alone:
+    with in_a_process(kernel, timeout) as alone:
         if alone is None:
             kernels.plain(kernel)
         else:

@@ -37,7 +37,8 @@ def convert(instruction: Instruction) -> Lanewise:
     return Lanewise((kind,), gives, _whole_to_whole(instruction, gives))
 
 
-def _limits(kind: str) -> tuple[int, int]:
+def limits(kind: str) -> tuple[int, int]:
+    """The lowest and the highest whole number of a type."""
     bits = BITS[kind]
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
@@ -89,7 +90,7 @@ def _float_to_whole(instruction: Instruction, kind: str, gives: str):
     whole = next((WHOLE[word] for word in instruction.words if word in WHOLE), None)
     if whole is None:
         raise refuse(instruction, f"accepted are {', '.join(WHOLE)}")
-    ftz, (low, high), dtype = "ftz" in instruction.words, _limits(gives), DTYPES[gives]
+    ftz, (low, high), dtype = "ftz" in instruction.words, limits(gives), DTYPES[gives]
 
     def run(a):
         x = whole(a if kind == "f64" else carried(a, kind, ftz))
@@ -103,7 +104,7 @@ def _float_to_whole(instruction: Instruction, kind: str, gives: str):
 
 
 def _whole_to_whole(instruction: Instruction, gives: str):
-    (low, high), dtype, sat = _limits(gives), DTYPES[gives], "sat" in instruction.words
+    (low, high), dtype, sat = limits(gives), DTYPES[gives], "sat" in instruction.words
 
     def run(a):
         if not sat:

@@ -110,9 +110,7 @@ class Forward:
             sink = None
         return parts[0] if len(parts) == 1 else merged(self.p, parts)
 
-    def part(
-        self, q_i: Tensor, some_tiles: list, features: int, scores: Scores, sink: Tensor | None
-    ) -> Tensor:  # fmt: skip
+    def part(self, q_i: Tensor, some_tiles: list, features: int, scores: Scores, sink: Tensor | None) -> Tensor:
         """The same of some tiles; with splits, O is not rounded to the output's format."""
         p, how = self.p, self.how
         m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)

@@ -25,17 +25,17 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def check_named(kernel: str, names: Sequence[str], limit: float = LIMIT_S) -> dict[str, Result]:
+def check_named(kernel: str, names: Sequence[str], timeout: float = LIMIT_S) -> dict[str, Result]:
     """What some checks say of a kernel, on the CPU; and `conduct`, of one that has a process of its own.
 
     Args:
-        kernel, limit: as of `reports.check_kernel`. names: as `chosen` takes them.
+        kernel, timeout: as of `reports.check_kernel`. names: as `chosen` takes them.
 
     Raises:
         ValueError: there is no such check, or no such kernel.
     """
     checks = chosen(names)
-    with in_a_process(kernel, limit) as alone:
+    with in_a_process(kernel, timeout) as alone:
         if alone is None:
             kernels.plain(kernel)
         else:

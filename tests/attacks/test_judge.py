@@ -240,7 +240,7 @@ def f(q, k, v):
     return right(Slow.apply(q), k, v)
 """
     for name, text in (("hangs", body), ("hangs_early", "time.sleep(99)")):
-        with in_a_process(stranger(name, text), limit=0.3) as fn:
+        with in_a_process(stranger(name, text), timeout=0.3) as fn:
             assert "does not answer within" in call_kernel(fn, *draw(3)).problem
             if name == "hangs":
                 o = fn(*(x.requires_grad_() for x in draw(4)))

@@ -291,7 +291,7 @@ def f(q, k, v):
     return right(q, k, v)
 """
     for n in (8, 9, 10, 11):
-        with in_a_process(stranger("speaks", text), limit=5) as fn:
+        with in_a_process(stranger("speaks", text), timeout=5) as fn:
             answer = call_kernel(fn, *draw(n=n))
             assert answer.outcome == Outcome.ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
 

@@ -36,13 +36,13 @@ class IsolatedKernel:
     """f(q, k, v, **options), in a process of its own. Its parameters are the kernel's.
 
     Args:
-        kernel: package.module:function. limit: seconds that a call may take.
+        kernel: package.module:function. timeout: seconds that a call may take.
     """
 
-    def __init__(self, kernel: str, limit: float = LIMIT_S):
-        if not limit > 0:
-            raise ValueError(f"timeout: got {limit!r}; accepted are seconds, more than 0")
-        self.kernel, self.limit = kernel, float(limit)
+    def __init__(self, kernel: str, timeout: float = LIMIT_S):
+        if not timeout > 0:
+            raise ValueError(f"timeout: got {timeout!r}; accepted are seconds, more than 0")
+        self.kernel, self.timeout = kernel, float(timeout)
         self.threads = torch.get_num_threads()  # of every process of its own, whatever the judge has later
         self.acts: dict[tuple, dict] = {}
         self.printed = dict(stdout=0, stderr=0)
@@ -150,7 +150,7 @@ class IsolatedKernel:
             return
         self.warmed.clear()
         try:
-            told = self.process.hello(FIRST_CALL_FACTOR * self.limit)
+            told = self.process.hello(FIRST_CALL_FACTOR * self.timeout)
         except Ended as ended:
             self.stillborn = f"{ended}, when it is imported"  # as it is every time
             raise self._ended(ended, "on import", True) from None
@@ -171,7 +171,7 @@ class IsolatedKernel:
 
     def _asked(self, do, tensors, order):
         """What the process tells of an order, where it is an answer."""
-        limit = self.limit * (1 if do in self.warmed else FIRST_CALL_FACTOR)
+        limit = self.timeout * (1 if do in self.warmed else FIRST_CALL_FACTOR)
         at = f"{do}, " + ", ".join(f"{tuple(x.shape)}" for x in tensors[:2]) + f", {tensors[0].dtype}"
         forget, self.gone = [n for process, n in self.gone if process is self.process], []
         try:
@@ -221,12 +221,12 @@ class Graph:
 
 
 @contextmanager
-def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[IsolatedKernel | None]:
+def in_a_process(kernel: str, timeout: float = LIMIT_S) -> Iterator[IsolatedKernel | None]:
     """Let `kernels.get(kernel)` be the kernel in a process of its own, until the end: package.module:function is never
     imported here. A kernel of fa_lib's, or one that was registered, runs here as ever.
 
     Args:
-        kernel: as `kernels.get` takes it, with a layout too. limit: seconds that a call may take.
+        kernel: as `kernels.get` takes it, with a layout too. timeout: seconds that a call may take.
 
     Yields:
         the IsolatedKernel that stands in; None where there is none.
@@ -237,7 +237,7 @@ def in_a_process(kernel: str, limit: float = LIMIT_S) -> Iterator[IsolatedKernel
         registered = kernels.get(name) if name in kernels.available() else None
         yield registered if isinstance(registered, IsolatedKernel) else None
         return
-    fn = IsolatedKernel(name, limit)
+    fn = IsolatedKernel(name, timeout)
     try:
         with registry.standing_in(name, fn):
             yield fn

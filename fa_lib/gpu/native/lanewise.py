@@ -2,6 +2,7 @@
 
 from llvmlite import ir
 
+from fa_lib.gpu.conversions import limits
 from fa_lib.gpu.native import fields, floats
 from fa_lib.gpu.native.emitter import NotNative
 from fa_lib.gpu.native.vectors import DOUBLE, FLOAT, I16, I32, I64, Builder, lanes
@@ -179,12 +180,11 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
 def to_whole(b: Builder, x: ir.Value, mode: str, gives: str) -> ir.Value:
     """Of FP32; beyond the limits the limit, of NaN 0."""
     x = b.intrinsic(NEAREST[mode], [b.fpext(x, lanes(DOUBLE))])
-    bits = BITS[gives]
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if gives[0] == "s" else (0, (1 << bits) - 1)
+    low, high = limits(gives)
     x = b.select(floats.not_a_number(b, x), b.all(0.0, x), x)
     x = b.select(b.fcmp_ordered("<", x, b.all(float(low), x)), b.all(float(low), x), x)
     x = b.select(b.fcmp_ordered(">", x, b.all(float(high), x)), b.all(float(high), x), x)
-    return b.trunc(b.fptosi(x, lanes(I64)), lanes(ir.IntType(bits)))
+    return b.trunc(b.fptosi(x, lanes(I64)), lanes(ir.IntType(BITS[gives])))
 
 
 def resized(b: Builder, x: ir.Value, bits: int, to: int, signed: bool) -> ir.Value:

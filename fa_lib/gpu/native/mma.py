@@ -111,6 +111,20 @@ def factors(e: Emitter, slot: int, shape: tuple[int, int, int], kinds: tuple[str
     return A, B
 
 
+def two_registers(e: Emitter, slot: int) -> ir.Value:
+    """Half of a matrix of 32 bits by rows, 64 elements, of the two registers in slots from `slot` on: a lane's are
+    neighbours."""
+    pair = [e.b.get(e.place(slot + i), lanes(I32), 16) for i in range(2)]
+    return e.b.shuffle_vector(*pair, BY_TURNS)
+
+
+def to_two_registers(e: Emitter, slot: int, half: ir.Value) -> None:
+    """The reverse of `two_registers`."""
+    for i in range(2):
+        chosen = ir.Constant(lanes(I32), [I32(2 * j + i) for j in range(32)])
+        e.b.put(e.b.shuffle_vector(half, half, chosen), e.place(slot + i), 16)
+
+
 def registers(shape: tuple[int, int, int], kind: str) -> int:
     """How many hold A and B."""
     m, n, k = shape
@@ -131,9 +145,8 @@ def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str
             held = b.get(e.place(c_slot + half), lanes(I32), 16)
             b.put(b.fpext(b.bitcast(held, lanes(HALF, 64)), lanes(DOUBLE, 64)), rows)
         else:
-            pair = [b.bitcast(b.get(e.place(c_slot + 2 * half + i), lanes(I32), 16), lanes(FLOAT)) for i in range(2)]
-            mixed = b.shuffle_vector(*pair, BY_TURNS)
-            b.put(b.fpext(mixed, lanes(DOUBLE, 64)), rows)
+            held = b.bitcast(two_registers(e, c_slot + 2 * half), lanes(FLOAT, 64))
+            b.put(b.fpext(held, lanes(DOUBLE, 64)), rows)
     D, unfit, odd = b.room(DOUBLE, m * n), b.room(I8, m * n), b.room(I8)
     eB = b.room(I32, k * n)
     b.put(I8(0), odd)
@@ -148,10 +161,8 @@ def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str
         held = b.fptrunc(b.get(b.at(D, 8 * 64 * half), lanes(DOUBLE, 64)), lanes(FLOAT, 64))
         if result == "f16":
             b.put(b.bitcast(b.fptrunc(held, lanes(HALF, 64)), lanes(I32)), e.place(half), 16)
-            continue
-        for i in range(2):
-            chosen = b.shuffle_vector(held, held, ir.Constant(lanes(I32), [I32(2 * j + i) for j in range(32)]))
-            b.put(b.bitcast(chosen, lanes(I32)), e.place(2 * half + i), 16)
+        else:
+            to_two_registers(e, 2 * half, b.bitcast(held, lanes(I32, 64)))
 
 
 class Places(NamedTuple):

@@ -1,9 +1,7 @@
 """mma.sync of whole numbers on LLVM's lanes: sums in 32 bits, which 32 products of 8 bits each do not fill."""
 
-from llvmlite import ir
-
 from fa_lib.gpu.native.emitter import Emitter
-from fa_lib.gpu.native.mma import BY_TURNS, COLUMNS, factors, registers, rows_loop
+from fa_lib.gpu.native.mma import COLUMNS, factors, registers, rows_loop, to_two_registers, two_registers
 from fa_lib.gpu.native.vectors import I32, I64, lanes
 
 ROW = lanes(I32, COLUMNS)
@@ -16,8 +14,7 @@ def product(e: Emitter, shape: tuple[int, int, int], kinds: tuple[str, str], sat
     C = b.room(lanes(I32, 64), 2)
     at_c = 4 + registers(shape, kinds[0])
     for half in range(2):
-        pair = [b.get(e.place(at_c + 2 * half + i), lanes(I32), 16) for i in range(2)]
-        b.put(b.shuffle_vector(*pair, BY_TURNS), b.at(C, 256 * half))
+        b.put(two_registers(e, at_c + 2 * half), b.at(C, 256 * half))
     i, after = rows_loop(b)
     row, here = b.at(A, b.mul(i, I64(4 * k))), b.at(C, b.mul(i, I64(32)))
     total = b.all(0, ROW)
@@ -28,7 +25,4 @@ def product(e: Emitter, shape: tuple[int, int, int], kinds: tuple[str, str], sat
     b.put(b.intrinsic("sadd.sat", [c, total]) if saturated else b.add(c, total), here)
     after()
     for half in range(2):
-        held = b.get(b.at(C, 256 * half), lanes(I32, 64))
-        for i in range(2):
-            chosen = ir.Constant(lanes(I32), [I32(2 * j + i) for j in range(32)])
-            b.put(b.shuffle_vector(held, held, chosen), e.place(2 * half + i), 16)
+        to_two_registers(e, 2 * half, b.get(b.at(C, 256 * half), lanes(I32, 64)))
