@@ -2,18 +2,36 @@
 
 import gc
 import shutil
-import sys
 
 import nbval.kernel
+import nbval.plugin
 import pytest
-from ready_kernel import ReadyKernel
 
 from fa_lib.execution import fingerprint, process_settings
+from fa_lib.execution.notebook_kernel import FORGET
 from fa_lib.execution.paths import PACKAGE
 
 process_settings.prepare()  # as commands do
-if sys.platform == "linux":
-    nbval.kernel.KernelManager = ReadyKernel
+
+
+class SharedKernel(nbval.kernel.RunningKernel):
+    """A notebook's kernel, kept for the next one: what the first imports and compiles, the next finds ready."""
+
+    def stop(self):
+        self.await_reply(self.execute_cell_input(FORGET))
+
+
+KERNELS: dict[str, SharedKernel] = {}
+
+
+def running_kernel(name, **options):
+    """The kernel of this process by that name, in place of a new one for each notebook."""
+    if name not in KERNELS or not KERNELS[name].is_alive():
+        KERNELS[name] = SharedKernel(name, **options)
+    return KERNELS[name]
+
+
+nbval.plugin.RunningKernel = running_kernel
 
 LONG = (
     "test_make", "test_notebook", "test_report", "test_strangers", "test_carry", "test_order_of_sums",

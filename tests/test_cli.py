@@ -149,31 +149,29 @@ def test_a_figure_is_named_by_its_number(name, notebook):
 
 @pytest.mark.parametrize("cores, given, executor", [(2, (), 0), (8, (), None), (2, ("--executor", "3"), 3)])
 def test_notebooks_with_a_core_each_start_no_processes_of_their_own(cores, given, executor, monkeypatch):
-    [work] = of_two(monkeypatch, cores, "--jobs", "2", *given)
-    assert work.args == ("paper", executor)
+    assert of_two(monkeypatch, cores, "--jobs", "2", *given) == dict(executor=executor, jobs=2)
 
 
 @pytest.mark.parametrize("cores, given", [(1, ()), (8, ("--executor", "3")), (8, ("--scale", "gpu"))])
 def test_one_notebook_at_a_time_on_one_core_on_a_gpu_and_with_an_executor(cores, given, monkeypatch):
-    assert of_two(monkeypatch, cores, *given) == []
-    assert of_two(monkeypatch, 2) != []
+    assert of_two(monkeypatch, cores, *given)["jobs"] == 1
+    assert of_two(monkeypatch, 2)["jobs"] == 2
 
 
 @pytest.mark.parametrize("fresh", [["03_golden_value"], ["02_precision", "03_golden_value"]])
-def test_what_is_up_to_date_has_no_process_made_for_it(fresh, monkeypatch):
-    assert of_two(monkeypatch, 2, fresh=fresh) == []
-    assert of_two(monkeypatch, 2, "--jobs", "2", fresh=fresh) != []  # as the reader says
+def test_what_is_up_to_date_has_no_kernel_made_for_it(fresh, monkeypatch):
+    assert of_two(monkeypatch, 2, fresh=fresh)["jobs"] == 1
+    assert of_two(monkeypatch, 2, "--jobs", "2", fresh=fresh)["jobs"] == 2  # as the reader says
 
 
 def of_two(monkeypatch, cores, *given, fresh=()):
-    """What `fa-lib dev figures` has done for each of two notebooks side by side; [] where it runs them in turn."""
+    """How `fa-lib dev figures` runs two notebooks: executor and jobs."""
     asked = []
     monkeypatch.setattr("fa_lib.execution.notebook.is_fresh", lambda path, *_: path.stem in fresh)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr("fa_lib.execution.exit_with_parent.end_as_interrupted", lambda: None)
-    monkeypatch.setattr("fa_lib.execution.notebook.run_all", lambda *args, **options: None)
-    run = lambda paths, progress, work, say: bool(asked.append(work) or 1)  # noqa: E731
-    monkeypatch.setattr("fa_lib.execution.parallel_notebooks.run_beside", run)
+    run = lambda *args, **options: asked.append(options)  # noqa: E731
+    monkeypatch.setattr("fa_lib.execution.notebooks.run_all", run)
     done = CliRunner().invoke(app, ["dev", "figures", "3", "4", *given], prog_name="fa-lib")
     assert done.exit_code == 0, done.output
-    return asked
+    return asked[0]

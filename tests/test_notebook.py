@@ -14,7 +14,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from fa_lib.execution import manifest
 from fa_lib.execution.files import locked_folder
-from fa_lib.execution.notebook import Refused, is_fresh, of_scale, parameters, run, run_all
+from fa_lib.execution.notebook import Refused, is_fresh, of_scale, parameters, run
+from fa_lib.execution.notebooks import run_all
 from fa_lib.execution.paths import ROOT
 
 pytestmark = pytest.mark.slow  # each starts a notebook's kernel
@@ -169,19 +170,6 @@ def test_a_notebook_that_a_scale_does_not_name_is_refused_and_one_that_it_leaves
         of_scale(both, "paper")
 
 
-def test_it_says_which_notebook_of_how_many_and_the_time_left(project):
-    (project / "notebooks/scales/paper.yaml").write_text("01_small: {n: 3}\n02_other: {}\n")
-    write(project, "02_other")
-    both, said = [project / "notebooks" / f"{name}.ipynb" for name in ("01_small", "02_other")], []
-    run_all(both, "paper", project / "build", say=said.append)
-    assert said[0] == "notebook 1 of 2: 01_small.ipynb at scale paper"
-    assert said[2] == "notebook 2 of 2, less than 1 min left: 02_other.ipynb at scale paper"
-    run_all(both, "paper", project / "build", say=(again := []).append)
-    assert again[0] == "notebook 1 of 2, less than 1 min left: 01_small.ipynb is up to date"
-    run_all(both[:1], "paper", project / "build", say=(alone := []).append)
-    assert alone == ["01_small.ipynb is up to date"]
-
-
 def test_a_damaged_outcome_is_none(tmp_path):
     manifest.write(tmp_path / "a.json", "x", [], tmp_path)
     assert manifest.fresh(tmp_path / "a.json", "x", tmp_path) and not manifest.fresh(tmp_path / "a.json", "y", tmp_path)
@@ -212,7 +200,7 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     first = make(tmp_path, "figures", "JOBS=2")
     assert first.returncode == 0, first.stderr
     assert first.stdout.count(f"figures are in {tmp_path}/build/figures") == 1
-    assert "\n2 of 2 notebooks are done\n" in first.stdout and "IPKernelApp" not in first.stderr
+    assert first.stdout.count("(1 of 2)") == first.stdout.count("(2 of 2)") == 1 and "IPKernelApp" not in first.stderr
     figures = sorted(p.name for p in (tmp_path / "build/figures").iterdir())
     assert figures == [f"{n}.{s}" for n in ("figure3_precision", "figure4_golden_value") for s in ("png", "svg")]
     status = ["git", "status", "--porcelain"]

@@ -1,8 +1,6 @@
 """`fa-lib dev`: what is done to the repository, its figures, tables and recordings."""
 
 import re
-import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +33,7 @@ def figures(
     with exit_on_error(kept=f"finished notebooks and cells are kept in build/: {AGAIN}"):
         from fa_lib.execution import notebook
         from fa_lib.execution.exit_with_parent import end_as_interrupted, end_with_parent
-        from fa_lib.execution.parallel_notebooks import run_beside
+        from fa_lib.execution.notebooks import run_all
         from fa_lib.execution.paths import NOTEBOOKS, build
         from fa_lib.execution.pools import share
 
@@ -49,27 +47,10 @@ def figures(
             alone = alone or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
             alone = alone or sum(not notebook.is_fresh(path, scale, build(), build()) for path in notebooks) < 2
             jobs = 1 if alone else 2
-        if jobs == 1:
-            notebook.run_all(notebooks, scale, build(), executor=executor, say=_say)
-        else:
-            if executor is None and share(jobs) == 1:
-                executor = 0  # a notebook has one core: more processes would import once more and compete for it
-            progress = notebook.progress_of(notebooks, scale, build(), jobs=jobs)
-            if not run_beside(notebooks, progress, partial(_one_of_several, scale, executor), _say):
-                raise RuntimeError("figures: some notebooks failed, as they said above")
+        if jobs > 1 and executor is None and share(jobs) == 1:
+            executor = 0  # a notebook has one core: more processes would import once more and compete for it
+        run_all(notebooks, scale, build(), executor=executor, jobs=jobs)
         _say(f"figures are in {build() / 'figures'}, tables in {build() / 'data' / 'results'}")
-
-
-def _one_of_several(scale, executor, path, kernel):
-    """Run a notebook in a process of its own."""
-    from fa_lib.execution.notebook import run_all
-    from fa_lib.execution.paths import build
-
-    try:
-        with exit_on_error(quiet=True):
-            run_all([path], scale, build(), executor=executor, say=_say, kernel=kernel)
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
 
 
 @app.command()

@@ -14,13 +14,13 @@ EXIT_CODES = (
 
 
 @contextmanager
-def exit_on_error(old: Path | None = None, kept: str = "nothing is kept", quiet: bool = False):
+def exit_on_error(old: Path | None = None, kept: str = "nothing is kept"):
     """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback; Ctrl-C
     with code 130.
 
     Args:
         old: the file of a judgement before, which goes first.
-        kept: of what is done at Ctrl-C, and how to go on. quiet: another process says that.
+        kept: of what is done at Ctrl-C, and how to go on.
     """
     try:
         if old is not None:
@@ -40,7 +40,7 @@ def exit_on_error(old: Path | None = None, kept: str = "nothing is kept", quiet:
         _end(str(error))
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal may be closed
-            typer.echo("" if quiet else f"\nfa-lib: interrupted; {kept}", err=True, nl=not quiet)
+            typer.echo(f"\nfa-lib: interrupted; {kept}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -8,29 +8,23 @@ other is one job itself.
 """
 
 import os
-import resource
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
-import nbformat
 import papermill
 import yaml
-from jupyter_client import AsyncKernelManager
 
 from fa_lib.execution import manifest
 from fa_lib.execution.files import locked_folder, replacing
-from fa_lib.execution.pools import workers
-from fa_lib.execution.progress import Progress
-from fa_lib.execution.same_code import refuse_another_fa_lib
+from fa_lib.execution.notebook_kernel import SLOW_S, NotebookKernel, notebook_kernel
+from fa_lib.execution.pools import share, workers
 
 CELL_TIMEOUT = 7200  # seconds; what was done before it is not lost
-SLOW_S = 600  # seconds that a kernel may take to start, and outputs to arrive: a loaded machine is no error
-QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
 LEFT_OUT = "left_out"  # the key of a scale's file that lists the notebooks which the scale has not
 
 
@@ -85,7 +79,7 @@ def _scale(folder, scale):
 
 def run(
     notebook: str | Path, scale: str, build: str | Path, *, into: str | Path | None = None,
-    executor: str | int | None = None, timeout: int = CELL_TIMEOUT, kernel: type[AsyncKernelManager] | None = None,
+    executor: str | int | None = None, timeout: int = CELL_TIMEOUT, kernel: NotebookKernel | None = None,
 ) -> Path | None:  # fmt: skip
     """Execute a notebook at a scale, unless its outcome is there and fresh.
 
@@ -95,7 +89,7 @@ def run(
         into: folder of the results; None is `build`.
         executor: as for `workers`, instead of the notebook's `processes`.
         timeout: seconds that a cell may take.
-        kernel: the manager that starts the notebook's kernel here; None starts the one that the notebook names.
+        kernel: in which it runs; None starts one for it.
 
     Returns:
         the executed copy's path; None where its outcome is fresh.
@@ -111,7 +105,7 @@ def run(
         raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
     given = parameters(notebook, scale)
     with locked_folder(build / notebook.stem, seconds=2 * CELL_TIMEOUT):  # another `make figures` may be at it
-        _failed(notebook, build).unlink(missing_ok=True)  # of an earlier run
+        failed_path(notebook, build).unlink(missing_ok=True)  # of an earlier run
         if is_fresh(notebook, scale, build, into):
             return None
         accepted = papermill.inspect_notebook(str(notebook))
@@ -135,117 +129,52 @@ def outcome_path(notebook: Path, build: Path) -> Path:
     return build / f"{notebook.stem}.outcome.json"
 
 
-def run_all(
-    notebooks: Iterable[Path], scale: str, build: Path, *, into: Path | None = None,
-    executor: str | int | None = None, say: Callable = print, kernel: type[AsyncKernelManager] | None = None,
-) -> None:  # fmt: skip
-    """Run the notebooks of a scale that are stale, one after the other, and say what is done. The arguments are those
-    of `run`.
-
-    Raises:
-        RuntimeError: a notebook failed; in words, with the path of the notebook as far as it came.
-        Refused: as `run`.
-    """
-    notebooks, build = [*map(Path, notebooks)], Path(build)
-    progress = progress_of(notebooks, scale, build, into=into)
-    for notebook in notebooks:
-        name, started = notebook.name, time.monotonic()
-        at = f"{progress.at(notebook.stem)}: " if len(notebooks) > 1 else ""
-        if progress.expected[notebook.stem] == 0:
-            say(f"{at}{name} is up to date")
-        else:
-            say(f"{at}{name} at scale {scale}")
-            work = partial(run, notebook, scale, build, into=into, executor=executor, kernel=kernel)
-            _told(notebook, build, work)
-            say(f"{name} done in {time.monotonic() - started:.0f} s")
-        progress.done(notebook.stem, time.monotonic() - started)
-
-
-def progress_of(
-    notebooks: Iterable[Path], scale: str, build: Path, *, into: Path | None = None, jobs: int = 1
-) -> Progress:  # fmt: skip
-    """The Progress of a run of notebooks that has not begun: what is up to date takes no time.
-
-    Raises:
-        Refused: as `parameters`.
-    """
-
-    def seconds(path):
-        fresh = is_fresh(path, scale, Path(build), Path(into or build))
-        return 0 if fresh else manifest.seconds(outcome_path(path, build))
-
-    return Progress({path.stem: seconds(Path(path)) for path in map(Path, notebooks)}, jobs)
-
-
-def _told(notebook, build, work):
-    """Do the work; an error is told in words."""
-    try:
-        work()
-    except Refused:
-        raise
-    except papermill.PapermillExecutionError as error:
-        words = f"{notebook.name}: cell {error.cell_index} failed: {error.ename}: {error.evalue}"
-    except Exception as error:
-        words = "; ".join((f"{notebook.name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
-    else:
-        return
-    kept = _failed(notebook, Path(build))
-    raise RuntimeError(f"{words}\nThe notebook as far as it came: {kept}" if kept.exists() else words)
-
-
-def _failed(notebook, build):
+def failed_path(notebook: Path, build: Path) -> Path:
+    """Where a notebook that failed is kept, as far as it came."""
     return build / f"{notebook.stem}.failed.ipynb"
 
 
 def _execute_on(executor, notebook, scale, given, build, into, timeout, kernel):
-    work = (notebook, scale, given, build, into)
+    work = (notebook, scale, given, build, into, timeout, kernel)
     if executor != "slurm":
-        return _execute(*work, timeout, kernel)
+        return _execute(*work)
     with workers("slurm") as jobs:  # left by an error, it ends the jobs of a kernel too
-        work = (*work, None)  # jobs wait their turn, and have a time of their own
-        return _execute(*work) if "processes" in given else jobs.submit(_execute, *work).result()
+        if "processes" in given:
+            return _execute(*work[:-2], None, kernel)  # jobs wait their turn, and have a time of their own
+        return jobs.submit(_execute, *work[:-2], None, None).result()
 
 
-def _execute(notebook, scale, given, build, into, timeout, kernel=None):
+def _execute(notebook, scale, given, build, into, timeout, kernel):
     """Run the notebook, move what it wrote to its place, and write its outcome."""
     build.mkdir(parents=True, exist_ok=True)
-    started, before = time.monotonic(), _cpu_seconds()
+    started = time.monotonic()
     for left in build.glob(f"{notebook.stem}.*/"):  # by a run that was killed: this one holds the notebook
         shutil.rmtree(left, ignore_errors=True)
-    if kernel is None:
-        refuse_another_fa_lib(notebook.parent, _kernel(notebook))
     source = _made_from(notebook, scale, parameters(notebook, scale))
     accepted, done = papermill.inspect_notebook(str(notebook)), build / notebook.name
-    with tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging:
+    with (
+        nullcontext(kernel) if kernel else notebook_kernel(share()) as kernel,
+        tempfile.TemporaryDirectory(prefix=f"{notebook.stem}.", dir=build) as staging,
+    ):
         results, executed = Path(staging) / "out", Path(staging) / notebook.name
         paths = {"cache": str(build / "cache"), "out": str(results)}
         given = given | {name: path for name, path in paths.items() if name in accepted}
+        before = kernel.cpu_seconds()
         try:
             papermill.execute_notebook(
-                str(notebook), str(executed), given, cwd=str(notebook.parent), execution_timeout=timeout,
+                str(notebook), str(executed), given, km=kernel.ready(notebook), execution_timeout=timeout,
                 iopub_timeout=SLOW_S, start_timeout=SLOW_S,
                 progress_bar=False, stderr_file=sys.stderr,  # the sweeps' own progress comes through
-                extra_arguments=QUIET, **({} if kernel is None else dict(kernel_manager_class=kernel)),
             )  # fmt: skip
         except BaseException:
             if executed.exists():
-                os.replace(executed, _failed(notebook, build))
+                os.replace(executed, failed_path(notebook, build))
             raise
         files = sorted(p.relative_to(results) for p in results.rglob("*") if p.is_file())
         outcome_path(notebook, build).unlink(missing_ok=True)  # until all files are in their place
         manifest.copy(files, results, into)
         with replacing(done) as temporary:
             shutil.copyfile(executed, temporary)
-        spent = dict(seconds=time.monotonic() - started, cpu_seconds=_cpu_seconds() - before)
+        spent = dict(seconds=time.monotonic() - started, cpu_seconds=kernel.cpu_seconds() - before)
         manifest.write(outcome_path(notebook, build), source, files, into, **spent)
     return done
-
-
-def _kernel(notebook):
-    return nbformat.read(notebook, as_version=4).metadata.get("kernelspec", {}).get("name", "python3")
-
-
-def _cpu_seconds():
-    """Of the processes that this one has started and that have ended."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime

@@ -209,7 +209,7 @@ def test_ctrl_c_and_a_closed_terminal_end_the_jobs(parameters, by, tmp_path):
     middle += f"with workers({parameters and 'processes' or 0}) as pool:\n"
     middle += f"    table = sweep(forever, dict(begun={str(begun)!r}), executor=pool)"
     notebook = write(tmp_path, parameters, middle)
-    script = "import signal\nimport sys\nfrom fa_lib.execution.notebook import run_all\n"
+    script = "import signal\nimport sys\nfrom fa_lib.execution.notebooks import run_all\n"
     script += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # tests in the background ignore it
     script += "from fa_lib.execution.exit_with_parent import end_as_interrupted\nend_as_interrupted()\n"
     script += "run_all(sys.argv[1:2], 'paper', sys.argv[2], executor='slurm')"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fa_lib.commands.record.plan import STEPS
-from fa_lib.execution.notebook import run_all
+from fa_lib.execution.notebooks import run_all
 from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, build
 from fa_lib.execution.results import save
 
