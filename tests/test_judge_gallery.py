@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 from types import SimpleNamespace
 
 import pandas as pd
@@ -12,7 +11,7 @@ import torch
 from fa_lib.check.judge.findings import Finding, Severity
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.commands import judge_gallery
-from fa_lib.execution.forks import Forks
+from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.gallery.catalogue import ENTRIES
 
 ENTRY = ENTRIES["torch_math"]
@@ -56,46 +55,37 @@ def test_a_row_says_what_was_found():
     assert judge_gallery.row(missing, None)["verdict"] == "cannot_run"
 
 
-def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tmp_path):
-    def ends(code):
-        monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, "ours\n"))
+def ends(monkeypatch, code, printed=""):
+    """Every call of judge_all ends so, at once."""
+    monkeypatch.setattr(
+        judge_gallery, "call_each", lambda _, keys, *__: [EndedCall(key, code, printed) for key in keys]
+    )
 
+
+def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tmp_path):
     said, manner = [], judge_gallery.JudgingSettings(str(tmp_path), "quick")
-    ends(-11)
+    ends(monkeypatch, -11)
     table = judge_gallery.judge_all(["torch_math"], manner, said.append, jobs=1)
     assert table.verdict.tolist() == ["fails"] and table.problem[0] == "ended its process by signal 11"
-
-    def hangs(*_, **__):
-        raise TimeoutError
-
-    monkeypatch.setattr(Forks, "call", hangs)
+    ends(monkeypatch, None)
     table = judge_gallery.judge_all(["torch_math"], manner, said.append)
-    assert (
-        table.verdict[0] == "not_judged"
-        and table.problem[0] == "took longer than 600 s"
-        and said[-1] == "torch_math: took longer than 600 s"
-    )
+    assert (table.verdict[0], table.problem[0]) == ("not_judged", "took longer than 600 s")
+    assert said[-1] == "torch_math: took longer than 600 s"
     assert judge_gallery.judgement_of("torch_math", judge_gallery.JudgingSettings(str(tmp_path))) is None
-    ends(1)
+    ends(monkeypatch, 1, "ours")
     with pytest.raises(RuntimeError, match="judging torch_math failed:\nours"):
         judge_gallery.judge_all(["torch_math"], manner, said.append)
     with pytest.raises(ValueError, match="kernel: got 'nobody'"):
         judge_gallery.judge_all(["nobody"], manner, said.append)
 
 
-def test_on_a_gpu_an_error_is_a_row_and_an_interruption_is_none(monkeypatch, tmp_path):
-    def ends(code, stderr=""):
-        monkeypatch.setattr(Forks, "call", lambda *_, **__: (code, stderr))
-
+def test_on_a_gpu_an_error_is_a_row(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     manner = judge_gallery.JudgingSettings(str(tmp_path), "gpu", "cuda")
-    ends(-signal.SIGINT)
-    with pytest.raises(RuntimeError, match="torch_math was interrupted"):
-        judge_gallery.judge_all(["torch_math"], manner, print)
     row = judge_gallery.rows(["torch_math", "xformers_split_k"], manner).set_index("key")
     assert row.loc["torch_math", ["verdict", "problem"]].tolist() == ["not_judged", "not judged yet"]
     assert row.verdict["xformers_split_k"] == "cannot_run" and "needs xformers" in row.problem["xformers_split_k"]
-    ends(1, "Traceback\nAcceleratorError: CUDA error: an illegal memory access\n\n")
+    ends(monkeypatch, 1, "Traceback\nAcceleratorError: CUDA error: an illegal memory access\n\n")
     table = judge_gallery.judge_all(["torch_math"], manner, print)
     assert table.verdict[0] == "not_judged" and table.problem[0].endswith("CUDA error: an illegal memory access")
     with pytest.raises(ValueError, match="kernel: got 'ggml_decode'"):
@@ -113,13 +103,15 @@ def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
 
 
 def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
-    def judged(entry, manner, forks):
-        runs.append(entry.key)
-        judge_gallery._write(entry, manner, record(key=judge_gallery._key(entry, manner)))
-        return ""
+    def judged(_, keys, *__):
+        manner = judge_gallery.JudgingSettings(str(tmp_path), depth)
+        for key in keys:
+            runs.append(key)
+            judge_gallery._write(manner.entry(key), manner, record(key=judge_gallery._key(manner.entry(key), manner)))
+            yield EndedCall(key, 0, "")
 
     runs = []
-    monkeypatch.setattr(judge_gallery, "_in_a_process", judged)
+    monkeypatch.setattr(judge_gallery, "call_each", judged)
     for depth in ("quick", "quick", "full"):  # another depth is another judgement
         judge_gallery.judge_all(["torch_math"], judge_gallery.JudgingSettings(str(tmp_path), depth), print)
     assert runs == ["torch_math"] * 2

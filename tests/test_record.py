@@ -16,6 +16,7 @@ from fa_lib.commands.record import gallery, session, steps
 from fa_lib.commands.record.flash_attn_build import name_package
 from fa_lib.commands.record.plan import LIMIT, STEPS, chosen, fits, scale_of
 from fa_lib.execution import results
+from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED
 from fa_lib.gallery import catalogue
@@ -105,15 +106,17 @@ def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, mon
     monkeypatch.setattr(gallery, "JOBS", {"cuda": 1})
     path, seen = tmp_path / "data/results/14_gallery.csv", []
 
-    def judged(entry, manner, forks):
-        if path.exists():
-            seen.append(pd.read_csv(path).set_index("key").verdict)
-        told = Judgement("kernel", entry.key, ()).record() | dict(verdict="passes", problem="")
-        told |= dict(key=judge_gallery._key(entry, manner), numbers=dict(times_1=1.5))
-        judge_gallery._write(entry, manner, told)
-        return ""
+    def judged(judge, keys, *_):
+        manner = judge.keywords["manner"]
+        for key in keys:
+            if path.exists():
+                seen.append(pd.read_csv(path).set_index("key").verdict)
+            record = Judgement("kernel", key, ()).record() | dict(verdict="passes", problem="")
+            record |= dict(key=judge_gallery._key(manner.entry(key), manner), numbers=dict(times_1=1.5))
+            judge_gallery._write(manner.entry(key), manner, record)
+            yield EndedCall(key, 0, "")
 
-    monkeypatch.setattr(judge_gallery, "_in_a_process", judged)
+    monkeypatch.setattr(judge_gallery, "call_each", judged)
     gallery.judged("cuda", tmp_path, keys=["flash_attn", "flash_attn_triton"])
     assert seen[-1].index.tolist() == list(ON_CUDA) and seen[-1]["torch_cudnn"] == "not_judged"
     runs = len(seen)

@@ -1,18 +1,13 @@
 """The gallery, judged: every kernel in a process of its own, which may crash or hang; a row of a table for each."""
 
 import json
-import os
-import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pandas as pd
-import torch
 
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement, Severity
@@ -22,14 +17,13 @@ from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
-from fa_lib.execution.forks import Forks
+from fa_lib.execution.forked_calls import call_each
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
 from fa_lib.gallery.openvino_kernels import computes_fp16_in_bf16
-from fa_lib.numerics.formats import BF16
 
 GALLERY = CheckPlan(
     lengths=(128, 1500, 4096, 16384), seeds=2, shapes=("97", "113 x 203", "causal 203", "GQA 384", "256"), head_dims=(),
@@ -90,7 +84,7 @@ def judge_all(keys: Sequence[str], manner: JudgingSettings, say: Callable, jobs:
 
     Raises:
         ValueError: a key is unknown.
-        RuntimeError: an error of ours, or an interruption.
+        RuntimeError: an error of ours, not of a kernel's.
     """
     entries = [manner.entry(key) for key in keys]
     left = [entry for entry in entries if not entry.problem and not _kept(entry, manner)]
@@ -98,31 +92,15 @@ def judge_all(keys: Sequence[str], manner: JudgingSettings, say: Callable, jobs:
     left = sorted(left[::-1], key=lambda entry: (entry.key not in BUILT, "jax" not in entry.needs))
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
 
-    idle = SimpleQueue()
-
-    def judge(entry):
-        forks = idle.get()
-        try:
-            problem = _in_a_process(entry, manner, forks)
-        finally:
-            idle.put(forks)
-        return f"{entry.key}: {problem or row(entry, _read(entry, manner))['verdict']}"
-
     # XLA takes most of a GPU's memory unless it is told not to
-    environment = os.environ | dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
-    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
-        every = [stack.enter_context(Forks(prepare, environment)) for _ in range(jobs)]
-        for forks in every:
-            idle.put(forks)
-        calls = [pool.submit(judge, entry) for entry in left]
-        try:
-            for done in as_completed(calls):
-                say(done.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for forks in every:
-                forks.interrupt()
-            raise
+    environment = dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    judge = partial(judge_one, manner=manner)
+    for ended in call_each(judge, [entry.key for entry in left], jobs, manner.limit_s, environment):
+        entry = manner.entry(ended.argument)
+        problem = _problem(ended, manner)
+        if problem:
+            _write(entry, manner, dict(key=_key(entry, manner), problem=problem, verdict=_verdict(ended)))
+        say(f"{entry.key}: {problem or row(entry, _read(entry, manner))['verdict']}")
     return rows(keys, manner)
 
 
@@ -139,6 +117,7 @@ def judge_one(key: str, manner: JudgingSettings) -> None:
 
     A kernel that refuses every call cannot run here: its record says why, as that of one whose library is missing.
     """
+    process_settings.keep_memory()
     entry, kernel = manner.entry(key), f"fa_lib.gallery:{key}"
     cells = manner.cells or str(Path(manner.folder) / "cells")
     found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())
@@ -148,12 +127,6 @@ def judge_one(key: str, manner: JudgingSettings) -> None:
     else:
         record = dict(problem="") | judge_kernel(kernel, found).record() | dict(numbers=errors(found.lengths))
     _write(entry, manner, dict(key=_key(entry, manner)) | record)
-
-
-def prepare() -> None:
-    """What every judging process needs, imported with this module and compiled."""
-    process_settings.keep_memory()
-    BF16(torch.zeros(1, dtype=torch.float64))
 
 
 def row(entry: Entry, record: dict | None) -> dict[str, Any]:
@@ -246,30 +219,28 @@ def _key(entry, manner):
     return digest([code, versions, asdict(_depth(entry, manner)), manner.device])
 
 
-def _in_a_process(entry, manner, forks):
-    """Judge a kernel in a process of its own; "" or what became of it, which its record says too.
+def _problem(ended, manner):
+    """What became of a kernel's process; "" where it came to its end.
 
     Raises:
-        RuntimeError: an error of ours, not of the kernel's, which would be a row; or the process was interrupted. On
-            CUDA an error is a row, too: after a kernel's fault every call there fails, and nothing says whose it was.
+        RuntimeError: an error of ours, not of the kernel's. On CUDA an error is told as a kernel's, too: after a
+            kernel's fault every call there fails, and nothing says whose it was.
     """
-    try:
-        code, printed = forks.call(judge_one, entry.key, manner, limit_s=manner.limit_s)
-    except TimeoutError:
-        verdict, problem = "not_judged", f"took longer than {manner.limit_s:g} s"
-    else:
-        if code == 0:
-            return ""
-        if code == -signal.SIGINT:
-            raise RuntimeError(f"gallery: {entry.key} was interrupted")
-        verdict, problem = "fails", f"ended its process by signal {-code}"
-        if code > 0:
-            if manner.device == "cpu":
-                raise RuntimeError(f"gallery: judging {entry.key} failed:\n{printed}")
-            last = [line for line in printed.splitlines() if line.strip()][-1:] or ["no word"]
-            verdict, problem = "not_judged", f"ended its process with an error: {last[0].strip()[:200]}"
-    _write(entry, manner, dict(key=_key(entry, manner), verdict=verdict, problem=problem))
-    return problem
+    if ended.code == 0:
+        return ""
+    if ended.code is None:
+        return f"took longer than {manner.limit_s:g} s"
+    if ended.code < 0:
+        return f"ended its process by signal {-ended.code}"
+    if manner.device == "cpu":
+        raise RuntimeError(f"gallery: judging {ended.argument} failed:\n{ended.printed}")
+    last = [line for line in ended.printed.splitlines() if line.strip()][-1:] or ["no word"]
+    return f"ended its process with an error: {last[0].strip()[:200]}"
+
+
+def _verdict(ended):
+    """Of a kernel that did not come to its end: one that crashes fails."""
+    return "fails" if ended.code is not None and ended.code < 0 else "not_judged"
 
 
 def _path(entry, manner):

@@ -1,0 +1,107 @@
+"""Calls, each in a process of its own: what one crashes, hangs or spoils reaches no other. On Linux all are forked from
+one process that has imported the function's module, so the seconds of its imports are spent once."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class EndedCall:
+    """How a call ended.
+
+    Attributes:
+        argument: which call it was.
+        code: the exit status of its process, 1 after an exception and -n after signal n; None: it ran out of time.
+        printed: all that it printed, and its traceback.
+    """
+
+    argument: Any
+    code: int | None
+    printed: str
+
+
+@dataclass
+class _Running:
+    argument: Any
+    process: BaseProcess
+    printed: Path
+    deadline: float  # of time.monotonic
+
+
+def call_each(
+    fn: Callable[[Any], object], arguments: Iterable, jobs: int, timeout: float, environment: Mapping[str, str]
+) -> Iterator[EndedCall]:  # fmt: skip
+    """Call fn(argument) for each argument, some at a time. The iterator's end, an error and Ctrl-C too, ends all that
+    still runs, with what it has started.
+
+    Args:
+        fn, arguments: that pickle can send. The import of fn's module may leave no thread behind.
+        jobs: calls at a time. timeout: seconds of one call. environment: variables of these processes.
+
+    Yields:
+        each call once it has ended.
+    """
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":
+        context.set_forkserver_preload([getattr(fn, "func", fn).__module__])  # of a partial, its function's
+    waiting, running = list(arguments), {}
+    with _environment(environment), tempfile.TemporaryDirectory(prefix="fa_lib-calls-") as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    argument, printed = waiting.pop(0), Path(folder) / f"{len(waiting)}.txt"
+                    process = context.Process(target=_call, args=(fn, argument, printed))
+                    process.start()
+                    running[process.sentinel] = _Running(argument, process, printed, time.monotonic() + timeout)
+                first = min(each.deadline for each in running.values())
+                for sentinel in connection.wait([*running], max(0, first - time.monotonic())):
+                    yield _end(running.pop(sentinel))
+                for sentinel, each in [*running.items()]:
+                    if each.deadline <= time.monotonic():
+                        yield _end(running.pop(sentinel), late=True)
+        finally:
+            for each in running.values():
+                _end(each, late=True)
+
+
+def _end(call, late=False):
+    """The call as it ended; what it has left running is killed."""
+    for kill in (lambda: os.killpg(call.process.pid, signal.SIGKILL), call.process.kill):
+        with suppress(ProcessLookupError, PermissionError):  # the first: it has not yet a group of its own
+            kill()
+    call.process.join()
+    printed = call.printed.read_text(errors="backslashreplace") if call.printed.exists() else ""
+    return EndedCall(call.argument, None if late else call.process.exitcode, printed)
+
+
+def _call(fn, argument, printed):
+    """In the call's process."""
+    os.setsid()  # a group of its own, with what it starts
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    out = os.open(printed, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for target in (1, 2):
+        os.dup2(out, target)
+    fn(argument)
+
+
+@contextmanager
+def _environment(variables):
+    """With these variables in this process, from which others have them."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
