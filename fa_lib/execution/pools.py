@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing.util import Finalize
 
 import torch
 
@@ -62,11 +61,9 @@ def _context():
     """How processes begin."""
     if sys.platform != "linux":  # macOS' libraries have threads that a fork breaks; Windows cannot fork
         return multiprocessing.get_context("spawn")
-    from multiprocessing.forkserver import _forkserver as server
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([name for name in imported() if not name.startswith("fa_lib.plots")])
-    Finalize(None, server._stop, exitpriority=0)  # it is waited for: its workers' CPU seconds count as this process's
     return context
 
 
