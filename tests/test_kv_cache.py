@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels
-from fa_lib.check.judge.captured import More, judge_tensors
+from fa_lib.check.judge.captured import judge_tensors
 from fa_lib.check.measure import kv_cache
+from fa_lib.check.measure.measurements import TensorMeasurements
 from fa_lib.check.report.sentences import judgement_lines
 from fa_lib.commands import reports
 from fa_lib.kernels.quantized_attention import Quantization, attention
@@ -54,7 +55,7 @@ def test_a_head_that_overflows_does_not_bear_the_cache():
     assert not cached.relative.le(kv_cache.BEARS).any()
     far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="answered", problem="")])
     risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
-    judgement = judge_tensors(["flash"], risky, far, {}, More(cached=cached))
+    judgement = judge_tensors(["flash"], TensorMeasurements(far, risky, caches=cached))
     assert [f.where["heads"] for f in judgement.findings if f.what == "cache"] == [[0]] * len(kv_cache.CACHES)
     assert "on 1 of 1 heads (head 0): O is not finite" in "\n".join(judgement_lines(judgement))
 
@@ -69,7 +70,7 @@ def test_what_a_head_does_not_bear_is_told_and_not_counted():
     cached = pd.DataFrame(kv_cache.caches(q, k, v, {}))
     far = pd.DataFrame([dict(head=0, kernel="flash", times_max=1.0, outcome="answered", problem="")])
     risky = pd.DataFrame([dict(head=0, repeated=0.0, one_sided=0.0, mass=0.0)])
-    judgement = judge_tensors(["flash"], risky, far, {}, More(cached=cached))
+    judgement = judge_tensors(["flash"], TensorMeasurements(far, risky, caches=cached))
     assert judgement.passed
     found = {f.where["cache"]: f for f in judgement.findings if f.what == "cache"}
     worst = cached.groupby("cache").relative.max()

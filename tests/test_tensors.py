@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from fa_lib import BF16, FP16, FP32, draw, kernels
 from fa_lib.check.judge.captured import flags, judge_tensors
 from fa_lib.check.measure import captured as capture
+from fa_lib.check.measure.measurements import TensorMeasurements
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.report.sentences import judgement_text
 from fa_lib.commands import reports
@@ -136,11 +137,11 @@ def test_a_kernel_that_misbehaves_is_a_row_and_harms_no_other():
     assert far[far.kernel == "nan"].problem.iloc[0].startswith("returns 1280 values that are NaN or infinite, of 1280")
     assert far[far.kernel == "changes"].problem.iloc[0] == "changes its inputs: q"
     assert (far[far.kernel == "flash"].times_max < 2).all()
-    judgement = judge_tensors(names, pd.DataFrame(capture.risks(q, k, v)), far, {})
+    judgement = judge_tensors(names, TensorMeasurements(far, pd.DataFrame(capture.risks(q, k, v))))
     assert not judgement.passed and "nan returns 1280 values that are NaN or infinite, of 1280, in" in judgement_text(
         judgement
     )
-    assert judge_tensors(["flash", "nan"], pd.DataFrame(capture.risks(q, k, v)), far, {}).passed
+    assert judge_tensors(["flash", "nan"], TensorMeasurements(far, pd.DataFrame(capture.risks(q, k, v)))).passed
 
 
 def test_fp32_is_held_against_sums_that_round_too():
@@ -186,7 +187,7 @@ def test_the_figure_says_of_each_head_how_risky_it_is():
     q, k, v = capture.example(n=64)
     risky = pd.DataFrame(capture.risks(q, k, v))
     far = pd.DataFrame(capture.deviations(q, k, v, {}, capture.answered(q, k, v, {}, ["flash", "every_step"])))
-    judgement = judge_tensors(["flash"], risky, far, {})
+    judgement = judge_tensors(["flash"], TensorMeasurements(far, risky))
     figure = tensors_report(judgement, risky, far, {"every_step": capture.changes(q, k, v, {}, "every_step")}, "", 5)
     cells = [text.get_text() for text in figure.axes[0].texts]
     heads = [int(label.get_text()) for label in figure.axes[0].get_yticklabels()]

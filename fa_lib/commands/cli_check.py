@@ -17,7 +17,7 @@ def _judged(files, json_file, exit_code):
     """Read a judgement back from its files, print it, write its record, and end with the exit code it asks for."""
     import json
 
-    from fa_lib.check.isolation.calls import shown
+    from fa_lib.check.isolation.untrusted import Untrusted
     from fa_lib.check.judge.findings import Severity, Verdict
     from fa_lib.check.report.sentences import judgement_lines
     from fa_lib.execution.files import replacing
@@ -30,7 +30,7 @@ def _judged(files, json_file, exit_code):
     groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
     first, *lines = judgement_lines(judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
     first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
-    typer.echo("\n".join([first, *lines, "", shown(f"{files.page}")]))
+    typer.echo("\n".join([first, *lines, "", Untrusted(files.page)]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
     raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
 

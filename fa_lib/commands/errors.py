@@ -58,6 +58,6 @@ def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
 
 def say(text: str, err: bool = False) -> None:
     """Print a text; in each of its lines what would move the cursor or hide is an escape."""
-    from fa_lib.check.isolation.calls import shown
+    from fa_lib.check.isolation.untrusted import Untrusted
 
-    typer.echo("\n".join(map(shown, text.split("\n"))), err=err)
+    typer.echo("\n".join(map(Untrusted, text.split("\n"))), err=err)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.check.isolation.calls import shown
+from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.report.sentences import sentences_of
 from fa_lib.commands import judge_gallery
@@ -145,7 +145,7 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
 
 def literal(text: str) -> str:
     """A sentence, or a cell, in Markdown: whatever a stranger's kernel said in it is read as it stands."""
-    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", shown(text))
+    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", Untrusted(text))
 
 
 def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
@@ -209,7 +209,7 @@ def proofs_kept() -> dict[str, pd.DataFrame]:
 def summary_line(row: Mapping) -> str:
     """A row of `judge_gallery.rows` on one line."""
     numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in judge_gallery.QUERIES.items())
-    return f"{row['key']}: {row['verdict']}; {numbers}; {shown(found(row))}".rstrip("; ")
+    return f"{row['key']}: {row['verdict']}; {numbers}; {Untrusted(found(row))}".rstrip("; ")
 
 
 def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: judge_gallery.JudgingSettings) -> None:

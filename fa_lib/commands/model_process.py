@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fa_lib.check.isolation.calls import first_line, shown
 from fa_lib.check.isolation.process import signal_name
+from fa_lib.check.isolation.untrusted import Untrusted, first_line
 from fa_lib.check.report.page_files import PageFiles
 from fa_lib.execution import reader_modules
 
@@ -74,7 +74,7 @@ def inside() -> None:
 
         reports.check_model(**order["given"])
     except (ValueError, OSError, RuntimeError) as error:
-        Path(order["problem"]).write_text(shown(f"{error}"))
+        Path(order["problem"]).write_text(Untrusted(error))
     except BaseException as error:  # KeyboardInterrupt too, and whatever else a model raises
         name = first_line(type(error).__name__)
         Path(order["problem"]).write_text(f"function: {order['given']['function']} raises {name}")
@@ -82,4 +82,4 @@ def inside() -> None:
 
 def _relayed(stream, say):
     for line in stream:
-        say(f"| {shown(line.rstrip())}")
+        say(f"| {Untrusted(line.rstrip())}")

@@ -14,25 +14,25 @@ import torch
 from matplotlib.figure import Figure
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import judged_by_one_thread, message, shown
+from fa_lib.check.isolation.calls import judged_by_one_thread
 from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process, in_processes
 from fa_lib.check.isolation.kernel_file import function_of
-from fa_lib.check.isolation.worker import Outcome
-from fa_lib.check.judge.captured import More, judge_model, judge_tensors
+from fa_lib.check.isolation.untrusted import Untrusted, message, type_name
+from fa_lib.check.judge.captured import judge_model, judge_tensors
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import captured as tensors
-from fa_lib.check.measure import kv_cache
 from fa_lib.check.measure.captured_gradients import gradients
-from fa_lib.check.measure.closeness import Furthest, closeness
+from fa_lib.check.measure.closeness import Furthest
 from fa_lib.check.measure.examine import PLANS, CheckPlan, examine
+from fa_lib.check.measure.examine_tensors import examine_tensors
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.skipped import place
-from fa_lib.check.report import tables
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.page_files import PageFiles
+from fa_lib.check.report.sections import kernel_sections, model_sections, tensors_sections
 from fa_lib.check.report.sentences import KERNELS
 from fa_lib.execution import reader_modules
 from fa_lib.execution.files import replacing
@@ -98,27 +98,6 @@ def check_kernel(
             found = examine(kernel, depth, device)
         found = found if alone is None else replace(found, conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
-    sections = [
-        Section("asked", "What it can do", tables.by_call(found.asked)),
-        Section("conduct", "What it does beside its work", tables.by_conduct(found.conduct)),
-        Section("lengths", "How far it is from the golden value", tables.by_length(found.lengths, kernel),
-                "Errors over Baseline's on the same outputs, the largest of the seeds and their mean; then the mean of "
-                "the largest error and of the root mean square. The largest decides: at most 2."),
-        Section("splits", "Which emulation makes the same errors", tables.by_splits(found.splits),
-                "Parts of the keys computed exactly, their outputs rounded: the share of the squared error explained."),
-        Section("inputs", "Inputs that make trouble", tables.by_input(found.inputs),
-                "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
-                "95 % interval, beside Baseline's. They are reported, and not counted, unless an answer is at fault."),
-        Section("bound", "Its outputs beside their own bounds", tables.by_bound(found.bounds),
-                "The bound is derived for the inputs at hand (docs/testing.md). The inputs on which it is nearest."),
-        Section("shapes", "Shapes and masks", tables.by_shape(found.shapes),
-                "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
-                "which are reported, and counted only where they are wrong by more than 20 %."),
-        Section("relations", "Relations that every kernel keeps", tables.by_relation(found.relations),
-                "How far two answers are apart, and how far two right ones may be (docs/checks.md)."),
-        Section("rounding", "How its casts round", tables.by_rounding(found.rounding)),
-        Section("repeats", "One call, again and again", tables.by_repeats(found.repeats)),
-    ]  # fmt: skip
     name, _, _ = kernel.partition("@")
     about = {"Kernel": name, "Package": _version(name)} | _here(device)
     d = ", ".join(map(str, found.lengths.head_dim.unique())) if len(found.lengths) else "none"
@@ -129,7 +108,8 @@ def check_kernel(
         "Drawn anew": f"{len(depth.drawn)} lengths and the order of calls; --seed {depth.drawn_seed} repeats them"
     }
     settings = dict(kernel=kernel, device=device) | asdict(depth)
-    return _written(files, judgement, sections, kernel_panels(judgement, found), found.items(), about, settings)
+    sections, panels = kernel_sections(kernel, found), kernel_panels(judgement, found)
+    return _written(files, judgement, sections, panels, found.items(), about, settings)
 
 
 def check_tensors(
@@ -171,39 +151,21 @@ def check_tensors(
         if held.dO is not None and names[0] != tensors.RAN:
             back = pd.DataFrame(gradients(q, k, v, held.dO.to(device), options, names[0]))
         conduct = alone[names[0]].conduct() if names[0] in alone else pd.DataFrame()
-    far = pd.DataFrame(tensors.deviations(q, k, v, options, answers))
-    own = answers[names[0]]
-    close = pd.DataFrame(closeness(own.o, q, k, v, options) if own.outcome == Outcome.ANSWERED else [])
-    risky = pd.DataFrame(tensors.risks(q, k, v, options))
-    better = {base: tensors.changes(q, k, v, options, base) for base in tensors.CARRIES}
-    cached = pd.DataFrame(kv_cache.caches(q, k, v, options))
-    judgement = judge_tensors(list(names), risky, far, better, More(held.about, close, cached, back, conduct))
-    sections = [
-        Section("heads", "How far each kernel is from the golden value", tables.by_kernel(far, KERNELS),
-                "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
-        Section("bound", "The judged output beside its own bound", tables.by_bound(close)),
-        Section("gradients", "Its gradients, for the dO that was captured", tables.by_gradient(back)),
-        Section("conduct", "What it does beside its work", tables.by_conduct(conduct)),
-        Section("risky", "How risky each head is", tables.by_head(risky)),
-        Section("better", "Which change lowers the error", tables.by_change(better),
-                "Root mean square error, before / after."),
-        Section("caches", "Which KV cache each head would bear", tables.by_cache(cached, kv_cache.CACHES),
-                f"Root mean square error over that of O, K and V quantised; {kv_cache.BEARS:.0%} is asked."),
-    ]  # fmt: skip
+    found = replace(examine_tensors(q, k, v, options, answers, names[0]), gradients=back, conduct=conduct)
+    judgement = judge_tensors(names, found, held.about)
     where = place(held.about) if "layer" in held.about else "not told by the file"
     about = {"File": Path(path).name, "Kernel": KERNELS.get(names[0], names[0]), "Captured at": where} | _here(device)
     stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
     shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}{stored}"
-    about |= {"Tensors": " ".join(filter(None, (shapes, shortened(risky))))}
+    about |= {"Tensors": " ".join(filter(None, (shapes, shortened(found.risks))))}
     settings = (
         dict(file=f"{path}", names=[*names], device=device)
         | asdict(reading)
         | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
     )
-    finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in better.items()}
-    panels = tensors_panels(risky, far, finite)
-    found = dict(risks=risky, deviations=far, bound=close, caches=cached, gradients=back, conduct=conduct)
-    return _written(files, judgement, sections, panels, found.items(), about, settings)
+    finite = {base: [row for row in rows if math.isfinite(row["times_less"])] for base, rows in found.changes.items()}
+    panels = tensors_panels(found.risks, found.deviations, finite)
+    return _written(files, judgement, tensors_sections(found), panels, found.items(), about, settings)
 
 
 def check_model(
@@ -232,17 +194,14 @@ def check_model(
                 with probe:
                     run()
         except (Exception, SystemExit) as error:
-            raise ValueError(f"function: {function} raises {shown(type(error).__name__)}: {message(error)}") from error
+            raise ValueError(f"function: {function} raises {type_name(error)}: {message(error)}") from error
     close = furthest.table()
     judgement = judge_model(function, probe.table, probe.baseline, probe.skipped, probe.nonfinite, causal, close)
-    sections = [
-        Section("by_layer", "Layer by layer", tables.by_layer(probe.table),
-                "The largest error over Baseline's largest; the rule allows 2.")
-    ]  # fmt: skip
     about = {"Model": function, "Package": _version(function)} | _here("cpu")
     about |= {"Calls of attention": f"{probe.calls}", "Rows of Q compared": f"{probe.queries} for each head of a call"}
     settings = dict(function=function, names=[*names], calls=probe.calls, save=f"{save or ''}", causal=causal)
-    return _written(files, judgement, sections, model_panels(probe.table), [("probe", probe.table)], about, settings)
+    sections, panels = model_sections(probe.table), model_panels(probe.table)
+    return _written(files, judgement, sections, panels, [("probe", probe.table)], about, settings)
 
 
 def _version(name):
@@ -290,5 +249,5 @@ def _literal(figure):
     """The names of strangers in a picture's legends are neither formulas nor control characters."""
     legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
     for text in (*figure.texts, *(each for legend in legends for each in legend.get_texts())):
-        text.set_text("\n".join(map(shown, text.get_text().split("\n"))))
+        text.set_text("\n".join(map(Untrusted, text.get_text().split("\n"))))
         text.set_parse_math(False)

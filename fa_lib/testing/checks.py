@@ -16,19 +16,19 @@ from fa_lib.check.judge.gross_errors import coarse, noisy, scaled
 from fa_lib.check.judge.kernel import alignment
 from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.bounds import bounds
-from fa_lib.check.measure.carry import LOST, SUMS, carried, carry
-from fa_lib.check.measure.contract import (
-    CALLS,
+from fa_lib.check.measure.capability import (
+    CAPABILITIES,
     CAUSAL_FEWER,
     CAUSAL_ONE,
     GRADIENTS_AT,
     HEAD_DIM,
+    HEAD_DIMS,
     LARGE,
-    MORE,
-    OF_SINKS,
+    SINKS_GRADIENT,
     Capabilities,
-    formats,
 )
+from fa_lib.check.measure.carry import LOST, SUMS, carried, carry
+from fa_lib.check.measure.contract import formats
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.examine import QUICK, measure, measure_shapes, probe_capabilities
 from fa_lib.check.measure.reference_cache import Inputs
@@ -36,6 +36,7 @@ from fa_lib.check.measure.relations import RELATIONS, relate
 from fa_lib.check.measure.relations.subject import NOT_ASKED
 from fa_lib.check.measure.rounding_mode import rounding_mode
 from fa_lib.check.measure.wrong_answers import FAR
+from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentences import sentences_of
 from fa_lib.check.report.sentences_kernel import MODES, noted
 from fa_lib.kernels.rule import ALLOWED
@@ -44,14 +45,12 @@ N = 512  # keys that errors are measured at
 RUNS = 3  # of a call, for noise
 QUERIES = 16  # at a time, that carries are asked for with
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
-DIMS = tuple(asked for asked in CALLS if asked.startswith(HEAD_DIM))
-ANSWERS = (
-    *CALLS,
-    *(call.key for call in MORE.values()),
-    LARGE.key,
-    *(asked.replace(HEAD_DIM, GRADIENTS_AT) for asked in DIMS),
-    OF_SINKS,
-)  # of `contract`
+ANSWERS = (  # (asked, dim) of `contract`
+    *((each.key, each.call.head_dim if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
+    (LARGE.key, 0),
+    *((GRADIENTS_AT, d) for d in HEAD_DIMS),
+    (SINKS_GRADIENT, 0),
+)
 
 
 @dataclass(frozen=True)
@@ -117,19 +116,20 @@ def _judge(kernel) -> CheckedKernel | str:
             return CheckedKernel(kernel, fmt, head_dim, able, asked)
     bad = asked[asked.outcome != Outcome.ANSWERED].iloc[0]
     what = bad.problem or "does not return attention"
-    return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {bad.asked} it {what}"
+    return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {label(bad.asked, bad.dim)} it {what}"
 
 
-def _answer(judged: CheckedKernel, asked: str) -> Result:
+def _answer(judged: CheckedKernel, asked: str, dim: int) -> Result:
     """What it answers is attention, as near as the contract asks: an option, a length, a head_dim and its gradients."""
-    rows = judged.asked[(judged.asked.asked == asked) & (judged.asked.head_dim == judged.head_dim)]
+    rows = judged.asked[judged.asked.head_dim == judged.head_dim]
+    rows = rows[(rows.asked == asked) & (rows.dim == dim)]
     if not len(rows):
         return Result(None, "the kernel lacks what this is asked of")
     row = rows.iloc[0]
     told = noted(row.outcome, row.note, row.problem)
     if row.outcome == Outcome.REFUSED:
         return _unanswered(row.outcome, told)
-    return Result(row.outcome == Outcome.ANSWERED, told and f"asked for {asked} it {told}")
+    return Result(row.outcome == Outcome.ANSWERED, told and f"asked for {label(asked, dim)} it {told}")
 
 
 def _gradients(judged: CheckedKernel, shape: str) -> Result:
@@ -274,7 +274,7 @@ def _said(findings: tuple[Finding, ...]) -> str:
 
 
 def _name(kind: str, of: str) -> str:
-    """Of a check: "answer_head_dim_40"."""
+    """Of a check: "rule_causal_203"."""
     return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', of.lower())}"
 
 
@@ -284,7 +284,10 @@ CHECKS: dict[str, Callable[[CheckedKernel], Result]] = {
     **{_name("gradients", shape): partial(_gradients, shape=shape) for shape in QUICK.shapes},
     **{f"carry_{what}": partial(_carry, what=what) for what in SUMS},
     **{f"rounding_{what}": partial(_rounding, what=what) for what in ("probs", "output")},
-    **{_name("answer", asked): partial(_answer, asked=asked) for asked in ANSWERS},
+    **{
+        "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): partial(_answer, asked=asked, dim=dim)
+        for asked, dim in ANSWERS
+    },
     **{key: partial(_relation, key=key) for key in RELATIONS},
     "bound": _bound,
     "alignment": _alignment,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import shown
 from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process
+from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.testing.checks import CHECKS, Result, conduct_of, result_of
 
 
@@ -65,4 +65,4 @@ def check_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
     lines = [f"{kernel}: {len(came)} check{'s' * (len(came) > 1)}: {', '.join(counts)}."]
     for check, result in results.items():
         lines.append(f"  {check}: {words[came[check]]}{f': {result.why}' if result.why else ''}")
-    return [shown(line) for line in lines]
+    return [Untrusted(line) for line in lines]

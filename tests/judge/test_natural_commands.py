@@ -18,8 +18,9 @@ from fa_lib.check.explain.emulations import Emulation, changed, emulation_text
 from fa_lib.check.judge.captured import judge_model
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.bounds import bounds
+from fa_lib.check.measure.capability import SINKS_GRADIENT, Capabilities
 from fa_lib.check.measure.closeness import Furthest, closeness
-from fa_lib.check.measure.contract import GQA, OF_SINKS, Capabilities, contract
+from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.examine import QUICK, examine
 from fa_lib.check.measure.mistakes import ROUNDINGS
 from fa_lib.check.probe.capture import captured
@@ -62,13 +63,13 @@ def drops_its_window(q, k, v, causal=False, scale=None, window=None):
 
 def test_a_window_that_is_not_applied_is_named():
     rows = contract(own_name("drops_its_window", drops_its_window))
-    assert {row["note"] for row in rows if row["asked"].startswith("a window")} == {"window_ignored"}
+    assert {row["note"] for row in rows if row["asked"].startswith("window")} == {"window_ignored"}
 
 
 def test_options_are_asked_with_shared_heads_and_with_another_scale():
     rows = {row["asked"]: row for row in contract("as_shipped")}
-    for key in (f"{GQA}, and sinks", f"{GQA}, and one query", f"{GQA}, and softcap", "another scale, and softcap",
-                "a window that hides 1,170 first keys"):  # fmt: skip
+    for key in ("gqa_sinks", "gqa_one_query_decoding", "gqa_softcap", "scale_softcap",
+                "window_first"):  # fmt: skip
         assert rows[key]["outcome"] == "answered", rows[key]
 
 
@@ -78,7 +79,7 @@ def two_outputs(q, k, v, causal=False, scale=None, sinks=None):
 
 
 def test_sinks_of_a_kernel_that_returns_its_log_sum_exp_have_gradients():
-    (row,) = [row for row in contract(own_name("two_outputs", two_outputs)) if row["asked"] == OF_SINKS]
+    (row,) = [row for row in contract(own_name("two_outputs", two_outputs)) if row["asked"] == SINKS_GRADIENT]
     assert row["outcome"] == "answered", row
 
 

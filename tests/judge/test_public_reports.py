@@ -22,10 +22,12 @@ from fa_lib.check.isolation.kernel_file import module_name
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity
 from fa_lib.check.judge.kernel import alignment
+from fa_lib.check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.measure.closeness import closeness
-from fa_lib.check.measure.contract import CALLS, CAUSAL_FEWER, CAUSAL_ONE, WINDOW, contract
+from fa_lib.check.measure.contract import contract
 from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.skipped import Why
+from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.sentence import as_times, times
 from fa_lib.check.report.sentences import headline
 from fa_lib.check.report.sentences_cause import subject
@@ -113,7 +115,7 @@ def test_a_result_that_was_asked_and_does_not_count_is_not_called_unasked():
 
 
 def test_checks_are_found_by_any_word_of_their_names_and_written_into_a_folder(tmp_path):
-    assert chosen(["softcap"])[0] == "answer_softcap" and "answer_one_query_as_in_decoding" in chosen(["decoding"])
+    assert chosen(["softcap"])[0] == "answer_softcap" and "answer_one_query_decoding" in chosen(["decoding"])
     done = command("check", "kernel", "flash", "--check", "strides", "--out", tmp_path)
     (written,) = tmp_path.glob("*.json")
     assert done.exit_code == 0 and json.loads(written.read_text())["checks"]["strides"]["passed"]
@@ -345,7 +347,7 @@ def test_options_are_asked_under_the_names_that_a_kernel_gives_them(tmp_path, pr
     kernel = module_name(f"{tmp_path}/{name}.py:f")
     with in_a_process(kernel):
         rows = {row["asked"]: row for row in contract(kernel)}
-    asked = ("causal", "another scale", "a boolean mask" if project == "torch" else WINDOW)
+    asked = ("causal", "scale", "boolean_mask" if project == "torch" else "window")
     assert {rows[each]["outcome"] for each in asked} == {"answered"}
     assert {rows[each]["outcome"] for each in ("softcap", "sinks")} == {"refused"}
 
@@ -355,15 +357,15 @@ def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what
     kernel = "torch.nn.functional:scaled_dot_product_attention"
     with in_a_process(kernel):
         rows = {row["asked"]: row for row in contract(kernel)}
-    for asked in ("causal", "a boolean mask", "an added mask, ALiBi", "another scale", "key heads shared, GQA 4 to 2"):
+    for asked in ("causal", "boolean_mask", "added_mask", "scale", "gqa"):
         assert rows[asked]["outcome"] == "answered", asked
     assert rows[CAUSAL_FEWER]["note"] == rows[CAUSAL_ONE]["note"] == "top_left"
     asked = pd.DataFrame([*rows.values()])
     no = [*asked.asked[asked.outcome == "refused"]]
-    found = Judgement("kernel", kernel, (Finding("unsupported", Severity.REPORTED, dict(asked=no)),
+    found = Judgement("kernel", kernel, (Finding("unsupported", Severity.REPORTED, dict(asked=no, dims=[0] * len(no))),
                                          Finding("error", Severity.PASSES, {}, 1.0, 2.0)))  # fmt: skip
     words = headline(found)
-    assert "softcap" in words and "sinks" in words and WINDOW in words and "boolean" not in words
+    assert "softcap" in words and "sinks" in words and LABELS["window"] in words and "boolean" not in words
     page = command("check", "kernel", "--help").output
     assert all(name in page for names in OPTION_NAMES.values() for name in names)
 
@@ -389,10 +391,10 @@ def attention(q, k, v, causal=False, mask=None, softcap=None, sinks=None, wrong=
 
 
 PAIRS = {  # what is wrong -> calls that find it, the first by the note
-    "sinks, one query": ("sinks, and one query", "sinks_ignored"),
-    "mask, causal": ("causal, and a boolean mask", "mask_ignored"),
-    "hidden block": ("a boolean mask that hides 1,100 first keys", ""),
-    "softcap, mask": ("a boolean mask, and softcap", "softcap_after_mask"),
+    "sinks, one query": ("sinks_one_query_decoding", "sinks_ignored"),
+    "mask, causal": ("causal_boolean_mask", "mask_ignored"),
+    "hidden block": ("boolean_mask_first", ""),
+    "softcap, mask": ("boolean_mask_softcap", "softcap_after_mask"),
 }
 
 
@@ -401,11 +403,11 @@ def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
     rows = {row["asked"]: row for row in contract(partial(attention, wrong=wrong))}
     asked, note = PAIRS[wrong]
     assert rows[asked]["outcome"] in ("wrong", "malformed") and rows[asked]["note"] == note
-    singles = ("causal", "a boolean mask", "an added mask, ALiBi", "softcap", "sinks", "one query, as in decoding")
+    singles = ("causal", "boolean_mask", "added_mask", "softcap", "sinks", "one_query_decoding")
     assert {rows[each]["outcome"] for each in singles} == {"answered"}
     right = {row["asked"]: row["outcome"] for row in contract(attention)}
-    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {WINDOW, "another scale"}
-    assert len(right) > len(CALLS)
+    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "scale"}
+    assert len(right) > sum(not each.combines for each in CAPABILITIES)
 
 
 def test_a_causal_mask_with_two_alignments_fails():

@@ -14,7 +14,8 @@ from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.check.judge.findings import Severity, Verdict
 from fa_lib.check.judge.kernel import SIDE, judge_kernel
 from fa_lib.check.measure import reference_cache
-from fa_lib.check.measure.contract import WINDOW, Capabilities, contract
+from fa_lib.check.measure.capability import Capabilities
+from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.examine import QUICK, examine, measure, measure_shapes
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.reference_cache import Inputs, cache_in, cached, reference_values
@@ -229,7 +230,7 @@ def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
     """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
     seen, judgement = examined(no_fp64)
     assert seen.asked.set_index("asked").outcome["FP64"] == "refused" and judgement.passed
-    options = ["a boolean mask", "an added mask, ALiBi", WINDOW, "softcap", "sinks"]
+    options = ["boolean_mask", "added_mask", "window", "softcap", "sinks"]
     assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", *options]
     assert not examined(nan_in_fp16)[1].passed
 
@@ -404,8 +405,8 @@ def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kerne
         gain = noise * torch.randn(o.shape, generator=torch.Generator().manual_seed(0)).to(o)
         return o + gain * o.square().mean().sqrt()
 
-    rows = {row["asked"]: row for row in contract(kernel, head_dims=(240, 248))}
-    assert rows["head_dim 240"]["outcome"] == "answered" and rows["head_dim 248"]["outcome"] == due
+    rows = {(row["asked"], row["dim"]): row for row in contract(kernel, head_dims=(240, 248))}
+    assert rows["head_dim", 240]["outcome"] == "answered" and rows["head_dim", 248]["outcome"] == due
 
 
 def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head_dim():
@@ -415,6 +416,6 @@ def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head
         precision = Precision.kernel(q.dtype)
         return kernels.reference(q[..., :keep], k[..., :keep], v, causal=True, scale=d**-0.5, precision=precision)
 
-    rows = {row["asked"]: row for row in contract(kernel, causal=True, head_dims=(240, 248))}
-    assert [rows[f"head_dim {d}"]["outcome"] for d in (240, 248)] == ["answered", "wrong"]
-    assert rows["head_dim 248"]["note"] != "top_left"
+    rows = {(row["asked"], row["dim"]): row for row in contract(kernel, causal=True, head_dims=(240, 248))}
+    assert [rows["head_dim", d]["outcome"] for d in (240, 248)] == ["answered", "wrong"]
+    assert rows["head_dim", 248]["note"] != "top_left"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from fa_lib.check.measure.closeness import closeness
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
-from fa_lib.check.probe.sampling import Sample, both, sampled
+from fa_lib.check.probe.sampling import Sample, sampled
 from fa_lib.execution.results import provenance
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.options import within
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -183,7 +182,7 @@ def _guarded(name):
         answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
         if answer.outcome != Outcome.ANSWERED:
             raise ValueError(f"kernel: {name} {answer.problem}; accepted are kernels that answer on these inputs")
-        return answer.o.detach()
+        return answer.output.detach()
 
     return call
 
@@ -211,46 +210,24 @@ def _last_keys(part):
     return [*range(n)] if mask is None else (mask.reshape(-1, mask.shape[-2], n)[0].sum(-1) - 1).tolist()
 
 
-def _most_apart(part, outs, golden):
-    """A Sample of one entry of the batch, few rows and few heads (all that share keys), in which the two differ most;
-    their outputs and the golden value there."""
-    size = (outs["a"] - outs["b"]).square().sum((2, 3))  # (entries, heads)
-    entry, rows, group = int(size.sum(1).argmax()), part.q.shape[2], part.q.shape[1] // part.k.shape[1]
+def _most_apart(part, difference):
+    """Of a Sample one entry of the batch, few rows, and few heads (all that share keys): those in which two outputs
+    differ most; and what takes them of a tensor like the Sample's Q."""
+    size = difference.square().sum((2, 3))  # (entries, heads)
+    entry, group = int(size.sum(1).argmax()), part.q.shape[1] // part.k.shape[1]
     by_group = size[entry].unflatten(0, (-1, group)).sum(1)  # (kv_heads,)
     groups = by_group.topk(min(max(1, EXPLAINED_HEADS // group), len(by_group))).indices.sort().values
-    heads = (groups[:, None] * group + torch.arange(group, device=size.device)).flatten()
-    kept = slice(None, None, -(-rows // EXPLAINED_ROWS))
-
-    def cut(x):  # (entries, heads, rows, ...)
-        return x[entry : entry + 1, heads][:, :, kept]
-
-    mask, n_kv = part.options["mask"], part.k.shape[2]
-    if mask is not None:
-        mask = cut(mask.expand(*part.q.shape[:3], n_kv))
-    if part.options["causal"]:  # rows that are left out move the others
-        below = within(rows, n_kv, None, 0, size.device)
-        mask = both(below[kept][None, None], mask)
-    k, v = (x[entry : entry + 1, groups] for x in (part.k, part.v))
-    options = part.options | dict(causal=False, mask=mask)
-    if "sinks" in options:
-        options["sinks"] = options["sinks"][heads]
-    small = replace(part, q=cut(part.q), k=k, v=v, options=options)
-    return small, {side: cut(o) for side, o in outs.items()}, cut(golden)
-
-
-def _fewer(small, count):
-    """A Sample of every so many rows of one that has a mask or none; `taken` cuts a tensor like Q to them."""
-    kept = slice(None, None, -(-small.q.shape[2] // count))
-    mask = small.options["mask"]
-    options = small.options | dict(mask=None if mask is None else mask[:, :, kept])
-    return replace(small, q=small.q[:, :, kept], options=options, taken=lambda x: x[:, :, kept])
+    small = part.at(entry, groups)
+    fewer = small.every(EXPLAINED_ROWS)
+    return fewer, lambda x: fewer.taken(small.taken(x))
 
 
 def _explained(question, part, outs, golden):
     """Fits of both sides, the changes and the share of the squared difference that they explain."""
     if torch.equal(*outs.values()):
         return {}, (), None
-    small, outs, golden = _most_apart(part, outs, golden)
+    small, taken = _most_apart(part, outs["a"] - outs["b"])
+    outs, golden = {side: taken(o) for side, o in outs.items()}, taken(golden)
     alone = {name: x for name, x in small.options.items() if name in ("scale", "softcap", "sinks")}
 
     def emulated(side: str, on: Sample) -> Callable[[Emulation], Tensor]:
@@ -259,7 +236,7 @@ def _explained(question, part, outs, golden):
         return cache(lambda emulation: emulation(on.q, on.k, on.v, **on.options))
 
     fmt = Format.of(small.q.dtype)
-    tried, few = choices(fmt, small.options), _fewer(small, FEW)
+    tried, few = choices(fmt, small.options), small.every(FEW)
     first = begun(fmt) if tried["partial"][1:] else [each for each in begun(fmt) if each.partial == "FP32"]
     fits: dict[str, Fit] = {}
     emulate = {side: emulated(side, small) for side in outs}

@@ -91,20 +91,20 @@ class Emulation:
         """o in float64, its values on the grid of q's format. q, k, v, options: as `kernels.reference`."""
         fmt = Format.of(q.dtype)
         load = Format.of(self.inputs or FP64)
-        x = [load(each.double()) for each in (q, k, v)]
+        q, k, v = (load(each.double()) for each in (q, k, v))
         if self.partial != "FP32" and self.splits > 1:
-            return _rounded_parts(*x, self.splits, fmt, options)
+            return _rounded_parts(q, k, v, self.splits, fmt, options)
         precision = replace(
             Precision.kernel(fmt), accumulator=self.carried, row_sum=self.row_sum, probs=self.probs, scores=self.scores,
             exponent=self.softmax, factors=self.softmax, maximum=self.softmax, products=PRODUCTS[self.products](fmt),
         )  # fmt: skip
         if self.tile == 0:
-            return kernels.reference(*x, precision=precision, **options)
+            return kernels.reference(q, k, v, precision=precision, **options)
         algorithm = Algorithm(
             "fa1" if self.normalised == "tile" else "fa2", exp=EXPONENTIALS[self.exponential], splits=self.splits,
             reverse=self.order == "reverse", accumulate_in_mma=self.products == "hopper" and self.normalised == "end",
         )  # fmt: skip
-        return kernels.tiled(*x, tiling=Tiling(64, self.tile), precision=precision, algorithm=algorithm, **options)
+        return kernels.tiled(q, k, v, tiling=Tiling(64, self.tile), precision=precision, algorithm=algorithm, **options)
 
     def changes(self, other: "Emulation") -> tuple[str, ...]:
         """The fields in which another one differs."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fa_lib.check.isolation.untrusted import Untrusted, message, type_name
 from fa_lib.check.isolation.worker import Outcome, unusable
 from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite, visible_rows
@@ -24,7 +25,7 @@ class KernelError(Exception):
             not come back: its process hung or ended) or NOT_CALLED (it did not come back too often before).
     """
 
-    def __init__(self, outcome: str, problem: str):
+    def __init__(self, outcome: Outcome, problem: str):
         super().__init__(problem)
         self.outcome = outcome
 
@@ -41,31 +42,19 @@ class Answer:
     """
 
     o: torch.Tensor | None
-    outcome: str = Outcome.ANSWERED
+    outcome: Outcome = Outcome.ANSWERED
     problem: str = ""
+
+    @property
+    def output(self) -> torch.Tensor:
+        """o, of a kernel that gave one."""
+        assert self.o is not None, self.problem
+        return self.o
 
     @property
     def finite(self) -> bool:
         """False where it gave an output of the right shape with NaN or infinite values."""
         return self.o is None or self.outcome == Outcome.ANSWERED
-
-
-def shown(text: str) -> str:
-    """A stranger's text on one line, each control character as its escape: no text moves a terminal's cursor."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def message(error: BaseException) -> str:
-    """The first line of an error's own text, at most 200 characters of it."""
-    try:
-        return first_line(str(error))
-    except BaseException:  # an error of the stranger's that cannot even be printed
-        return ""
-
-
-def first_line(text: str) -> str:
-    """Of a stranger's text, at most 200 characters."""
-    return shown(text.strip().split("\n")[0][:200])
 
 
 @contextmanager
@@ -76,7 +65,7 @@ def kernel_errors() -> Iterator[None]:
     except (KernelError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise KernelError(Outcome.REFUSED, f"raises {shown(type(error).__name__)}: {message(error)}") from error
+        raise KernelError(Outcome.REFUSED, f"raises {type_name(error)}: {message(error)}") from error
 
 
 @contextmanager
@@ -116,9 +105,9 @@ def call_or_raise(fn: Callable, options: dict, q: torch.Tensor, k: torch.Tensor,
     with kernel_errors(), _its_threads():
         o = first_output(fn(q, k, v, **options))
     if not isinstance(o, torch.Tensor):
-        raise KernelError(Outcome.MALFORMED, f"returns {shown(type(o).__name__)}, where a tensor is due")
+        raise KernelError(Outcome.MALFORMED, f"returns {type_name(o)}, where a tensor is due")
     if problem := unusable(o, q.device):
-        raise KernelError(Outcome.MALFORMED, shown(problem))
+        raise KernelError(Outcome.MALFORMED, Untrusted(problem))
     due = (*q.shape[:-1], v.shape[-1])
     if tuple(o.shape) != due or o.dtype != q.dtype:
         got = f"{o.dtype} of shape {tuple(o.shape)}"

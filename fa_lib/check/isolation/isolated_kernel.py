@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import KernelError, first_line, shown
+from fa_lib.check.isolation.calls import KernelError
 from fa_lib.check.isolation.leak import Memory
 from fa_lib.check.isolation.process import Ended, Process
+from fa_lib.check.isolation.untrusted import Untrusted, first_line
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.kernels import registry
 from fa_lib.kernels.option_names import documented
@@ -92,8 +93,9 @@ class IsolatedKernel:
         if changed:
             raise KernelError(Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
         results = told["results"]
-        self.memory.seen([(x.dtype, x.shape) for x in tensors] + [*wants], results, self.process.resident())
-        graph = Graph(self, self.process, self.process.number) if any(wants) else None
+        process = self._running()
+        self.memory.seen([(x.dtype, x.shape) for x in tensors] + [*wants], results, process.resident())
+        graph = Graph(self, process, process.number) if any(wants) else None
         return (tuple(results) if told["several"] else results[0]), graph
 
     def backward(self, graph: "Graph", gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -161,21 +163,26 @@ class IsolatedKernel:
                 self._act("exits", "sys.exit", True, math.nan, "on import")
                 self.stillborn = "ends its process by sys.exit, when it is imported"
                 raise KernelError(Outcome.ENDED, self.stillborn)
-            raise registry.unavailable(self.kernel, shown(f"{told.get('text')}"))
+            raise registry.unavailable(self.kernel, Untrusted(told.get("text")))
         if told.get("callable") is not True:
             self.dead = True
-            raise registry.uncallable(self.kernel, shown(f"{told.get('type')}"))
+            raise registry.uncallable(self.kernel, Untrusted(told.get("type")))
         self.parameters, self.ready = told.get("parameters"), True
         if self.parameters is None and (names := documented(self.kernel.rpartition(":")[2], f"{told.get('doc')}")):
             self.parameters = [[name, 1, i > 2] for i, name in enumerate(names)]  # by position or by name
+
+    def _running(self) -> Process:
+        assert self.process is not None
+        return self.process
 
     def _asked(self, do, tensors, order):
         """What the process tells of an order, where it is an answer."""
         limit = self.timeout * (1 if do in self.warmed else FIRST_CALL_FACTOR)
         at = f"{do}, " + ", ".join(f"{tuple(x.shape)}" for x in tensors[:2]) + f", {tensors[0].dtype}"
+        process = self._running()
         forget, self.gone = [n for process, n in self.gone if process is self.process], []
         try:
-            told = self.process.ask(tensors, order | dict(do=do, forget=forget), limit)
+            told = process.ask(tensors, order | dict(do=do, forget=forget), limit)
         except Ended as ended:
             raise self._ended(ended, at) from None
         self.warmed.add(do)
@@ -185,8 +192,8 @@ class IsolatedKernel:
         if told.get("exits"):
             self._act("exits", "sys.exit", False, math.nan, at)
         if told["outcome"] == Outcome.MALFORMED:
-            raise KernelError(Outcome.MALFORMED, first_line(f"{told.get('problem')}"))
-        error, text = (first_line(str(told.get(name))) for name in ("error", "text"))
+            raise KernelError(Outcome.MALFORMED, first_line(told.get("problem")))
+        error, text = (first_line(told.get(name)) for name in ("error", "text"))
         raise KernelError(Outcome.REFUSED, f"raises {error}: {text}")
 
     def _ended(self, ended, at, on_import=False):
@@ -199,14 +206,14 @@ class IsolatedKernel:
 
     def _state(self, told, on_import, at):
         for name in [*told.get("state", [])][:20]:
-            self._act("state", shown(f"{name}"[:60]), on_import, math.nan, at)
+            self._act("state", Untrusted(f"{name}"[:60]), on_import, math.nan, at)
 
     def _act(self, what, detail, on_import, number, at):
         act = self.acts.setdefault((what, detail, on_import), dict(number=number, times=0, at=at))
         act["times"] += 1
 
     def _count(self):
-        for stream, count in self.process.printed.items():
+        for stream, count in self._running().printed.items():
             self.printed[stream] += count
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from fa_lib.check.isolation.calls import message, shown
+from fa_lib.check.isolation.untrusted import message, type_name
 from fa_lib.execution import reader_modules
 
 ACCEPTED = "accepted is path/to/file.py:function"
@@ -58,7 +58,7 @@ def function_of(name: str) -> Callable:
         found = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         where = "modules are looked for in the current folder and on PYTHONPATH"
-        raised = f"{shown(type(error).__name__)}: {message(error)}"
+        raised = f"{type_name(error)}: {message(error)}"
         raise ValueError(f"function: got {name!r}; it cannot be had: {raised} ({where})") from error
     if not callable(found):
         raise ValueError(f"function: got {name!r}, a {type(found).__name__}; {accepted}")

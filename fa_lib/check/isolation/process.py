@@ -199,7 +199,7 @@ class Process:
         for held in (self.inbox, self.outbox, self.lifeline):
             if held is not None:
                 os.close(held)
-        self.inbox = self.outbox = self.lifeline = None
+        self.inbox = self.outbox = self.lifeline = -1
 
     def _count(self, name):
         """Read what it prints, so that it can go on, and keep how much it was."""
@@ -231,7 +231,7 @@ def pack(file: int, tensors: Sequence[Tensor]) -> tuple[list, list[dict]]:
         if key not in storages:
             held = torch.empty(0, dtype=torch.uint8, device=x.device).set_(raw).cpu()
             storages[key] = (end, raw.nbytes(), f"{x.device}")
-            view, done = memoryview(held.numpy()), 0
+            view, done = memoryview(held.numpy().data), 0
             while done < len(view):
                 done += os.pwrite(file, view[done:], end + done)
             end += len(view)
@@ -255,7 +255,7 @@ def unpack(file: int, specs: Any, most: int, device: torch.device) -> list[Tenso
         if min([0, spec["start"], *shape]) < 0 or size != spec["size"]:
             raise ValueError("its numbers do not fit each other")
         x = torch.empty(shape, dtype=dtype)
-        raw, done = memoryview(x.reshape(-1).view(torch.uint8).numpy()), 0
+        raw, done = memoryview(x.reshape(-1).view(torch.uint8).numpy().data), 0
         while done < size:
             got = os.preadv(file, [raw[done:]], spec["start"] + done)
             if not got:

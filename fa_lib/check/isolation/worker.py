@@ -119,7 +119,7 @@ class Worker:
             raw = torch.empty(size, dtype=torch.uint8)
             done = 0
             while done < size:
-                done += os.preadv(self.inbox, [memoryview(raw.numpy())[done:]], start + done)
+                done += os.preadv(self.inbox, [memoryview(raw.numpy().data)[done:]], start + done)
             held.append(raw.to(device))
         found = []
         for each in tensors:
@@ -144,7 +144,7 @@ class Worker:
 
 def state() -> dict:
     """What other code computes by, as it is now: torch's settings, and random numbers."""
-    numpys = np.random.get_state()
+    numpys: tuple = np.random.get_state()  # pyright: ignore[reportAssignmentType]  # a dict only if legacy=False
     return {
         "the default dtype": torch.get_default_dtype(),
         "the number of threads": torch.get_num_threads(),
@@ -209,6 +209,7 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
     """
     channel = socket.socket(fileno=orders)
     first = _next(channel)
+    assert first is not None, "no order"
     sys.path[:] = first["path"]
     torch.set_num_threads(first["threads"])
     _tell(channel, dict(outcome=Outcome.ANSWERED, number=0, state=[]))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -12,6 +11,7 @@ from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
 from fa_lib.check.measure.captured import FINITE, OVERFLOWS, ROUNDED, UNDEFINED, cheapest
 from fa_lib.check.measure.kv_cache import BEARS
+from fa_lib.check.measure.measurements import TensorMeasurements
 from fa_lib.check.measure.wrong_answers import FAR
 from fa_lib.check.probe.probe import summary
 from fa_lib.kernels.rule import ALLOWED
@@ -21,25 +21,8 @@ FEW = 64  # rows: of fewer in FP32, which Baseline is in too, its largest error 
 LITTLE = 0.5  # of rows that see their own key: fewer do not by padding alone
 
 
-@dataclass(frozen=True)
-class More:
-    """What is known of captured tensors beside the errors on them; each is empty where it is not known.
-
-    Attributes:
-        about: of the Capture. close: rows of `closeness.closeness` of the kernel that is judged. cached: table of
-            `kv_cache.caches`. gradients: of `captured_gradients.gradients`. conduct: of the first kernel's
-            `isolated_kernel.IsolatedKernel`.
-    """
-
-    about: Mapping[str, str] = field(default_factory=dict)
-    close: pd.DataFrame = field(default_factory=pd.DataFrame)
-    cached: pd.DataFrame = field(default_factory=pd.DataFrame)
-    gradients: pd.DataFrame = field(default_factory=pd.DataFrame)
-    conduct: pd.DataFrame = field(default_factory=pd.DataFrame)
-
-
 def judge_tensors(
-    names: list[str], risky: pd.DataFrame, far: pd.DataFrame, better: Mapping[str, list[dict]], more: More | None = None
+    names: Sequence[str], found: TensorMeasurements, about: Mapping[str, str] | None = None
 ) -> Judgement:  # fmt: skip
     """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
     and its error is not that of another attention. With fewer than FEW rows in FP32, being within its own bound is
@@ -47,11 +30,10 @@ def judge_tensors(
     where it has none on any head, they are not judged.
 
     Args:
-        risky: table of `captured.risks`. far: of `captured.deviations`. better: base -> rows of `captured.changes`.
+        names: kernels; the first is judged. about: of the Capture.
     """
-    more = more or More()
-    about, cached = more.about, more.cached
-    findings = [*of_conduct(more.conduct)]
+    about, far, cached = about or {}, found.deviations, found.caches
+    findings = [*of_conduct(found.conduct)]
     for name in names:
         rows, judged = far[far.kernel == name], name == names[0]
         bad = rows[rows.outcome != Outcome.ANSWERED]
@@ -64,21 +46,21 @@ def judge_tensors(
             continue
         worst = rows.loc[rows.times_max.idxmax()]
         where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
-        few = _few(worst.get("fmt"), worst.get("rows"), more.close)
+        few = _few(worst.get("fmt"), worst.get("rows"), found.bound)
         severity = _ruled(worst.times_max, few) if judged else Severity.REPORTED
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
-    findings += [*of_bound(more.close, names[0]), *_no_yardstick(names[0], far)]
-    findings += [*of_gradients(more.gradients), *_blind(far)]
+    findings += [*of_bound(found.bound, names[0]), *_no_yardstick(names[0], far)]
+    findings += [*of_gradients(found.gradients), *_blind(far)]
     if "layer" in about:
         findings.append(Finding("captured", Severity.REPORTED, dict(about)))
-    for what, heads in flags(risky).items():
+    for what, heads in flags(found.risks).items():
         if heads:
             findings.append(Finding(what, Severity.REPORTED, dict(heads=heads)))
-    for base, rows in better.items():
-        found = cheapest(rows)
-        where = dict(base=base, change=found and found["change"])
-        what = "finite_change" if found and found["times_less"] == math.inf else "change"
-        findings.append(Finding(what, Severity.REPORTED, where, found and found["times_less"]))
+    for base, rows in found.changes.items():
+        best = cheapest(rows) or dict(change=None, times_less=None)
+        where = dict(base=base, change=best["change"])
+        what = "finite_change" if best["times_less"] == math.inf else "change"
+        findings.append(Finding(what, Severity.REPORTED, where, best["times_less"]))
     if len(cached):
         for cache, rows in cached.groupby("cache", sort=False):
             far_off = rows["head"][~(rows.relative <= BEARS)].tolist()  # NaN too

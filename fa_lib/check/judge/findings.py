@@ -43,8 +43,7 @@ class Finding:
     def __post_init__(self):
         for name in ("number", "limit"):  # as JSON can hold them, whatever library they come from
             value = getattr(self, name)
-            finite = value is not None and math.isfinite(value)
-            object.__setattr__(self, name, float(value) if finite else None)
+            object.__setattr__(self, name, None if value is None or not math.isfinite(value) else float(value))
 
 
 @dataclass(frozen=True)

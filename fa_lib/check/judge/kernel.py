@@ -12,8 +12,8 @@ from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
 from fa_lib.check.judge.gross_errors import of_wrong
 from fa_lib.check.judge.relations import of_relations
+from fa_lib.check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.measure.carry import LOST, carried
-from fa_lib.check.measure.contract import CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.wrong_answers import FAR
@@ -36,11 +36,10 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
             asked[asked.outcome == Outcome.ENDED],
         )
         told = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
-        where = {name: told[name] for name in ("asked", "outcome", "note", "problem")}
+        where = {name: told[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(told.dim))
         what = "not_attention" if len(bad) else "not_run"
         return Judgement("kernel", kernel, (*conduct, Finding(what, Severity.FAILS, where)))
-    no = list(asked.asked[asked.outcome == Outcome.REFUSED])
-    unsupported = [Finding("unsupported", Severity.REPORTED, dict(asked=no))] if no else []
+    unsupported = [*_unsupported(asked)]
     if not len(lengths):
         answers = list(_answers(asked))
         return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.REPORTED), *unsupported))
@@ -112,8 +111,17 @@ def _answers(asked):
     """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged."""
     for row in asked[asked.outcome.isin(FAULTS)].itertuples():
         other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)
-        where = dict(asked=row.asked, head_dim=other, outcome=row.outcome, note=row.note, problem=row.problem)
+        where = dict(
+            asked=row.asked, dim=int(row.dim), head_dim=other, outcome=row.outcome, note=row.note, problem=row.problem
+        )
         yield Finding("answer", Severity.FAILS, where)
+
+
+def _unsupported(asked):
+    """Calls that the kernel refuses: not judged."""
+    refused = asked[asked.outcome == Outcome.REFUSED]
+    if len(refused):
+        yield Finding("unsupported", Severity.REPORTED, dict(asked=[*refused.asked], dims=[*map(int, refused.dim)]))
 
 
 def _largest(lengths):

@@ -2,11 +2,10 @@
 
 Where few keys have most of the weight, Baseline's own error is large, and the rule of two allows another attention."""
 
-from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.worker import Outcome
+from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from fa_lib.check.measure.closeness import Beside
-from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 
@@ -25,16 +24,18 @@ def bounds(
         one row, as `closeness.closeness`, with its distribution; rows and of count those of all DISTRIBUTIONS. No row
         where the kernel gave nothing that is finite.
     """
-    fn = kernels.plain(kernel)
+    fn = kernel_fn(kernel, able.causal)
     rows, of, worst = 0, 0, None
     for distribution in DISTRIBUTIONS:
         if distribution == UNEVEN and able.causal and able.top_left:
             continue
         given = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
         q, k, v = given.tensors()
-        answer = call_kernel(causally(fn) if able.causal else fn, q, k, v)
-        found = Beside.of(answer.o, q, k, v, dict(causal=able.causal)) if answer.outcome == Outcome.ANSWERED else None
-        if found is None or not found.finite:
+        answer = call_kernel(fn, q, k, v)
+        if answer.outcome != Outcome.ANSWERED:
+            continue
+        found = Beside.of(answer.output, q, k, v, dict(causal=able.causal))
+        if not found.finite:
             continue
         rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()
         if worst is None or times > worst[0]:

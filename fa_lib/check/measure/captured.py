@@ -148,7 +148,7 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     seen = _seen((q, k, v), options)
     baseline, rows = baseline_for(fmt)(q, k, v, **options).where(seen, golden), []
-    right = {name: a.o for name, a in answers.items() if a.outcome == Outcome.ANSWERED}
+    right = {name: a.output for name, a in answers.items() if a.outcome == Outcome.ANSWERED}
     outs = {ROUNDED: fmt(golden)} | {name: o.where(seen, golden) for name, o in right.items()}
     blind = by_head((~seen).expand(*golden.shape[:-1], 1)).sum((1, 2)).tolist()
     held = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
@@ -179,15 +179,16 @@ def yardstick_of(baseline: Tensor, golden: Tensor, fmt: Format) -> tuple[str, fl
     return FINITE, own.max, own.rmse
 
 
-def _answer(name, tensors, options, ran):
+def _answer(name, tensors, options, ran) -> Answer:
     """Of a kernel, or of what ran; NaN counts in rows that see a key."""
+    q, k, v = tensors
     if name == RAN:
         found = Answer(ran)
         if not finite(ran):
-            found = Answer(ran, Outcome.MALFORMED, f"returned {nonfinite(ran, *tensors, options)}")
+            found = Answer(ran, Outcome.MALFORMED, f"returned {nonfinite(ran, q, k, v, options)}")
     else:
         found = call_kernel(kernels.plain(name), *(x.clone() for x in tensors), **options)
-    if found.finite or not finite(o := found.o.where(_seen(tensors, options), 0.0)):
+    if found.finite or not finite(o := found.output.where(_seen(tensors, options), 0.0)):
         return found
     return Answer(o)
 
@@ -210,7 +211,7 @@ def changes(q, k, v, options: dict, base: str) -> list[dict]:
     """
     fmt = Format.of(q.dtype)
     make, name = CARRIES[base]
-    precision, algorithm, rows, before = make(fmt), Algorithm.of(name), [], None
+    precision, algorithm, rows, before = make(fmt), Algorithm.of(name), [], torch.zeros(0)
     golden = kernels.golden(q, k, v, inputs=fmt, **options)
     for change in (UNCHANGED, *CHANGES.values()):
         if not _changes_something(change, precision, algorithm):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
-from fa_lib.check.measure.contract import causally
+from fa_lib.check.measure.capability import kernel_fn
 from fa_lib.numerics.formats import FP64, Format
 
 SUMS = ("accumulator", "row_sum")  # what `carry` asks for
@@ -60,14 +60,12 @@ def carry(
         is lost if every tile is, in the same ulp), control (the largest relative error of small terms alone),
         outcome, problem.
     """
-    fmt, fn = Format.of(fmt), kernels.plain(kernel)
-    fn = causally(fn) if causal else fn
-    rows = []
+    form, fn, rows = Format.of(fmt), kernel_fn(kernel, causal), []
     for what in SUMS:
         for n, keys in TERMS:
-            sums = _sums(what, fmt, tuple(keys), n, head_dim)
-            ulp = fmt.ulp(torch.maximum(sums.golden, sums.if_all_lost))  # O grows by small terms, or O / l shrinks
-            answer = _answer(fn, fmt, sums, head_dim, queries, device)
+            sums = _sums(what, form, tuple(keys), n, head_dim)
+            ulp = form.ulp(torch.maximum(sums.golden, sums.if_all_lost))  # O grows by small terms, or O / l shrinks
+            answer = _answer(fn, form, sums, head_dim, queries, device)
             lost = control = [math.nan] * len(keys)
             if answer.o is not None:
                 o = answer.o.double().cpu()  # (3, keys, n_q, head_dim)
@@ -116,7 +114,7 @@ def _answer(fn, fmt, sums, head_dim, queries, device):
     q, k, v = sums.q, sums.k, sums.v
     for dtype in (fmt.dtype, torch.float32):
         for n_q in (queries, q.shape[2]) if queries == max(QUERIES) else (queries,):
-            answer = call_kernel(fn, *_whole(*(x.to(device, dtype) for x in (q[:, :, :n_q], k, v)), head_dim))
+            answer = call_kernel(fn, *(x.to(device, dtype) for x in _whole(q[:, :, :n_q], k, v, head_dim)))
             if answer.o is not None:
                 return answer
     return answer
@@ -172,5 +170,7 @@ def _sums(what, fmt, keys, n, head_dim):
     alone = torch.zeros_like(v)
     alone[FIRST, :, 0] = alone[LAST, :, -1] = alone[CONTROL, :, 0] = LARGE
     q, k, v = (fmt(x) for x in (q, k, torch.cat([v, alone], -1)))
-    golden = kernels.golden(*_whole(q[:, :, :1], k, v, head_dim)[:2], v, inputs=FP64)  # of like rows, columns
-    return Sums(q, k, v, *golden.split(1, -1), if_all_lost)
+    q_whole, k_whole, _ = _whole(q[:, :, :1], k, v, head_dim)
+    golden = kernels.golden(q_whole, k_whole, v, inputs=FP64)  # of like rows, columns
+    values, alone_golden = golden.split(1, -1)
+    return Sums(q, k, v, values, alone_golden, if_all_lost)

@@ -5,9 +5,8 @@ import math
 
 import torch
 
-from fa_lib import kernels
 from fa_lib.check.isolation.calls import KernelError, call_kernel, with_kernel_errors
-from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally
+from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import BF16, FP32, Format
 
@@ -27,9 +26,8 @@ def repeats(
         dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
         that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
     """
-    fmt, fn = Format.of(fmt), kernels.plain(kernel)
-    fn = causally(fn) if able.causal else fn
-    tensors = [fmt(x).to(device, fmt.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
+    form, fn = Format.of(fmt), kernel_fn(kernel, able.causal)
+    tensors = [form(x).to(device, form.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
     answers = [o for _ in range(runs) if (o := call_kernel(fn, *tensors).o) is not None]
     outputs, gradients = {_digest(o) for o in answers}, set()
     try:
@@ -40,7 +38,7 @@ def repeats(
     except KernelError:  # it has none: `contract` says why
         gradients.clear()
     told = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
-    return told | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if fmt == FP32 else fmt))
+    return told | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if form == FP32 else form))
 
 
 def _apart(answers, fmt):

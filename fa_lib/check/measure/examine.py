@@ -13,8 +13,9 @@ from fa_lib import kernels
 from fa_lib.check.isolation.calls import FAULTS, KernelError, call_kernel, with_kernel_errors
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.bounds import bounds
+from fa_lib.check.measure.capability import ALL_CAPABILITIES, CAUSAL_FEWER, FEWER, GRADIENTS, Capabilities, kernel_fn
 from fa_lib.check.measure.carry import QUERIES, carried, carry
-from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally, contract, formats
+from fa_lib.check.measure.contract import contract, formats
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import (
@@ -146,7 +147,7 @@ def examine(
             for seed in range(first, first + (min(seeds, 2) if n_q == 1 else seeds)) for fmt in judged  # of one draw
         ]  # fmt: skip
 
-    fewer = asked.asked.isin(("fewer queries than keys", "causal, fewer queries than keys"))
+    fewer = asked.asked.isin((FEWER, CAUSAL_FEWER))
     top_left = able.causal and (asked.note[fewer] == "top_left").any()
     few = () if top_left else FEW  # else they would see few keys
     trouble = [each for each in TROUBLE if each != UNEVEN or not top_left]
@@ -156,7 +157,8 @@ def examine(
     with cache_in(cache):
         chance = random.Random(depth.drawn_seed)
         drawn = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
-        given = [(n, depth.seeds, depth.first_seed) for n in depth.lengths] + [(n, 1, depth.drawn_seed) for n in drawn]
+        given = [(n, depth.seeds, depth.first_seed) for n in depth.lengths]
+        given += [(n, 1, depth.drawn_seed or 0) for n in drawn]
         asked_for = [
             each for n, seeds, first in given
             for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, seeds, first)
@@ -222,7 +224,7 @@ def probe_capabilities(kernel, device, queries=None, head_dims=()):
             asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries, head_dims))
             if formats(asked):
                 faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
-                gradients = (asked.outcome[asked.asked == "gradients"] == Outcome.ANSWERED).any()
+                gradients = (asked.outcome[asked.asked == GRADIENTS] == Outcome.ANSWERED).any()
                 able = Capabilities(bool(gradients), causal, bool((asked.note == "top_left").any()))
                 return pd.concat([asked, *faults], ignore_index=True), head_dim, able
             tried.append((causal, asked))
@@ -254,8 +256,7 @@ def measure_shapes(
     Returns:
         rows: those of `rule`, and outcome and problem, as `call_kernel` has them.
     """
-    fn = kernels.plain(kernel)
-    fn = with_kernel_errors(causally(fn) if able.causal else fn)
+    fn = with_kernel_errors(kernel_fn(kernel, able.causal))
     for gradients in (True, False) if able.gradients else (False,):
         case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
         try:
@@ -280,11 +281,10 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
     known_here, rows = cached(reference_values, inputs), []
     golden, (base_max, base_rmse, base_outwards) = known_here["golden"], known_here["baseline"].tolist()
     for kernel in names:
-        fn = kernels.plain(kernel)
-        answer = call_kernel(causally(fn) if inputs.causal else fn, q, k, v)
+        answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
         numbers = dict.fromkeys(NUMBERS, math.nan)
         if answer.outcome == Outcome.ANSWERED:
-            o = answer.o[..., inputs.rows(), :].cpu()
+            o = answer.output[..., inputs.rows(), :].cpu()
             d = deviation(o, golden, fmt)
             times = dict(times_max=over_baseline(d.max, base_max), times_rmse=over_baseline(d.rmse, base_rmse))
             factor, by_factor = fitted(o, golden)

@@ -1,5 +1,7 @@
 """Which caches of few bits each captured head would bear: K and V quantised, Q and P in the tensors' own format."""
 
+from typing import Any
+
 from torch import Tensor
 
 from fa_lib import kernels
@@ -25,7 +27,7 @@ def caches(q: Tensor, k: Tensor, v: Tensor, options: dict) -> list[dict]:
     """
     fmt, rows = Format.of(q.dtype), []
     golden = by_head(kernels.golden(q, k, v, inputs=fmt, **options))
-    call = dict(tiling=Tiling(64, 64), precision=Precision.kernel(fmt), **options)
+    call: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=Precision.kernel(fmt), **options)
     plain = by_head(attention(q, k, v, Quantization(), **call))
     for key in CACHES:
         scheme = Scheme.of(key)

@@ -1,6 +1,6 @@
-"""What was measured of a kernel: a table for each question, which `judge` reads."""
+"""What was measured of a kernel, or on captured tensors: a table for each question, which `judge` reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 import pandas as pd
@@ -44,3 +44,30 @@ class Measurements:
     def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Each table with its name."""
         return ((each.name, getattr(self, each.name)) for each in fields(self))
+
+
+@dataclass(frozen=True)
+class TensorMeasurements:
+    """The tables of captured tensors. One is empty where its question was not asked.
+
+    Attributes:
+        deviations: errors of each kernel, head by head: rows of `captured.deviations`.
+        risks: how risky each head is: rows of `captured.risks`.
+        changes: what would lower the error: base -> rows of `captured.changes`.
+        bound: the judged output beside its own bound: rows of `closeness.closeness`.
+        caches: which KV cache each head would bear: rows of `kv_cache.caches`.
+        gradients: for the dO that was captured: rows of `captured_gradients.gradients`.
+        conduct: what the judged kernel did beside its work: rows of `IsolatedKernel.conduct`.
+    """
+
+    deviations: pd.DataFrame = _table()
+    risks: pd.DataFrame = _table()
+    changes: Mapping[str, list[dict]] = field(default_factory=dict)
+    bound: pd.DataFrame = _table()
+    caches: pd.DataFrame = _table()
+    gradients: pd.DataFrame = _table()
+    conduct: pd.DataFrame = _table()
+
+    def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Each table with its name; without the changes, which are several."""
+        return ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "changes")

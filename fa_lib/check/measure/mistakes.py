@@ -90,7 +90,8 @@ class Rows:
         head = int(by_row.amax(-1).argmax())
         rows = by_row[head].topk(min(ROWS, q.shape[-2])).indices
         flat = [x.detach().double().reshape(-1, *x.shape[-2:]) for x in (q, k, v, o, golden)]
-        here = [flat[0][head, rows], *(x[head // asked.group] for x in flat[1:3]), *(x[head, rows] for x in flat[3:])]
+        Q, O, golden_rows = (flat[i][head, rows] for i in (0, 3, 4))
+        K, V = (x[head // asked.group] for x in flat[1:3])
         masks = {
             key: _added(Options.of(q, k, v, **changed), head, rows) for key, changed in _masks(options, fmt).items()
         }
@@ -98,7 +99,7 @@ class Rows:
         kept = None if keep is None else keep.reshape(-1, *keep.shape[-2:])[head, rows]
         given = dict(scale=asked.scale, softcap=asked.softcap, sinks=None if sink is None else sink.reshape(1))
         call, whole = (None, None) if asked.keep is not None else _entry(tensors, o, golden, options, head, fmt)
-        return cls(*here, masks, given | dict(keep=kept, dropout_p=asked.dropout_p), call, whole)
+        return cls(Q, K, V, O, golden_rows, masks, given | dict(keep=kept, dropout_p=asked.dropout_p), call, whole)
 
 
 def _entry(tensors, o, golden, options, head, fmt):
@@ -128,7 +129,7 @@ def causes(rows: Rows, precision: Precision, block: int) -> list[Cause]:
     found = []
     for key, about, o in _mistakes(rows, precision, block):
         found += _rated(key, about, o, rows.o, rows.golden)
-    if rows.call is not None:
+    if rows.call is not None and rows.whole is not None:
         compared, golden = rows.call.compared(rows.whole), rows.call.compared(rows.call.whole())
         q, k = rows.call.q, rows.call.k
         all_rows = q.numel() * k.shape[-2] <= ALL_ROWS
@@ -177,7 +178,7 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
     biased = abs(factor - 1) <= BIASES * precision.probs.unit_roundoff
     yield "bias" if biased else "factor", dict(factor=factor), factor * rows.golden
     if rows.options["keep"] is not None:
-        options = rows.options | dict(keep=None, dropout_p=0.0)
+        options: dict[str, Any] = rows.options | dict(keep=None, dropout_p=0.0)
         yield "keep_missing", {}, kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
     exact = replace(precision, output=FP64)  # else the rounding of the answer hides what makes the error
 

@@ -65,7 +65,8 @@ class Inputs:
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim) in the format's dtype."""
-        return tuple(x.clone() for x in _drawn(self))  # a kernel may change its own
+        q, k, v = _drawn(self)
+        return q.clone(), k.clone(), v.clone()  # a kernel may change its own
 
     def rows(self) -> Tensor:
         """The rows of O that are compared: int64 (rows,)."""
@@ -169,7 +170,8 @@ def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tens
     if found is None:
         found = fn(about)
         held = io.BytesIO()
-        np.savez(held, **{name: x.cpu().numpy() for name, x in found.items()})
+        arrays: dict[str, Any] = {name: x.cpu().numpy() for name, x in found.items()}
+        np.savez(held, **arrays)
         with replacing(path) as new:
             new.write_bytes(hashlib.sha256(held.getvalue()).digest() + held.getvalue())
     return found

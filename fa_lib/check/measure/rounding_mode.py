@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fa_lib import kernels
 from fa_lib.check.isolation.calls import Answer, call_kernel
-from fa_lib.check.measure.contract import causally
+from fa_lib.check.measure.capability import kernel_fn
 from fa_lib.numerics.formats import BF16, FP16, FP32, TF32, Format
 
 MODES = ("nearest_even", "nearest_away", "nearest", "truncates", "not_seen")  # nearest: its ties were not seen
@@ -41,18 +40,17 @@ def rounding_mode(
         problem (of `call_kernel`). "not_seen" where there is no such cast: P that is not rounded, or is rounded after
         it was divided by l; FP32 inputs that stay FP32.
     """
-    fn = kernels.plain(kernel)
-    fn, fmt = causally(fn) if causal else fn, Format.of(fmt)
+    fn, form = kernel_fn(kernel, causal), Format.of(fmt)
 
     def ask(*tensors) -> Answer:
-        answer = call_kernel(fn, *(x.to(device, fmt.dtype) for x in tensors))
+        answer = call_kernel(fn, *(x.to(device, form.dtype) for x in tensors))
         o = None if answer.o is None else answer.o.detach().double().cpu()
         return Answer(o, answer.outcome, answer.problem)
 
-    if fmt == FP32:
+    if form == FP32:
         asked = [_inputs(ask, into, head_dim) for into in NARROW]
     else:
-        asked = [_output(ask, fmt, head_dim), *([_probs(ask, fmt, causal)] if head_dim == HEAD_DIM else [])]
+        asked = [_output(ask, form, head_dim), *([_probs(ask, form, causal)] if head_dim == HEAD_DIM else [])]
     return [dict(zip(("what", "into", "mode", "outcome", "problem"), row)) for row in asked]
 
 

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.worker import Outcome
-from fa_lib.check.measure.contract import causally
+from fa_lib.check.measure.capability import kernel_fn
 from fa_lib.check.measure.reference_cache import Inputs, cached, reference_values
 from fa_lib.numerics.formats import FP64, Format, FormatLike
 from fa_lib.numerics.metrics import deviation, over_baseline
@@ -35,7 +34,7 @@ def in_splits(
     S = S if mask is None else S.masked_fill(~mask, -torch.inf)
     size = -(-k.shape[-2] // splits)
     m_all, merging = S.amax(-1, keepdim=True), fmt if low_merge else FP64
-    l, O = 0.0, 0.0
+    l, O = torch.zeros_like(m_all), torch.zeros_like(v[..., :1, :])
     for S_i, v_i in zip(S.split(size, -1), v.split(size, -2)):
         m = S_i.amax(-1, keepdim=True)
         m = m.where(m != -torch.inf, 0.0)  # of a row that sees no key of the part
@@ -55,13 +54,12 @@ def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs:
     """
     fmt, (q, k, v), known = Format.of(inputs.fmt), inputs.tensors(), cached(reference_values, inputs)
     golden, baseline = known["golden"], known["baseline"][0].item()
-    fn = kernels.plain(kernel)
-    answer = call_kernel(causally(fn) if inputs.causal else fn, q, k, v)
+    answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
     emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()
     found = dict(queries=q.shape[-2], emulated=over_baseline(deviation(emulated, golden, fmt).max, baseline))
     if answer.outcome != Outcome.ANSWERED:
         return found | dict(times_max=None, explained=None)
-    o = answer.o[..., inputs.rows(), :].double().cpu()
+    o = answer.output[..., inputs.rows(), :].double().cpu()
     left, error = (o - emulated).square().sum().item(), (o - golden).square().sum().item()
     times = over_baseline(deviation(o, golden, fmt).max, baseline)
     return found | dict(times_max=times, explained=1 - left / error)

@@ -68,7 +68,7 @@ class CallTracker:
         self.unseen, self.hooks, self.running = unseen, [], []  # (module, what turns the modes off or None)
         self.hidden = WeakKeyDictionary()  # outermost module -> every Why but FUSED that holds of it
         self.models, self.steps = WeakKeyDictionary(), Counter()  # outermost module -> its name -> steps begun
-        self.names = None  # module -> name, in the run of the outermost module that goes on
+        self.names: dict[torch.nn.Module, str] = {}  # module -> name, in the run of the outermost module that goes on
         self.calls = Counter()  # of each layer, in this step
 
     def __enter__(self):
@@ -89,8 +89,8 @@ class CallTracker:
         model; layer; call: how many were before in this step and layer."""
         modules = [module for module, _ in self.running]
         model = self._model(modules[0]) if modules else ""
-        if self.names is None:
-            self.names = {module: name for name, module in modules[0].named_modules()} if modules else None
+        if not self.names:
+            self.names = {module: name for name, module in modules[0].named_modules()} if modules else {}
             self.steps[model] += 1
             self.calls.clear()
         layer = next((self.names[module] for module in reversed(modules) if module in self.names), "")
@@ -133,7 +133,7 @@ class CallTracker:
         if off is not None:
             off.__exit__(None, None, None)
         if not self.running:
-            self.names = None
+            self.names = {}
         return module
 
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fa_lib.check.isolation.calls import shown
+from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.probe.named_tensors import (
     LAID_OUT,
     Reading,
@@ -61,7 +61,7 @@ class Capture:
         used = {name: used[name] for name in ("causal", "scale", "mask") if name in used}  # torch's call has no others
         if "mask" in used:
             used["mask"] = _copy(used["mask"])
-        captured = cls(*map(_copy, (q, k, v)), used, _copy(o), about=dict(about))
+        captured = cls(_copy(q), _copy(k), _copy(v), used, _copy(o), about=dict(about))
         if o.requires_grad:
             own = weakref.ref(captured)
 
@@ -107,10 +107,11 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
         named = by_meaning(held)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    require(named, path, held)
+    require(named, path, held)  # q, k and v
     try:
         names, held = [*held], turned(named, reading.layout)
-        q, k, v, o, dO = (held.get(name) for name in LAID_OUT)
+        q, k, v = (held[name] for name in "qkv")
+        o, dO = held.get("o"), held.get("dO")
         options = reading.options(option_values(held))
         for name in LAID_OUT:
             if name in held and held[name].dtype not in WIDE and held[name].dtype not in JUDGED:
@@ -160,4 +161,4 @@ def _header(path):
     if Path(path).suffix != ".safetensors":
         return {}
     with safe_open(path, "pt") as file:
-        return {name: shown(text) for name, text in (file.metadata() or {}).items()}
+        return {name: Untrusted(text) for name, text in (file.metadata() or {}).items()}

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import KernelError, call_or_raise, message, shown
+from fa_lib.check.isolation.calls import KernelError, call_or_raise
+from fa_lib.check.isolation.untrusted import message, type_name
 from fa_lib.check.probe.call_sites import CallTracker, SdpaArguments, compiled, observing_sdpa, undisturbed
 from fa_lib.check.probe.capture import Capture
 from fa_lib.check.probe.sampling import Sample, not_finite, sampled, shares_seen, size
@@ -109,8 +110,8 @@ class Probe(TorchFunctionMode):
         worst: str = "ran", also: Callable[[Sample, Tensor], None] | None = None,
     ):  # fmt: skip
         super().__init__()
-        names = [baseline, *([names] if isinstance(names, str) else names)]
-        found = {name: kernels.get(name) for name in names if name is not None}
+        beside = [names] if isinstance(names, str) else names
+        found = {name: kernels.get(name) for name in (baseline, *beside) if name is not None}
         for name, fn in found.items():
             if kernels.emulates(fn) or name in ("ran", "golden"):
                 raise ValueError(f"names: got {name!r}; accepted are kernels of q, k, v alone, such as 'as_shipped'")
@@ -201,8 +202,7 @@ class Probe(TorchFunctionMode):
         for (name, against), (largest, rmse) in errors.items():
             row = given | dict(kernel=name, against=against, max=largest, rmse=rmse, scale=rms)
             if self.baseline is not None:
-                known = against == "golden" and own is not None
-                row["ratio"] = over_baseline(largest, own[0]) if known else math.nan
+                row["ratio"] = over_baseline(largest, own[0]) if own and against == "golden" else math.nan
             self.rows.append(row)
             if self.save and (name, against) == (self.worst, "golden"):
                 self._keep(row, call)
@@ -217,7 +217,7 @@ class Probe(TorchFunctionMode):
 
     def _hold(self, error, about, call):
         if self.save:
-            self._largest, self._worst = error, Capture.of(*call, {name: str(x) for name, x in about.items()})
+            self._largest, self._worst = error, Capture.of(*call, about={name: str(x) for name, x in about.items()})
 
     def _wanted(self, place):
         """Whether the step is compared. Rows are let go of between steps, so that each is there wholly or not."""
@@ -236,7 +236,7 @@ class Probe(TorchFunctionMode):
 
     def _skip(self, kernel, why):
         if isinstance(why, Exception):  # lengths and counts would make every call another reason
-            name = "" if isinstance(why, KernelError) else f"{shown(type(why).__name__)}: "
+            name = "" if isinstance(why, KernelError) else f"{type_name(why)}: "
             why = re.sub(r"\d+", "#", name + message(why))
         key = kernel, why
         self.skipped[key if key in self.skipped or len(self.skipped) < 100 else (kernel, "other reasons")] += 1
@@ -278,7 +278,7 @@ class Probe(TorchFunctionMode):
     def _seen(self, o, args, kwargs):
         if threading.get_ident() != self._places.thread:
             return
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]  # torch documents it
             return self._skip("all", Why.TRACED)
         try:
             self.calls += 1

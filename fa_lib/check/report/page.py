@@ -12,7 +12,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fa_lib.check.isolation.calls import shown
+from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Judgement, Severity
 from fa_lib.check.report import sentences
 from fa_lib.check.report.anchors import PICTURES, SOURCES, alternative_text
@@ -57,7 +57,7 @@ class Section:
     @property
     def rows(self) -> list[list[str]]:
         cells = self.table.drop(columns=BROKE, errors="ignore")
-        return [[shown(f"{cell}") for cell in row] for row in cells.itertuples(index=False, name=None)]
+        return [[f"{cell}" for cell in row] for row in cells.itertuples(index=False, name=None)]
 
 
 def page(
@@ -73,25 +73,30 @@ def page(
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=_finalize,
     )  # fmt: skip
     panels, sections = panels or {}, [section for section in sections if len(section.table)]
     anchors = {key: f"picture-{key}" for key in panels} | {each.key: f"table-{each.key}" for each in sections}
     said = sentences.sentences_of(judgement)
     environment.filters["breaking"] = _breaking
     return environment.get_template(TEMPLATE.name).render(
-        judgement=judgement, question=QUESTIONS[judgement.kind], headline=shown(sentences.headline(judgement)),
+        judgement=judgement, question=QUESTIONS[judgement.kind], headline=sentences.headline(judgement),
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in said.items()],
         groups=[(each.value, sentences.HEADINGS[each], _rows(group, anchors)) for each, group in said.items()],
-        pictures=[dict(key=key, png=png(figure), alt=shown(alternative_text(key, judgement)), words=PICTURES[key])
+        pictures=[dict(key=key, png=png(figure), alt=alternative_text(key, judgement), words=PICTURES[key])
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about), settings=_texts(settings),
     )  # fmt: skip
 
 
+def _finalize(value):
+    """Every text of the page, but its markup, as if a stranger had written it."""
+    return Untrusted(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def _breaking(text):
     """A name may go on in the next line after a dot, a colon or an underscore."""
-    return Markup(re.sub(r"([.:_])(?=[^\W\d])", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([.:_])(?=[^\W\d])", r"\1<wbr>", str(escape(Untrusted(text)))))
 
 
 def png(figure) -> str:
@@ -108,12 +113,12 @@ def _rows(group, anchors):
 def _row(said, anchors):
     found = [anchors[key] for key in SOURCES.get(said.what, ()) if key in anchors]
     links = [("picture" if anchor.startswith("picture-") else "table", anchor) for anchor in found]
-    texts = {name: shown(getattr(said, name)) for name in ("text", "number", "limit", "more", "remedy")}
+    texts = {name: getattr(said, name) for name in ("text", "number", "limit", "more", "remedy")}
     return texts | dict(links=links, beyond=said.beyond)
 
 
 def _texts(named):
-    return {name: shown(_listed(value)) for name, value in (named or {}).items()}
+    return {name: _listed(value) for name, value in (named or {}).items()}
 
 
 def _listed(value):

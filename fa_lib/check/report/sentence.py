@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Finding, Severity
 
 LIKE = 3  # findings of a kind that are shown; the others are folded
@@ -11,7 +12,7 @@ LIKE = 3  # findings of a kind that are shown; the others are folded
 
 @dataclass(frozen=True)
 class Sentence:
-    """What is said of a finding. Its texts may hold a stranger's: whoever shows them takes `calls.shown`.
+    """What is said of a finding. Its texts may hold a stranger's, and are `Untrusted`.
 
     Attributes:
         text: a sentence without its full stop.
@@ -29,6 +30,10 @@ class Sentence:
     severity: Severity = Severity.REPORTED
     what: str = ""
     beyond: bool = False
+
+    def __post_init__(self):
+        for name in ("text", "number", "limit", "more", "change"):
+            object.__setattr__(self, name, Untrusted(getattr(self, name)))
 
     @property
     def remedy(self) -> str:

@@ -4,14 +4,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from fa_lib.check.isolation.calls import shown
+from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
+from fa_lib.check.measure.capability import NAMED_OPTIONS
 from fa_lib.check.measure.captured import CHANGES, RAN, ROUNDED
-from fa_lib.check.measure.contract import OPTIONS as ASKED_OPTIONS
 from fa_lib.check.measure.kv_cache import CACHES
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.probe.skipped import first_nonfinite, place, reason_sentence
 from fa_lib.check.report import sentences_conduct, sentences_gross_errors
+from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentence import Sentence, as_times, each, folded, gravity, times
 from fa_lib.check.report.sentences_cause import has_this_error, subject
 from fa_lib.check.report.sentences_kernel import CASTS, NAMES, SUMS, noted
@@ -19,13 +20,12 @@ from fa_lib.check.report.sentences_kernel import WORDINGS as OF_KERNELS
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
-OPTIONS = (*ASKED_OPTIONS, "another scale", "key heads shared, GQA 4 to 2", "gradients")  # that users mean by options
 HEADINGS = {  # of findings, by what they mean for the verdict
     Severity.FAILS: "Counts against it", Severity.REPORTED: "Reported, not counted", Severity.PASSES: "Holds",
 }  # fmt: skip
 
 
-def headline(judgement: Judgement) -> str:
+def headline(judgement: Judgement) -> Untrusted:
     """The verdict, with its cause where one is known, and, of a kernel, what could not be asked: "flash passes. Not
     asked, since it takes no option that is called so: softcap, sinks."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
@@ -38,7 +38,8 @@ def headline(judgement: Judgement) -> str:
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
         said += " Its rows see later keys: it was not judged as a decoder."
     left = not_asked(judgement)
-    return f"{said} Not asked, since it takes no option that is called so: {', '.join(left)}." if left else said
+    said += f" Not asked, since it takes no option that is called so: {', '.join(left)}." if left else ""
+    return Untrusted(said)
 
 
 def cause(judgement: Judgement) -> list[Finding]:
@@ -57,7 +58,8 @@ def not_asked(judgement: Judgement) -> list[str]:
     """Options that a kernel was not judged on, because it does not take them; of a kernel that fails none are named."""
     if judgement.kind != "kernel" or judgement.verdict == Verdict.FAILS:
         return []
-    return [each for f in judgement.findings if f.what == "unsupported" for each in f.where["asked"] if each in OPTIONS]
+    refused = [asked for f in judgement.findings if f.what == "unsupported" for asked in f.where["asked"]]
+    return [label(asked) for asked in refused if asked in NAMED_OPTIONS]
 
 
 def title(judgement: Judgement) -> str:
@@ -71,8 +73,9 @@ def title(judgement: Judgement) -> str:
         return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
     if judgement.kind == "model":
         own = [f.number for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
-        if own and None not in own:
-            error = f"attention's largest error is at most {as_times(max(own))} × Baseline's"
+        finite = [number for number in own if number is not None]
+        if own and len(finite) == len(own):
+            error = f"attention's largest error is at most {as_times(max(finite))} × Baseline's"
             return f"{headline(judgement)} In each layer, over all its heads, {error}"
     return headline(judgement).removesuffix(".")
 
@@ -93,15 +96,15 @@ def judgement_lines(
     Args:
         heading: gives the heading of the findings of a severity as it is to be shown.
     """
-    lines = [shown(headline(judgement))]
+    lines: list[str] = [headline(judgement)]
     for severity, group in sentences_of(judgement).items():
         top = heading(severity, f"{HEADINGS[severity]}:")
         if severity == Severity.PASSES:
-            lines += ["", f"{top} {shown('. '.join(one.text for one in group))}."]
+            lines += ["", f"{top} {'. '.join(one.text for one in group)}."]
             continue
         lines += ["", top]
         for seen, more in folded(group):
-            lines += [f"  {shown(text)}" for one in seen for text in (one.line, one.remedy) if text]
+            lines += [f"  {text}" for one in seen for text in (one.line, one.remedy) if text]
             lines += [f"  and {len(more)} more like these"] if more else []
     return lines
 
@@ -156,7 +159,7 @@ def _bound(f, at):
 
 def _mistake(f, at):
     on = f" ({at['distribution']}, {at['judged']})" if "judged" in at else ""
-    kernel = KERNELS.get(at["kernel"], at["kernel"])
+    kernel: str = KERNELS.get(at["kernel"], at["kernel"])
     text = f"{kernel[0].upper()}{kernel[1:]} computes another attention: {subject(at)} has this very error{on}"
     more = f"{at['share']:.1%} of the squared error, in {at['rows']:,} of {at['of']:,} rows beyond their bound."
     return Sentence(text, f"{as_times(f.number, f.limit)} times the bound", "1", more)
@@ -260,7 +263,7 @@ def _skipped(f, at):
 
 
 def _asked_for(at):
-    return f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
+    return f"asked for {label(at['asked'], at['dim'])} it {noted(at['outcome'], at['note'], at['problem'])}"
 
 
 def _sums(names):

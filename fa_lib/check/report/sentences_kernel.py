@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Severity
-from fa_lib.check.measure.contract import as_one
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.measure.relations.subject import BROKEN, ROUNDING
+from fa_lib.check.report.capability_labels import label, labels
 from fa_lib.check.report.sentence import Sentence, as_times, each, times
 
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
@@ -71,16 +71,18 @@ def _few(at):
     return "" if at.get("queries") is None else f", {queries_in_words(at['queries'])}"
 
 
+def _answered(at, at_dim=""):
+    """ "asked for head_dim 40 it raises ..." """
+    return f"asked for {label(at['asked'], at['dim'])}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}"
+
+
 def _not_run(f, at):
-    return Sentence(
-        f"It could not be run: asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
-    )
+    return Sentence(f"It could not be run: {_answered(at)}")
 
 
 def _not_attention(f, at):
-    told = f"asked for {at['asked']} it {noted(at['outcome'], at['note'], at['problem'])}"
-    known = at["note"] not in ("", "other")
-    return Sentence(f"It was not judged further: {told}" if known else f"It is no attention kernel: {told}")
+    recognised = at["note"] not in ("", "other")
+    return Sentence(f"{'It was not judged further' if recognised else 'It is no attention kernel'}: {_answered(at)}")
 
 
 def _only_fp64(f, at):
@@ -143,7 +145,8 @@ def _growth(f, at):
 
 def _answer(f, at):
     at_dim = "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}"
-    return Sentence(f"Asked for {at['asked']}{at_dim} it {noted(at['outcome'], at['note'], at['problem'])}")
+    said = _answered(at, at_dim)
+    return Sentence(said[0].upper() + said[1:])
 
 
 def _rule(f):
@@ -283,7 +286,7 @@ def _rounding_mode(f, at):
 
 
 def _unsupported(f, at):
-    return Sentence(f"Not supported, so not judged: {'; '.join(as_one(at['asked']))}")
+    return Sentence(f"Not supported, so not judged: {'; '.join(labels(zip(at['asked'], at['dims'])))}")
 
 
 WORDINGS = {

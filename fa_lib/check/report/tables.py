@@ -10,10 +10,10 @@ import pandas as pd
 from fa_lib.check.isolation.calls import FAULTS
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.captured import CHANGES, ROUNDED
-from fa_lib.check.measure.contract import GRADIENTS_AT, HEAD_DIM, as_one
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, BROKEN, NOT_ASKED, ROUNDING
 from fa_lib.check.probe.probe import summary
+from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentences_cause import subject
 from fa_lib.check.report.sentences_kernel import CASTS, MODES, NAMES, noted
 from fa_lib.kernels.rule import ALLOWED
@@ -35,18 +35,21 @@ TEXTS = (  # columns that hold no numbers: the others are aligned at the right
 
 def by_call(asked: pd.DataFrame) -> pd.DataFrame:
     """A table of `contract`: the answer, what was asked, and a note in words. head_dims with one answer are one row."""
-    told = asked.assign(note=[noted(row.outcome, row.note, row.problem) for row in asked.itertuples()])
-    backward = told.asked.str.startswith(GRADIENTS_AT)
-    of_dims = backward | told.asked.str.startswith(HEAD_DIM)
-    other = of_dims & ~told.outcome.isin(FAULTS)  # refusals differ by the number they name
-    alike = [rows.iloc[:1].assign(asked=as_one(rows.asked)) for _, rows in told[other].groupby(["outcome", backward])]
-    told = pd.concat([told[~other], *alike])
-    dims = told[["head_dim"]] if told.head_dim.nunique() > 1 else told[[]]
-    answers = [OUTCOMES.get(outcome, outcome) for outcome in told.outcome]
-    rows = pd.DataFrame({BROKE: told.outcome.isin(FAULTS), "answer": answers, "asked for": told.asked})
-    rows = rows.join(dims).assign(note=told.note)
-    order = told.outcome.map({Outcome.REFUSED: 1, Outcome.ANSWERED: 2}).fillna(0)
-    return rows.loc[order.sort_values(kind="stable").index]
+    lines: dict = {}
+    for i, row in enumerate(asked.itertuples()):
+        merged = row.dim and row.outcome not in FAULTS  # faults stay one by one
+        lines.setdefault((row.asked, row.outcome) if merged else i, []).append(row)
+    order = {Outcome.REFUSED: 1, Outcome.ANSWERED: 2}
+    rows = [
+        {
+            BROKE: row.outcome in FAULTS, "answer": OUTCOMES[row.outcome],
+            "asked for": label(row.asked, *(each.dim for each in line)),
+            "head_dim": row.head_dim, "note": noted(row.outcome, row.note, row.problem),
+        }
+        for line in sorted(lines.values(), key=lambda line: order.get(line[0].outcome, 0)) for row in line[:1]
+    ]  # fmt: skip
+    table = pd.DataFrame(rows)
+    return table if asked.head_dim.nunique() > 1 else table.drop(columns="head_dim")
 
 
 def by_length(lengths: pd.DataFrame, kernel: str) -> pd.DataFrame:

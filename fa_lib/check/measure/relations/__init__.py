@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fa_lib import kernels
-from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities, causally
+from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from fa_lib.check.measure.relations import batch
 from fa_lib.check.measure.relations import gradients as gradient
 from fa_lib.check.measure.relations import masks as mask
@@ -99,7 +98,6 @@ def relate(
     Raises:
         ValueError: there is no such kernel, relation or format.
     """
-    relation, fn = lookup("key", key, RELATIONS), kernels.plain(kernel)
-    fn = causally(fn) if able.causal else fn
+    relation, fn = lookup("key", key, RELATIONS), kernel_fn(kernel, able.causal)
     subject = KernelUnderTest(fn, Format.of(fmt), head_dim, device, able, seed, n)
     return [dict(relation=key) | row for row in relation.ask(subject)]

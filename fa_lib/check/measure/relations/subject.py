@@ -12,7 +12,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import KernelError, call_or_raise, with_kernel_errors
 from fa_lib.check.isolation.worker import Outcome
-from fa_lib.check.measure.contract import ALL_CAPABILITIES, Capabilities
+from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.precision import Precision
@@ -162,11 +162,14 @@ def not_asked(why: str) -> KernelError:
     return KernelError(Outcome.REFUSED, why)
 
 
-def cases(*names: str) -> Callable:
+Ask = Callable[[KernelUnderTest], Iterator[dict]]
+
+
+def cases(*names: str) -> Callable[[Callable[[KernelUnderTest, str], Found]], Ask]:
     """Of one case's function (subject, case) -> Found the generator subject -> rows of every case: case, outcome,
     number, limit, problem. A kernel that raises is not asked; one that returns something unusable is broken."""
 
-    def over(measure: Callable[[KernelUnderTest, str], Found]) -> Callable[[KernelUnderTest], Iterator[dict]]:
+    def over(measure: Callable[[KernelUnderTest, str], Found]) -> Ask:
         @wraps(measure)
         def ask(subject: KernelUnderTest) -> Iterator[dict]:
             for case in names:

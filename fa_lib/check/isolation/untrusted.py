@@ -1,0 +1,34 @@
+"""Text of a stranger's: names, messages, prints. It becomes an `Untrusted` where it comes in."""
+
+from typing import Self
+
+
+class Untrusted(str):
+    """A text on one line, each control character as its escape: it moves no terminal's cursor and hides nothing.
+
+    Args:
+        text: of any kind; its str().
+    """
+
+    def __new__(cls, text: object) -> Self:
+        return super().__new__(
+            cls, "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in f"{text}")
+        )
+
+
+def first_line(text: object) -> Untrusted:
+    """The first line of a text, at most 200 characters of it."""
+    return Untrusted(f"{text}".strip().split("\n")[0][:200])
+
+
+def message(error: BaseException) -> Untrusted:
+    """The first line of an error's own text; "" where it cannot even be printed."""
+    try:
+        return first_line(str(error))
+    except BaseException:
+        return Untrusted("")
+
+
+def type_name(value: object) -> Untrusted:
+    """The name of a value's class."""
+    return Untrusted(type(value).__name__)

@@ -1,0 +1,146 @@
+"""The calls that show what a kernel can do, by key: lengths, head_dims, options, and two of them together."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from fa_lib import kernels
+from fa_lib.kernels.variants import Call
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What `contract` found that decides how a kernel is called: it has gradients; it always masks causally; its causal
+    mask is aligned top-left where queries are fewer than keys."""
+
+    gradients: bool = True
+    causal: bool = False
+    top_left: bool = False
+
+
+ALL_CAPABILITIES = Capabilities()  # where nothing else is known
+
+
+@dataclass(frozen=True)
+class Capability:
+    """A call that a kernel may answer.
+
+    Attributes:
+        call: its key names the capability, in tables and findings.
+        needs: keys of the capabilities without which it is not asked for; of two together, these two.
+        combines: whether it is two others together, those that it needs.
+    """
+
+    call: Call
+    needs: tuple[str, ...] = ()
+    combines: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.call.key
+
+
+def _alibi(heads, n):
+    """-slope |i - j|, slopes 1/4, 1/16 ... as of arXiv 2108.12409, here for later keys too: there twice as steep, so
+    that a transposed one is another. Whole numbers times a power of two: 16 bits hold them. (heads, n, n)."""
+    slopes = torch.tensor([4.0**-h for h in range(1, heads + 1)])[:, None, None]
+    later = torch.arange(n) - torch.arange(n)[:, None]  # of a query's key: how many keys behind its own
+    return -slopes * torch.where(later > 0, 2 * later, -later)
+
+
+def _boolean(n):
+    """A mask (n, n) that hides two of three keys behind a row's own and one of three before it, and all beyond 20."""
+    behind = torch.arange(n) - torch.arange(n)[:, None]  # of a query's key: how many keys behind its own
+    return torch.where(behind > 0, behind % 3 == 1, behind % 3 != 1) & (behind <= 20)
+
+
+def _hidden_first(added):
+    """A mask (64, 1300) that hides the first 1,100 keys from every second row: whole tiles of up to 1,024 keys."""
+    visible = torch.ones(64, 1300, dtype=torch.bool)
+    visible[::2, :1100] = False
+    return torch.zeros(64, 1300).masked_fill(~visible, -math.inf) if added else visible
+
+
+FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
+FIRST = Call("format", 256, 256)  # asked for in every format, whose name is its key in tables
+HEAD_DIM, GRADIENTS, GRADIENTS_AT, SINKS_GRADIENT = "head_dim", "gradients", "gradients_at", "sinks_gradient"
+HEAD_DIMS = (32, 40, 72, 80, 96, 104, 128, 256)
+CAUSAL_FEWER, CAUSAL_ONE, FEWER = "causal_fewer_queries", "causal_one_query", "fewer_queries"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "causal": dict(causal=True), "boolean_mask": dict(mask=_boolean(256)), "added_mask": dict(mask=_alibi(2, 256)),
+    "window": dict(window=(64, 32)), "softcap": dict(softcap=2.0), "sinks": dict(sinks=torch.tensor([6.0, 4.0])),
+}  # fmt: skip
+NAMED_OPTIONS = (*OPTIONS, "scale", "gqa", GRADIENTS)  # that a reader means by options
+LARGE = Call("large_scores", 256, 256)  # scores up to some 250
+
+
+def at_head_dim(d: int) -> Call:
+    """The call of HEAD_DIM at a size that was asked for by its number."""
+    return Call(HEAD_DIM, 64, 64, head_dim=d)
+
+
+def _last_row(option):
+    return {name: x[..., -1:, :] if name == "mask" else x for name, x in option.items()}
+
+
+def _two(a, b, *sizes, heads=2, **options):
+    return Capability(Call(f"{a}_{b}", *sizes, heads=heads, options=options), (a, b), combines=True)
+
+
+CAPABILITIES = (  # asked for in the first format that it has, and where it has what they need
+    Capability(Call("length_203", 203, 203)),
+    Capability(Call("length_1500", 1500, 1500, 1, 1)),
+    *(Capability(Call(HEAD_DIM, 256, 256, head_dim=d)) for d in HEAD_DIMS),
+    Capability(Call("v_dim_128", 256, 256, head_dim=192, v_dim=128)),
+    Capability(Call("v_dim_512", 64, 256, 4, 1, head_dim=576, v_dim=512)),
+    Capability(Call("scale", 256, 256, options=dict(scale=0.05))),
+    Capability(Call(FEWER, 64, 256)),
+    Capability(Call(CAUSAL_FEWER, 64, 256, options=dict(causal=True))),
+    Capability(Call("one_query_decoding", 1, 256)),
+    Capability(Call(CAUSAL_ONE, 1, 256, options=dict(causal=True))),
+    Capability(Call("gqa", 256, 256, heads=4)),
+    *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),
+    Capability(Call("boolean_mask_first", 64, 1300, options=dict(mask=_hidden_first(False))), ("boolean_mask",)),
+    Capability(Call("added_mask_first", 64, 1300, options=dict(mask=_hidden_first(True))), ("added_mask",)),
+    Capability(Call("window_first", 64, 1300, options=OPTIONS["window"]), ("window",)),
+    _two("scale", "softcap", 256, 256, scale=0.05, softcap=2.0),
+    _two("gqa", "one_query_decoding", 1, 256, heads=4),
+    _two("gqa", "sinks", 256, 256, heads=4, sinks=torch.tensor([6.0, 4, 2, 5])),
+    *(_two("gqa", a, 256, 256, heads=4, **OPTIONS[a]) for a in ("causal", "boolean_mask", "window", "softcap")),
+    *(
+        _two(a, b, 256, 256, **OPTIONS[a], **OPTIONS[b])
+        for a, b in combinations(OPTIONS, 2) if {a, b} != {"boolean_mask", "added_mask"}
+    ),
+    *(_two(a, "one_query_decoding", 1, 256, **_last_row(OPTIONS[a])) for a in OPTIONS if a != "causal"),
+)  # fmt: skip
+
+
+def kernel_fn(kernel: str | Callable, causal: bool = False) -> Callable:
+    """The kernel of a name, called f(q, k, v, **options); where `causal` is set, it masks causally in every call.
+
+    Raises:
+        ValueError: there is no such kernel.
+    """
+    fn = kernels.plain(kernel)
+    return _causal(fn) if causal else fn
+
+
+def _causal(fn):
+    """A kernel told to mask causally if it has a word for that: one that always masks may have none."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+        takes_causal = any(p.name == "causal" or p.kind is p.VAR_KEYWORD for p in parameters)
+    except ValueError:  # compiled, and keeps its signature to itself
+        takes_causal = True
+
+    def masking(q, k, v, **options):
+        others = {name: x for name, x in options.items() if name != "causal"}
+        return fn(q, k, v, **others, **(dict(causal=True) if takes_causal else {}))
+
+    return masking
