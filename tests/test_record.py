@@ -95,7 +95,7 @@ def test_the_plan(tmp_path):
     assert (scale_of("cpu"), scale_of("cuda", "gpu")) == ("quick", "gpu")
     assert all(callable(getattr(steps, key)) for key in STEPS)
     (tmp_path / "record.json").write_text('{"steps": ')
-    with pytest.raises(ValueError, match=r"out: .*record.json is damaged; remove it to begin anew"):
+    with pytest.raises(ValueError, match=r"^out: .*record\.json is damaged"):
         session.read(tmp_path)
 
 

@@ -84,9 +84,9 @@ def flipped(held, at):
     return held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :]
 
 
-ACCEPTED = "accepted are whole PNG, JPEG and WebP files of one frame"
+ACCEPTED = "accepted are .*PNG, JPEG and WebP"
 IMAGES = {
-    "no image": (b"<html>not found</html>", f"it is of no accepted format; {ACCEPTED}"),
+    "no image": (b"<html>not found</html>", f".*no accepted format; {ACCEPTED}"),
     "empty": (b"", f"the file is empty; {ACCEPTED}"),
     "half a PNG": (encoded()[:2000], f".*; {ACCEPTED}"),
     "half a JPEG": (encoded(fmt="JPEG")[:1000], f".*truncated.*; {ACCEPTED}"),
@@ -94,7 +94,7 @@ IMAGES = {
     "a PNG with a bit flipped": (flipped(encoded(), 2000), f".*; {ACCEPTED}"),
     "animated PNG": (frames("PNG"), f"it is animated, with 2 frames; {ACCEPTED}"),
     "animated WebP": (frames("WEBP"), f"it is animated, with 2 frames; {ACCEPTED}"),
-    "GIF": (frames("GIF"), f"it is of no accepted format; {ACCEPTED}"),
+    "GIF": (frames("GIF"), f".*no accepted format; {ACCEPTED}"),
 }
 
 
@@ -103,8 +103,8 @@ def test_an_image_that_is_not_accepted_is_named_before_training(fault, tmp_path)
     held, message = IMAGES[fault]
     images = each(6)
     images[4] = held
-    refused(folder(tmp_path / "set", images), rf"set, number \d \(.*4.png\) is no image that can be read: {message}")
-    refused(shard(tmp_path / "0.tar", images), rf"0.tar, number \d \(4.png\) is no image that can be read: {message}")
+    refused(folder(tmp_path / "set", images), rf"set, number \d \(.*4\.png\) is no image [^:]*: {message}")
+    refused(shard(tmp_path / "0.tar", images), rf"0\.tar, number \d \(4\.png\) is no image [^:]*: {message}")
 
 
 def test_a_run_whose_last_image_is_bad_takes_no_step(tmp_path):
@@ -216,7 +216,7 @@ def test_a_line_that_is_there_twice_is_refused_and_a_second_caption_is_told(tmp_
     refused(source, "jsonl, line 4: the image .*1.png is on .*metadata.jsonl, line 2, with the same caption")
     lists.write_text(right + json.dumps(again | {"text": "b"}) + "\n")
     for streaming in (False, True):
-        with pytest.warns(UserWarning, match=r"trained on like any other: 1; the first: .*1.png, as .*1.png"):
+        with pytest.warns(UserWarning, match=r"^data: .*: 1; the first: .*1\.png, as .*1\.png"):
             checked(source, streaming)
 
 
@@ -227,9 +227,7 @@ def test_images_with_the_same_bytes_are_told(streaming, tmp_path):
         folder(tmp_path / "set", [first, second, first, third, first]),
         shard(tmp_path / "0.tar", [first, second, first, third, first]),
     ):
-        with pytest.warns(
-            UserWarning, match=f"{source}: images with the bytes of an earlier one, .*: 2; the first: .*[024].png, as "
-        ):
+        with pytest.warns(UserWarning, match=rf"^data: {source}: .*: 2; the first: .*[024]\.png, as "):
             held = checked(source, streaming)
         assert len({*next(held.batches(5, 0))[0].flatten(1).sum(1).tolist()}) == 3  # trained on as they are
     with warnings.catch_warnings():
@@ -257,4 +255,4 @@ def test_a_shard_that_is_cut_short_and_a_path_elsewhere_are_refused(tmp_path):
     (tmp_path / "secret.png").write_bytes(each(1)[0])
     lists = source / "metadata.jsonl"
     lists.write_text(lists.read_text().replace("1.png", "../secret.png"))
-    refused(source, "metadata.jsonl, line 2: file_name: got '../secret.png'; accepted are files in the folder")
+    refused(source, rf"metadata\.jsonl, line 2: file_name: got '\.\./secret\.png'; .*{source}")
