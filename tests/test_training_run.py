@@ -101,7 +101,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
 def test_a_folder_in_use_is_refused_and_one_that_lacks_weights_is_trained_again(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     monkeypatch.setattr("fa_lib.execution.files.locked_folder", partial(locked_folder, seconds=1))
-    with locked_folder(folder), pytest.raises(ValueError, match=f"folder: {folder} is in use by another process"):
+    with locked_folder(folder), pytest.raises(ValueError, match=f"^folder: {folder} is in use"):
         run(folder, config=QUICK)
     run(folder, config=QUICK)
     before = weights(folder, 2).read_bytes()
@@ -120,7 +120,7 @@ def test_a_folder_whose_holder_is_killed_can_be_used(tmp_path):
         holder.stdout.readline()
         try:
             with (
-                pytest.raises(ValueError, match="in use by another process"),
+                pytest.raises(ValueError, match=r"^folder: .*run is in use"),
                 locked_folder(tmp_path / "run", seconds=0.2),
             ):
                 pass
@@ -186,11 +186,11 @@ NO_BACKWARD = "fa_lib.kernels.flash:_flash_attn"
 REFUSED = {
     "precision: got 'fp4'; accepted are 64-true, 32-true": dict(arm=Arm(precision="fp4")),
     "kernel: got 'warp'; accepted are reference": dict(arm=Arm(kernel="warp")),
-    "cannot do what the model asks, self-attention of 64 queries": dict(arm=Arm(kernel=NO_BACKWARD)),
+    rf"^kernel: '{NO_BACKWARD}' cannot do .*self-attention of 64 queries": dict(arm=Arm(kernel=NO_BACKWARD)),
     "'stepwise' cannot do .* cross-attention .* a mask: mask: got": dict(
         arm=Arm(kernel="stepwise"), config=replace(TINY, text_mask=True)
     ),
-    "devices: got 3; accepted are divisors of the batch, 4": dict(devices=3),
+    r"^devices: got 3; .*\bbatch, 4$": dict(devices=3),
     "strategy: got 'fsdp' with devices = 1, bf16-mixed; accepted: ddp, and fsdp": dict(strategy="fsdp"),
     "steps: got 0; accepted": dict(steps=0),
     "device: got 1 of 'tpu'": dict(device="tpu"),
@@ -217,7 +217,7 @@ def test_bad_arguments_of_a_study_are_refused_before_the_first_run(tmp_path):
 
 def test_the_number_of_processes_that_torchrun_started_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="devices: got 1; accepted is 2, the processes that torchrun or srun"):
+    with pytest.raises(ValueError, match=r"^devices: got 1; accepted is 2, .*torchrun"):
         run(tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
