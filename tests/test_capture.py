@@ -295,10 +295,10 @@ def test_a_rounded_capture_has_no_output_and_a_wrong_shape_is_refused(tmp_path):
     with probe:
         probe(*(x.float() for x in (q, k, v)), kernels.flash(*(x.float() for x in (q, k, v))))
     assert captured(path).o is not None and captured(path, Reading("BF16")).o is None
-    with pytest.raises(ValueError, match="names: got 'ran'; .* holds no o"):
+    with pytest.raises(ValueError, match=rf"^names: got 'ran'; {path} holds no o\b"):
         reports.check_tensors(path, Reading("BF16"), tmp_path, names=("ran",))
     with safe_open(path, "pt") as file:
         held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     torch.save(held | dict(dO=held["o"][..., :4]), tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"dO: got shape \(1, 2, 8, 4\); accepted is the output's, \(1, 2, 8, 16\)"):
+    with pytest.raises(ValueError, match=r"dO: got shape \(1, 2, 8, 4\); .* \(1, 2, 8, 16\)"):
         captured(tmp_path / "a.pt")

@@ -291,9 +291,9 @@ def test_what_flash_cannot_run_it_refuses():
     with pytest.raises(ValueError, match="backend: got 'cudnn'; accepted are torch"):
         flash(q, k, v, backend="cudnn")
     for options, message in (
-        (dict(softcap=1.0), "softcap: got 1.0; the kernel 'torch' has none"),
-        (dict(dropout_p=0.1), "dropout_p: got 0.1; the kernel 'torch' has none"),
-        (dict(mask=torch.ones(8, 8, dtype=torch.bool), backend="flash_attn"), "mask: .* 'flash_attn' has none"),
+        (dict(softcap=1.0), r"^softcap: got 1\.0; .*'torch' has none"),
+        (dict(dropout_p=0.1), r"^dropout_p: got 0\.1; .*'torch' has none"),
+        (dict(mask=torch.ones(8, 8, dtype=torch.bool), backend="flash_attn"), r"^mask: .*'flash_attn' has none"),
     ):
         with pytest.raises(ValueError, match=message):
             flash(q, k, v, **options)

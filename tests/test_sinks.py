@@ -109,5 +109,5 @@ def test_other_sinks_are_refused(sinks):
     q, k, v = draw("normal", 0, (1, 2, 4, 8))
     with pytest.raises(ValueError, match=r"^sinks: got .*; .* of shape \(2,\)"):
         kernels.golden(q, k, v, inputs=FP32, sinks=sinks)
-    with pytest.raises(ValueError, match="sinks: got a tensor; the kernel 'torch' has none"):
+    with pytest.raises(ValueError, match=r"^sinks: got a tensor; .*'torch' has none"):
         kernels.flash(q, k, v, sinks=torch.zeros(2))
