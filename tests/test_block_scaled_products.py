@@ -94,13 +94,13 @@ def test_wrong_arguments_are_named():
         (
             nvfp4,
             "MXFP8",
-            "q: got Scheme.* with products of B200 in MXFP8; accepted is E4M3 in groups of 32 with scales",
+            r"^q: got Scheme.* B200 in MXFP8; .*E4M3 in groups of 32",
         ),
-        (replace(mxfp8, p=None), "MXFP8", "p: got None with products of B200 in MXFP8"),
-        (replace(mxfp8, cached=True), "MXFP8", "quantization: got a cache with block-scaled products"),
-        (replace(nvfp4, v="NVFP4_TWO_LEVEL"), "NVFP4", "v: got outer 'token' with products of a ScaledCore"),
+        (replace(mxfp8, p=None), "MXFP8", r"^p: got None .*B200 in MXFP8; "),
+        (replace(mxfp8, cached=True), "MXFP8", r"^quantization: got a cache"),
+        (replace(nvfp4, v="NVFP4_TWO_LEVEL"), "NVFP4", r"^v: got outer 'token' .*ScaledCore"),
     ):
         with pytest.raises(ValueError, match=told):
             attention(q, q, q, how, tiling=TILING, precision=summed_by(TensorCore.of("B200", core)))
-    with pytest.raises(ValueError, match="scales: got None; accepted are a's and b's, as kernels.quantized_attention"):
+    with pytest.raises(ValueError, match=r"^scales: got None; .*kernels\.quantized_attention"):
         tiled(q, q, q, tiling=TILING, precision=summed_by(MXFP8))

@@ -53,7 +53,7 @@ def test_fa2_passes_the_rule(shape):
 
 
 def test_the_flash_attn_package_passes_the_rule():
-    pytest.importorskip("flash_attn", reason="the package flash-attn is not installed")
+    pytest.importorskip("flash_attn", reason="flash-attn is not installed")
     kernels.register("flash_attn", lambda *x, **options: kernels.flash(*x, backend="flash_attn", **options))
     table = pd.DataFrame(rule("causal window 512", 64, "normal", "BF16", seed=0, names=["flash_attn"], device="cuda"))
     assert table[table.kernel == "flash_attn"].passed.all()
@@ -71,7 +71,7 @@ def test_a_training_run_is_the_same_run_again(kernel, tmp_path):
 
 def test_what_flash_on_cuda_cannot_do_is_refused_before_training(tmp_path):
     spec = RunSpec(Arm(kernel="flash", precision="32-true"), 0, Config.load("tiny"), steps=3, every=1, device="cuda")
-    with pytest.raises(ValueError, match="kernel: 'flash' cannot do what the model asks.*float32"):
+    with pytest.raises(ValueError, match=r"^kernel: 'flash' cannot do .*float32"):
         train(spec, tmp_path / "no")
     assert not (tmp_path / "no").exists()
 

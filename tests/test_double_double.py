@@ -149,5 +149,5 @@ def test_in_fp64_baseline_is_off_by_a_rounding_or_two():
 def test_the_golden_pair_refuses_what_is_not_finite():
     q, k, v = draw("normal", 0, (1, 1, 4, 8))
     k[0, 0, 1, 2] = math.inf
-    with pytest.raises(ValueError, match="k: 1 values are NaN or infinite, so no golden value exists"):
+    with pytest.raises(ValueError, match=r"^k: 1 values are NaN"):
         kernels.golden_pair(q, k, v, inputs=FP64)

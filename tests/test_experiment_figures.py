@@ -64,7 +64,7 @@ def test_figure_2_counts_its_bits_rounded_down():
     rows = rows.assign(identical=0.5).assign(identical=lambda t: t.identical.where(t.choice != "model", 0.99699))
     x = np.linspace(-4, -0.1, 5)
     figure = validation.validation((x, x / 1e4, x / 1e4), rows, "")
-    assert "At least 99.6 % of BF16 outputs" in figure.get_suptitle() and "N = 4096" in figure.axes[1].get_title("left")
+    assert "99.6 % of BF16" in figure.get_suptitle() and "N = 4096" in figure.axes[1].get_title("left")
     assert labels(figure.axes[1]) == [choice.label for choice in CHOICES.values()]
 
 

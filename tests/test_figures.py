@@ -1,6 +1,7 @@
 """Figures 3 to 6: what their committed tables must show, that this code gives these tables, and that the figures draw
 them. The tables' scale: N = 2048 (figure 5: 128 to 8192), d = 64, B_c = 64 (figure 6: 16 to 2048), one head."""
 
+import re
 from functools import cache
 
 import matplotlib.pyplot as plt
@@ -257,11 +258,12 @@ def test_figure_4_draws_every_seed_and_mean_and_says_the_ratio(drawn):
             d = wide(rows, "max", "kernel", fmt=fmt)
             times = over_baseline(d["flash"], d["baseline"])
             assert f"{times.mean():.1f} × ({times.min():.1f} to {times.max():.1f})" in texts(ax)
-    assert figure.axes[0].get_ylabel() == "max |kernel − golden value|\n(units of roundoff u)"
+    assert "units of roundoff u" in figure.axes[0].get_ylabel()
     d = wide(table, "max", "kernel", fmt="BF16").loc["uniform"]
     times = (d["flash"] / d["baseline"]).mean()
-    where = "In BF16, on uniform inputs over 32 tiles"
-    assert message(figure) == f"Figure 4. {where}, Flash is {times:.0f} × further than Baseline from the golden value"
+    said = message(figure)
+    assert re.findall(r"(\S+) × further than Baseline", said) == [f"{times:.0f}"]
+    assert all(word in said for word in ("Figure 4", "BF16", "uniform", "32 tiles", "Flash"))
 
 
 def test_figure_5_draws_means_and_ranges(drawn):
@@ -276,11 +278,9 @@ def test_figure_5_draws_means_and_ranges(drawn):
             assert not missing(of_seeds(rows, ["fmt", "n"], column), below).size
         named = [text.get_text() for text in last.get_xticklabels()]
         assert named == [f"{n}\n{tiles}" for n, tiles in rows.groupby("n").tiles.first().items()]
-        assert "number of K, V tiles" in last.get_xlabel()
+        assert "K, V tiles" in last.get_xlabel()
     assert all("units of roundoff u" in figure.axes[i].get_ylabel() for i in (0, 2, 4))
-    assert "on uniform inputs alone; the relative error on both" in message(
-        figure
-    )  # `test_figure_5_turns_on_the_inputs`
+    assert "uniform inputs alone" in message(figure)  # `test_figure_5_turns_on_the_inputs`
 
 
 def test_figure_6_draws_means_and_ranges(drawn):
@@ -307,7 +307,7 @@ def test_captions_say_every_setting_that_the_paper_leaves_out(name, drawn):
     least = [f"{name} = {table[column].min()}" for name, column in columns.items()]
     words = [*least, f"{table.seed.nunique()} seeds", f"({table.algorithm[0]})", "softmax inside in FP32"]
     assert all(each in said for each in words) and table.seed.nunique() >= 5
-    assert ("golden value from inputs after rounding" in said) == ("golden" in set(table.against))
+    assert ("inputs after rounding" in said) == ("golden" in set(table.against))
 
 
 @pytest.mark.parametrize("name", FIGURES)

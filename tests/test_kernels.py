@@ -277,7 +277,7 @@ def test_a_processor_with_amx_told_to_run_other_code(monkeypatch):
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuses)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    words = "torch runs as AVX2 code here, on a processor with AMX, .*; unset ATEN_CPU_CAPABILITY"
+    words = r"\bAVX2 .*\bAMX\b.*; unset ATEN_CPU_CAPABILITY"
     with pytest.raises(RuntimeError, match=words):
         flash(*draw("normal", 0, (1, 1, 128, 32)))
     assert re.search(words, refusal(fmt=BF16))
@@ -291,14 +291,14 @@ def test_what_flash_cannot_run_it_refuses():
     with pytest.raises(ValueError, match="backend: got 'cudnn'; accepted are torch"):
         flash(q, k, v, backend="cudnn")
     for options, message in (
-        (dict(softcap=1.0), "softcap: got 1.0; the kernel 'torch' has none"),
-        (dict(dropout_p=0.1), "dropout_p: got 0.1; the kernel 'torch' has none"),
-        (dict(mask=torch.ones(8, 8, dtype=torch.bool), backend="flash_attn"), "mask: .* 'flash_attn' has none"),
+        (dict(softcap=1.0), r"^softcap: got 1\.0; .*'torch' has none"),
+        (dict(dropout_p=0.1), r"^dropout_p: got 0\.1; .*'torch' has none"),
+        (dict(mask=torch.ones(8, 8, dtype=torch.bool), backend="flash_attn"), r"^mask: .*'flash_attn' has none"),
     ):
         with pytest.raises(ValueError, match=message):
             flash(q, k, v, **options)
     for backend in ("flash_attn", "torch:FA3", "torch:FA4"):
-        with pytest.raises(RuntimeError, match="needs a CUDA device, and the tensors are on cpu"):
+        with pytest.raises(RuntimeError, match=r"needs a CUDA device, .*\bcpu\b"):
             flash(q, k, v, backend=backend)
 
 
@@ -321,7 +321,7 @@ BAD = [
     ("q", dict(q=(1, 2, 0, 8)), "q: got shape"),
     ("k", dict(k=(1, 2, 5, 9)), "v: got shape|k: got head_dim 9"),
     ("head_dim", dict(k=(1, 2, 5, 9), v=(1, 2, 5, 9)), "k: got head_dim 9; accepted is q's, 8"),
-    ("heads", dict(q=(1, 3, 4, 8)), "k: got 2 heads; accepted is a divisor of q's 3 heads"),
+    ("heads", dict(q=(1, 3, 4, 8)), r"^k: got 2 heads; .*\bq's 3\b"),
     ("batch", dict(q=(2, 2, 4, 8)), "k: got shape"),
     ("v", dict(v=(1, 2, 6, 8)), "v: got shape"),
     ("empty keys", dict(k=(1, 2, 0, 8), v=(1, 2, 0, 8)), "k: got shape"),
@@ -381,7 +381,7 @@ def test_other_bad_arguments_are_refused():
 def test_golden_refuses_what_is_not_finite_unless_asked():
     q, k, v = draw("normal", 7, (1, 1, 4, 8))
     v[0, 0, 2, 3] = math.nan
-    with pytest.raises(ValueError, match="v: 1 values are NaN or infinite"):
+    with pytest.raises(ValueError, match=r"^v: 1 values are NaN"):
         golden(q, k, v, inputs=FP64)
     found = deviation(golden(q, k, v, inputs=FP64, allow_nonfinite=True), torch.zeros(1, 1, 4, 8))
     assert found.nonfinite == 4 and math.isnan(found.max)

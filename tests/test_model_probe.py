@@ -18,11 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import fa_lib
 from fa_lib import BF16, kernels
 from fa_lib.check.judge.captured import judge_model
-from fa_lib.check.judge.findings import Severity
+from fa_lib.check.judge.findings import Severity, Verdict
 from fa_lib.check.measure import captured as capture
 from fa_lib.check.probe.huggingface import register_with_transformers
 from fa_lib.check.probe.probe import Probe
-from fa_lib.check.probe.skipped import Why
+from fa_lib.check.probe.skipped import Why, reason_sentence
 from fa_lib.check.report.sentences import judgement_text
 from fa_lib.commands import reports
 from fa_lib.execution.paths import ROOT
@@ -158,7 +158,7 @@ def test_the_mask_of_the_worst_call_is_saved_and_nothing_when_writing_fails(tmp_
 
 def test_a_model_registered_with_transformers_runs_sdpa_with_its_mask():
     model, mask = decoder("eager"), dict(attention_mask=PADDED)
-    with pytest.warns(UserWarning, match="no scaled_dot_product_attention was seen"), Probe():
+    with pytest.warns(UserWarning, match=r"^Probe: no scaled_dot_product"), Probe():
         model(IDS, **mask)
     model.set_attn_implementation(register_with_transformers())
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_a_model_registered_with_transformers_runs_sdpa_with_its_mask():
         assert not torch.equal(seen, model(IDS).logits)  # the mask counts
     assert register_with_transformers() == "fa_lib"
     for name in ("eager", "sdpa", "flash_attention_2", ""):
-        with pytest.raises(ValueError, match=f"name: got '{name}'; accepted is a text other than eager"):
+        with pytest.raises(ValueError, match=f"^name: got '{name}'; .*\\beager, "):
             register_with_transformers(name)
 
 
@@ -356,7 +356,7 @@ def test_places_without_names_several_models_and_several_calls():
         ["Own 3", 0, "", 0], ["", 0, "", 0],
     ]  # fmt: skip
     assert "ratio" not in probe.table
-    with pytest.raises(ValueError, match="baseline: got None; accepted for a summary is a kernel"):
+    with pytest.raises(ValueError, match=r"^baseline: got None; "):
         probe.summary()
 
 
@@ -411,7 +411,7 @@ def test_probes_within_a_probe_see_the_model_and_not_each_other():
     with Probe(["flash"]) as outer, Probe(["flash", "as_shipped"]) as inner:
         assert same(run(model, x), plain)
     assert outer.calls == inner.calls == 1
-    with outer, pytest.raises(RuntimeError, match="probe: it is active already"), outer:
+    with outer, pytest.raises(RuntimeError, match=r"^probe: .*active already"), outer:
         pass
     with outer:
         model(x)
@@ -459,12 +459,12 @@ def test_without_a_model_it_compares_what_it_is_given():
     "arguments, message",
     [
         (dict(names="warp"), "kernel: got 'warp'; accepted are"),
-        (dict(names=["tiled"]), "names: got 'tiled'; accepted are kernels of q, k, v alone"),
-        (dict(every=0), "every: got 0; accepted is a whole number from 1"),
-        (dict(every=None), "every: got None; accepted is a whole number from 1$"),
-        (dict(queries=1.5), "queries: got 1.5; accepted is a whole number from 1, or None"),
-        (dict(limit=True), "limit: got True; accepted is a whole number from 1, or None"),
-        (dict(save="worst.npz"), "save: got 'worst.npz'; accepted is a path that ends in .safetensors"),
+        (dict(names=["tiled"]), r"^names: got 'tiled'; .*'as_shipped'"),
+        (dict(every=0), r"^every: got 0; .* from 1$"),
+        (dict(every=None), r"^every: got None; .* from 1$"),
+        (dict(queries=1.5), r"^queries: got 1\.5; .* from 1, or None$"),
+        (dict(limit=True), r"^limit: got True; .* from 1, or None$"),
+        (dict(save="worst.npz"), r"^save: got 'worst\.npz'; .*\.safetensors\b"),
         (dict(worst="flash"), "worst: got 'flash'; accepted are ran, baseline, as_shipped"),
     ],
 )
@@ -479,9 +479,8 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
         with Probe(["every_step", "test_model_probe:mean_of_v"]) as probe:
             decoder().to(dtype)(IDS)
         judgement = judge_model("mine", probe.table)
-        assert judgement.passed and judgement_text(judgement).startswith(
-            "mine passes. In all of 3 layers attention is within"
-        )
+        text = judgement_text(judgement)
+        assert judgement.passed and text.startswith("mine passes.") and "all of 3 layers" in text
         ran = [finding for finding in judgement.findings if finding.where.get("kernel") == "ran"]
         assert [finding.number for finding in ran] == probe.summary().ran.tolist()
         assert {f.severity for f in judgement.findings} == {Severity.PASSES, Severity.REPORTED}
@@ -490,16 +489,20 @@ def test_a_model_is_judged_by_the_largest_error_of_each_layer():
     for layer, o in (("a", right), ("b", right * 1.1), ("c", right * math.nan)):
         probe(q, k, v, o, dict(model="Own", layer=layer))
     judgement = judge_model("mine", probe.table)
-    severities = {f.where["layer"]: f.severity for f in judgement.findings if f.where.get("kernel") == "ran"}
-    assert not judgement.passed and severities == dict(a="passes", b="fails", c="fails")
-    words = "mine fails. In 2 of 3 layers attention breaks the rule; the worst is Own c: not finite, limit 2 ×."
-    assert judgement_text(judgement).startswith(words)
+    ran = {f.where["layer"]: f for f in judgement.findings if f.where.get("kernel") == "ran"}
+    assert not judgement.passed
+    assert {layer: f.severity for layer, f in ran.items()} == dict(a="passes", b="fails", c="fails")
+    assert ran["c"].number is None and ran["c"].limit == 2
+    text = judgement_text(judgement)
+    assert text.startswith("mine fails.") and "2 of 3 layers" in text and "Own c: not finite, limit 2 ×" in text
 
 
 def test_a_model_without_attention_calls_does_not_pass():
     judgement = judge_model("mine", Probe().table, skipped={("all", Why.DROPOUT): 3})
-    assert not judgement.passed and "nothing was judged" in judgement_text(judgement)
-    assert "Calls not compared: 3 (dropout_p above 0: what was dropped" in judgement_text(judgement)
+    found = {f.what: f for f in judgement.findings}
+    assert judgement.verdict == Verdict.NOT_JUDGED and found.keys() == {"nothing_compared", "skipped"}
+    assert (found["skipped"].number, found["skipped"].where["why"]) == (3, Why.DROPOUT)
+    assert f"not compared: 3 ({reason_sentence(Why.DROPOUT)})" in judgement_text(judgement)
 
 
 def decodes():
@@ -523,7 +526,7 @@ def test_a_model_is_reported_on_in_one_page(tmp_path):
 @pytest.mark.parametrize(
     "function, message",
     [
-        ("decodes", "function: got 'decodes'; accepted is package.module:function"),
+        ("decodes", r"^function: got 'decodes'; .*package\.module:function"),
         ("no_such_module:f", "it cannot be had: ModuleNotFoundError"),
         ("test_model_probe:IDS", "a Tensor; accepted is"),
         ("test_model_probe:leaves", "function: test_model_probe:leaves raises SystemExit: 0"),

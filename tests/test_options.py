@@ -129,9 +129,9 @@ def test_a_scale_in_the_exponent_refuses_what_comes_between_scale_and_exponentia
     q, k, v = draw("normal", 2, (1, 1, 5, 16))
     given = dict(tiling=TILING, precision=EXACT, algorithm=Algorithm(scale_in_exponent=True))
     for options in (dict(softcap=5.0), dict(mask=torch.zeros(5, 5))):
-        with pytest.raises(ValueError, match="scale_in_exponent=True with softcap or an added mask"):
+        with pytest.raises(ValueError, match=r"^algorithm: got scale_in_exponent=True .*softcap.*mask"):
             kernels.tiled(q, k, v, **given, **options)
-    with pytest.raises(ValueError, match="scale_in_exponent: got True"):
+    with pytest.raises(ValueError, match=r"^scale_in_exponent: got True"):
         Algorithm("fa1", scale_in_exponent=True)
 
 
@@ -200,7 +200,7 @@ def test_rotation_is_scipys_hadamard_and_leaves_the_scores():
     np.testing.assert_allclose(ours_q.numpy(), theirs, atol=1e-12)
     torch.testing.assert_close(ours_q @ ours_k.mT, q @ k.mT, atol=1e-11, rtol=0)
     assert ours_q.abs().max() < 0.5 * q.abs().max()  # an outlier is spread over its row
-    with pytest.raises(ValueError, match="head_dim 48; accepted is a power of two"):
+    with pytest.raises(ValueError, match=r"head_dim 48; .*power of two"):
         rotated(torch.zeros(1, 48).double(), torch.zeros(1, 48).double(), 0)
 
 
@@ -259,11 +259,11 @@ def test_trouble_is_what_it_says(name):
 @pytest.mark.parametrize(
     "given, message",
     [
-        (dict(threshold=3), "threshold: got 3 with 'fa2'; accepted is a whole number, for fa4"),
+        (dict(threshold=3), r"^threshold: got 3 with 'fa2'; .*\bfa4\b"),
         (dict(name="fa4", threshold=-1), "threshold: got -1 with 'fa4'"),
-        (dict(name="fa1", p_exponent_offset=2), "p_exponent_offset: got 2 with 'fa1'; accepted is a whole number"),
+        (dict(name="fa1", p_exponent_offset=2), r"^p_exponent_offset: got 2 with 'fa1'; "),
         (dict(p_exponent_offset=0.5), "p_exponent_offset: got 0.5"),
-        (dict(splits=0), "splits: got 0; accepted is a whole number from 1"),
+        (dict(splits=0), r"^splits: got 0; .* from 1\b"),
         (dict(name="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, fa4"),
     ],
 )
@@ -280,7 +280,7 @@ def test_bad_options_are_refused(given, message):
         (dict(window=(1, "2")), "window: got"),
         (dict(window=(1.5, 0)), "window: got"),
         (dict(window=(True, 0)), "window: got"),
-        (dict(scale="x"), "scale: got 'x'; accepted is a finite number above 0"),
+        (dict(scale="x"), r"^scale: got 'x'; .* above 0\b"),
         (dict(scale=True), "scale: got True"),
         (dict(softcap="50"), "softcap: got '50'"),
         (dict(dropout_p="0.1"), "dropout_p: got '0.1'"),

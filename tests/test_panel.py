@@ -12,6 +12,7 @@ from PIL import Image
 from fa_lib import BF16, E4M3, FP16, FP32, FP64, Precision, Tiling, deviation, draw, kernels
 from fa_lib.experiments import microbenchmark
 from fa_lib.experiments.comparison import STEPS, ExplorerSettings, compare, products_for
+from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.dots import SEQUENTIAL
 from fa_lib.numerics.tensor_cores import TensorCore
 from fa_lib.plots import explorer
@@ -192,9 +193,8 @@ def test_whatever_the_controls_say_is_drawn_without_a_warning():
             found = compare(setting)
             assert png(setting, found) and found.verdict in explorer.VERDICTS
         assert setting_line(setting) and "<table" in in_numbers(setting, found)
-        assert message(found) in verdict_html(setting, found) and "The rule of the field" in verdict_html(
-            setting, found
-        )
+        html = verdict_html(setting, found)
+        assert message(found) in html and f"{ALLOWED['o']} × Baseline" in html
 
 
 def altered(setting, value, key="flash"):
@@ -211,7 +211,7 @@ def test_what_is_not_finite_is_said_and_never_passes(value):
     for key, name, said in (("flash", "Flash", "fails"), ("baseline", "Baseline", "silent")):
         found = altered(SMALL, value, key)
         assert found.verdict == said
-        assert message(found) == f"{name} gives 1 of 16,384 values that are NaN or infinite"
+        assert message(found).startswith(f"{name} gives 1 of 16,384 ")
         assert png(SMALL, found) and ">1<" in in_numbers(SMALL, found)
 
 
@@ -220,20 +220,23 @@ def test_the_headline_says_what_was_found():
         return message(compare(setting))
 
     paper = ExplorerSettings(n=2048)
-    assert title(paper) == f"Flash is {compare(paper).times:.1f} × further than Baseline from the golden value"
+    assert title(paper).startswith(f"Flash is {compare(paper).times:.1f} × further")
     assert "nearer than Baseline" in title(replace(SMALL, precision=Precision.kernel(BF16)))
     exact = replace(SMALL, fmt=FP64, precision=Precision.uniform(FP64))
-    assert title(exact) == "Baseline is the golden value itself" and compare(exact).verdict == "silent"
+    assert not compare(exact).measured and compare(exact).verdict == "silent"
+    assert title(exact).startswith("Baseline is the golden")
     alike = dict.fromkeys(("flash", "baseline"), compare(SMALL).deviations["flash"])
     assert replace(compare(SMALL), deviations=alike).times == 1
 
 
 def test_the_reasons_name_what_is_carried():
     said = [*reasons(SMALL, compare(SMALL))]
-    assert said[0] == "From tile to tile it carries O in BF16, l in BF16: below FP32."
+    assert all(each in said[0] for each in ("tile to tile", "O in BF16", "l in BF16", "below FP32"))
     assert said[1].startswith("Of 4 tiles, ") and " ulp: " in said[2]
     assert "2⁸" in [*reasons(replace(SMALL, algorithm="fa4"), compare(SMALL))][1]
     shipped = replace(SMALL, fmt=FP16, precision=Precision.kernel(FP16))
-    assert "no less than kernels as shipped" in next(reasons(shipped, compare(shipped)))
+    carried = next(reasons(shipped, compare(shipped)))
+    assert "O in FP32" in carried and "l in FP32" in carried and "below" not in carried
     one = replace(SMALL, tiling=Tiling(128, 1024), precision=Precision.uniform(E4M3))
-    assert next(reasons(one, compare(one))).startswith("One tile: nothing is carried or rescaled. It has O in E4M3")
+    carried = next(reasons(one, compare(one)))
+    assert carried.startswith("One tile: ") and "O in E4M3" in carried

@@ -175,8 +175,8 @@ def test_errors_name_what_came():
         (lambda: Scheme(E4M3, "group", 0), "size: got 0"),
         (lambda: Scheme(E4M3, "tensor", outer="tensor"), "outer: got 'tensor' with 'tensor'"),
         (lambda: Scheme(E2M1, "group", 32, E8M0, "tensor"), "outer: got 'tensor'"),
-        (lambda: Scheme(E4M3, up=True), "up: got True with a scale in FP32"),
-        (lambda: SCHEMES["MXFP8"].apply(x), "x: got 40 values along the axis of its groups; accepted is a multiple of"),
+        (lambda: Scheme(E4M3, up=True), "up: got True .*FP32; .*E8M0"),
+        (lambda: SCHEMES["MXFP8"].apply(x), "x: got 40 values .* 32$"),
         (lambda: SCHEMES["MXFP8"].apply(x.float()), "x: got torch.float32"),
         (lambda: SCHEMES["MXFP8"].apply(x, 0), "axis: got 0"),
         (lambda: Quantization(p="NVFP4"), "p: got scales per 'group' with outer 'tensor'"),
@@ -247,7 +247,7 @@ def test_baseline_quantises_p_by_its_scheme_too():
     ours = kernels.reference(q, k, v, precision=steps)
     assert deviation(ours, Scheme.of("MXFP8").apply(P) @ v).max < 1e-12 < deviation(ours, P @ v).max
     o = kernels.reference(q.requires_grad_(), k, v, precision=steps)
-    with pytest.raises(ValueError, match="precision: got products that quantise P; accepted for gradients"):
+    with pytest.raises(ValueError, match=r"^precision: got products"):
         o.sum().backward()
 
 

@@ -78,7 +78,7 @@ def test_a_step_that_fails_or_takes_too_long_stops_no_other_and_what_is_done_is_
 def test_no_step_is_begun_that_does_not_fit(made, monkeypatch):
     monkeypatch.setattr(session, "LIMIT", 3 / 60)
     state, run, said = made(budget=3)
-    assert run[:1] == ["hardware"] and "tests: not begun, 3 minutes are left" in said
+    assert run[:1] == ["hardware"] and any(line.startswith("tests: not begun, 3 minutes") for line in said)
     assert "speed" not in run and "study" in run
 
 
@@ -95,7 +95,7 @@ def test_the_plan(tmp_path):
     assert (scale_of("cpu"), scale_of("cuda", "gpu")) == ("quick", "gpu")
     assert all(callable(getattr(steps, key)) for key in STEPS)
     (tmp_path / "record.json").write_text('{"steps": ')
-    with pytest.raises(ValueError, match=r"out: .*record.json is damaged; remove it to begin anew"):
+    with pytest.raises(ValueError, match=r"^out: .*record\.json is damaged"):
         session.read(tmp_path)
 
 

@@ -82,7 +82,7 @@ def test_bad_arguments_of_the_build_name_what_is_accepted(source, tmp_path):
         flash_attn.kernel_files(source, (80, 64))
     with pytest.raises(ValueError, match=r"head_dims: got \[\]"):
         flash_attn.stubs(source, ())
-    with pytest.raises(ValueError, match="jobs: got 0; accepted is a positive number"):
+    with pytest.raises(ValueError, match=r"^jobs: got 0; "):
         flash_attn.build("x", tmp_path, jobs=0)
     for name, words in (("flash_attn-2.7.0.tar.gz", "accepted is"), ("flash_attn-2.8.1.tar.gz", "it cannot be read")):
         (tmp_path / name).write_text("nothing")

@@ -107,7 +107,7 @@ def test_rescales_begin_at_the_sink():
 @pytest.mark.parametrize("sinks", [torch.zeros(3), torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), 1.0], ids=str)
 def test_other_sinks_are_refused(sinks):
     q, k, v = draw("normal", 0, (1, 2, 4, 8))
-    with pytest.raises(ValueError, match=r"sinks: got .*accepted is a floating-point tensor of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"^sinks: got .*; .* of shape \(2,\)"):
         kernels.golden(q, k, v, inputs=FP32, sinks=sinks)
-    with pytest.raises(ValueError, match="sinks: got a tensor; the kernel 'torch' has none"):
+    with pytest.raises(ValueError, match=r"^sinks: got a tensor; .*'torch' has none"):
         kernels.flash(q, k, v, sinks=torch.zeros(2))

@@ -104,7 +104,7 @@ def test_a_name_that_workers_do_not_have_is_refused_with_what_to_do():
     register("of this process", lambda q, k, v: v)
     try:
         with (
-            pytest.raises(ValueError, match="or package.module:function .*known in its own process alone"),
+            pytest.raises(ValueError, match=r"^kernel: got 'of this process'; .*, or package\.module:function"),
             workers(1) as pool,
         ):
             sweep(through, dict(kernel="of this process"), executor=pool)
@@ -195,9 +195,7 @@ def test_with_an_executor_a_cell_that_fails_is_reported_and_the_rest_are_finishe
     assert failure.value.__notes__[1:] == ["2 of 6 cells failed"] and len(CALLS) == 6
     printed = capsys.readouterr().err
     for b in (0, 1):
-        assert (
-            f"RuntimeError: no luck; in the cell {{'a': 2, 'b': {b}, 'c': 'fails'}}; the other cells go on" in printed
-        )
+        assert f"RuntimeError: no luck; in the cell {{'a': 2, 'b': {b}, 'c': 'fails'}}" in printed
     with pytest.raises(RuntimeError):
         sweep(cell, grid, cache=tmp_path)
     assert CALLS[6:] == [(2, 0, "fails")]  # the others were kept
@@ -224,7 +222,7 @@ def test_of_a_broken_pool_no_call_is_waited_for_and_no_worker_is_left():
 
 def test_what_is_no_executor_is_refused():
     for count in ("slrum", -1, 1.5):
-        with pytest.raises(ValueError, match="executor: got .*; accepted is 'slurm' or a number of processes"):
+        with pytest.raises(ValueError, match=rf"^executor: got {count!r}; .*'slurm'"):
             workers(count).__enter__()
 
 

@@ -141,10 +141,10 @@ def test_a_sum_key_by_key_breaks_the_probabilistic_bound_and_not_the_other():
 @pytest.mark.parametrize(
     "given, message",
     [
-        (dict(tiles=0), "tiles: got 0; accepted is a whole number from 1"),
-        (dict(tiles="8"), "tiles: got '8'; accepted is a whole number from 1"),
-        (dict(tiles=4, splits="2"), "splits: got '2'; accepted is a whole number from 1 to the 4 tiles"),
-        (dict(tiles=4, splits=5), "splits: got 5; accepted is a whole number from 1 to the 4 tiles"),
+        (dict(tiles=0), r"^tiles: got 0; .* from 1\b"),
+        (dict(tiles="8"), r"^tiles: got '8'; "),
+        (dict(tiles=4, splits="2"), r"^splits: got '2'; .*\b4 tiles"),
+        (dict(tiles=4, splits=5), r"^splits: got 5; .*\b4 tiles"),
         (dict(tiles=4, algorithm="fa3"), "algorithm: got 'fa3'; accepted are fa1, fa2, baseline"),
         (dict(tiles=4, values="positive"), "values: got 'positive'; accepted are one_sign, one_sign_peaked, zero_mean"),
     ],
@@ -171,11 +171,11 @@ def test_every_formula_refuses_an_algorithm_it_does_not_know():
         lambda: theory.expected_gradients(Precision.uniform(BF16), tiles=2.5),
         lambda: theory.repeated(BF16, tiles=2.5, spread=0.1),
     ):
-        with pytest.raises(ValueError, match="tiles: got 2.5; accepted is a whole number from 1"):
+        with pytest.raises(ValueError, match=r"^tiles: got 2\.5; "):
             call()
     with pytest.raises(ValueError, match="values: got 'positive'"):
         theory.expected_gradients(Precision.uniform(BF16), tiles=4, values="positive")
-    with pytest.raises(ValueError, match="spread: got '0.1'; accepted is a number from 0"):
+    with pytest.raises(ValueError, match=r"^spread: got '0\.1'; "):
         theory.repeated(BF16, tiles=4, spread="0.1")
 
 

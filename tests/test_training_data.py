@@ -80,7 +80,7 @@ def test_batches_go_through_the_data_and_can_start_anywhere():
     for start in (1, 3, 7):
         assert first(held.batches(3, seed=1, start=start), 9) == sixteen[start : start + 9]
     assert first(held.batches(3, seed=2), 16) != sixteen
-    with pytest.raises(ValueError, match="batch: got 11; accepted is up to the 10 images"):
+    with pytest.raises(ValueError, match=r"^batch: got 11; .*\b10 images"):
         next(held.batches(11, seed=0))
 
 
@@ -104,21 +104,19 @@ def test_real_data_sets_are_read(kind, tmp_path):
     for start in (1, 2, 5):
         assert first(load(source, 16, streaming=True).batches(2, seed=3, start=start), 5) == ten[start : start + 5]
     for data_set in (held, stream):
-        with pytest.raises(ValueError, match="batch: got 6; accepted is up to the 5"):
+        with pytest.raises(ValueError, match=r"^batch: got 6; .*\b5\b"):
             data_set.check(6)
 
 
 def test_what_cannot_be_trained_on_is_named(tmp_path):
     folder = image_folder(tmp_path / "bare", WORDS)
     (folder / "metadata.jsonl").unlink()
-    with pytest.raises(
-        ValueError, match="bare has no captions, only the columns image.*accepted are text, caption, txt"
-    ):
+    with pytest.raises(ValueError, match=r"bare has no captions, .*\bimage\b.*accepted are text, caption, txt"):
         load(folder, 16)
     folder = image_folder(tmp_path / "torn", WORDS)
     (folder / "2.png").write_bytes(picture("red")[:50])
     for streaming in (False, True):
-        with pytest.raises(ValueError, match=r"torn, number \d \(.*2.png\) is no image that can be read"):
+        with pytest.raises(ValueError, match=r"torn, number \d \(.*2\.png\) is no image"):
             held = load(folder, 16, streaming=streaming)
             next(held.batches(5, 0))
     folder = image_folder(tmp_path / "dumb", ["one", "two", " "])

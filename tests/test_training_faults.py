@@ -84,17 +84,17 @@ def flipped(held, at):
     return held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :]
 
 
-ACCEPTED = "accepted are whole PNG, JPEG and WebP files of one frame"
+ACCEPTED = "accepted are .*PNG, JPEG and WebP"
 IMAGES = {
-    "no image": (b"<html>not found</html>", f"it is of no accepted format; {ACCEPTED}"),
+    "no image": (b"<html>not found</html>", f".*no accepted format; {ACCEPTED}"),
     "empty": (b"", f"the file is empty; {ACCEPTED}"),
     "half a PNG": (encoded()[:2000], f".*; {ACCEPTED}"),
     "half a JPEG": (encoded(fmt="JPEG")[:1000], f".*truncated.*; {ACCEPTED}"),
     "half a WebP": (encoded(fmt="WEBP")[:400], f".*; {ACCEPTED}"),
     "a PNG with a bit flipped": (flipped(encoded(), 2000), f".*; {ACCEPTED}"),
-    "animated PNG": (frames("PNG"), f"it is animated, with 2 frames; {ACCEPTED}"),
-    "animated WebP": (frames("WEBP"), f"it is animated, with 2 frames; {ACCEPTED}"),
-    "GIF": (frames("GIF"), f"it is of no accepted format; {ACCEPTED}"),
+    "animated PNG": (frames("PNG"), f".*animated, with 2 frames; {ACCEPTED}"),
+    "animated WebP": (frames("WEBP"), f".*animated, with 2 frames; {ACCEPTED}"),
+    "GIF": (frames("GIF"), f".*no accepted format; {ACCEPTED}"),
 }
 
 
@@ -103,8 +103,8 @@ def test_an_image_that_is_not_accepted_is_named_before_training(fault, tmp_path)
     held, message = IMAGES[fault]
     images = each(6)
     images[4] = held
-    refused(folder(tmp_path / "set", images), rf"set, number \d \(.*4.png\) is no image that can be read: {message}")
-    refused(shard(tmp_path / "0.tar", images), rf"0.tar, number \d \(4.png\) is no image that can be read: {message}")
+    refused(folder(tmp_path / "set", images), rf"set, number \d \(.*4\.png\) is no image [^:]*: {message}")
+    refused(shard(tmp_path / "0.tar", images), rf"0\.tar, number \d \(4\.png\) is no image [^:]*: {message}")
 
 
 def test_a_run_whose_last_image_is_bad_takes_no_step(tmp_path):
@@ -190,7 +190,7 @@ CAPTIONS = {"utf-16": "ein Käfer".encode("utf-16"), "latin-1": "ein Käfer".enc
 @pytest.mark.parametrize("encoding", CAPTIONS)
 def test_a_caption_that_is_not_utf_8_is_named(encoding, tmp_path):
     source = shard(tmp_path / "0.tar", each(3), [b"a", CAPTIONS[encoding], b"c"])
-    refused(source, "the shard .*0.tar: the caption '1.txt' is not UTF-8")
+    refused(source, r"^data: .*0\.tar: .*'1\.txt' is not UTF-8")
 
 
 TEXTS = {"": "1.png has an empty caption", "\ufeff ": "number \\d .*1.png.* has an empty caption", 3: "text is 3"}
@@ -213,10 +213,10 @@ def test_a_line_that_is_there_twice_is_refused_and_a_second_caption_is_told(tmp_
     lists, again = source / "metadata.jsonl", {"file_name": "1.png", "text": "a"}
     right = lists.read_text()
     lists.write_text(right + json.dumps(again) + "\n")
-    refused(source, "jsonl, line 4: the image .*1.png is on .*metadata.jsonl, line 2, with the same caption")
+    refused(source, r"jsonl, line 4: .*1\.png .*metadata\.jsonl, line 2, .*same caption")
     lists.write_text(right + json.dumps(again | {"text": "b"}) + "\n")
     for streaming in (False, True):
-        with pytest.warns(UserWarning, match=r"trained on like any other: 1; the first: .*1.png, as .*1.png"):
+        with pytest.warns(UserWarning, match=r"^data: .*: 1; the first: .*1\.png, as .*1\.png"):
             checked(source, streaming)
 
 
@@ -227,9 +227,7 @@ def test_images_with_the_same_bytes_are_told(streaming, tmp_path):
         folder(tmp_path / "set", [first, second, first, third, first]),
         shard(tmp_path / "0.tar", [first, second, first, third, first]),
     ):
-        with pytest.warns(
-            UserWarning, match=f"{source}: images with the bytes of an earlier one, .*: 2; the first: .*[024].png, as "
-        ):
+        with pytest.warns(UserWarning, match=rf"^data: {source}: .*: 2; the first: .*[024]\.png, as "):
             held = checked(source, streaming)
         assert len({*next(held.batches(5, 0))[0].flatten(1).sum(1).tolist()}) == 3  # trained on as they are
     with warnings.catch_warnings():
@@ -242,8 +240,8 @@ def test_a_shard_with_a_name_twice_or_a_link_is_refused(tmp_path):
     path = tmp_path / "0.tar"
     hidden = [("._0.txt", b"\xff\xfe"), ("._0.txt", b"\xff\xfe")]  # as macOS writes them; not read
     checked(packed(path, pairs + hidden), False)
-    refused(packed(path, [*pairs, pairs[0], pairs[1]]), f"the shard {path} holds '0.png' twice; accepted is once")
-    refused(packed(path, [pairs[0], *pairs]), f"the shard {path} holds '0.png' twice")
+    refused(packed(path, [*pairs, pairs[0], pairs[1]]), rf"{path} holds '0\.png' twice")
+    refused(packed(path, [pairs[0], *pairs]), rf"{path} holds '0\.png' twice")
     refused(
         packed(path, [*pairs, ("3.png", None), ("3.txt", b"a")]), f"{path}: got the link '3.png'; accepted are files"
     )
@@ -252,9 +250,9 @@ def test_a_shard_with_a_name_twice_or_a_link_is_refused(tmp_path):
 def test_a_shard_that_is_cut_short_and_a_path_elsewhere_are_refused(tmp_path):
     path = shard(tmp_path / "0.tar", each(6))
     path.write_bytes(path.read_bytes()[:3000])
-    refused(path, f"the shard {path} is damaged: at byte")
+    refused(path, rf"{path} is damaged: at byte \d")
     source = folder(tmp_path / "set", each(3))
     (tmp_path / "secret.png").write_bytes(each(1)[0])
     lists = source / "metadata.jsonl"
     lists.write_text(lists.read_text().replace("1.png", "../secret.png"))
-    refused(source, "metadata.jsonl, line 2: file_name: got '../secret.png'; accepted are files in the folder")
+    refused(source, rf"metadata\.jsonl, line 2: file_name: got '\.\./secret\.png'; .*{source}")

@@ -29,13 +29,13 @@ def test_half_products_are_rounded_once():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(layrs=2), "config: layrs: missing or too many; accepted are attention_bias, batch"),
+        (dict(layrs=2), r"^config: layrs: .*; accepted are attention_bias, batch"),
         (dict(layers=0), "config: layers: got 0; accepted is at least 1"),
         (dict(heads=2.5), "config: heads: got 2.5; accepted is int"),
         (dict(layers=True), "config: layers: got True; accepted is int"),
         (dict(lr="3e-4"), "config: lr: got '3e-4'; accepted is float"),
         (dict(lr=0.0), "config: lr: got 0.0; accepted is more than 0"),
-        (dict(image_size=15), "config: image_size: got 15; accepted are multiples of patch_size"),
+        (dict(image_size=15), r"^config: image_size: got 15; .*patch_size"),
     ],
 )
 def test_bad_configurations_are_refused(changes, message, tmp_path):

@@ -66,7 +66,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
     stopped(tmp_path, config=QUICK, every=1)
     path = tmp_path / "resume.ckpt"
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="resume.ckpt is of another run, kernel = 'unfused' and not 'flash'"):
+    with pytest.raises(ValueError, match=r"resume\.ckpt is .*kernel = 'unfused' and not 'flash'"):
         train(replace(spec, arm=Arm(kernel="flash")), tmp_path)
     path.write_bytes(before[: len(before) // 2])
     with pytest.raises(ValueError, match=f"{path} is damaged"):
@@ -78,7 +78,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
             again()
     path.write_bytes(before)
     assert again()["status"] == "done"
-    with pytest.raises(ValueError, match="run.json is of another run, seed = 0 and not 1"):
+    with pytest.raises(ValueError, match=r"run\.json is .*seed = 0 and not 1"):
         train(replace(spec, seed=1), tmp_path)
     ended = tmp_path / "run.json"
     right = ended.read_text()
@@ -101,7 +101,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_with_their_path(tmp_path):
 def test_a_folder_in_use_is_refused_and_one_that_lacks_weights_is_trained_again(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     monkeypatch.setattr("fa_lib.execution.files.locked_folder", partial(locked_folder, seconds=1))
-    with locked_folder(folder), pytest.raises(ValueError, match=f"folder: {folder} is in use by another process"):
+    with locked_folder(folder), pytest.raises(ValueError, match=f"^folder: {folder} is in use"):
         run(folder, config=QUICK)
     run(folder, config=QUICK)
     before = weights(folder, 2).read_bytes()
@@ -120,7 +120,7 @@ def test_a_folder_whose_holder_is_killed_can_be_used(tmp_path):
         holder.stdout.readline()
         try:
             with (
-                pytest.raises(ValueError, match="in use by another process"),
+                pytest.raises(ValueError, match=r"^folder: .*run is in use"),
                 locked_folder(tmp_path / "run", seconds=0.2),
             ):
                 pass
@@ -147,7 +147,7 @@ def test_an_edit_of_what_a_run_depends_on_stops_it_and_no_other_edit_does(edited
     stopped(tmp_path / "run", config=QUICK, every=1)
     for name in ("training/model", "training/run", "kernels/eager", "kernels/rows", "numerics/formats"):
         edited(of_run, {f"{name}.py": "\n# edited\n"})
-        with pytest.raises(ValueError, match="resume.ckpt is of another run, version = .* and not "):
+        with pytest.raises(ValueError, match=r"resume\.ckpt is .*version = .* and not "):
             run(tmp_path / "run", config=QUICK, every=1)
     others = ("check/probe/probe", "plots/training", "training/study", "training/arm", "execution/sweep")
     others += ("numerics/metrics",)
@@ -186,11 +186,11 @@ NO_BACKWARD = "fa_lib.kernels.flash:_flash_attn"
 REFUSED = {
     "precision: got 'fp4'; accepted are 64-true, 32-true": dict(arm=Arm(precision="fp4")),
     "kernel: got 'warp'; accepted are reference": dict(arm=Arm(kernel="warp")),
-    "cannot do what the model asks, self-attention of 64 queries": dict(arm=Arm(kernel=NO_BACKWARD)),
+    rf"^kernel: '{NO_BACKWARD}' cannot do .*self-attention of 64 queries": dict(arm=Arm(kernel=NO_BACKWARD)),
     "'stepwise' cannot do .* cross-attention .* a mask: mask: got": dict(
         arm=Arm(kernel="stepwise"), config=replace(TINY, text_mask=True)
     ),
-    "devices: got 3; accepted are divisors of the batch, 4": dict(devices=3),
+    r"^devices: got 3; .*\bbatch, 4$": dict(devices=3),
     "strategy: got 'fsdp' with devices = 1, bf16-mixed; accepted: ddp, and fsdp": dict(strategy="fsdp"),
     "steps: got 0; accepted": dict(steps=0),
     "device: got 1 of 'tpu'": dict(device="tpu"),
@@ -217,7 +217,7 @@ def test_bad_arguments_of_a_study_are_refused_before_the_first_run(tmp_path):
 
 def test_the_number_of_processes_that_torchrun_started_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="devices: got 1; accepted is 2, the processes that torchrun or srun"):
+    with pytest.raises(ValueError, match=r"^devices: got 1; accepted is 2, .*torchrun"):
         run(tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
