@@ -39,17 +39,17 @@ def figures(
 
         end_as_interrupted()
         end_with_parent()
-        executor = int(executor) if executor and executor.isdigit() else executor
+        workers = int(executor) if executor and executor.isdigit() else executor
         notebooks = notebooks_of(NOTEBOOKS, names)
         notebooks = notebooks if names else notebook.of_scale(notebooks, scale)
         if jobs is None:
-            alone = executor is not None or share() == 1
+            alone = workers is not None or share() == 1
             alone = alone or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
             alone = alone or sum(not notebook.is_fresh(path, scale, build(), build()) for path in notebooks) < 2
             jobs = 1 if alone else 2
-        if jobs > 1 and executor is None and share(jobs) == 1:
-            executor = 0  # a notebook has one core: more processes would import once more and compete for it
-        run_all(notebooks, scale, build(), executor=executor, jobs=jobs)
+        if jobs > 1 and workers is None and share(jobs) == 1:
+            workers = 0  # a notebook has one core: more processes would import once more and compete for it
+        run_all(notebooks, scale, build(), executor=workers, jobs=jobs)
         _say(f"figures are in {build() / 'figures'}, tables in {build() / 'data' / 'results'}")
 
 
@@ -71,7 +71,9 @@ def publish() -> None:
                 raise ValueError(
                     f"publish: {path.name} is not up to date at the scale paper; run `fa-lib dev figures` first"
                 )
-            files += manifest.read(notebook.outcome_path(path, build()))["files"]
+            outcome = manifest.read(notebook.outcome_path(path, build()))
+            assert outcome is not None  # a fresh notebook has one
+            files += outcome["files"]
         manifest.copy(files, build(), CHECKOUT)
         for old in RESULTS.iterdir():  # of a notebook that no longer writes it
             if str(old.relative_to(CHECKOUT)) not in files:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 
 import pandas as pd
@@ -96,7 +96,7 @@ def index(
     return page + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
 
 
-def _listed(table, pages=frozenset()):
+def _listed(table, pages: Set[str] = frozenset()):
     """A row for each kernel, and for each version of it; the first, where it has a page, is a link."""
     columns = ("kernel", "version", "1 query", "16", "many", "relative error", "gradients", "bias (Baseline's)",
                "relations", "verdict", "found")  # fmt: skip
@@ -214,6 +214,7 @@ def summary_line(row: Mapping) -> str:
 
 def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: judge_gallery.JudgingSettings) -> None:
     """Tables, figures and pages of the whole gallery, into the checkout."""
+    assert CHECKOUT is not None  # `make` refuses to publish without one
     older = others(table)
     for name, each in (dict(verdicts=table, **proofs) | {OTHERS: older}).items():
         with replacing(TABLES / f"{name}.csv") as path:

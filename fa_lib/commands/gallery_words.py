@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from typing import TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
 CAUSES = {  # of judge_gallery.row's cause, the gravest first -> a few words
@@ -30,7 +33,7 @@ def found(row: Mapping) -> str:
     return next((words for cause, words in CAUSES.items() if cause in causes), "")
 
 
-def given(value: object) -> bool:
+def given(value: T | None) -> TypeGuard[T]:
     """Whether a row of a table has it: it is no NaN, None or empty text."""
     return value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
 

@@ -74,7 +74,7 @@ def of_function(fn: Callable) -> str:
     except (TypeError, OSError):  # compiled, or of no file
         text = repr(fn) if getattr(fn, "__name__", "") else type(fn).__name__
     module = getattr(inner, "__module__", None)
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
     return digest([text, sources(file, module) if file and module else {}])
 
 

@@ -52,9 +52,11 @@ def call_each(
     Yields:
         each call once it has ended.
     """
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
+        context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([getattr(fn, "func", fn).__module__])  # of a partial, its function's
+    else:
+        context = multiprocessing.get_context("spawn")
     waiting, running = list(arguments), {}
     with _environment(environment), tempfile.TemporaryDirectory(prefix="fa_lib-calls-") as folder:
         try:

@@ -63,7 +63,9 @@ def package(module: str) -> str:
     except (ImportError, ValueError):
         spec = None
     origin = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    for name in importlib.metadata.packages_distributions().get(top, ()) if origin else ():
+    if not origin:
+        return ""
+    for name in importlib.metadata.packages_distributions().get(top, ()):
         found = importlib.metadata.distribution(name)
         if Path(origin).resolve().is_relative_to(Path(str(found.locate_file(""))).resolve()):
             return f"{name} {found.version}"

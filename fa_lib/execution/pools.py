@@ -85,8 +85,11 @@ def _settle(expected):
     torch.set_num_threads(1)
     process_settings.keep_memory()
 
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+
     def follow():
-        multiprocessing.parent_process().join()
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()

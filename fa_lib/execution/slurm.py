@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-import submitit
+import submitit  # pyright: ignore[reportMissingImports]  # of the extra `cluster`
 
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import build

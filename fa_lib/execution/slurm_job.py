@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-import submitit
+import submitit  # pyright: ignore[reportMissingImports]  # of the extra `cluster`
 import torch
 
 from fa_lib.execution import process_settings

@@ -64,11 +64,13 @@ def settings() -> Settings:
         raise ValueError(f"{path}: no YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: got {raw!r}; accepted is a mapping of {', '.join(Settings.model_fields)}")
-    given = {name: int(text) if isinstance(text, str) and text.isdigit() else text for name, text in raw.items()}
-    if isinstance(given.get("sbatch"), dict):
-        given["sbatch"] = (yaml.safe_load(path.read_text()) or {})["sbatch"]
+    values: dict[str, Any] = {
+        name: int(text) if isinstance(text, str) and text.isdigit() else text for name, text in raw.items()
+    }
+    if isinstance(values.get("sbatch"), dict):
+        values["sbatch"] = (yaml.safe_load(path.read_text()) or {})["sbatch"]
     try:
-        return Settings(**given)
+        return Settings(**values)
     except ValidationError as error:
         raise ValueError(f"{path}: {_words(error.errors()[0])}") from error
 

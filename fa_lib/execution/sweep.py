@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, ProcessPoolExecutor, wait
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pandas as pd
@@ -51,15 +52,16 @@ def sweep(
             inspect.signature(fn).bind(**cell)
     except TypeError as error:
         raise ValueError(f"grid: {error}; accepted are the parameters {inspect.signature(fn)}") from None
-    keys = [{name: asdict(x) if is_dataclass(x) else x for name, x in cell.items()} for cell in cells]
-    kept = _kept(fn, keys, uses, cache)
-    rows = {i: kept.get(key) for i, key in enumerate(keys)} if kept else {}
-    todo = [i for i in range(len(cells)) if rows.get(i) is None]
+    keys = [_plain(cell) for cell in cells]
+    finished = _finished_cells(fn, keys, uses, cache)
+    cached = {i: finished.get(key) for i, key in enumerate(keys)} if finished else {}
+    rows = {i: found for i, found in cached.items() if found is not None}
+    todo = [i for i in range(len(cells)) if i not in rows]
     with tqdm(total=len(cells), initial=len(cells) - len(todo), desc=fn.__name__, unit="cell") as bar:
         for i, result in _results(fn, {i: cells[i] for i in todo}, executor):
             rows[i] = result if isinstance(result, list) else [result]
-            if kept:
-                kept.put(keys[i], rows[i])
+            if finished:
+                finished.put(keys[i], rows[i])
             bar.update()
     return pd.DataFrame([_columns(cell, fixed) | row for i, cell in enumerate(cells) for row in rows[i]])
 
@@ -74,8 +76,18 @@ def expand(grid: dict) -> Iterator[dict]:
     return (dict(zip(axes, values)) for values in itertools.product(*axes.values()))
 
 
-def _kept(fn, keys, uses, cache):
-    """The finished cells of fn, or None where nothing is kept."""
+def _fields(value: object) -> dict[str, Any] | None:
+    """name -> value of a dataclass's instance; None for any other value."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else None
+
+
+def _plain(cell):
+    """A cell with its dataclasses as dicts, as JSON can hold them."""
+    return {name: x if (fields := _fields(x)) is None else fields for name, x in cell.items()}
+
+
+def _finished_cells(fn, keys, uses, cache):
+    """The Cells of fn; None without a cache."""
     if not cache:
         return None
     try:
@@ -89,8 +101,8 @@ def _columns(cell, fixed):
     """What a row says of its cell."""
     columns = {}
     for name, x in cell.items():
-        if is_dataclass(x):
-            columns |= asdict(x)
+        if (fields := _fields(x)) is not None:
+            columns |= fields
         elif name not in fixed or x is None or isinstance(x, (str, int, float)):
             columns[name] = x
     return columns

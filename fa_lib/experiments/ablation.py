@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
@@ -10,7 +11,6 @@ from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 from fa_lib.numerics.metrics import deviation
 
@@ -36,10 +36,10 @@ class Start:
 
 
 _SHIPPED = replace(Precision.kernel(BF16), output=FP32)  # storing in BF16 would hide what the other steps do
-STARTS = by_key((
+STARTS = {start.key: start for start in (
     Start("shipped", "as shipped, output in FP32; this step in BF16", _SHIPPED, BF16),
     Start("all_bf16", "all in BF16; this step in FP32", Precision.uniform(BF16), FP32),
-))  # fmt: skip
+)}  # fmt: skip
 
 STEPS = {  # "nothing", or a step of a Precision -> label
     "nothing": "nothing changed",
@@ -90,7 +90,7 @@ def ladder(
     for start in starts:
         for algorithm in algorithms:
             for step in steps:
-                call = dict(tiling=tiling, precision=changed[start, step], algorithm=algorithm)
+                call: dict[str, Any] = dict(tiling=tiling, precision=changed[start, step], algorithm=algorithm)
                 o = kernels.tiled(problem.q, problem.k, problem.v, **call)
                 errors = by_inputs[changed[start, step].inputs].errors(o)
                 rows.append(dict(start=start, algorithm=algorithm, step=step) | errors)

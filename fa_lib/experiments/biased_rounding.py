@@ -39,7 +39,11 @@ class Sign:
     factor: int
 
 
-SIGNS = by_key((Sign("positive", "V > 0", 1), Sign("negative", "V < 0", -1), Sign("both", "both signs", 0)))
+SIGNS = {sign.key: sign for sign in (
+    Sign("positive", "V > 0", 1),
+    Sign("negative", "V < 0", -1),
+    Sign("both", "both signs", 0),
+)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def problem(
     k[..., at, :] = along * gap / 4 * head_dim**0.5
     if factor:
         v, dO = factor * v.abs(), factor * dO.abs()
-    return tuple(BF16(x) for x in (q, k, v, dO))
+    return BF16(q), BF16(k), BF16(v), BF16(dO)
 
 
 def bias(

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -117,7 +118,7 @@ def compare(setting: ExplorerSettings) -> Found:
     s = setting
     drawn = s.distribution, s.seed, s.n, s.head_dim
     q, k, v = _drawn(*drawn)
-    options = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
+    options: dict[str, Any] = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
     flash = kernels.tiled(q, k, v, algorithm=s.algorithm, rows=s.tiling.block_q, **options)
     outs = {
         "flash": (flash, s.precision.inputs),

@@ -83,7 +83,7 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
     from fa_lib.gallery.openvino_kernels import openvino_sdpa
 
     q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
-    wide = openvino_sdpa(*(x.float() for x in (q, k, v)))
+    wide = openvino_sdpa(q.float(), k.float(), v.float())
     return error_rows(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -45,12 +46,12 @@ def sink_cast(
     takes = lookup("kind", kind, KINDS)
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     q = q / q.norm(dim=-1, keepdim=True) * head_dim**0.5
-    asked = dict(sinks=torch.tensor([strength], dtype=torch.float64))
+    sink: dict[str, Any] = dict(sinks=torch.tensor([strength], dtype=torch.float64))
     if takes:
         added = torch.zeros(n, dtype=torch.float64)
         added[:takes] = strength
-        asked = dict(mask=added)
-    golden, found = kernels.golden(q, k, v, inputs=FP64, **asked), []
+        sink = dict(mask=added)
+    golden, found = kernels.golden(q, k, v, inputs=FP64, **sink), []
     for cast, (reverse, offset) in CASTS.items():
         zeros: list[int] = []
 
@@ -61,7 +62,7 @@ def sink_cast(
 
         algorithm = Algorithm("fa2", exp=counted, p_exponent_offset=offset, reverse=reverse)
         precision = replace(Precision.kernel(FP32), probs=E4M3)
-        o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **asked)
+        o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **sink)
         mse = deviation(o, golden, FP32).rmse ** 2
         found.append(dict(cast=cast, lost=sum(zeros) / (rows * (n - takes)), mse=mse))
     return found
@@ -96,7 +97,7 @@ def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: in
     """
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     q, k, ones = BF16(q * spread), BF16(k), torch.ones_like(v[..., :1])
-    scaled = tuple(Scheme(E4M3).apply(x) for x in (q, k))
+    scaled = Scheme(E4M3).apply(q), Scheme(E4M3).apply(k)
     fp8 = replace(Precision.kernel(BF16), inputs=FP64, probs=E4M3)
     threshold = 6 if n <= 4096 else 4
     raised = Algorithm("fa4", threshold=threshold, p_exponent_offset=math.floor(math.log2(E4M3.max)) - threshold)
@@ -107,8 +108,9 @@ def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: in
         fp8_raised=(scaled, fp8, raised),
     )
     found = []
-    for name, (loaded, precision, algorithm) in tried.items():
-        o = kernels.tiled(*loaded, ones, tiling=Tiling(64, 64), precision=precision, algorithm=algorithm)
+    for name, ((loaded_q, loaded_k), precision, algorithm) in tried.items():
+        call: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=precision, algorithm=algorithm)
+        o = kernels.tiled(loaded_q, loaded_k, ones, **call)
         short = (o < 0.99).double().mean().item()
         found.append(dict(kernel=name, smallest=o.min().item(), mean=o.mean().item(), short=short))
     return found

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,8 +113,8 @@ def bounds(seed: int, settings: int = 100) -> list[dict]:
         o = kernels.tiled(q, k, v, tiling=Tiling(4, block_kv), precision=precision, algorithm=str(algorithm))
         found = ((o - golden).abs() / size).max().item()
         S = q @ k.mT / 8**0.5
-        given = dict(tiles=tiles, algorithm=str(algorithm), rise=(S.amax(-1) - S.amin(-1)).max().item())
-        most = bound(precision, **given), bound(precision, **given, keys=k.shape[-2] * o.numel(), failure=1e-6)
+        call: dict[str, Any] = dict(tiles=tiles, algorithm=str(algorithm), rise=(S.amax(-1) - S.amin(-1)).max().item())
+        most = bound(precision, **call), bound(precision, **call, keys=k.shape[-2] * o.numel(), failure=1e-6)
         row = dict(algorithm=str(algorithm), tiles=tiles, block_kv=block_kv, kind=kind, spread=spread) | bits
         rows.append(row | dict(deterministic=found / most[0], probable=found / most[1], vacuous=most[0] == math.inf))
     return rows

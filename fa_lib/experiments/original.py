@@ -16,7 +16,6 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.shipped import fa2_cuda, fa2_splitkv
-from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import Format, round_to
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -39,7 +38,7 @@ class Call:
     splits: int = 1
 
 
-CALLS = by_key((
+CALLS = {call.key: call for call in (
     Call("uneven", "113 queries, 203 keys", (2, 113), (2, 203), {}),
     Call("uneven causal", "the same, causal", (2, 113), (2, 203), dict(causal=True)),
     Call("shared", "4 heads share 1 of K and V", (4, 256), (1, 256), {}),
@@ -47,7 +46,7 @@ CALLS = by_key((
     Call("softcap", "softcap 20", (2, 256), (2, 256), dict(softcap=20.0)),
     Call("split", "split-KV, 1 query, 2,048 keys in 4 parts", (2, 1), (2, 2048), {}, 4),
     Call("split causal", "the same, 64 queries, causal", (2, 64), (2, 2048), dict(causal=True), 4),
-))  # fmt: skip
+)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,14 @@ def _not_rounded(model, fmt, head_dim, gpu):
     return model | dict(precision=replace(model["precision"], probs=model["precision"].accumulator))
 
 
-CHOICES = by_key((
+CHOICES = {choice.key: choice for choice in (
     Choice("model", "model", lambda model, *_: model),
     Choice("other", "the other GPU's sums", _other),
     Choice("exact", "sums exact", _exact),
     Choice("divided", "S scaled first, O divided by l", _divided),
     Choice("forwards", "first tile first", _forwards),
     Choice("not_rounded", "P not rounded", _not_rounded),
-))  # fmt: skip
+)}  # fmt: skip
 
 
 def original(

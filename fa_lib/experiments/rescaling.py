@@ -1,5 +1,7 @@
 """Is it the rescaling? The same keys in the same order, with the row's maximum found on the way or known beforehand."""
 
+from typing import Any
+
 import torch
 
 from fa_lib import kernels
@@ -39,14 +41,15 @@ def rescaling(
         tails = torch.arange(n).repeat(rows, 1)[rest].reshape(rows, tiles, n // tiles - 1)
         at = torch.cat([top.flip(1)[..., None], tails], -1).reshape(rows, n)
         q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, 64), (rows, n, 64): each row is a head with its keys
-    options = dict(mask=-(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8)  # of the scores' shape
+    mask = -(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8  # of the scores' shape
+    options: dict[str, Any] = dict(mask=mask)
     golden = kernels.golden(q, k, v, inputs=FP64, **options)
-    given = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
+    call: dict[str, Any] = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
     found = []
     for maximum in MAXIMA:
         how = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
-        d = deviation(kernels.tiled(q, k, v, algorithm=how, **given), golden, BF16)
-        rescales = kernels.rescales(q, k, **given).double().mean().item() if maximum == "online" else 0.0
+        d = deviation(kernels.tiled(q, k, v, algorithm=how, **call), golden, BF16)
+        rescales = kernels.rescales(q, k, **call).double().mean().item() if maximum == "online" else 0.0
         found.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
     return found
 

@@ -1,6 +1,7 @@
 """The gradient of a sink: one number a head, summed from all rows and features, whose terms nearly cancel."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -32,9 +33,9 @@ def sink_gradient(
     """
     q, k, v = (BF16(x) for x in draw("normal", seed, (1, heads, n, head_dim)))
     drawn = draw("normal", seed + 1_000_000, q.shape)[0]
-    given = dict(sinks=torch.zeros(heads, dtype=torch.float64))
-    exact = kernels.golden(q, k, v, inputs=BF16, **given)
-    o = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(BF16), **given)
+    sinks: dict[str, Any] = dict(sinks=torch.zeros(heads, dtype=torch.float64))
+    exact = kernels.golden(q, k, v, inputs=BF16, **sinks)
+    o = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(BF16), **sinks)
     S = q @ k.mT * head_dim**-0.5  # (1, heads, n, n)
     P = 1 / (1 + torch.exp(S).sum(-1, keepdim=True))  # of the sink (1, heads, n, 1)
     along, found = P * o, []

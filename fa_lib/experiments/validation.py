@@ -11,7 +11,6 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.shipped import fa2_cuda, torch_cpu
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import FP32, Format, round_to
 from fa_lib.numerics.metrics import deviation
 
@@ -52,13 +51,13 @@ def _tile_64(model, fmt):
     return dict(tiling=Tiling(64, 64))
 
 
-CHOICES = by_key((
+CHOICES = {choice.key: choice for choice in (
     Choice("model", "model", _none),
     Choice("exact_exp", "exponential exact", _exact_exp),
     Choice("exact_probs", "P not rounded", _exact_probs),
     Choice("rounded_sums", "row sums of rounded P", _rounded_sums),
     Choice("tile_64", "tile of 64 keys", _tile_64),
-))  # fmt: skip
+)}  # fmt: skip
 
 
 def agree(
@@ -100,6 +99,7 @@ def exponential(fmt: Format | str = "BF16", keys: int = 64) -> tuple[Tensor, Ten
         measured, modelled: relative errors of the kernel's exponential, and of its model's.
     """
     dtype = Format.of(fmt).dtype
+    assert dtype is not None  # torch's kernel takes its own dtypes only
     x = torch.arange(-(2**15), 0, dtype=torch.int32).to(torch.int16).view(dtype)
     x = x[(x >= -4) & (x <= -(2.0**-10))].sort().values
     q = torch.zeros(x.numel(), 1, 1, 16, dtype=dtype)

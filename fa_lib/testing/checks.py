@@ -166,9 +166,12 @@ def _rounding(judged: CheckedKernel, what: str) -> Result:
 
 def _error(judged: CheckedKernel, distribution: str) -> Result:
     """The largest error is within the field's rule."""
-    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
-    (row,) = measure([judged.kernel], Inputs(judged.fmt, distribution, N, 0, **given))
+    (row,) = measure([judged.kernel], _inputs(judged, distribution, N))
     return _ruled(row["outcome"], row["problem"], row["times_max"], judged.fmt)
+
+
+def _inputs(judged: CheckedKernel, distribution: str, n: int) -> Inputs:
+    return Inputs(judged.fmt, distribution, n, 0, head_dim=judged.head_dim, causal=judged.able.causal)
 
 
 def _rule(judged: CheckedKernel, shape: str) -> Result:
@@ -209,8 +212,7 @@ def _carry(judged: CheckedKernel, what: str) -> Result:
 
 def _hides_a_carry(judged: CheckedKernel) -> str:
     """Another cause of a loss, which has to go before a carry is named; a verb and its object, or ""."""
-    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
-    inputs = [Inputs(judged.fmt, "normal", n, 0, **given) for n in (N // 4, N)]
+    inputs = [_inputs(judged, "normal", n) for n in (N // 4, N)]
     lengths = pd.DataFrame([row for each in inputs for row in measure([judged.kernel], each)]).assign(fmt=judged.fmt)
     if coarse(lengths) and judged.fmt != "FP32":  # an FP32 kernel is asked for carries in BF16
         return f"returns numbers of a coarser format than {judged.fmt}, so that a loss says nothing of a carry"

@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 from torch.utils import cpp_extension
 
@@ -98,6 +99,7 @@ def build(sdist: str | Path, target: str | Path, jobs: int | None = None, head_d
         )
         shutil.copytree(source / "flash_attn", target / "flash_attn", dirs_exist_ok=True)
         name_package(target, source.name)
+        assert isinstance(module, ModuleType) and module.__file__
         shutil.copy(module.__file__, target / f"{EXTENSION}.so")  # last: with it all is there
     return target
 

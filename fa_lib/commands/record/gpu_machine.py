@@ -43,7 +43,8 @@ def keep(path: Path = FILE) -> None:
 
     outputs = {}
     for gpu, (fmt, distribution, causal) in product(MODELLED.values(), CALLS):
-        o, _ = forward(*inputs(fmt, distribution), Options(causal), gpu=gpu, splits=1)
+        q, k, v = inputs(fmt, distribution)
+        o, _ = forward(q, k, v, Options(causal), gpu=gpu, splits=1)
         outputs[key(gpu, fmt, distribution, causal)] = o.contiguous()
     with replacing(path) as temporary:
         save_file(outputs, temporary)

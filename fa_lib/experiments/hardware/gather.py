@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -111,6 +112,8 @@ def _product(each, device, out, library):
     a, b, c = vectors(each.k, each.format, min(n, 5000), 1, each.result)
     with replacing(out / "data" / "results" / f"hardware.{each.key}.npz") as path:
         raw = survivors(mma, each.k, each.format, each.result)
-        held = dict(a=a.astype(np.float32), b=b.astype(np.float32), c=c.astype(np.float32), d=mma(a, b, c))
-        np.savez_compressed(path, survivors=raw, **held)
+        arrays: dict[str, Any] = dict(
+            a=a.astype(np.float32), b=b.astype(np.float32), c=c.astype(np.float32), d=mma(a, b, c)
+        )
+        np.savez_compressed(path, survivors=raw, **arrays)
     return found | told | dict(rule=str(rule))
