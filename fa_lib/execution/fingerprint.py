@@ -31,43 +31,43 @@ NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value as JSON holds it: the checksum of what is kept."""
+    """Compute the SHA-256 of a value as JSON holds it; a TypeError where JSON cannot."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def code_version(fn: Callable, cells: Iterable[dict] = (), uses: Iterable = ()) -> str:
-    """A digest of what the results of a function depend on, beside its arguments.
+    """Compute a digest of all that a function's results depend on, except its arguments.
 
     Args:
         fn: the function.
-        cells: its arguments. Texts in them that name code, "package.module:function", or a .yaml file count with what
-            they name; where one is "cuda", the GPU counts.
+        cells: its calls: argument -> value. Texts in them that name code, "package.module:function", or a .yaml file
+            count with its content; where one is "cuda", the GPU counts.
         uses: further functions, and paths of files, whose content counts.
 
     Raises:
-        ValueError: a text names code that is not to be found.
+        ValueError: a text names code that cannot be found or imported.
     """
     texts = sorted({text for cell in cells for text in _texts(cell)})
     named = [_named(text) for text in texts if NAMED.fullmatch(text)]
     paths = [Path(text) for text in texts if text.endswith(".yaml") and Path(text).is_file()]
-    held = [of_function(fn), *map(_of, uses), *named, *(path.read_text() for path in paths)]
-    return digest([held, versions(), hardware("cuda" in texts)])
+    contents = [of_function(fn), *map(_content_of, uses), *named, *(path.read_text() for path in paths)]
+    return digest([contents, versions(), hardware("cuda" in texts)])
 
 
 def versions() -> list[str]:
-    """Of the libraries that compute."""
+    """List the versions of LIBRARIES, which compute."""
     return [importlib.metadata.version(library) for library in LIBRARIES]
 
 
 def hardware(gpu: bool = False) -> list[str]:
-    """The processor, the instructions that torch uses, what the reader's SETTINGS say, and the GPU where it counts: on
-    two processors with the same instructions, oneDNN and MKL may compute other bits."""
+    """List what of the machine may change bits: the instructions that torch uses, the processor's model (with the same
+    instructions, oneDNN and MKL may compute other bits), the environment's SETTINGS, and, if asked, the GPU's name."""
     found = [torch.backends.cpu.get_cpu_capability(), model(), *(os.environ.get(name, "") for name in SETTINGS)]
     return found + ([torch.cuda.get_device_name()] if gpu and torch.cuda.is_available() else [])
 
 
 def of_function(fn: Callable) -> str:
-    """A digest of a function's own text and of the sources it depends on."""
+    """Compute a digest of a function's own text and of the sources it depends on."""
     inner = inspect.unwrap(fn)
     try:
         text = inspect.getsource(inner)
@@ -79,11 +79,11 @@ def of_function(fn: Callable) -> str:
 
 
 def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> str:
-    """A digest of what a notebook depends on: the modules that its code imports, fa_lib's with the files beside them
-    that are no code (configurations, styles), and the code that its texts name, "package.module:function".
+    """Compute a digest of what a notebook depends on: the modules that its code imports, fa_lib's with the files beside
+    them that are no code (configurations, styles), and the code that its texts name, "package.module:function".
 
     Args:
-        cells: of code. parameters: what they are run with. folder: in which they run, and find modules of the reader's.
+        cells: the code of each. parameters: of the run. folder: where cells run and find modules of the reader's.
     """
     folder, names, texts = Path(folder).resolve(), [], {*_texts(parameters)}
     for cell in cells:
@@ -110,7 +110,8 @@ def _python(cell):
 
 
 def sources(file: str, module: str) -> dict[str, str]:
-    """module -> SHA-256 of its source: of a module, and of those of the reader's and of fa_lib that it imports."""
+    """Compute module -> SHA-256 of its source, for a module (its file, and its name with its packages) and for all
+    modules of the reader's and of fa_lib that it imports."""
     path = Path(file).resolve()
     if module == "__main__" or path.suffix != ".py":
         module = path.stem
@@ -124,7 +125,9 @@ def _walked(names, reader):
     """module -> SHA-256, of the modules of `names` and of what they import: fa_lib's, and, where `reader` is a folder,
     the reader's, in that folder or wherever Python finds them."""
     found, left, seen = {}, list(names), set()
-    there = {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}  # "": relative imports
+    readers = (
+        {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}
+    )  # "": relative imports
     while left:
         imported = left.pop()
         if imported in seen:
@@ -136,7 +139,7 @@ def _walked(names, reader):
         elif reader is None:
             continue
         else:
-            name, path = _file(imported, reader) if first in there else (imported[0], None)
+            name, path = _file(imported, reader) if first in readers else (imported[0], None)
             name, path = (name, path) if path else _found(imported)
             left += [(each, "") for each in _above(name)]
         if path is None or name in found:
@@ -266,15 +269,10 @@ def _named(text):
     if module.split(".")[0] != PACKAGE.name:
         file = _located(module)
         if file is None:
-            raise ValueError(
-                f"kernel: got {text!r}; there is no file of that module in the current folder or on PYTHONPATH"
-            )
-        return digest(
-            [
-                text,
-                sources(file, module) if file.endswith(".py") else hashlib.sha256(Path(file).read_bytes()).hexdigest(),
-            ]
-        )
+            where = "in the current folder or on PYTHONPATH"
+            raise ValueError(f"kernel: got {text!r}; there is no file of that module {where}")
+        python = file.endswith(".py")
+        return digest([text, sources(file, module) if python else hashlib.sha256(Path(file).read_bytes()).hexdigest()])
     try:
         return of_function(getattr(importlib.import_module(module), function))
     except Exception as error:
@@ -294,5 +292,5 @@ def _located(module):
     return spec.origin if spec and spec.has_location else None
 
 
-def _of(used):
-    return Path(used).read_text() if isinstance(used, (str, Path)) else of_function(used)
+def _content_of(use):
+    return Path(use).read_text() if isinstance(use, (str, Path)) else of_function(use)

@@ -24,20 +24,21 @@ def sweep(
     """Call `fn(**cell)` for every cell of a grid and put the rows together.
 
     Args:
-        fn: returns a dict, or a list of them: the rows of one cell. A function of a module where an executor
-            carries it to other processes.
+        fn: a function that returns the rows of one cell: a dict, or a list of them. With an executor of other processes
+            it is a function of a module.
         grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are one value).
-        fixed: name -> value, the same for every cell, whatever its type.
+        fixed: name -> value, of any type, the same for every cell.
         uses: functions, and paths of files, that results depend on and that fn does not import: kernels that cells
-            name. (A text "package.module:function" in a cell is seen by itself.)
+            name. (A text "package.module:function" in a cell counts without that.)
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
             sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
-        executor: a concurrent.futures.Executor; `pools.workers` makes one, of processes or of Slurm jobs. None works
-            here, one cell after the other. A process that is forked must have one thread: torch's do not survive.
+        executor: a concurrent.futures.Executor; `pools.workers` makes one, of processes or of Slurm jobs. With None
+            this process computes one cell after the other. A process that is forked must have one thread: torch's
+            others do not survive a fork.
 
     Returns:
-        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows. Of what is fixed
-        numbers and texts are columns too, and the fields of a dataclass; nothing else is.
+        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows. Fixed numbers and
+        texts are columns too, and so are the fields of a fixed dataclass; no other fixed value is.
 
     Raises:
         ValueError: an axis without values, a parameter that fn does not have, or with a cache a value that JSON
@@ -67,7 +68,17 @@ def sweep(
 
 
 def expand(grid: dict) -> Iterator[dict]:
-    """The cells of a grid: every combination of its axes, the last axis fastest."""
+    """Make the cells of a grid: every combination of its axes, the last axis fastest.
+
+    Args:
+        grid: as of `sweep`.
+
+    Returns:
+        dicts: name -> value.
+
+    Raises:
+        ValueError: an axis has no values.
+    """
     grid = {name: v.tolist() if isinstance(v, numpy.ndarray) else v for name, v in grid.items()}
     axes = {name: list(v) if isinstance(v, (list, tuple, range)) else [v] for name, v in grid.items()}
     for name, values in axes.items():
@@ -98,7 +109,7 @@ def _finished_cells(fn, keys, uses, cache):
 
 
 def _columns(cell, fixed):
-    """What a row says of its cell."""
+    """Return the columns that a row has of its cell: name -> value."""
     columns = {}
     for name, x in cell.items():
         if (fields := _fields(x)) is not None:
@@ -109,7 +120,7 @@ def _columns(cell, fixed):
 
 
 def _results(fn, cells, executor):
-    """(index, rows) of each cell as it is done."""
+    """Yield (index, rows) of each cell as it is done."""
     if executor is None:
         pairs = ((i, lambda cell=cell: fn(**cell)) for i, cell in cells.items())
     else:
@@ -139,8 +150,8 @@ def _results(fn, cells, executor):
 
 
 def _as_done(futures, executor):
-    """Futures as they are done. Some of a pool whose worker was killed while they were submitted never are (Python
-    3.11), but it refuses another."""
+    """Yield futures as they are done. Where a pool's worker was killed while calls were submitted, some futures never
+    are (Python 3.11); then another call, which the pool refuses, raises."""
     left = set(futures)
     while left:
         done, left = wait(left, timeout=5, return_when=FIRST_COMPLETED)
