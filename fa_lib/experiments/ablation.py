@@ -1,4 +1,5 @@
-"""Why ten times: one step of a kernel changed at a time, the bits it carries, what it is compared with."""
+"""Why Flash's published error is ten times Baseline's: kernels with one step changed, with fewer bits in their sums,
+and compared with other references."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,14 @@ class Start:
     other: Format
 
     def changed(self, step: str) -> Precision:
-        """The kernel's Precision with a step, of STEPS, in the other format."""
+        """Return the kernel's Precision with one step in the other format.
+
+        Args:
+            step: a key of STEPS.
+
+        Raises:
+            ValueError: there is no such step.
+        """
         lookup("step", step, STEPS)
         return self.precision if step == "nothing" else replace(self.precision, **{step: self.other})
 
@@ -75,9 +83,10 @@ def ladder(
     head_dim: int = 64,
     block_kv: int = 64,
 ) -> list[dict]:
-    """A cell: kernels with one step in another format, on one problem.
+    """A cell: measure kernels with one step in another format, on one problem.
 
     Args:
+        distribution, seed: as of `inputs.draw`. n: queries and keys. block_kv: keys of a tile.
         starts: keys of STARTS. steps: keys of STEPS. algorithms: as of `tiled`.
 
     Returns:
@@ -107,10 +116,11 @@ def carried(
     block_kv: int = 64,
     head_dim: int = 64,
 ) -> list[dict]:
-    """A cell: shipped BF16 kernels whose accumulator and row sum have fewer bits, over `tiles` tiles.
+    """A cell: measure shipped BF16 kernels whose accumulator and row sum have fewer bits.
 
     Args:
-        bits: significant bits, one kernel each.
+        distribution, seed: as of `inputs.draw`. tiles: of block_kv keys each. n_q: queries.
+        bits: significant bits of accumulator and row sum, one kernel for each.
 
     Returns:
         rows: bits, and `Problem.errors`.
@@ -125,10 +135,13 @@ def carried(
 
 
 def references(distribution: str, seed: int, n: int = 2048, head_dim: int = 64, heads: int = 4) -> list[dict]:
-    """A cell: one real kernel, torch's flash in FP16, and FP16's Baseline, held against what people compare with.
+    """A cell: compare a real kernel, torch's flash in FP16, and FP16's Baseline with every one of REFERENCES.
+
+    Args:
+        distribution, seed: as of `inputs.draw`. n: queries and keys.
 
     Returns:
-        rows: kernel (of KERNELS), against (of REFERENCES), max, rmse, bias.
+        rows: kernel (of KERNELS), against (of REFERENCES); max, rmse and bias of the Deviation.
     """
     exact = draw(distribution, seed, (1, heads, n, head_dim))
     half = [FP16(x).half() for x in exact]

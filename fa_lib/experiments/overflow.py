@@ -1,4 +1,4 @@
-"""Where scores pass the largest number of FP16, 65,504, before they are scaled."""
+"""Scores that exceed FP16's largest number, 65,504, before they are scaled."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,11 +12,12 @@ from fa_lib.numerics.formats import FP16
 
 
 def overflow(mean: float, amplitude: float, seed: int, *, n: int = 1407, rows: int = 512, head_dim: int = 128) -> dict:
-    """A cell: Flash with S in FP16, its statistics in FP32, on inputs whose values are uniform within `amplitude` of
-    `mean`: the benchmark of PASA (arXiv 2503.01873), with the lengths, tiles and head_dim of its code.
+    """A cell: measure overflow in Flash with S in FP16 and its statistics in FP32: the benchmark of PASA (arXiv
+    2503.01873), with the lengths, tiles and head_dim of its code.
 
     Args:
-        mean, amplitude: of Q, K and V. rows: queries of one head.
+        mean, amplitude: values of Q, K and V are uniform within `amplitude` of `mean`. n: keys. rows: queries of the
+            one head.
 
     Returns:
         dict: unscaled, the share of rows that are not finite where S = Q Kᵀ is rounded and then scaled (with the

@@ -1,4 +1,5 @@
-"""Is it the rescaling? The same keys in the same order, with the row's maximum found on the way or known beforehand."""
+"""Whether rescaling makes the error: the same keys in the same order, with each row's maximum found tile by tile or
+known beforehand."""
 
 from typing import Any
 
@@ -20,18 +21,23 @@ MAXIMA = {"online": "maximum found tile by tile", "known": "maximum known before
 def rescaling(
     order: str, tiles: int, distribution: str, seed: int, n: int = 2048, rows: int = 64, algorithm: str = "fa2"
 ) -> list[dict]:
-    """A cell: the error of rows whose maximum is found tile by tile, which rescales, or is known, which never does.
+    """A cell: compare the error of a kernel that finds each row's maximum tile by tile, and rescales, with that of one
+    that knows the maximum, and never rescales.
 
     The row's largest score is subtracted from its scores by an additive mask, so that the maximum is 0 and both kernels
     round the same scores. "every_tile" puts the `tiles` largest scores of each row at the heads of the tiles,
     ascending, so that the maximum rises at nearly every tile. Every step is in BF16.
 
     Args:
-        order: a key of ORDERS. tiles: of n / tiles keys each.
+        order: a key of ORDERS. tiles: of n / tiles keys each. distribution, seed: as of `inputs.draw`. n: keys.
+        rows: queries. algorithm: as of `tiled`.
 
     Returns:
-        rows: maximum, a key of MAXIMA; rescales (that raised a row's maximum, mean); relative, the root mean square of
-        O - golden over that of golden; bias, the mean signed error over the root mean square.
+        rows: maximum, a key of MAXIMA; rescales, how many tiles raised a row's maximum, mean over rows; relative, the
+        root mean square of O - golden over that of golden; bias, the mean signed error over its root mean square.
+
+    Raises:
+        ValueError: there is no such order.
     """
     lookup("order", order, ORDERS)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, rows, 64), (1, n, 64)))  # head_dim 64
@@ -55,5 +61,5 @@ def rescaling(
 
 
 def zero(S: torch.Tensor) -> torch.Tensor:
-    """The maximum of scores (rows, B_c) whose rows' maxima were subtracted before: (rows, 1)."""
+    """Return the maximum (rows, 1) of scores S (rows, B_c) from which each row's maximum was subtracted before: 0."""
     return torch.zeros_like(S[:, :1])

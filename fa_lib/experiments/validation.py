@@ -1,4 +1,4 @@
-"""The emulator held against real kernels, bit for bit."""
+"""The emulator compared with real kernels, bit for bit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,7 +63,10 @@ CHOICES = {choice.key: choice for choice in (
 def agree(
     n: int, head_dim: int, heads: int, distribution: str, fmt: Format | str, seed: int, device: str = "cpu"
 ) -> list[dict]:
-    """A cell: how many outputs of torch's flash kernel and of its model in `tiled` are the same bits.
+    """A cell: count how many outputs of torch's flash kernel and of its model in `tiled` are the same bits.
+
+    Args:
+        n: queries and keys. distribution, seed: as of `inputs.draw`. fmt: a 16-bit format, or FP32. device: torch's.
 
     Returns:
         rows: choice (of CHOICES; "model" has all of them), identical (share of equal outputs), max_ulp (distance, in
@@ -91,12 +94,15 @@ def agree(
 
 
 def exponential(fmt: Format | str = "BF16", keys: int = 64) -> tuple[Tensor, Tensor, Tensor]:
-    """The exponential inside torch's flash kernel on CPU, made visible: one key scores 0 and all others x, so that the
+    """Measure the exponential inside torch's flash kernel on CPU. One key scores 0 and all others x, so that the
     kernel's log-sum-exp, which it returns in FP32, is log(1 + (keys - 1) exp(x)).
 
+    Args:
+        fmt: a 16-bit format of torch's. keys: how many.
+
     Returns:
-        x: every value of `fmt` in [-4, -2**-10], where 64 FP32 additions leave exp(x) right to 1e-5.
-        measured, modelled: relative errors of the kernel's exponential, and of its model's.
+        x: float64 (values,), every value of `fmt` in [-4, -2**-10], where 64 FP32 additions leave exp(x) right to 1e-5.
+        measured, modelled: float64 (values,), relative errors of the kernel's exponential, and of its model's.
     """
     dtype = Format.of(fmt).dtype
     assert dtype is not None  # torch's kernel takes its own dtypes only
