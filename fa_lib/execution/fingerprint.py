@@ -48,9 +48,9 @@ def code_version(fn: Callable, cells: Iterable[dict] = (), uses: Iterable = ()) 
         ValueError: a text names code that cannot be found or imported.
     """
     texts = sorted({text for cell in cells for text in _texts(cell)})
-    named = [_named(text) for text in texts if NAMED.fullmatch(text)]
+    code = [_named_code(text) for text in texts if NAMED.fullmatch(text)]
     paths = [Path(text) for text in texts if text.endswith(".yaml") and Path(text).is_file()]
-    contents = [of_function(fn), *map(_content_of, uses), *named, *(path.read_text() for path in paths)]
+    contents = [of_function(fn), *map(_content_of, uses), *code, *(path.read_text() for path in paths)]
     return digest([contents, versions(), hardware("cuda" in texts)])
 
 
@@ -262,7 +262,7 @@ def _texts(value) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _named(text):
+def _named_code(text):
     """A digest of the code that "package.module:function" names. What is not fa_lib's is a stranger's, and not imported
     for that: the whole module counts."""
     module, function = text.split(":")

@@ -28,7 +28,7 @@ def overflow(mean: float, amplitude: float, seed: int, *, n: int = 1407, rows: i
     )
     call: dict[str, Any] = dict(tiling=Tiling(128, 128), precision=replace(Precision.kernel(FP16), scores=FP16))
     algorithms = {name: Algorithm(scale_in_exponent=in_exponent) for name, in_exponent in IN_EXPONENT.items()}
-    outs = {name: kernels.tiled(q, k, v, algorithm=how, **call) for name, how in algorithms.items()}
+    outs = {name: kernels.tiled(q, k, v, algorithm=changed, **call) for name, changed in algorithms.items()}
     largest = (FP16(q) @ FP16(k).mT).abs().max().item() / FP16.max
     lost = {name: (~o.isfinite()).any(-1).double().mean().item() for name, o in outs.items()}
     return lost | dict(largest=largest)

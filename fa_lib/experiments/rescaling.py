@@ -53,8 +53,8 @@ def rescaling(
     call: dict[str, Any] = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
     found = []
     for maximum in MAXIMA:
-        how = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
-        d = deviation(kernels.tiled(q, k, v, algorithm=how, **call), golden, BF16)
+        kernel = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
+        d = deviation(kernels.tiled(q, k, v, algorithm=kernel, **call), golden, BF16)
         rescales = kernels.rescales(q, k, **call).double().mean().item() if maximum == "online" else 0.0
         found.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
     return found

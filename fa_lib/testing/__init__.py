@@ -164,11 +164,11 @@ def parametrize_with_checks(
                 if name in expected
                 else []
             )
-            cases.append(pytest.param(kernel, Check(name), id=f"{_named(kernel)}-{name}", marks=marks))
+            cases.append(pytest.param(kernel, Check(name), id=f"{_kernel_name(kernel)}-{name}", marks=marks))
     return pytest.mark.parametrize(("kernel", "check"), cases)
 
 
-def _named(kernel: str | Callable) -> str:
+def _kernel_name(kernel: str | Callable) -> str:
     """Return a kernel's name for a test's id."""
     while isinstance(kernel, partial):
         kernel = kernel.func

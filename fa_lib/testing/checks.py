@@ -223,8 +223,8 @@ def _hides_a_carry(judged: CheckedKernel) -> str:
         return f"returns numbers of a coarser format than {judged.fmt}, so that a loss says nothing of a carry"
     if factor := scaled(lengths):
         return f"returns {factor:.4g} times attention's output, so that a loss says nothing of a carry"
-    able = _without_gradients(judged)
-    again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=able)
+    capabilities = _without_gradients(judged)
+    again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=capabilities)
     if ulps := noisy(pd.DataFrame([again])):
         return f"returns other outputs on each call, up to {ulps:.3g} ulp apart, so that a loss says nothing of a carry"
     return ""
