@@ -1,7 +1,7 @@
 """How every command reports an error: one line on standard error and an exit code, no traceback."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ EXIT_CODES = (
 
 
 @contextmanager
-def exit_on_error(old: Path | None = None, kept: str = "nothing is kept"):
+def exit_on_error(old: Path | None = None, kept: str = "nothing is kept") -> Iterator[None]:
     """End the command with code 2 and one line, no traceback, at an error of the reader's input or of the work, and
     with code 130 at Ctrl-C.
 

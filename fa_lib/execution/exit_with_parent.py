@@ -34,7 +34,7 @@ def end_with_parent() -> None:
 
 
 def _wait(pid):
-    """Wait until a process has ended, which need not be this one's parent."""
+    """Wait until a process has ended; it need not be this one's parent."""
     try:
         descriptor = os.pidfd_open(pid)  # Linux; no later process of that id is meant
     except ProcessLookupError:

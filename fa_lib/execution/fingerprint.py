@@ -100,8 +100,8 @@ def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> s
 
 
 def _python(cell):
-    """The Python of a cell. Its magics become calls, and an operator % stays what it is; what follows a line of %%time
-    or %%capture is code."""
+    """Return the Python of a cell. Its magics become calls, and an operator % stays what it is; what follows a line of
+    %%time or %%capture is code."""
     from IPython.core.inputtransformer2 import TransformerManager  # comes with notebooks, and only they need it
 
     while (cell := cell.lstrip()).startswith("%%"):
@@ -122,8 +122,8 @@ def sources(file: str, module: str) -> dict[str, str]:
 
 
 def _walked(names, reader):
-    """module -> SHA-256, of the modules of `names` and of what they import: fa_lib's, and, where `reader` is a folder,
-    the reader's, in that folder or wherever Python finds them."""
+    """Compute module -> SHA-256, for the modules of `names` and those that they import: fa_lib's, and, where `reader`
+    is a folder, the reader's, in that folder or wherever Python finds them."""
     found, left, seen = {}, list(names), set()
     readers = (
         {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}
@@ -150,7 +150,7 @@ def _walked(names, reader):
 
 
 def _above(module):
-    """The packages that a module is in."""
+    """List the packages that a module is in."""
     parts = module.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
@@ -160,8 +160,8 @@ def _installed(path):
 
 
 def _found(imported):
-    """Module and file of an import where Python finds it, as `_file`; (module, None) for one of the standard library or
-    of an installed package."""
+    """Find module and file of an import where Python does, as `_file`; (module, None) for a module of the standard
+    library or of an installed package."""
     module, name = imported
     first = module.partition(".")[0]
     if not module or first in sys.stdlib_module_names or first in LIBRARIES or _in_packages(_located(first)):
@@ -175,13 +175,13 @@ def _found(imported):
 
 @cache
 def _in_packages(file):
-    """Whether a file, None where there is none, is one of an installed package."""
+    """Say whether a file (None where there is none) is one of an installed package."""
     return file is not None and _installed(Path(file).resolve())
 
 
 @cache
 def _imports(text, module, package):
-    """What a source imports: (module, name or "") for `from module import name` and `import module`."""
+    """List what a source imports: (module, name or "") for `from module import name` and `import module`."""
     found = []
     for node in _statements(text):
         if isinstance(node, ast.Import):
@@ -195,7 +195,8 @@ def _imports(text, module, package):
 
 
 def _statements(text):
-    """Of a source, at any depth: where imports are. Their expressions, most of the syntax tree, are not looked at."""
+    """Yield a source's statements, at any depth, among which imports are; expressions, most of the tree, are
+    skipped."""
     left = [_tree(text)]
     while left:
         node = left.pop()
@@ -205,7 +206,7 @@ def _statements(text):
 
 
 def _tree(text):
-    """A source's syntax tree; an empty one of a text that is no Python."""
+    """Return a source's syntax tree; an empty one for a text that is no Python."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError):
@@ -213,7 +214,7 @@ def _tree(text):
 
 
 def _file(imported, folder):
-    """Module and file of an import below a folder: the module `module.name` where there is one, else `module`;
+    """Find module and file of an import below a folder: the module `module.name` where there is one, else `module`;
     (module, None) where neither is there."""
     module, name = imported
     for each in (f"{module}.{name}", module) if name else (module,):
@@ -251,7 +252,7 @@ def _is_own(path):
 
 
 def _texts(value) -> Iterator[str]:
-    """The texts in a value, at any depth."""
+    """Yield the texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -263,8 +264,8 @@ def _texts(value) -> Iterator[str]:
 
 
 def _named_code(text):
-    """A digest of the code that "package.module:function" names. What is not fa_lib's is a stranger's, and not imported
-    for that: the whole module counts."""
+    """Compute a digest of the code that "package.module:function" names. Code that is not fa_lib's is not imported for
+    that: its whole module counts."""
     module, function = text.split(":")
     if module.split(".")[0] != PACKAGE.name:
         file = _located(module)
@@ -280,7 +281,7 @@ def _named_code(text):
 
 
 def _located(module):
-    """The file of a module that need not be imported; None where there is none."""
+    """Find the file of a module without importing it; None where there is none."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded:
         return loaded

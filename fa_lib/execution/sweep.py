@@ -88,7 +88,7 @@ def expand(grid: dict) -> Iterator[dict]:
 
 
 def _fields(value: object) -> dict[str, Any] | None:
-    """name -> value of a dataclass's instance; None for any other value."""
+    """Return name -> value of a dataclass's instance; None for any other value."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else None
 
 
@@ -98,7 +98,11 @@ def _plain(cell):
 
 
 def _finished_cells(fn, keys, uses, cache):
-    """The Cells of fn; None without a cache."""
+    """Return the Cells of fn; None without a cache.
+
+    Raises:
+        ValueError: JSON cannot hold a cell.
+    """
     if not cache:
         return None
     try:

@@ -231,7 +231,7 @@ def _hides_a_carry(judged: CheckedKernel) -> str:
 
 
 def _relation(judged: CheckedKernel, key: str) -> Result:
-    """A relation that no kernel may break."""
+    """It keeps a relation that no kernel may break."""
     rows = relate(judged.kernel, key, judged.fmt, judged.head_dim, able=judged.able)
     if all(row["outcome"] == NOT_ASKED for row in rows):
         problems = [row["problem"] for row in rows if row["problem"]]
@@ -247,7 +247,7 @@ def _relation(judged: CheckedKernel, key: str) -> Result:
 
 
 def _bound(judged: CheckedKernel) -> Result:
-    """On no inputs does it compute another attention."""
+    """No output exceeds its bound by the error of another attention, on any distribution of inputs."""
     found = tuple(of_bound(
         pd.DataFrame(bounds(judged.kernel, judged.fmt, N, 0, judged.head_dim, able=judged.able)), "the kernel"
     ))  # fmt: skip

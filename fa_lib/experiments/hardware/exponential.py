@@ -59,14 +59,14 @@ def every_16_bit(exp, fmt, device="cpu"):
 
 
 def _grid(count, step, device):
-    """0, -step, ..., -(count - 1) step in FP32, a slice at a time."""
+    """Yield 0, -step, ..., -(count - 1) step in FP32, in slices of SLICE values."""
     for first in range(0, count, SLICE):
         i = torch.arange(first, min(first + SLICE, count), dtype=torch.float64, device=device)
         yield (-step * i).to(torch.float32)
 
 
 def _ulps(y, exact):
-    """y less `exact` rounded to FP32, counted in FP32 values between them; both positive. int64 array."""
+    """Count the FP32 values from `exact`, rounded to FP32, up to y; both (n,) and positive. Returns an int64 array."""
     right = exact.to(torch.float32)
     return (y.contiguous().view(torch.int32).long() - right.view(torch.int32).long()).cpu().numpy()
 

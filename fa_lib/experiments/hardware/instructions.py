@@ -160,7 +160,7 @@ def _run(launch, *arguments):
 
 
 def _exact(function, k):
-    """Whether dot products of small integers come out exact: every partial sum has less than 14 bits."""
+    """Say whether dot products of small integers come out exact: every partial sum has less than 14 bits."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(-3, 4, (2, 200, k)).astype(np.float64)
     c = rng.integers(-100, 101, 200).astype(np.float64)
