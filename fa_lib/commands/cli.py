@@ -20,7 +20,7 @@ app.add_typer(cli_dev.app, name="dev")
 
 
 def main() -> None:
-    """The command `fa-lib`."""
+    """Run the command `fa-lib`."""
     if words := other_checkout(Path.cwd()):
         print(f"fa-lib: {words}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""`fa-lib shrink` and `fa-lib compare`: what is asked of captured calls of attention."""
+"""`fa-lib shrink` and `fa-lib compare`: commands for captured calls of attention."""
 
 from pathlib import Path
 from typing import Annotated

@@ -14,7 +14,11 @@ app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors,
 
 
 def _judged(files, json_file, exit_code):
-    """Read a judgement back from its files, print it, write its record, and end with the exit code it asks for."""
+    """Read a judgement from its files, print it, write its record, and end with the exit code that it asks for.
+
+    Raises:
+        typer.Exit: always, with the code.
+    """
     import json
 
     from fa_lib.check.isolation.untrusted import Untrusted
@@ -28,22 +32,31 @@ def _judged(files, json_file, exit_code):
             path.write_text(json.dumps(record, indent=1) + "\n")
     verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
     groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
-    first, *lines = judgement_lines(judgement, lambda of, text: typer.style(text, fg=groups.get(of), bold=True))
+    first, *lines = judgement_lines(judgement, lambda group, text: typer.style(text, fg=groups.get(group), bold=True))
     first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
     typer.echo("\n".join([first, *lines, "", Untrusted(files.page)]))
     codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
     raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
 
 
-def _no_others(name, **given):
-    """Options that do not go with another."""
-    for other, there in given.items():
-        if there:
+def _refuse_others(name, **others):
+    """Refuse options that do not go with the option `name`; others: name -> whether the command line has it.
+
+    Raises:
+        ValueError: the command line has one.
+    """
+    for other, present in others.items():
+        if present:
             raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
 
 
-def _named(kernel, checks, json_file, exit_code, device, timeout):
-    """Some checks by name: print a line for each, write them, and end with the exit code they ask for."""
+def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
+    """Run checks by name, print a line for each, write their results, and end with the exit code that they ask for.
+
+    Raises:
+        typer.Exit: with the code.
+        ValueError: the device is not cpu; there is no such check, or no such kernel.
+    """
     import json
     from dataclasses import asdict
 
@@ -63,7 +76,8 @@ def _named(kernel, checks, json_file, exit_code, device, timeout):
 
 
 def kernel_name(name: str) -> str:
-    """The name that `kernels.get` takes: of gallery:KEY, path/to/file.py:function, gpu:H100:NAME."""
+    """Turn a kernel's name on the command line (gallery:KEY, path/to/file.py:function, gpu:H100:NAME) into the name
+    that `kernels.get` takes."""
     from fa_lib.check.isolation.kernel_file import module_name
     from fa_lib.kernels.registry import on_gpu
 
@@ -99,7 +113,10 @@ def reading_of(
     fmt: str, layout: str, causal: bool | None, scale: float | None, softcap: float | None, window: str,
     allow_large: bool,
 ) -> "Reading":  # fmt: skip
-    """What the command line says of a file's tensors.
+    """Make the Reading of a file's tensors from the command line's options.
+
+    Args:
+        fmt: the format to round to; "" leaves them. window: "left,right", keys; "" for none. Others: as of `Reading`.
 
     Raises:
         ValueError: the window is no pair of whole numbers, or another argument does not fit.
@@ -141,7 +158,7 @@ def check_kernel(
 ) -> None:
     """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
 
-    With --check, some checks alone are asked and told in a line each; with --tensors, the kernel is judged on the
+    With --check, only the named checks run, and each is reported in a line; with --tensors, the kernel is judged on the
     tensors of a file, as by `check tensors`.
 
     Its options may be called causal or is_causal; scale, softmax_scale, sm_scale or scaling; mask, attn_mask,
@@ -161,13 +178,13 @@ def check_kernel(
         if check and tensors:
             raise ValueError("check, tensors: got both; accepted is one of them")
         if check or tensors:
-            _no_others("check" if check else "tensors", quick=quick, seed=seed is not None)
+            _refuse_others("check" if check else "tensors", quick=quick, seed=seed is not None)
         if allow_large and not tensors:
             raise ValueError("allow_large: got it without --tensors; accepted is with captured tensors")
         if check:
             if out and json_file is None:
                 json_file = PageFiles.of(out, laid_out).page.with_suffix(".checks.json")
-            return _named(laid_out, check, json_file, exit_code, device, timeout)
+            return _run_checks(laid_out, check, json_file, exit_code, device, timeout)
         if tensors:
             with in_a_process(name, timeout):
                 from fa_lib.commands import reports

@@ -1,4 +1,4 @@
-"""`fa-lib dev`: what is done to the repository, its figures, tables and recordings."""
+"""`fa-lib dev`: commands for the repository, its figures, tables and recordings."""
 
 import re
 from pathlib import Path
@@ -39,17 +39,17 @@ def figures(
 
         end_as_interrupted()
         end_with_parent()
-        executor = int(executor) if executor and executor.isdigit() else executor
+        workers = int(executor) if executor and executor.isdigit() else executor
         notebooks = notebooks_of(NOTEBOOKS, names)
         notebooks = notebooks if names else notebook.of_scale(notebooks, scale)
         if jobs is None:
-            alone = executor is not None or share() == 1
-            alone = alone or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
-            alone = alone or sum(not notebook.is_fresh(path, scale, build(), build()) for path in notebooks) < 2
-            jobs = 1 if alone else 2
-        if jobs > 1 and executor is None and share(jobs) == 1:
-            executor = 0  # a notebook has one core: more processes would import once more and compete for it
-        run_all(notebooks, scale, build(), executor=executor, jobs=jobs)
+            one = workers is not None or share() == 1
+            one = one or any(notebook.parameters(path, scale).get("device") == "cuda" for path in notebooks)
+            one = one or sum(not notebook.is_fresh(path, scale, build(), build()) for path in notebooks) < 2
+            jobs = 1 if one else 2
+        if jobs > 1 and workers is None and share(jobs) == 1:
+            workers = 0  # a notebook has one core: more processes would import once more and compete for it
+        run_all(notebooks, scale, build(), executor=workers, jobs=jobs)
         _say(f"figures are in {build() / 'figures'}, tables in {build() / 'data' / 'results'}")
 
 
@@ -71,7 +71,9 @@ def publish() -> None:
                 raise ValueError(
                     f"publish: {path.name} is not up to date at the scale paper; run `fa-lib dev figures` first"
                 )
-            files += manifest.read(notebook.outcome_path(path, build()))["files"]
+            outcome = manifest.read(notebook.outcome_path(path, build()))
+            assert outcome is not None  # a fresh notebook has one
+            files += outcome["files"]
         manifest.copy(files, build(), CHECKOUT)
         for old in RESULTS.iterdir():  # of a notebook that no longer writes it
             if str(old.relative_to(CHECKOUT)) not in files:
@@ -228,17 +230,28 @@ def bench() -> None:
 
 
 def notebooks_of(folder, names):
-    """Paths of the notebooks that make figures, in their order; those named, by their figures too, or all."""
+    """List the paths of notebooks that make figures: of all, in their order, or of the named ones.
+
+    Args:
+        folder: the notebooks'. names: of notebooks or of their figures; empty or None is all.
+
+    Raises:
+        ValueError: there is no such notebook or figure.
+    """
     every = {path.stem: path for path in sorted(folder.glob("[0-9]*.ipynb")) if not path.stem.startswith("00_")}
     return [_notebook(name, every) for name in names] if names else list(every.values())
 
 
 def _notebook(name, every):
-    """The notebook of that name, or the one that saves a figure of that number or name."""
-    named = every.get(name.removesuffix(".ipynb"))
+    """Return the path of the notebook of that name, or of the one that saves a figure of that number or name.
+
+    Raises:
+        ValueError: there is no such notebook or figure.
+    """
+    own = every.get(name.removesuffix(".ipynb"))
     figure = re.compile(rf'\\"(figure{re.escape(name)}_\w+|{re.escape(name)})\\":')  # a key, as JSON holds it
-    for path in [named] if named else every.values():
-        if named or figure.search(path.read_text()):
+    for path in [own] if own else every.values():
+        if own or figure.search(path.read_text()):
             return path
     raise ValueError(f"names: got {name!r}; accepted are a figure, as 4 or 9b, and {', '.join(every)}")
 

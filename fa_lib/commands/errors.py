@@ -1,7 +1,7 @@
-"""How every command tells what it cannot do: one line on standard error, and an exit code; no traceback."""
+"""How every command reports an error: one line on standard error and an exit code, no traceback."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,13 +14,16 @@ EXIT_CODES = (
 
 
 @contextmanager
-def exit_on_error(old: Path | None = None, kept: str = "nothing is kept"):
-    """An error of the reader's input or of the work ends the command with code 2 and one line, no traceback; Ctrl-C
-    with code 130.
+def exit_on_error(old: Path | None = None, kept: str = "nothing is kept") -> Iterator[None]:
+    """End the command with code 2 and one line, no traceback, at an error of the reader's input or of the work, and
+    with code 130 at Ctrl-C.
 
     Args:
-        old: the file of a judgement before, which goes first.
-        kept: of what is done at Ctrl-C, and how to go on.
+        old: the file of an earlier judgement, which is removed first.
+        kept: which results are kept at Ctrl-C, and how to go on, in words.
+
+    Raises:
+        typer.Exit: with the code.
     """
     try:
         if old is not None:
@@ -50,14 +53,23 @@ def _end(words):
 
 
 def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Whether lines have colour: never with NO_COLOR, always with FORCE_COLOR; None where the terminal decides."""
+    """Say whether lines have colour: never with NO_COLOR, always with FORCE_COLOR; None where the terminal decides."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb" and not environ.get("FORCE_COLOR"):
         return False
     return True if environ.get("FORCE_COLOR") else None
 
 
 def say(text: str, err: bool = False) -> None:
+<<<<<<< HEAD
     """Print a text; in each of its lines what would move the cursor or hide is an escape."""
     from fa_lib.check.isolation.untrusted import Untrusted
+=======
+    """Print a text, with escapes in place of the characters that would move the cursor or hide text.
+
+    Args:
+        err: whether to standard error.
+    """
+    from fa_lib.check.isolation.calls import shown
+>>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
 
     typer.echo("\n".join(map(Untrusted, text.split("\n"))), err=err)

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 
 import pandas as pd
@@ -26,7 +26,7 @@ from fa_lib.plots.recorded import NONE
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
 RECORDED = "14_gallery"  # the table that `fa-lib dev record` leaves of kernels on another device
 OTHERS = "other_versions"  # the table of `others`
-BY = ("n", "queries", "threads", "splits", "distribution")  # of a find's rows: what they are of
+BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 
 VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged", "cannot_run": "cannot run here"}
 ON_DEVICE = (
@@ -68,21 +68,25 @@ where there are instructions for BF16 alone, and in FP32, and passes, where ther
 
 
 def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
-    """The rows, as they were committed, of other versions of these kernels: they stay when a library is renewed.
+    """Read the committed rows of other versions of these kernels, which stay when a library is renewed.
 
     Args:
-        table: of `judge_gallery.rows`. folder: has verdicts.csv and other_versions.csv.
+        table: of `judge_gallery.rows`; so is the result. folder: has verdicts.csv and other_versions.csv.
     """
-    kept = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
-    another = kept.version != kept.key.map(dict(zip(table.key, table.version)))
-    judged = kept.verdict.isin(("passes", "fails")) & kept.key.isin(table.key)
-    return kept[another & judged].drop_duplicates(["key", "version"]).reset_index(drop=True)
+    committed = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
+    another = committed.version != committed.key.map(dict(zip(table.key, table.version)))
+    judged = committed.verdict.isin(("passes", "fails")) & committed.key.isin(table.key)
+    return committed[another & judged].drop_duplicates(["key", "version"]).reset_index(drop=True)
 
 
 def index(
     table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None
 ) -> str:  # fmt: skip
-    """docs/gallery/index.md. elsewhere: device -> a table of `fa-lib dev record` there. older: of `others`."""
+    """Write the text of docs/gallery/index.md.
+
+    Args:
+        table: of `judge_gallery.rows`. elsewhere: device -> the table of `fa-lib dev record` there. older: of `others`.
+    """
     every = table if older is None else pd.concat([table, older])
     every = every.sort_values("key", key=lambda keys: keys.map(list(table.key).index), kind="stable")
     lines = _listed(every, set(table.key[table.verdict != "cannot_run"]))
@@ -96,8 +100,8 @@ def index(
     return page + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
 
 
-def _listed(table, pages=frozenset()):
-    """A row for each kernel, and for each version of it; the first, where it has a page, is a link."""
+def _listed(table, pages: Set[str] = frozenset()):
+    """Write a Markdown table: a line for each kernel and version; a kernel's first line links to its page, if any."""
     columns = ("kernel", "version", "1 query", "16", "many", "relative error", "gradients", "bias (Baseline's)",
                "relations", "verdict", "found")  # fmt: skip
     lines, linked = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)], set()
@@ -109,14 +113,14 @@ def _listed(table, pages=frozenset()):
         linked.add(row["key"])
         version = row["version"] if given(row["version"]) else ""
         ran = row["verdict"] in ("passes", "fails")
-        kept = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
-        cells = (*numbers, kept, VERDICTS[row["verdict"]], literal(found(row)))
+        relations = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
+        cells = (*numbers, relations, VERDICTS[row["verdict"]], literal(found(row)))
         lines.append("| " + " | ".join((f"{row['project']}: {name}", literal(version), *cells)) + " |")
     return lines
 
 
 def _bias(row, unit="", whose=""):
-    """The bias of a row with Baseline's own, where it has one, in brackets; "" where the row has none."""
+    """Write a row's bias, with Baseline's in brackets where the row has it; "" where the row has none."""
     if not given(row.get("outwards")):
         return ""
     own = f" ({whose}{row['baseline_outwards']:+.2f})" if given(row.get("baseline_outwards")) else ""
@@ -124,10 +128,14 @@ def _bias(row, unit="", whose=""):
 
 
 def page(row: Mapping, judgement: Judgement | None) -> str:
-    """docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and each finding in a sentence."""
-    said = [one for group in sentences_of(judgement).values() for one in group] if judgement else []
-    texts = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in said] or [f"It {row['problem']}."]
-    said = [f"- {literal(text)}" for text in texts]
+    """Write the text of docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and its findings.
+
+    Args:
+        row: of `judge_gallery.rows`. judgement: the kernel's; None where it has only a problem.
+    """
+    sentences = [one for group in sentences_of(judgement).values() for one in group] if judgement else []
+    texts = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in sentences] or [f"It {row['problem']}."]
+    items = [f"- {literal(text)}" for text in texts]
     bias = _bias(row, " ulp", "Baseline's own: ")
     bias = f"\nMean signed error away from zero, the largest that is no chance: {bias}.\n" if bias else ""
     errors = [
@@ -139,20 +147,26 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
         f"Version {row['version']}. In real use: {row['use']}.", "",
         f"Verdict: {VERDICTS[row['verdict']]}. `fa-lib check kernel gallery:{row['key']}` makes a page with a figure.",
         "", "| queries | largest error over Baseline's | largest relative error |", "|---|---|---|", *errors, bias,
-        *said, "",
+        *items, "",
     ])  # fmt: skip
 
 
 def literal(text: str) -> str:
+<<<<<<< HEAD
     """A sentence, or a cell, in Markdown: whatever a stranger's kernel said in it is read as it stands."""
     return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", Untrusted(text))
+=======
+    """Escape a text for Markdown, so that it is shown as it stands, whatever a stranger's kernel has printed in it."""
+    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", shown(text))
+>>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
 
 
 def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
-    """The text of a find's page, with a table of `experiments.finds` between its two marks.
+    """Put a table into the text of a find's page, between its two marks.
 
     Args:
-        by: the columns that say of what: n, queries, threads, splits.
+        text: the page's. rows: of `experiments.finds.error_rows`, with the columns of the call.
+        by: the columns that name the call, of BY.
 
     Raises:
         ValueError: the marks are missing.
@@ -173,11 +187,12 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
 
 
 def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
-    """Judge kernels of the gallery and print a row for each; all of them renew what is committed: data/gallery,
-    docs/gallery and figures/gallery*.
+    """Judge kernels of the gallery and print a line for each. When all are judged, renew the committed files:
+    data/gallery, docs/gallery and figures/gallery*.
 
     Args:
-        only: keys; none is all of them, or five where it is quick. Others: as `judge_gallery.judge_all`.
+        only: keys of kernels; empty is all of them, or five if quick. quick: whether by the plan "quick".
+        jobs: kernels at a time. say: gets each line.
 
     Raises:
         ValueError: a key is unknown, or all are to be judged and there is no checkout.
@@ -193,27 +208,28 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
         say(summary_line(row))
     if everything:
         say("the finds")
-        made = judge_gallery.prove(f"{Path(manner.folder) / 'cells'}", jobs)
-        for find in FINDS.keys() - made.keys():
+        proofs = judge_gallery.prove(f"{Path(manner.folder) / 'cells'}", jobs)
+        for find in FINDS.keys() - proofs.keys():
             say(f"{find}: kept as it was; this processor computes it otherwise")
-        publish(table, proofs_kept() | made, manner)
+        publish(table, proofs_kept() | proofs, manner)
         say("data/gallery, docs/gallery and figures/gallery are new; see `git status`")
 
 
 def proofs_kept() -> dict[str, pd.DataFrame]:
-    """The committed tables of the finds that there are."""
+    """Read find -> its committed table, for the finds that have one; columns as of `experiments.finds.error_rows`."""
     paths = {find: TABLES / f"{find}.csv" for find in FINDS}
     return {find: pd.read_csv(path) for find, path in paths.items() if path.exists()}
 
 
 def summary_line(row: Mapping) -> str:
-    """A row of `judge_gallery.rows` on one line."""
+    """Write a row of `judge_gallery.rows` on one line."""
     numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in judge_gallery.QUERIES.items())
     return f"{row['key']}: {row['verdict']}; {numbers}; {Untrusted(found(row))}".rstrip("; ")
 
 
 def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: judge_gallery.JudgingSettings) -> None:
-    """Tables, figures and pages of the whole gallery, into the checkout."""
+    """Write tables, figures and pages of the whole gallery into the checkout. proofs: find -> its table."""
+    assert CHECKOUT is not None  # `make` refuses to publish without one
     older = others(table)
     for name, each in (dict(verdicts=table, **proofs) | {OTHERS: older}).items():
         with replacing(TABLES / f"{name}.csv") as path:
@@ -235,7 +251,11 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: jud
 def drawn(
     table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
 ) -> dict[str, Figure]:
-    """The figures `gallery` and `gallery_finds`. elsewhere: device -> a table of `fa-lib dev record` there."""
+    """Draw the figures "gallery" and "gallery_finds".
+
+    Args:
+        table, elsewhere: as of `index`. proofs: find -> its table.
+    """
     caption = (
         "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: "
         f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {_versions(table)}."
@@ -266,7 +286,11 @@ def write(
     table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path,
     elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None,
 ) -> None:  # fmt: skip
-    """index.md and a page for each kernel that could run, into a folder; pages of kernels that are gone are removed."""
+    """Write index.md and a page for each kernel that could run into a folder; remove pages of kernels that are gone.
+
+    Args:
+        table, elsewhere, older: as of `index`. judgements: key -> judgement or None, for each kernel with a page.
+    """
     pages = {
         row["key"]: page(row, judgements[row["key"]]) for row in table.to_dict("records") if row["key"] in judgements
     }

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from typing import TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
 CAUSES = {  # of judge_gallery.row's cause, the gravest first -> a few words
@@ -18,7 +21,11 @@ CAUSES = {  # of judge_gallery.row's cause, the gravest first -> a few words
 
 
 def found(row: Mapping) -> str:
-    """What was found in a kernel, in a few words; "" where it passes. row: of `judge_gallery.row`."""
+    """Say in a few words what was found in a kernel; "" where it passes.
+
+    Args:
+        row: of `judge_gallery.rows`.
+    """
     if given(row.get("carries")):
         sums = " and ".join(SUMS[each] for each in row["carries"].split())
         tile = row.get("tile")
@@ -30,18 +37,18 @@ def found(row: Mapping) -> str:
     return next((words for cause, words in CAUSES.items() if cause in causes), "")
 
 
-def given(value: object) -> bool:
-    """Whether a row of a table has it: it is no NaN, None or empty text."""
+def given(value: T | None) -> TypeGuard[T]:
+    """Say whether a table's cell has a value: it is no NaN, None or empty text."""
     return value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
 
 
 def times(value: float | None) -> str:
-    """A number of times, for a table: two digits, ∞, or a dash where there is none."""
+    """Write a number of times for a table: two digits, ∞, or a dash where there is none."""
     if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def power(value: float | None) -> str:
-    """A relative error, for a table: two digits, ∞, or a dash where there is none."""
+    """Write a relative error for a table: two digits, ∞, or a dash where there is none."""
     return "–" if not given(value) else "∞" if math.isinf(value) else f"{value:.1e}"

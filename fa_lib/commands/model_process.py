@@ -1,6 +1,6 @@
-"""`fa-lib check model` in two processes: the model runs in one, and the other reads what was judged there.
+"""`fa-lib check model` in two processes: the model runs and is judged in one, and the other reads the judgement.
 
-A model's function may do anything to the process it runs in, its exit code included. Who asked for the judgement never
+A model's function may do anything to the process it runs in, its exit code included. The process of the command never
 imports it.
 """
 
@@ -28,22 +28,26 @@ LAST_S = 2.0  # for its last words: a child of its own may hold its output open
 
 
 def check_model(function: str, out: str | Path, say: Callable[[str], Any], **given: Any) -> PageFiles:
-    """`reports.check_model` in a process of its own, in which all that the function does happens.
+    """Run `reports.check_model` in another process, so that the function changes nothing in this one.
 
     Args:
-        say: told each line that it prints. given: save, names and causal.
+        function: package.module:function, which runs the model. out: folder for the page.
+        say: gets each line that the process prints. given: save, names and causal, as of `reports.check_model`.
+
+    Returns:
+        the judgement's files.
 
     Raises:
-        ValueError: as there; or that process ended before the model was judged.
+        ValueError: `reports.check_model` raised, or the process ended before the model was judged.
     """
     files = PageFiles.of(out, function)
     files.clear()
     with TemporaryDirectory() as folder:
         problem = Path(folder) / "problem"
-        given = {name: f"{x}" if isinstance(x, Path) else x for name, x in given.items()}
+        options = {name: f"{x}" if isinstance(x, Path) else x for name, x in given.items()}
         # The library's imports find no file of the reader's.
         where = dict(path=sys.path, folders=reader_modules.folders())
-        order = where | dict(problem=f"{problem}", given=given | dict(function=function, out=f"{out}"))
+        order = where | dict(problem=f"{problem}", given=options | dict(function=function, out=f"{out}"))
         process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-c", INSIDE, json.dumps(order)], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace",
@@ -59,13 +63,13 @@ def check_model(function: str, out: str | Path, say: Callable[[str], Any], **giv
         if problem.exists():
             raise ValueError(problem.read_text(errors="backslashreplace"))
     if not files.page.exists():
-        how = f"exit code {code}" if code >= 0 else signal_name(-code)
-        raise ValueError(f"function: {function} ended its process, with {how}, before it was judged")
+        ending = f"exit code {code}" if code >= 0 else signal_name(-code)
+        raise ValueError(f"function: {function} ended its process, with {ending}, before it was judged")
     return files
 
 
 def inside() -> None:
-    """What the process does: it is told by its first argument."""
+    """Judge a model in this process, as its first argument, JSON, says; write an error into the file that it names."""
     order = json.loads(sys.argv[1])
     for folder in order["folders"]:
         reader_modules.add(folder)

@@ -33,7 +33,7 @@ from fa_lib.check.probe.skipped import place
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.page_files import PageFiles
 from fa_lib.check.report.sections import kernel_sections, model_sections, tensors_sections
-from fa_lib.check.report.sentences import KERNELS
+from fa_lib.check.report.sentences_captured import KERNELS
 from fa_lib.execution import reader_modules
 from fa_lib.execution.files import replacing
 from fa_lib.execution.lookup import lookup

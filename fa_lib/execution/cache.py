@@ -12,15 +12,22 @@ class Cells:
     """The finished cells of one function.
 
     Args:
-        folder: that holds them, below a folder of the function's name.
-        name: of the function. code: a digest of what its results depend on (`fingerprint.code_version`).
+        folder: the cache's folder; the cells lie in its subfolder `name`.
+        name: the function's name. code: a digest of what its results depend on (`fingerprint.code_version`).
     """
 
     def __init__(self, folder, name: str, code: str):
         self.folder, self.code = Path(folder) / name, code
 
     def get(self, cell: dict) -> list[dict] | None:
-        """The rows of a cell; None where it is absent, cut short, damaged or of other code."""
+        """Read the rows of a cell.
+
+        Args:
+            cell: parameter -> value.
+
+        Returns:
+            rows: a dict, column -> value, for each. None where the cell is absent, cut short, damaged or of other code.
+        """
         try:
             text = self._path(cell).read_text()
             rows = json.loads(text)["rows"]
@@ -29,8 +36,11 @@ class Cells:
             return None
 
     def put(self, cell: dict, rows: list[dict]) -> None:
-        """Keep the rows of a cell: its file is whole or not there. Where a folder stands in its place, nothing is kept,
-        with a warning."""
+        """Write the rows of a cell: its file is whole or absent. Where a folder has its path, warn and write nothing.
+
+        Args:
+            cell: parameter -> value. rows: a dict, column -> value, for each.
+        """
         if self._path(cell).is_dir():
             return warnings.warn(f"cache: {self._path(cell)} is a folder; this cell is not kept", stacklevel=2)
         with replacing(self._path(cell)) as path:

@@ -45,21 +45,26 @@ Figure 2 has no row in FP64: there the order of the real kernel's sums, which is
 
 
 def published() -> pd.DataFrame:
-    """The published statements, indexed by id. average is "geometric" of ratios that training multiplies, else ""."""
+    """Read the published statements.
+
+    Returns:
+        table: indexed by id; figure, paper (a key of PAPERS), source, statement, quantity, published (the value, as a
+        text), low and high (the interval in which a value agrees), average ("geometric" for ratios that training
+        multiplies, else "").
+    """
     texts = ("paper", "source", "published", "average")
     return pd.read_csv(PUBLISHED, index_col="id", dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
 def verdict(values: Sequence[float] | np.ndarray, low: float, high: float, average: str = "") -> str:
-    """What values over seeds say of a statement that holds within [low, high], by the 95 % confidence interval of their
-    mean (Student's t; of a single value, the value).
+    """Compare the 95 % confidence interval of a mean over seeds with a statement's interval.
 
     Args:
-        average: as of `bounds`.
+        values: ours, one a seed. low, high: the ends of the statement's interval. average: as of `bounds`.
 
     Returns:
-        "reproduced": the interval lies inside, the ends included; "not reproduced": it lies outside; "consistent": it
-        does both; "not stated": nothing was published (low is NaN).
+        "reproduced": the mean's interval lies within [low, high], the ends included; "not reproduced": it lies outside;
+        "consistent": it lies partly inside; "not stated": nothing was published (low is NaN).
     """
     if np.isnan(low):
         return "not stated"
@@ -70,10 +75,14 @@ def verdict(values: Sequence[float] | np.ndarray, low: float, high: float, avera
 
 
 def bounds(values: Sequence[float] | np.ndarray, average: str = "") -> tuple[float, float, float]:
-    """A mean and the ends of its 95 % confidence interval; of a single value, the value.
+    """Compute a mean and the ends of its 95 % confidence interval (Student's t).
 
     Args:
-        average: "" is arithmetic; of a "geometric" mean the interval is that of the logarithms.
+        values: one a seed.
+        average: "" is the arithmetic mean; for "geometric" mean and interval are those of the logarithms.
+
+    Returns:
+        mean, first, last: three times the value where there is only one.
     """
     each = pd.Series(values, dtype=float)
     found = np.exp(interval(np.log(each))) if average else np.array(interval(each))
@@ -82,12 +91,15 @@ def bounds(values: Sequence[float] | np.ndarray, average: str = "") -> tuple[flo
 
 
 def claim(id: str, setting: str, values: Sequence[float] | pd.Series) -> dict[str, str]:
-    """One row of the ledger.
+    """Make one row of the ledger.
 
     Args:
-        id: of a statement in data/published.csv.
-        setting: what the paper leaves out, in words.
+        id: a statement's, in data/published.csv.
+        setting: the choices that the paper leaves open, in words.
         values: ours, one a seed.
+
+    Returns:
+        dict: id, setting, values (numbers in one text, separated by blanks).
 
     Raises:
         ValueError: unknown id, no values, or values that are not finite.
@@ -102,13 +114,23 @@ def claim(id: str, setting: str, values: Sequence[float] | pd.Series) -> dict[st
 
 
 def by_distribution(id: str, setting: str, values: pd.Series) -> list[dict[str, str]]:
-    """A `claim` for each distribution of a Series indexed by (distribution, seed)."""
+    """Make a `claim` for each distribution of inputs.
+
+    Args:
+        id, setting: as of `claim`. values: indexed by (distribution, seed).
+
+    Returns:
+        rows of `claim`, whose setting begins with the distribution.
+    """
     groups = values.groupby("distribution", sort=False)
     return [claim(id, f"{distribution} inputs, {setting}", group) for distribution, group in groups]
 
 
 def ledger(results: Path = RESULTS) -> pd.DataFrame:
-    """Every statement with every result for it, statements without a result included.
+    """Join every statement with every result for it; a statement without a result has one row.
+
+    Args:
+        results: folder of <notebook>.claims.csv.
 
     Returns:
         table: id and the columns of `published`; setting; values (one a seed, as a text) and seeds (how many); their
@@ -120,29 +142,29 @@ def ledger(results: Path = RESULTS) -> pd.DataFrame:
     seeds = [np.array(values.split(), dtype=float) for values in table["values"]]
     for name in ("min", "max"):
         table[name] = [getattr(s, name)() if s.size else np.nan for s in seeds]
-    held = [bounds(s, how) if s.size else (np.nan,) * 3 for s, how in zip(seeds, table.average)]
-    table["mean"], table["first"], table["last"] = zip(*held)
-    stated = zip(seeds, table.low, table.high, table.average)
-    table["verdict"] = [verdict(s, *how) if s.size else "not run" for s, *how in stated]
+    intervals = [bounds(s, average) if s.size else (np.nan,) * 3 for s, average in zip(seeds, table.average)]
+    table["mean"], table["first"], table["last"] = zip(*intervals)
+    statements = zip(seeds, table.low, table.high, table.average)
+    table["verdict"] = [verdict(s, *statement) if s.size else "not run" for s, *statement in statements]
     table["seeds"] = [s.size for s in seeds]
     return table
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The ledger as a Markdown table."""
+    """Write a `ledger` as a Markdown table, one line a setting."""
     lines = ["| figure | statement | setting | published | ours (95 % interval; seeds) | verdict |", "|" + "---|" * 6]
     last = None
     for row in table.itertuples():
         ours = f"{row.mean:.3g} ({row.first:.3g} to {row.last:.3g}; {row.seeds})" if row.verdict != "not run" else ""
-        named = (row.figure, f"{row.statement}: {row.quantity}") if row.id != last else ("", "")
-        cells = (*named, row.setting, row.published if row.id != last else "", ours, f"**{row.verdict}**")
+        statement = (row.figure, f"{row.statement}: {row.quantity}") if row.id != last else ("", "")
+        cells = (*statement, row.setting, row.published if row.id != last else "", ours, f"**{row.verdict}**")
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
         last = row.id
     return "\n".join(lines)
 
 
 def summary(table: pd.DataFrame) -> str:
-    """The ledger as a Markdown table of one line a statement: its verdicts, counted over settings."""
+    """Write a `ledger` as a Markdown table, one line a statement, with its verdicts counted over settings."""
     lines = ["| figure | statement | published | verdicts, by setting |", "|" + "---|" * 4]
     for _, rows in table.groupby("id", sort=False):
         first = rows.iloc[0]
@@ -156,24 +178,32 @@ def _verdicts(rows):
 
 
 def headlines(table: pd.DataFrame) -> str:
-    """The README's rows: of each of HEADLINES the range of our means over settings, and its verdicts."""
+    """Write the README's table from a `ledger`: for each of HEADLINES the range of our means over settings, and its
+    verdicts."""
     lines = ["| statement | published | ours | verdicts, by setting |", "|" + "---|" * 4]
     for id in HEADLINES:
         rows = table[table.id == id]
         low, high = f"{rows['mean'].min():.2g}", f"{rows['mean'].max():.2g}"
         first, ours = rows.iloc[0], low if low == high else f"{low} to {high}"
-        said = f"{first.statement}: {first.quantity}"
-        lines.append(f"| {said} | {first.published} | {ours} | {_verdicts(rows)} |")
+        statement = f"{first.statement}: {first.quantity}"
+        lines.append(f"| {statement} | {first.published} | {ours} | {_verdicts(rows)} |")
     return "\n".join(lines)
 
 
 def in_readme(text: str, table: pd.DataFrame) -> str:
-    """README text with what stands between its two marks replaced by `headlines`."""
+    """Put `headlines` between the README's two marks.
+
+    Args:
+        text: the README's. table: of `ledger`.
+
+    Raises:
+        ValueError: the marks are missing.
+    """
     return renewed(text, BEGIN, END, headlines(table), "README")
 
 
 def page(table: pd.DataFrame) -> str:
-    """docs/ledger.md: of every paper a summary, and every setting with its numbers."""
+    """Write the text of docs/ledger.md from a `ledger`: a summary for every paper, and every setting's numbers."""
     parts = [PAGE]
     for paper, rows in table.groupby("paper", sort=False):
         parts += [f"## {PAPERS[paper]}", summary(rows), "### Every setting, with its numbers", markdown(rows)]
@@ -181,7 +211,7 @@ def page(table: pd.DataFrame) -> str:
 
 
 def renew(table: pd.DataFrame) -> None:
-    """Write the ledger into docs/ledger.md and the README of the checkout; each is whole or as it was."""
+    """Write a `ledger` into docs/ledger.md and the README of the checkout; each file is whole or as it was."""
     readme = ROOT / "README.md"
     for file, text in ((LEDGER, page(table)), (readme, in_readme(readme.read_text(), table))):
         with replacing(file) as path:

@@ -14,9 +14,11 @@ NAME = "FA_LIB_PARENT"
 
 
 def end_with_parent() -> None:
-    """This process is interrupted, as by `kill`, when the one that started it through multiprocessing has ended, by
-    SIGKILL too; or the process that the environment names (FA_LIB_PARENT, its id): whether a shell stands between the
-    two or not. Started otherwise, it may outlive its parent."""
+    """Interrupt this process, as `kill` does, when its starter has ended, even by SIGKILL.
+
+    The starter is the process that started this one through multiprocessing, or else the one whose id the environment
+    holds (FA_LIB_PARENT); a shell may stand between the two. Without either, this process may outlive its parent.
+    """
     pid, starter = os.environ.pop(NAME, ""), multiprocessing.parent_process()
     if not starter and not pid.isdigit():
         return
@@ -32,7 +34,7 @@ def end_with_parent() -> None:
 
 
 def _wait(pid):
-    """Until a process, of which this one need not be the child, has ended."""
+    """Wait until a process has ended; it need not be this one's parent."""
     try:
         descriptor = os.pidfd_open(pid)  # Linux; no later process of that id is meant
     except ProcessLookupError:
@@ -55,8 +57,8 @@ def _is_alive(pid):
 
 
 def end_as_interrupted() -> None:
-    """Take a closed terminal and `kill` as Ctrl-C: what this process started then ends with it. What is ignored, as the
-    closed terminal under `nohup`, stays so."""
+    """Treat a closed terminal and `kill` as Ctrl-C, so that the processes which this one started end with it. A signal
+    that is ignored, as the closed terminal under `nohup`, stays ignored."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""How a file is written whole, what of a text is renewed, and how a folder is held by one process."""
+"""Files that are written whole, texts that are renewed between two marks, and folders that one process locks."""
 
 import os
 import re
@@ -12,13 +12,15 @@ from filelock import FileLock, Timeout
 
 @contextmanager
 def locked_folder(folder: str | Path, seconds: float = 20) -> Iterator[None]:
-    """Hold a folder against every other process that asks, until the block or the process ends.
+    """Lock a folder against every other process that locks it, until the block or the process ends.
 
     The lock is a file beside the folder, `.<name>.lock`, and stays there.
 
+    Args:
+        folder: its path. seconds: how long to wait for the lock: a process that was killed may take a while to end.
+
     Raises:
-        ValueError: the lock is a symbolic link; or another one holds it, and did so for that many seconds: one that was
-            killed may take some to end.
+        ValueError: the lock's file is a symbolic link, or another process held the lock all that time.
     """
     folder = Path(folder).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -38,8 +40,8 @@ def locked_folder(folder: str | Path, seconds: float = 20) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes it when the block ends well, and is removed when it does not. Who may
-    read it the umask says.
+    """Yield a temporary path beside `path`: it becomes `path` when the block ends well, and is removed otherwise. The
+    umask decides who may read it.
 
     Raises:
         OSError: the disk is full, or `path` cannot be written; with its path.
@@ -69,10 +71,11 @@ def _refuse_link(path):
 
 
 def renewed(text: str, begin: str, end: str, inside: str, name: str) -> str:
-    """A text with what stands between its two marks replaced.
+    """Replace the part of a text between its two marks.
 
     Args:
-        name: of the text, for the error.
+        text: all of it. begin, end: the marks, which stay. inside: what is put between them.
+        name: the text's name, for the error.
 
     Raises:
         ValueError: the marks are missing.

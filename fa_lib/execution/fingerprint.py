@@ -31,59 +31,59 @@ NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value as JSON holds it: the checksum of what is kept."""
+    """Compute the SHA-256 of a value as JSON holds it; a TypeError where JSON cannot."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def code_version(fn: Callable, cells: Iterable[dict] = (), uses: Iterable = ()) -> str:
-    """A digest of what the results of a function depend on, beside its arguments.
+    """Compute a digest of all that a function's results depend on, except its arguments.
 
     Args:
         fn: the function.
-        cells: its arguments. Texts in them that name code, "package.module:function", or a .yaml file count with what
-            they name; where one is "cuda", the GPU counts.
+        cells: its calls: argument -> value. Texts in them that name code, "package.module:function", or a .yaml file
+            count with its content; where one is "cuda", the GPU counts.
         uses: further functions, and paths of files, whose content counts.
 
     Raises:
-        ValueError: a text names code that is not to be found.
+        ValueError: a text names code that cannot be found or imported.
     """
     texts = sorted({text for cell in cells for text in _texts(cell)})
-    named = [_named(text) for text in texts if NAMED.fullmatch(text)]
+    code = [_named_code(text) for text in texts if NAMED.fullmatch(text)]
     paths = [Path(text) for text in texts if text.endswith(".yaml") and Path(text).is_file()]
-    held = [of_function(fn), *map(_of, uses), *named, *(path.read_text() for path in paths)]
-    return digest([held, versions(), hardware("cuda" in texts)])
+    contents = [of_function(fn), *map(_content_of, uses), *code, *(path.read_text() for path in paths)]
+    return digest([contents, versions(), hardware("cuda" in texts)])
 
 
 def versions() -> list[str]:
-    """Of the libraries that compute."""
+    """List the versions of LIBRARIES, which compute."""
     return [importlib.metadata.version(library) for library in LIBRARIES]
 
 
 def hardware(gpu: bool = False) -> list[str]:
-    """The processor, the instructions that torch uses, what the reader's SETTINGS say, and the GPU where it counts: on
-    two processors with the same instructions, oneDNN and MKL may compute other bits."""
+    """List what of the machine may change bits: the instructions that torch uses, the processor's model (with the same
+    instructions, oneDNN and MKL may compute other bits), the environment's SETTINGS, and, if asked, the GPU's name."""
     found = [torch.backends.cpu.get_cpu_capability(), model(), *(os.environ.get(name, "") for name in SETTINGS)]
     return found + ([torch.cuda.get_device_name()] if gpu and torch.cuda.is_available() else [])
 
 
 def of_function(fn: Callable) -> str:
-    """A digest of a function's own text and of the sources it depends on."""
+    """Compute a digest of a function's own text and of the sources it depends on."""
     inner = inspect.unwrap(fn)
     try:
         text = inspect.getsource(inner)
     except (TypeError, OSError):  # compiled, or of no file
         text = repr(fn) if getattr(fn, "__name__", "") else type(fn).__name__
     module = getattr(inner, "__module__", None)
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
     return digest([text, sources(file, module) if file and module else {}])
 
 
 def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> str:
-    """A digest of what a notebook depends on: the modules that its code imports, fa_lib's with the files beside them
-    that are no code (configurations, styles), and the code that its texts name, "package.module:function".
+    """Compute a digest of what a notebook depends on: the modules that its code imports, fa_lib's with the files beside
+    them that are no code (configurations, styles), and the code that its texts name, "package.module:function".
 
     Args:
-        cells: of code. parameters: what they are run with. folder: in which they run, and find modules of the reader's.
+        cells: the code of each. parameters: of the run. folder: where cells run and find modules of the reader's.
     """
     folder, names, texts = Path(folder).resolve(), [], {*_texts(parameters)}
     for cell in cells:
@@ -100,8 +100,8 @@ def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> s
 
 
 def _python(cell):
-    """The Python of a cell. Its magics become calls, and an operator % stays what it is; what follows a line of %%time
-    or %%capture is code."""
+    """Return the Python of a cell. Its magics become calls, and an operator % stays what it is; what follows a line of
+    %%time or %%capture is code."""
     from IPython.core.inputtransformer2 import TransformerManager  # comes with notebooks, and only they need it
 
     while (cell := cell.lstrip()).startswith("%%"):
@@ -110,7 +110,8 @@ def _python(cell):
 
 
 def sources(file: str, module: str) -> dict[str, str]:
-    """module -> SHA-256 of its source: of a module, and of those of the reader's and of fa_lib that it imports."""
+    """Compute module -> SHA-256 of its source, for a module (its file, and its name with its packages) and for all
+    modules of the reader's and of fa_lib that it imports."""
     path = Path(file).resolve()
     if module == "__main__" or path.suffix != ".py":
         module = path.stem
@@ -121,10 +122,12 @@ def sources(file: str, module: str) -> dict[str, str]:
 
 
 def _walked(names, reader):
-    """module -> SHA-256, of the modules of `names` and of what they import: fa_lib's, and, where `reader` is a folder,
-    the reader's, in that folder or wherever Python finds them."""
+    """Compute module -> SHA-256, for the modules of `names` and those that they import: fa_lib's, and, where `reader`
+    is a folder, the reader's, in that folder or wherever Python finds them."""
     found, left, seen = {}, list(names), set()
-    there = {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}  # "": relative imports
+    readers = (
+        {"", *(each.name.partition(".")[0] for each in reader.iterdir())} if reader else {}
+    )  # "": relative imports
     while left:
         imported = left.pop()
         if imported in seen:
@@ -136,7 +139,7 @@ def _walked(names, reader):
         elif reader is None:
             continue
         else:
-            name, path = _file(imported, reader) if first in there else (imported[0], None)
+            name, path = _file(imported, reader) if first in readers else (imported[0], None)
             name, path = (name, path) if path else _found(imported)
             left += [(each, "") for each in _above(name)]
         if path is None or name in found:
@@ -147,7 +150,7 @@ def _walked(names, reader):
 
 
 def _above(module):
-    """The packages that a module is in."""
+    """List the packages that a module is in."""
     parts = module.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
@@ -157,8 +160,8 @@ def _installed(path):
 
 
 def _found(imported):
-    """Module and file of an import where Python finds it, as `_file`; (module, None) for one of the standard library or
-    of an installed package."""
+    """Find module and file of an import where Python does, as `_file`; (module, None) for a module of the standard
+    library or of an installed package."""
     module, name = imported
     first = module.partition(".")[0]
     if not module or first in sys.stdlib_module_names or first in LIBRARIES or _in_packages(_located(first)):
@@ -172,13 +175,13 @@ def _found(imported):
 
 @cache
 def _in_packages(file):
-    """Whether a file, None where there is none, is one of an installed package."""
+    """Say whether a file (None where there is none) is one of an installed package."""
     return file is not None and _installed(Path(file).resolve())
 
 
 @cache
 def _imports(text, module, package):
-    """What a source imports: (module, name or "") for `from module import name` and `import module`."""
+    """List what a source imports: (module, name or "") for `from module import name` and `import module`."""
     found = []
     for node in _statements(text):
         if isinstance(node, ast.Import):
@@ -192,7 +195,8 @@ def _imports(text, module, package):
 
 
 def _statements(text):
-    """Of a source, at any depth: where imports are. Their expressions, most of the syntax tree, are not looked at."""
+    """Yield a source's statements, at any depth, among which imports are; expressions, most of the tree, are
+    skipped."""
     left = [_tree(text)]
     while left:
         node = left.pop()
@@ -202,7 +206,7 @@ def _statements(text):
 
 
 def _tree(text):
-    """A source's syntax tree; an empty one of a text that is no Python."""
+    """Return a source's syntax tree; an empty one for a text that is no Python."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError):
@@ -210,7 +214,7 @@ def _tree(text):
 
 
 def _file(imported, folder):
-    """Module and file of an import below a folder: the module `module.name` where there is one, else `module`;
+    """Find module and file of an import below a folder: the module `module.name` where there is one, else `module`;
     (module, None) where neither is there."""
     module, name = imported
     for each in (f"{module}.{name}", module) if name else (module,):
@@ -248,7 +252,7 @@ def _is_own(path):
 
 
 def _texts(value) -> Iterator[str]:
-    """The texts in a value, at any depth."""
+    """Yield the texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -259,22 +263,17 @@ def _texts(value) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _named(text):
-    """A digest of the code that "package.module:function" names. What is not fa_lib's is a stranger's, and not imported
-    for that: the whole module counts."""
+def _named_code(text):
+    """Compute a digest of the code that "package.module:function" names. Code that is not fa_lib's is not imported for
+    that: its whole module counts."""
     module, function = text.split(":")
     if module.split(".")[0] != PACKAGE.name:
         file = _located(module)
         if file is None:
-            raise ValueError(
-                f"kernel: got {text!r}; there is no file of that module in the current folder or on PYTHONPATH"
-            )
-        return digest(
-            [
-                text,
-                sources(file, module) if file.endswith(".py") else hashlib.sha256(Path(file).read_bytes()).hexdigest(),
-            ]
-        )
+            where = "in the current folder or on PYTHONPATH"
+            raise ValueError(f"kernel: got {text!r}; there is no file of that module {where}")
+        python = file.endswith(".py")
+        return digest([text, sources(file, module) if python else hashlib.sha256(Path(file).read_bytes()).hexdigest()])
     try:
         return of_function(getattr(importlib.import_module(module), function))
     except Exception as error:
@@ -282,7 +281,7 @@ def _named(text):
 
 
 def _located(module):
-    """The file of a module that need not be imported; None where there is none."""
+    """Find the file of a module without importing it; None where there is none."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded:
         return loaded
@@ -294,5 +293,5 @@ def _located(module):
     return spec.origin if spec and spec.has_location else None
 
 
-def _of(used):
-    return Path(used).read_text() if isinstance(used, (str, Path)) else of_function(used)
+def _content_of(use):
+    return Path(use).read_text() if isinstance(use, (str, Path)) else of_function(use)

@@ -1,5 +1,5 @@
-"""Calls, each in a process of its own: what one crashes, hangs or spoils reaches no other. On Linux all are forked from
-one process that has imported the function's module, so the seconds of its imports are spent once."""
+"""Calls, each in its own process: one that crashes, hangs or changes its process leaves the others alone. On Linux all
+are forked from one process that has imported the function's module, so the seconds of its imports are spent once."""
 
 import multiprocessing
 import os
@@ -21,8 +21,8 @@ class EndedCall:
     """How a call ended.
 
     Attributes:
-        argument: which call it was.
-        code: the exit status of its process, 1 after an exception and -n after signal n; None: it ran out of time.
+        argument: the call's.
+        code: the exit status of its process: 1 after an exception, -n after signal n; None: it ran out of time.
         printed: all that it printed, and its traceback.
     """
 
@@ -42,19 +42,22 @@ class _Running:
 def call_each(
     fn: Callable[[Any], object], arguments: Iterable, jobs: int, timeout: float, environment: Mapping[str, str]
 ) -> Iterator[EndedCall]:  # fmt: skip
-    """Call fn(argument) for each argument, some at a time. The iterator's end, an error and Ctrl-C too, ends all that
-    still runs, with what it has started.
+    """Call fn(argument) for each argument, several at a time. When the iterator ends, by an error or Ctrl-C too, the
+    calls that still run are ended, with the processes that they started.
 
     Args:
-        fn, arguments: that pickle can send. The import of fn's module may leave no thread behind.
-        jobs: calls at a time. timeout: seconds of one call. environment: variables of these processes.
+        fn: a function that pickle can send; importing its module may leave no thread behind.
+        arguments: values that pickle can send.
+        jobs: calls at a time. timeout: seconds that a call may take. environment: variables of these processes.
 
     Yields:
         each call once it has ended.
     """
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
+        context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([getattr(fn, "func", fn).__module__])  # of a partial, its function's
+    else:
+        context = multiprocessing.get_context("spawn")
     waiting, running = list(arguments), {}
     with _environment(environment), tempfile.TemporaryDirectory(prefix="fa_lib-calls-") as folder:
         try:
@@ -76,7 +79,7 @@ def call_each(
 
 
 def _end(call, late=False):
-    """The call as it ended; what it has left running is killed."""
+    """Kill what the call has left running, and return how it ended."""
     for kill in (lambda: os.killpg(call.process.pid, signal.SIGKILL), call.process.kill):
         with suppress(ProcessLookupError, PermissionError):  # the first: it has not yet a group of its own
             kill()
@@ -86,7 +89,7 @@ def _end(call, late=False):
 
 
 def _call(fn, argument, printed):
-    """In the call's process."""
+    """Run a call in its process."""
     os.setsid()  # a group of its own, with what it starts
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     out = os.open(printed, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -97,7 +100,7 @@ def _call(fn, argument, printed):
 
 @contextmanager
 def _environment(variables):
-    """With these variables in this process, from which others have them."""
+    """Set variables of this process, which its processes inherit, until the block ends."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:

@@ -5,10 +5,13 @@ from typing import Any
 
 
 def lookup(argument: str, key: str, table: Mapping[str, Any]) -> Any:
-    """The entry of a table, or an error that says what there is.
+    """Return the table's entry of a key.
+
+    Args:
+        argument: the name of the reader's argument, for the error.
 
     Raises:
-        ValueError: names the argument, the key that came and those that are accepted.
+        ValueError: the table lacks the key; the error names the argument, the key and the accepted keys.
     """
     if key not in table:
         raise ValueError(f"{argument}: got {key!r}; accepted are {', '.join(table)}")

@@ -16,30 +16,30 @@ MODEL = {  # of /proc/cpuinfo: field -> label
 
 
 def processor() -> str:
-    """The processor's name; its architecture where the system does not tell."""
+    """Return the processor's name; its architecture where the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def model() -> str:
-    """The processor's vendor, family and model: "AuthenticAMD, family 25, model 1"; where the system
-    does not tell, Python's name of it."""
+    """Return the processor's vendor, family and model, as "AuthenticAMD, family 25, model 1"; where the system does not
+    say, Python's name of it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
         lines = []
-    said = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
-    found = [f"{label} {said[name]}".strip() for name, label in MODEL.items() if name in said]
+    fields = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    found = [f"{label} {fields[name]}".strip() for name, label in MODEL.items() if name in fields]
     return ", ".join(found) or platform.processor()
 
 
 def instructions() -> list[str]:
-    """Of FORMATS_OF, those that the processor has; none where the system does not tell. A library chooses by them which
-    format it computes another one in."""
+    """List those of FORMATS_OF that the processor has; none where the system does not say. By them a library chooses
+    the format in which it computes another one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -49,13 +49,13 @@ def instructions() -> list[str]:
 
 
 def date() -> str:
-    """Today, YYYY-MM-DD, in UTC; SOURCE_DATE_EPOCH, where it is set, for pages that are built again."""
-    given = os.environ.get("SOURCE_DATE_EPOCH", "")
-    return time.strftime("%Y-%m-%d", time.gmtime(int(given) if given.isdigit() else None))
+    """Return today's date, YYYY-MM-DD, in UTC; or that of SOURCE_DATE_EPOCH, for pages that are built again."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    return time.strftime("%Y-%m-%d", time.gmtime(int(epoch) if epoch.isdigit() else None))
 
 
 def package(module: str) -> str:
-    """The installed package that has a module, with its version: "numpy 2.2.1"; "" where none has. Nothing of it is
+    """Return the installed package that has a module, with its version, as "numpy 2.2.1"; "" where none has. Nothing is
     imported."""
     top = module.partition(".")[0]
     try:
@@ -63,7 +63,9 @@ def package(module: str) -> str:
     except (ImportError, ValueError):
         spec = None
     origin = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    for name in importlib.metadata.packages_distributions().get(top, ()) if origin else ():
+    if not origin:
+        return ""
+    for name in importlib.metadata.packages_distributions().get(top, ()):
         found = importlib.metadata.distribution(name)
         if Path(origin).resolve().is_relative_to(Path(str(found.locate_file(""))).resolve()):
             return f"{name} {found.version}"

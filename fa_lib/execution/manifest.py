@@ -2,7 +2,7 @@
 
 An outcome is stale where the notebook's code, its parameters, the fa_lib that it imports, the libraries or the
 processor changed, where other devices left other tables of it, which its figures draw too, or where a file is gone or
-altered. No clock is asked.
+altered. The files' dates do not count.
 """
 
 import hashlib
@@ -20,59 +20,75 @@ from fa_lib.execution.results import versions
 
 
 def made_from(notebook: Path, parameters: dict) -> str:
-    """A digest of what a notebook's results depend on.
+    """Compute a digest of what a notebook's results depend on.
 
     Args:
-        notebook: its path. parameters: those that its run is given.
+        notebook: its path. parameters: name -> value, as its run gets them.
     """
     cells = nbformat.read(notebook, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    used = fingerprint.of_notebook(code, parameters, notebook.parent)
+    imports = fingerprint.of_notebook(code, parameters, notebook.parent)
     gpu = "cuda" in parameters.values()  # its run is what others draw: it waits for no table of another device
-    of = [notebook.stem, *(["study"] if parameters.get("study_recorded") else [])]  # `training.campaign`'s
-    tables = [] if gpu else sorted(path for name in of for path in RECORDED.glob(f"*/data/results/{name}*.csv"))
+    names = [notebook.stem, *(["study"] if parameters.get("study_recorded") else [])]  # `training.campaign`'s
+    tables = [] if gpu else sorted(path for name in names for path in RECORDED.glob(f"*/data/results/{name}*.csv"))
     recorded = [_checksum(path) for path in tables]
-    return fingerprint.digest([code, parameters, used, versions(), fingerprint.hardware(gpu), recorded])
+    return fingerprint.digest([code, parameters, imports, versions(), fingerprint.hardware(gpu), recorded])
 
 
 def write(path: Path, source: str, files: Iterable[Path], into: Path, **spent: float) -> None:
     """Write the outcome of a run.
 
     Args:
-        path: of the outcome. source: of `made_from`. files: paths below the folder `into`. spent: seconds, and
-            cpu_seconds (of its kernel and their processes on this machine).
+        path: where it is written. source: the digest of `made_from`. files: paths below the folder `into`.
+        spent: seconds, and cpu_seconds (of the kernel and its processes on this machine).
     """
-    held = {str(file): _checksum(Path(into) / file) for file in files}
+    checksums = {str(file): _checksum(Path(into) / file) for file in files}
     with replacing(path) as temporary:
         spent = {name: round(value, 1) for name, value in spent.items()}
-        temporary.write_text(json.dumps(dict(made_from=source, files=held, **spent), indent=1) + "\n")
+        temporary.write_text(json.dumps(dict(made_from=source, files=checksums, **spent), indent=1) + "\n")
 
 
 def fresh(path: Path, source: str, into: Path) -> bool:
-    """Whether the outcome at `path` was made from `source`, and all its files are as it left them."""
-    held = read(path)
-    if held is None or held["made_from"] != source:
+    """Say whether an outcome is up to date.
+
+    Args:
+        path: the outcome's. source: the digest of `made_from` now. into: the folder of its files.
+
+    Returns:
+        whether it was made from `source`, and all its files are as the run left them.
+    """
+    outcome = read(path)
+    if outcome is None or outcome["made_from"] != source:
         return False
-    return all(_checksum(Path(into) / file) == checksum for file, checksum in held["files"].items())
+    return all(_checksum(Path(into) / file) == checksum for file, checksum in outcome["files"].items())
 
 
 def seconds(path: Path) -> float | None:
-    """Those that the run of an outcome took; None where that is not known."""
-    held = (read(path) or {}).get("seconds")
-    return held if isinstance(held, (int, float)) and 0 < held < float("inf") else None
+    """Read how many seconds the run of an outcome took; None where the outcome does not say."""
+    value = (read(path) or {}).get("seconds")
+    return value if isinstance(value, (int, float)) and 0 < value < float("inf") else None
 
 
 def read(path: Path) -> dict | None:
-    """made_from and files of an outcome; None where there is none, or a damaged one."""
+    """Read an outcome.
+
+    Returns:
+        dict: made_from (a digest), files (path -> checksum), and as `write` got them seconds and cpu_seconds. None
+        where there is no outcome, or a damaged one.
+    """
     try:
-        held = json.loads(Path(path).read_text())
-        return held if isinstance(held["files"], dict) and "made_from" in held else None
+        outcome = json.loads(Path(path).read_text())
+        return outcome if isinstance(outcome["files"], dict) and "made_from" in outcome else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def copy(files: Iterable, source: Path, target: Path) -> None:
-    """Copy files, paths below the folder `source`, below the folder `target`: each whole or as it was."""
+    """Copy files from below the folder `source` to below the folder `target`; each is whole or as it was.
+
+    Args:
+        files: paths relative to both folders.
+    """
     for file in files:
         with replacing(Path(target) / file) as temporary:
             shutil.copyfile(Path(source) / file, temporary)

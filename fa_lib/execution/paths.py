@@ -18,12 +18,12 @@ STYLE = ["default", PACKAGE / "plots" / "paper.mplstyle"]  # for matplotlib: ove
 
 
 def build() -> Path:
-    """The folder of what is made anew: build/ of the checkout, or of the current folder."""
+    """Return the folder for all that is made anew: build/ of the checkout, or of the current folder."""
     return (CHECKOUT or Path.cwd()) / "build"
 
 
 def other_checkout(folder: Path) -> str:
-    """In words, that a folder is a checkout of fa_lib which is not the one that runs; "" where it is not."""
+    """Say, in a sentence, that a folder is another checkout of fa_lib than the one that runs; "" where it is not."""
     own = folder / "fa_lib" / "__init__.py"
     if not (folder / "pyproject.toml").is_file() or not own.is_file() or own.resolve().parent == PACKAGE:
         return ""

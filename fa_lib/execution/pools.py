@@ -17,12 +17,15 @@ from fa_lib.execution.paths import PACKAGE
 
 @contextmanager
 def workers(count: int | str) -> Iterator[Executor | None]:
-    """An executor for `sweep`: that many processes, each with torch on one thread; None, which works here, for 0; or
-    for "slurm" the jobs of a cluster (docs/cluster.md).
+    """Yield an executor for `sweep`.
 
     On Linux the processes are forked from a server that has imported what this process had imported when it began its
     first pool; they have the environment of that moment, and of torch one thread, since others do not survive a fork.
     Elsewhere they are spawned, and each imports anew.
+
+    Args:
+        count: a number of processes, each with torch on one thread; 0: no executor, None, and `sweep` works in this
+            process; "slurm": the jobs of a cluster (docs/cluster.md).
 
     Raises:
         ValueError: count is something else, or the extra `cluster` is not installed.
@@ -52,13 +55,13 @@ def workers(count: int | str) -> Iterator[Executor | None]:
 
 
 def share(jobs: int = 1) -> int:
-    """Cores that each of so many programs side by side has; at least one."""
+    """Return how many cores each of `jobs` programs that run side by side has; at least one."""
     return max(1, (os.cpu_count() or 1) // jobs)
 
 
 @cache
 def _context():
-    """How processes begin."""
+    """Return multiprocessing's context, which says how processes begin."""
     if sys.platform != "linux":  # macOS' libraries have threads that a fork breaks; Windows cannot fork
         return multiprocessing.get_context("spawn")
 
@@ -68,25 +71,28 @@ def _context():
 
 
 def imported() -> list[str]:
-    """The modules of fa_lib that this process has imported."""
+    """List the modules of fa_lib that this process has imported."""
     return sorted(name for name in sys.modules if name.startswith("fa_lib."))
 
 
 def _settle(expected):
-    """One thread, memory that is kept; and a worker whose parent is killed ends too, instead of working on beside what
-    takes over.
+    """Set a worker up: one thread, memory that is kept, and its end when its parent is killed, so that it does not work
+    on beside the worker that takes over.
 
     Raises:
         RuntimeError: it has imported another fa_lib than that of the folder `expected`: the server looks in the current
-            folder first, and in Python 3.11 nowhere else that `sys.path` was changed to.
+            folder first, and in Python 3.11 ignores changes of `sys.path`.
     """
     if expected != PACKAGE:
         raise RuntimeError(f"worker: it imports {PACKAGE} and not {expected}; start it from another folder")
     torch.set_num_threads(1)
     process_settings.keep_memory()
 
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+
     def follow():
-        multiprocessing.parent_process().join()
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()

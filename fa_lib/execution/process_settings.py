@@ -26,27 +26,31 @@ BETWEEN_SEARCHES = 50_000  # objects that were made and are still there; Python'
 
 
 def environment() -> dict[str, str]:
-    """The variables of a process to be started: this one's, and PASSIVE and `without_amx` unless the reader has set
-    them otherwise."""
+    """Return the variables for a process to be started: this one's, and PASSIVE and `without_amx` where the reader has
+    set nothing else."""
     return PASSIVE | without_amx() | os.environ
 
 
 def without_amx(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """WITHOUT_AMX where an environment, None is this process's, asks torch for OLDER_CODE; else nothing."""
+    """Return WITHOUT_AMX where an environment asks torch for OLDER_CODE, else no variables.
+
+    Args:
+        environ: name -> value; None is this process's environment.
+    """
     environ = os.environ if environ is None else environ
     return WITHOUT_AMX if environ.get("ATEN_CPU_CAPABILITY", "").lower() in OLDER_CODE else {}
 
 
 def prepare() -> None:
-    """What a command does first, before torch is imported: OpenMP reads its environment then, and not later. A program
-    that imports fa_lib keeps its own settings."""
+    """Set up a command's process. It comes before torch is imported, because OpenMP reads its environment only then. A
+    program that imports fa_lib keeps its own settings."""
     os.environ.update(environment())
     keep_memory()
     gc.set_threshold(BETWEEN_SEARCHES, *gc.get_threshold()[1:])
 
 
 def keep_memory() -> None:
-    """For this process, which then holds on to the most that it ever used; nothing where the C library is not glibc."""
+    """Let this process keep the memory that it frees; nothing happens where the C library is not glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

@@ -1,7 +1,8 @@
-"""Where the modules of the reader's kernels and models are looked for.
+"""Where Python looks for the modules of the reader's kernels and models.
 
-In this process that is behind everything that is installed, so that no file of the reader's (a token.py, a yaml.py)
-stands in for a library's. In the processes in which the reader's code runs it is in front, as for any script.
+In this process their folders come last, behind everything that is installed, so that no file of the reader's (a
+token.py, a yaml.py) stands in for a library's. In the processes in which the reader's code runs they come first, as for
+any script.
 """
 
 import os
@@ -13,7 +14,7 @@ _FOLDERS: list[str] = []
 
 
 def add(folder: str) -> None:
-    """Look for modules in a folder, too."""
+    """Let Python look for modules in a folder too."""
     if folder in _FOLDERS:
         return
     _FOLDERS.append(folder)
@@ -22,26 +23,26 @@ def add(folder: str) -> None:
 
 
 def add_current_folder() -> None:
-    """`add` the folder that the command was started in. `python -m` has put it in front."""
-    here = os.getcwd()
-    if sys.path[0] in ("", here):
+    """`add` the folder that the command was started in, and take it from the front, where `python -m` has put it."""
+    folder = os.getcwd()
+    if sys.path[0] in ("", folder):
         del sys.path[0]
-    add(here)
+    add(folder)
 
 
 def path() -> list[str]:
-    """The sys.path of a process in which the reader's code runs."""
+    """Return the sys.path of a process in which the reader's code runs."""
     return [*reversed(_FOLDERS), *(each for each in sys.path if each not in _FOLDERS)]
 
 
 def folders() -> tuple[str, ...]:
-    """Those that were added."""
+    """Return the folders that were added."""
     return tuple(_FOLDERS)
 
 
 @contextmanager
 def in_front() -> Iterator[None]:
-    """Inside, the reader's code runs in this process: `path` is its sys.path."""
+    """Let `path` be this process's sys.path until the block ends, so that the reader's code can run in it."""
     before = [*sys.path]
     sys.path[:] = path()
     try:

@@ -1,4 +1,4 @@
-"""What a notebook leaves behind: its table, its rows of the ledger, its figures, and where they came from."""
+"""What a notebook writes: its table, its rows of the ledger, its figures, and where they came from."""
 
 import importlib.metadata
 import json
@@ -37,14 +37,14 @@ def save(
 
     Args:
         out: folder: data/results/ and figures/ are made in it. `make figures` sets it.
-        name: of the notebook, "02_precision".
-        parameters: what the table was made with, for the provenance.
+        name: the notebook's, as "02_precision".
+        parameters: name -> value that the table was made with, for the provenance.
         table: tidy pandas.DataFrame.
         claims: rows of `claims.claim`.
         figures: name -> matplotlib Figure, written as PNG and SVG; None is left out.
         more: name -> further table, written as <notebook>.<name>.csv, or dataclasses, written as
             <notebook>.<name>.json: the findings of a judgement.
-        pool: the executor of `pools.workers`: what its jobs ran on goes to the provenance.
+        pool: the executor of `pools.workers`; the devices of its jobs go to the provenance.
     """
     if not out:
         return
@@ -79,7 +79,14 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def recorded(name: str) -> dict[str, "pd.DataFrame"]:
-    """device -> the table that `fa-lib dev record` left of a notebook, for every device it has run on."""
+    """Read the tables that `fa-lib dev record` wrote for a notebook or a step.
+
+    Args:
+        name: the notebook's or the step's.
+
+    Returns:
+        dict: device -> table, for every device that has run it.
+    """
     import pandas as pd
 
     found = sorted(RECORDED.glob(f"*/data/results/{name}.csv"))
@@ -87,7 +94,15 @@ def recorded(name: str) -> dict[str, "pd.DataFrame"]:
 
 
 def provenance(parameters: dict, pool: Executor | None = None) -> dict:
-    """Versions, device, those of jobs elsewhere, parameters, the commit, and the seconds since this file was loaded."""
+    """Describe where results came from.
+
+    Args:
+        parameters: name -> value. pool: an executor, whose jobs may have run on other devices.
+
+    Returns:
+        dict: parameters, python, versions, device (`described`), jobs (the devices of jobs, where there are any),
+        commit, seconds (since this file was loaded).
+    """
     jobs = getattr(pool, "devices", [])
     return {
         "parameters": {key: list(value) if isinstance(value, range) else value for key, value in parameters.items()},
@@ -101,18 +116,23 @@ def provenance(parameters: dict, pool: Executor | None = None) -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that results depend on; those of extras that are not installed are left out."""
-    held = {}
+    """Return library -> version for those of LIBRARIES that are installed."""
+    installed = {}
     for library in LIBRARIES:
         try:
-            held[library] = importlib.metadata.version(library)
+            installed[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return held
+    return installed
 
 
 def described() -> dict:
-    """The device, and of a GPU as nvidia-smi has it now: driver, clocks (MHz), power limit (W) and temperature."""
+    """Describe the device at this time.
+
+    Returns:
+        dict: as of `device`; with a GPU also cuda and capability, and by QUERY what nvidia-smi says: driver, clocks
+        (MHz), power limit (W) and temperature (°C), as texts.
+    """
     found = device()
     if torch.cuda.is_available():
         found |= dict(cuda=torch.version.cuda, capability=torch.cuda.get_device_capability())
@@ -125,14 +145,18 @@ def described() -> dict:
 
 
 def device() -> dict:
-    """What the numbers were computed on; the same for one machine at any time."""
+    """Describe the machine that computes, in the same way at any time.
+
+    Returns:
+        dict: machine, system, threads and instructions (torch's), and gpu (its name) where there is one.
+    """
     cpu = {"machine": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads()}
     cpu["instructions"] = torch.backends.cpu.get_cpu_capability()
     return cpu | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
 def commit() -> str:
-    """Of the checkout, and whether its code was changed since; or why there is none."""
+    """Return the checkout's commit, and whether its code was changed since; or a text that says why there is none."""
     if CHECKOUT is None:
         return f"fa_lib {importlib.metadata.version('fa_lib')}, not a checkout"
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of another repository

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-import submitit
+import submitit  # pyright: ignore[reportMissingImports]  # of the extra `cluster`
 
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.execution.paths import build
@@ -41,20 +41,20 @@ class Slurm(Executor):
     """
 
     def __init__(self):
-        self.given = given = settings()
+        self.settings = job = settings()
         self.devices = []  # what the jobs ran on
         if os.environ.get("FA_LIB_CLUSTER"):  # a notebook's kernel runs in another folder
             os.environ["FA_LIB_CLUSTER"] = str(Path(os.environ["FA_LIB_CLUSTER"]).resolve())
         folder = build() / "slurm"
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{job_name()}-", dir=folder))
-        self._sender = submitit.SlurmExecutor(self.folder, max_num_timeout=given.retries)
-        options = {key: getattr(given, key) for key in ("partition", "account") if getattr(given, key)}
-        options |= dict(job_name=job_name(), time=given.time, mem=f"{given.memory}GB", cpus_per_task=given.cpus)
-        options |= dict(gpus_per_node=given.gpus or None, array_parallelism=given.at_once)
+        self._sender = submitit.SlurmExecutor(self.folder, max_num_timeout=job.retries)
+        options = {key: getattr(job, key) for key in ("partition", "account") if getattr(job, key)}
+        options |= dict(job_name=job_name(), time=job.time, mem=f"{job.memory}GB", cpus_per_task=job.cpus)
+        options |= dict(gpus_per_node=job.gpus or None, array_parallelism=job.at_once)
         # since 22.05 srun does not take the number of CPUs from sbatch
-        options |= dict(srun_args=[f"--cpus-per-task={given.cpus}"], stderr_to_stdout=True)
-        self._sender.update_parameters(additional_parameters=dict(requeue=True) | given.sbatch, **options)
+        options |= dict(srun_args=[f"--cpus-per-task={job.cpus}"], stderr_to_stdout=True)
+        self._sender.update_parameters(additional_parameters=dict(requeue=True) | job.sbatch, **options)
         self._queue, self._jobs, self._count, self._codes = SimpleQueue(), {}, itertools.count(), {}
         self._closed = self._cancelled = self._failed = False
         self._broken, self._lock = None, threading.Lock()
@@ -62,6 +62,12 @@ class Slurm(Executor):
         self._thread.start()
 
     def submit(self, fn, /, *args, **kwargs) -> Future:
+        """Queue a call fn(*args, **kwargs) for the next jobs.
+
+        Raises:
+            RuntimeError: the executor was shut down; BrokenExecutor where Slurm failed.
+            ValueError: an argument names code that cannot be found.
+        """
         call = _Call((fn, args, kwargs, self._code(fn, kwargs)), self.folder / f"call{next(self._count)}.pkl")
         with self._lock:
             if self._closed:
@@ -70,14 +76,19 @@ class Slurm(Executor):
         return call.future
 
     def _code(self, fn, kwargs):
-        """What the call depends on: a sweep keeps what a job finds as what its own code finds, so a job whose code is
-        another one refuses."""
+        """Compute a digest of what the call depends on. A sweep stores a job's result as that of its own code, so a job
+        whose code has another digest refuses the call."""
         names = tuple(sorted(x for x in kwargs.values() if isinstance(x, str)))
         if (fn, names) not in self._codes:
             self._codes[fn, names] = code_version(fn, [kwargs])
         return self._codes[fn, names]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls.
+
+        Args:
+            wait: whether to wait until all calls have ended. cancel_futures: whether to cancel those that have not.
+        """
         self._closed, self._cancelled = True, cancel_futures
         if wait:
             self._thread.join()
@@ -92,7 +103,7 @@ class Slurm(Executor):
                 cancel_all()
 
     def _work(self):
-        asked, absent, calls = time.monotonic(), set(), []
+        last_query, absent, calls = time.monotonic(), set(), []
         try:
             while not (self._closed and self._queue.empty() and not self._jobs):
                 time.sleep(0.5)  # what is submitted together goes together
@@ -102,8 +113,8 @@ class Slurm(Executor):
                         call.future.cancel()
                 self._send([call for call in calls if not call.future.cancelled()])
                 lost = set()
-                if self._jobs and time.monotonic() - asked > ASK:
-                    before, absent, asked = absent, self._absent(), time.monotonic()
+                if self._jobs and time.monotonic() - last_query > ASK:
+                    before, absent, last_query = absent, self._absent(), time.monotonic()
                     lost = before & absent
                 self._collect(lost)
         except BaseException as error:
@@ -122,35 +133,37 @@ class Slurm(Executor):
 
     def _send(self, calls):
         fresh = [call for call in calls if not call.lost]
-        size = max(1, -(-len(fresh) // (4 * self.given.at_once)))
+        size = max(1, -(-len(fresh) // (4 * self.settings.at_once)))
         groups = [fresh[i : i + size] for i in range(0, len(fresh), size)] + [[call] for call in calls if call.lost]
         for i in range(0, len(groups), ARRAY):
             array = groups[i : i + ARRAY]
-            kept = {name: v for name, v in os.environ.items() if name == "SLURM_CONF" or name.startswith("SBATCH_")}
+            variables = {
+                name: v for name, v in os.environ.items() if name == "SLURM_CONF" or name.startswith("SBATCH_")
+            }
             with submitit.helpers.clean_env():  # in a job, sbatch would take options from that job's variables
-                os.environ |= kept
+                os.environ |= variables
                 jobs = self._sender.map_array(Calls(), [[(call.work, call.path) for call in group] for group in array])
             self._jobs |= zip(jobs, array)
 
     def _absent(self):
-        """The jobs that Slurm does not hold as waiting or running; none where it does not answer."""
+        """Return the jobs that Slurm lists neither as waiting nor as running; none where it does not answer."""
         words = ["squeue", "--me", f"--name={job_name()}", "--noheader", "--array", "--format=%i"]
         try:
-            held = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+            ids = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.split()
         except (OSError, subprocess.SubprocessError):
             return set()
-        return {job for job in self._jobs if job.job_id not in held}
+        return {job for job in self._jobs if job.job_id not in ids}
 
     def _collect(self, lost):
         """Fulfil the futures of calls that have ended, and send the other calls of lost jobs again."""
         if lost:
             os.chmod(self.folder, 0o700)  # has a network file system look again
-        there = set(os.listdir(self.folder))
-        ended = {job for job in self._jobs if job.paths.result_pickle.name in there}
-        there = set(os.listdir(self.folder))  # again: whatever those jobs left is there by now
+        files = set(os.listdir(self.folder))
+        ended = {job for job in self._jobs if job.paths.result_pickle.name in files}
+        files = set(os.listdir(self.folder))  # again: whatever those jobs left is there by now
         for job, calls in list(self._jobs.items()):
             for call in calls:
-                if call.path.name in there and not call.future.done():
+                if call.path.name in files and not call.future.done():
                     error, result, device = outcome(call.path)
                     if device and device not in self.devices:
                         self.devices.append(device)
@@ -160,7 +173,7 @@ class Slurm(Executor):
                 continue
             del self._jobs[job]
             for call in left:
-                if call.lost < self.given.retries:
+                if call.lost < self.settings.retries:
                     call.lost += 1
                     self._queue.put(call)
                 else:
@@ -175,7 +188,7 @@ class Slurm(Executor):
 
 
 def _end_of(job):
-    """What submitit says of a job that ended outside its calls."""
+    """Say why a job ended outside its calls, in submitit's words."""
     try:
         return f"the job {job.job_id} ended without a result: {job.result()}"
     except Exception as error:

@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-import submitit
+import submitit  # pyright: ignore[reportMissingImports]  # of the extra `cluster`
 import torch
 
 from fa_lib.execution import process_settings
@@ -18,8 +18,8 @@ from fa_lib.execution.results import device
 
 
 class Calls(submitit.helpers.Checkpointable):
-    """The calls of one job, on one thread as in `pools.workers`. A job that is begun again after it was preempted goes
-    on where it was."""
+    """Run the calls of one job, on one thread as in `pools.workers`. A preempted job that is begun again skips the
+    calls that have ended."""
 
     def __call__(self, calls):
         torch.set_num_threads(1)
@@ -41,7 +41,15 @@ class Calls(submitit.helpers.Checkpointable):
 
 
 def outcome(path: Path) -> tuple:
-    """(exception, result, device) of a call that has ended."""
+    """Read the outcome of a call that has ended.
+
+    Args:
+        path: the call's file.
+
+    Returns:
+        exception (None where the call succeeded), result, and the device it ran on, as of `results.device`. Of a file
+        that cannot be read: a RuntimeError, None and None.
+    """
     try:
         return submitit.core.utils.pickle_load(path)
     except Exception as error:
@@ -49,18 +57,19 @@ def outcome(path: Path) -> tuple:
 
 
 def job_name() -> str:
-    """The name of this process's jobs, which the kernels that it starts inherit."""
+    """Return the name of this process's jobs, which the notebook kernels that it starts inherit."""
     return os.environ.setdefault("FA_LIB_JOB_NAME", f"fa_lib-{socket.gethostname()}-{os.getpid()}")
 
 
 def cancel_all() -> None:
-    """End the jobs of this process, and those of the kernels it started."""
+    """End the jobs of this process, and those of the notebook kernels that it started."""
     with suppress(OSError, subprocess.SubprocessError):
         subprocess.run(["scancel", "--me", f"--name={job_name()}"], capture_output=True, timeout=60)
 
 
 def _of_the_job(error):
-    """Whether submitit raised it, in the middle of a call: out of time too often, or not to be begun again."""
+    """Say whether submitit raised an error, in the middle of a call: the job ran out of time too often, or it cannot be
+    begun again."""
     failed = (subprocess.CalledProcessError, subprocess.TimeoutExpired)
     requeue = isinstance(error, failed) and error.cmd[0] == "scontrol"
     return requeue or isinstance(error, submitit.core.utils.UncompletedJobError)
@@ -72,7 +81,7 @@ def _keep(result, path):
 
 
 def _portable(error):
-    """The exception where it survives the way back, else its words."""
+    """Return the exception where pickle can send it, else a RuntimeError with its words."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:

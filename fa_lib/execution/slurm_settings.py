@@ -1,4 +1,4 @@
-"""What a Slurm job is given: cluster.yaml, or the file that FA_LIB_CLUSTER names (docs/cluster.md)."""
+"""The settings of Slurm jobs: cluster.yaml, or the file that FA_LIB_CLUSTER names (docs/cluster.md)."""
 
 import os
 from pathlib import Path
@@ -17,13 +17,13 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseModel):
-    """Of each job.
+    """The settings of every job.
 
     Attributes:
-        partition, account: empty is Slurm's default.
-        time: minutes. memory: GB. cpus, gpus: of a job. at_once: jobs that run at one time.
+        partition, account: names; empty is Slurm's default.
+        time: minutes of a job. memory: GB of a job. cpus, gpus: how many a job has. at_once: jobs that run at one time.
         retries: how often a job is begun again when it was killed or its time ran out.
-        sbatch: more of sbatch's options, by their long names.
+        sbatch: further options of sbatch: long name -> value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -48,15 +48,16 @@ class Settings(BaseModel):
 
 
 def settings() -> Settings:
-    """The Settings, as cluster.yaml at the root of the checkout, or the file that FA_LIB_CLUSTER names, changes them.
+    """Read the Settings from the file that FA_LIB_CLUSTER names, or from cluster.yaml at the root of the checkout. A
+    setting that the file lacks has its default.
 
     Raises:
         ValueError: the named file does not exist, or has a key or a value that does not fit.
     """
-    named = os.environ.get("FA_LIB_CLUSTER")
-    path = Path(named or ROOT / "cluster.yaml")
-    if named and not path.exists():
-        raise ValueError(f"FA_LIB_CLUSTER: got {named!r}, which does not exist; accepted is a YAML file")
+    own = os.environ.get("FA_LIB_CLUSTER")
+    path = Path(own or ROOT / "cluster.yaml")
+    if own and not path.exists():
+        raise ValueError(f"FA_LIB_CLUSTER: got {own!r}, which does not exist; accepted is a YAML file")
     try:
         # YAML reads 2:00:00 as the number 7200, which as minutes would be five days: texts are turned into numbers here
         raw = yaml.load(path.read_text(), yaml.BaseLoader) or {} if path.exists() else {}
@@ -64,18 +65,20 @@ def settings() -> Settings:
         raise ValueError(f"{path}: no YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: got {raw!r}; accepted is a mapping of {', '.join(Settings.model_fields)}")
-    given = {name: int(text) if isinstance(text, str) and text.isdigit() else text for name, text in raw.items()}
-    if isinstance(given.get("sbatch"), dict):
-        given["sbatch"] = (yaml.safe_load(path.read_text()) or {})["sbatch"]
+    values: dict[str, Any] = {
+        name: int(text) if isinstance(text, str) and text.isdigit() else text for name, text in raw.items()
+    }
+    if isinstance(values.get("sbatch"), dict):
+        values["sbatch"] = (yaml.safe_load(path.read_text()) or {})["sbatch"]
     try:
-        return Settings(**given)
+        return Settings(**values)
     except ValidationError as error:
         raise ValueError(f"{path}: {_words(error.errors()[0])}") from error
 
 
 def _words(problem):
-    """Which setting, what came and what is accepted."""
-    name, came = ".".join(map(str, problem["loc"])), problem["input"]
+    """Say which setting does not fit, its value and what is accepted."""
+    name, value = ".".join(map(str, problem["loc"])), problem["input"]
     if problem["type"] == "extra_forbidden":
         return f"got {name!r}; accepted are {', '.join(Settings.model_fields)}"
     if problem["type"] == "value_error":
@@ -83,4 +86,4 @@ def _words(problem):
     kinds = {int: "a whole number from 1", str: "a text", dict: "a mapping"}
     field = Settings.model_fields[problem["loc"][0]]
     accepted = "a whole number from 0" if name in ("gpus", "retries") else kinds.get(field.annotation, "a mapping")
-    return f"{name}: got {came if field.annotation is int else repr(came)}; accepted is {accepted}"
+    return f"{name}: got {value if field.annotation is int else repr(value)}; accepted is {accepted}"

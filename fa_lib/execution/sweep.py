@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, ProcessPoolExecutor, wait
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pandas as pd
@@ -23,20 +24,21 @@ def sweep(
     """Call `fn(**cell)` for every cell of a grid and put the rows together.
 
     Args:
-        fn: returns a dict, or a list of them: the rows of one cell. A function of a module where an executor
-            carries it to other processes.
+        fn: a function that returns the rows of one cell: a dict, or a list of them. With an executor of other processes
+            it is a function of a module.
         grid: name -> value or list of values (lists, tuples and ranges are axes; texts and numbers are one value).
-        fixed: name -> value, the same for every cell, whatever its type.
+        fixed: name -> value, of any type, the same for every cell.
         uses: functions, and paths of files, that results depend on and that fn does not import: kernels that cells
-            name. (A text "package.module:function" in a cell is seen by itself.)
+            name. (A text "package.module:function" in a cell counts without that.)
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
             sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
-        executor: a concurrent.futures.Executor; `pools.workers` makes one, of processes or of Slurm jobs. None works
-            here, one cell after the other. A process that is forked must have one thread: torch's do not survive.
+        executor: a concurrent.futures.Executor; `pools.workers` makes one, of processes or of Slurm jobs. With None
+            this process computes one cell after the other. A process that is forked must have one thread: torch's
+            others do not survive a fork.
 
     Returns:
-        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows. Of what is fixed
-        numbers and texts are columns too, and the fields of a dataclass; nothing else is.
+        pandas.DataFrame in the grid's order: the cell's parameters, then the columns of fn's rows. Fixed numbers and
+        texts are columns too, and so are the fields of a fixed dataclass; no other fixed value is.
 
     Raises:
         ValueError: an axis without values, a parameter that fn does not have, or with a cache a value that JSON
@@ -51,21 +53,32 @@ def sweep(
             inspect.signature(fn).bind(**cell)
     except TypeError as error:
         raise ValueError(f"grid: {error}; accepted are the parameters {inspect.signature(fn)}") from None
-    keys = [{name: asdict(x) if is_dataclass(x) else x for name, x in cell.items()} for cell in cells]
-    kept = _kept(fn, keys, uses, cache)
-    rows = {i: kept.get(key) for i, key in enumerate(keys)} if kept else {}
-    todo = [i for i in range(len(cells)) if rows.get(i) is None]
+    keys = [_plain(cell) for cell in cells]
+    finished = _finished_cells(fn, keys, uses, cache)
+    cached = {i: finished.get(key) for i, key in enumerate(keys)} if finished else {}
+    rows = {i: found for i, found in cached.items() if found is not None}
+    todo = [i for i in range(len(cells)) if i not in rows]
     with tqdm(total=len(cells), initial=len(cells) - len(todo), desc=fn.__name__, unit="cell") as bar:
         for i, result in _results(fn, {i: cells[i] for i in todo}, executor):
             rows[i] = result if isinstance(result, list) else [result]
-            if kept:
-                kept.put(keys[i], rows[i])
+            if finished:
+                finished.put(keys[i], rows[i])
             bar.update()
     return pd.DataFrame([_columns(cell, fixed) | row for i, cell in enumerate(cells) for row in rows[i]])
 
 
 def expand(grid: dict) -> Iterator[dict]:
-    """The cells of a grid: every combination of its axes, the last axis fastest."""
+    """Make the cells of a grid: every combination of its axes, the last axis fastest.
+
+    Args:
+        grid: as of `sweep`.
+
+    Returns:
+        dicts: name -> value.
+
+    Raises:
+        ValueError: an axis has no values.
+    """
     grid = {name: v.tolist() if isinstance(v, numpy.ndarray) else v for name, v in grid.items()}
     axes = {name: list(v) if isinstance(v, (list, tuple, range)) else [v] for name, v in grid.items()}
     for name, values in axes.items():
@@ -74,8 +87,22 @@ def expand(grid: dict) -> Iterator[dict]:
     return (dict(zip(axes, values)) for values in itertools.product(*axes.values()))
 
 
-def _kept(fn, keys, uses, cache):
-    """The finished cells of fn, or None where nothing is kept."""
+def _fields(value: object) -> dict[str, Any] | None:
+    """Return name -> value of a dataclass's instance; None for any other value."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else None
+
+
+def _plain(cell):
+    """A cell with its dataclasses as dicts, as JSON can hold them."""
+    return {name: x if (fields := _fields(x)) is None else fields for name, x in cell.items()}
+
+
+def _finished_cells(fn, keys, uses, cache):
+    """Return the Cells of fn; None without a cache.
+
+    Raises:
+        ValueError: JSON cannot hold a cell.
+    """
     if not cache:
         return None
     try:
@@ -86,18 +113,18 @@ def _kept(fn, keys, uses, cache):
 
 
 def _columns(cell, fixed):
-    """What a row says of its cell."""
+    """Return the columns that a row has of its cell: name -> value."""
     columns = {}
     for name, x in cell.items():
-        if is_dataclass(x):
-            columns |= asdict(x)
+        if (fields := _fields(x)) is not None:
+            columns |= fields
         elif name not in fixed or x is None or isinstance(x, (str, int, float)):
             columns[name] = x
     return columns
 
 
 def _results(fn, cells, executor):
-    """(index, rows) of each cell as it is done."""
+    """Yield (index, rows) of each cell as it is done."""
     if executor is None:
         pairs = ((i, lambda cell=cell: fn(**cell)) for i, cell in cells.items())
     else:
@@ -127,8 +154,8 @@ def _results(fn, cells, executor):
 
 
 def _as_done(futures, executor):
-    """Futures as they are done. Some of a pool whose worker was killed while they were submitted never are (Python
-    3.11), but it refuses another."""
+    """Yield futures as they are done. Where a pool's worker was killed while calls were submitted, some futures never
+    are (Python 3.11); then another call, which the pool refuses, raises."""
     left = set(futures)
     while left:
         done, left = wait(left, timeout=5, return_when=FIRST_COMPLETED)

@@ -1,7 +1,9 @@
-"""Why ten times: one step of a kernel changed at a time, the bits it carries, what it is compared with."""
+"""Why Flash's published error is ten times Baseline's: kernels with one step changed, with fewer bits in their sums,
+and compared with other references."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
@@ -10,7 +12,6 @@ from fa_lib.experiments.problem import Problem
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 from fa_lib.numerics.metrics import deviation
 
@@ -30,16 +31,23 @@ class Start:
     other: Format
 
     def changed(self, step: str) -> Precision:
-        """The kernel's Precision with a step, of STEPS, in the other format."""
+        """Return the kernel's Precision with one step in the other format.
+
+        Args:
+            step: a key of STEPS.
+
+        Raises:
+            ValueError: there is no such step.
+        """
         lookup("step", step, STEPS)
         return self.precision if step == "nothing" else replace(self.precision, **{step: self.other})
 
 
 _SHIPPED = replace(Precision.kernel(BF16), output=FP32)  # storing in BF16 would hide what the other steps do
-STARTS = by_key((
+STARTS = {start.key: start for start in (
     Start("shipped", "as shipped, output in FP32; this step in BF16", _SHIPPED, BF16),
     Start("all_bf16", "all in BF16; this step in FP32", Precision.uniform(BF16), FP32),
-))  # fmt: skip
+)}  # fmt: skip
 
 STEPS = {  # "nothing", or a step of a Precision -> label
     "nothing": "nothing changed",
@@ -75,9 +83,10 @@ def ladder(
     head_dim: int = 64,
     block_kv: int = 64,
 ) -> list[dict]:
-    """A cell: kernels with one step in another format, on one problem.
+    """A cell: measure kernels with one step in another format, on one problem.
 
     Args:
+        distribution, seed: as of `inputs.draw`. n: queries and keys. block_kv: keys of a tile.
         starts: keys of STARTS. steps: keys of STEPS. algorithms: as of `tiled`.
 
     Returns:
@@ -90,7 +99,7 @@ def ladder(
     for start in starts:
         for algorithm in algorithms:
             for step in steps:
-                call = dict(tiling=tiling, precision=changed[start, step], algorithm=algorithm)
+                call: dict[str, Any] = dict(tiling=tiling, precision=changed[start, step], algorithm=algorithm)
                 o = kernels.tiled(problem.q, problem.k, problem.v, **call)
                 errors = by_inputs[changed[start, step].inputs].errors(o)
                 rows.append(dict(start=start, algorithm=algorithm, step=step) | errors)
@@ -107,10 +116,11 @@ def carried(
     block_kv: int = 64,
     head_dim: int = 64,
 ) -> list[dict]:
-    """A cell: shipped BF16 kernels whose accumulator and row sum have fewer bits, over `tiles` tiles.
+    """A cell: measure shipped BF16 kernels whose accumulator and row sum have fewer bits.
 
     Args:
-        bits: significant bits, one kernel each.
+        distribution, seed: as of `inputs.draw`. tiles: of block_kv keys each. n_q: queries.
+        bits: significant bits of accumulator and row sum, one kernel for each.
 
     Returns:
         rows: bits, and `Problem.errors`.
@@ -125,10 +135,13 @@ def carried(
 
 
 def references(distribution: str, seed: int, n: int = 2048, head_dim: int = 64, heads: int = 4) -> list[dict]:
-    """A cell: one real kernel, torch's flash in FP16, and FP16's Baseline, held against what people compare with.
+    """A cell: compare a real kernel, torch's flash in FP16, and FP16's Baseline with every one of REFERENCES.
+
+    Args:
+        distribution, seed: as of `inputs.draw`. n: queries and keys.
 
     Returns:
-        rows: kernel (of KERNELS), against (of REFERENCES), max, rmse, bias.
+        rows: kernel (of KERNELS), against (of REFERENCES); max, rmse and bias of the Deviation.
     """
     exact = draw(distribution, seed, (1, heads, n, head_dim))
     half = [FP16(x).half() for x in exact]

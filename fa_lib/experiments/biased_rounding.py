@@ -39,12 +39,16 @@ class Sign:
     factor: int
 
 
-SIGNS = by_key((Sign("positive", "V > 0", 1), Sign("negative", "V < 0", -1), Sign("both", "both signs", 0)))
+SIGNS = {sign.key: sign for sign in (
+    Sign("positive", "V > 0", 1),
+    Sign("negative", "V < 0", -1),
+    Sign("both", "both signs", 0),
+)}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cure(Variant):
-    """A change to `Precision.kernel(BF16)`, that carries O in FP32 and writes it in BF16.
+    """A change to the kernel of `Precision.kernel(BF16)`, which carries O in FP32 and writes it in BF16.
 
     Attributes:
         stochastic: whether O is rounded up or down at random, by the cell's seed.
@@ -71,11 +75,17 @@ CURES = by_key((  # the first is the kernel to be cured
 def problem(
     repeats: int, sign: str, seed: int, gap: float = 16, n: int = 512, rows: int = 256, head_dim: int = 64
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Q, K, V, dO in BF16: each row's maximum is attained by `repeats` keys, the other scores are N(0, 1) and below it.
+    """Draw Q, K, V and dO: in each row `repeats` keys attain the maximum; the other scores are N(0, 1) and below it.
 
     Args:
-        repeats: keys that attain the maximum. sign: a key of SIGNS, of V's values (and of dO's, which a loss that pulls
-            one way gives). gap: the maximum. n: keys. rows: queries.
+        repeats: keys that attain the maximum. sign: a key of SIGNS, for V's values and for dO's (a loss that pulls one
+            way gives a dO of one sign). gap: the maximum. n: keys. rows: queries.
+
+    Returns:
+        q, k, v, dO: float64 on BF16's grid. q, dO: (1, 1, rows, head_dim); k, v: (1, 1, n, head_dim).
+
+    Raises:
+        ValueError: there is no such sign.
     """
     factor = lookup("sign", sign, SIGNS).factor
     own = seed + 10_000 * list(SIGNS).index(sign)  # else V < 0 would be V > 0 over again
@@ -88,7 +98,7 @@ def problem(
     k[..., at, :] = along * gap / 4 * head_dim**0.5
     if factor:
         v, dO = factor * v.abs(), factor * dO.abs()
-    return tuple(BF16(x) for x in (q, k, v, dO))
+    return BF16(q), BF16(k), BF16(v), BF16(dO)
 
 
 def bias(
@@ -101,17 +111,20 @@ def bias(
     rows: int = 256,
     head_dim: int = 64,
 ) -> dict[str, float]:
-    """A cell: the signed error of O and of delta of a kernel that carries O in BF16, or with a cure of that. All keys
-    are one tile.
+    """A cell: measure the signed error of O and of delta, for a kernel that carries O in BF16 or for one that is cured
+    of that. All keys are one tile.
 
     Args:
         cure: a key of CURES; "carried_fp32" still writes O in BF16, as shipped kernels do.
-        repeats, sign, seed, gap, n, rows, head_dim: of `problem`.
+        repeats, sign, seed, gap, n, rows, head_dim: as of `problem`.
 
     Returns:
-        dict. error: mean of O - golden, in ulp of BF16 at the golden value. outwards: the same, positive where it
-        points away from zero. rmse: of O, in ulp. delta: mean over rows of the error of delta, in units of BF16's unit
-        roundoff times rowsum |dO ∘ O|; delta_rmse: its root mean square.
+        dict: error, the mean of O - golden, in ulp of BF16 at the golden value; outwards, the same, positive where O
+        is further from zero; rmse, of O, in ulp; delta, the mean over rows of delta's error, in units of BF16's unit
+        roundoff times rowsum |dO ∘ O|; delta_rmse, that error's root mean square.
+
+    Raises:
+        ValueError: there is no such cure, or no such sign.
     """
     q, k, v, dO = problem(repeats, sign, seed, gap, n, rows, head_dim)
     variant, precision = lookup("cure", cure, CURES), Precision.kernel(BF16)
@@ -126,8 +139,9 @@ def bias(
         S = FP32(q @ k.mT / head_dim**0.5)
         P = FP32(torch.exp(FP32(S - torch.logsumexp(S, -1, keepdim=True))))
         delta = (P * FP32(dO @ v.mT)).sum(-1)
-    off = (delta - exact) / (scale * BF16.unit_roundoff)
+    delta_error = (delta - exact) / (scale * BF16.unit_roundoff)
     return dict(
         error=error.mean().item(), outwards=(error * golden.sign()).mean().item(),
-        rmse=error.square().mean().sqrt().item(), delta=off.mean().item(), delta_rmse=off.square().mean().sqrt().item(),
+        rmse=error.square().mean().sqrt().item(), delta=delta_error.mean().item(),
+        delta_rmse=delta_error.square().mean().sqrt().item(),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Block scales: what attention loses when Q, K, V and P, or a cache of K and V, are held in FP8 or FP4, and where."""
+"""Block scales: the error of attention when Q, K, V and P, or a cache of K and V, are stored in FP8 or FP4."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ RAISED = 8  # P without a scale is multiplied by 2**8, out of E4M3's subnormals,
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to quantise all of attention, of which parts may be left in BF16.
+    """A way to quantise attention, all of it or a part.
 
     Attributes:
-        label: as figures show it. whole: the Quantization.
+        label: as figures show it. whole: the Quantization of all parts.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Recipe:
 
     @property
     def parts(self) -> dict[str, Quantization]:
-        """all of it; a cache of K and V, by the scheme of K; and each operand alone."""
+        """part -> its Quantization, the rest in BF16: "all"; "cache", K and V by the scheme of K; each of OPERANDS."""
         k = self.whole.k
         cache = (
             {} if k is None else {"cache": Quantization.cache(k, smooth=self.whole.smooth, rotate=self.whole.rotate)}
@@ -64,16 +64,20 @@ KINDS = ("normal", "outliers", "sink", "shifted K")  # of `problem`
 
 
 def problem(kind: str, seed: int, n: int, *, rows: int, head_dim: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Q (1, heads, rows, head_dim), K and V (1, heads, n, head_dim), in BF16, as a model hands them over.
+    """Draw Q, K and V in BF16, as a model hands them over.
 
     Args:
+        seed: of `inputs.draw`. n: keys. rows: queries of each head.
         kind: a name of `inputs.DISTRIBUTIONS`; or "shifted K": normal, and every sixteenth channel of K has the mean 8.
             (That some channels of K lie far from zero in every token is what smoothing is for: arXiv 2410.02367.)
-            The key of "sink", 3 in every channel, is added to a drawn one: alone it lies on the grid of any scale that
-            is a power of two, and no key of a model does.
+            The key of "sink", 3 in every channel, is added to a drawn key: without that it lies on the grid of every
+            scale that is a power of two, as no key of a model does.
+
+    Returns:
+        q: float64 (1, heads, rows, head_dim). k, v: float64 (1, heads, n, head_dim). All on BF16's grid.
     """
-    drawn = "normal" if kind == "shifted K" else kind
-    q, k, v = draw(drawn, seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
+    distribution = "normal" if kind == "shifted K" else kind
+    q, k, v = draw(distribution, seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
     k = k.clone()
     if kind == "shifted K":
         k[..., ::EVERY] += SHIFT
@@ -83,30 +87,34 @@ def problem(kind: str, seed: int, n: int, *, rows: int, head_dim: int, heads: in
 
 
 def losses(q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Sequence[str]], **options) -> list[dict]:
-    """What recipes lose on tensors, beside the same kernel in BF16 (`Precision.kernel`), in tiles of 64 keys.
+    """Measure recipes' errors on tensors, in tiles of 64 keys, beside the same kernel in BF16 (`Precision.kernel`).
 
     Args:
-        q, k, v: as `kernels.tiled`, in BF16 or with its values; keys a multiple of 64.
-        parts: key of RECIPES -> which of its parts are quantised.
-        options: of a kernel: causal, scale, mask.
+        q: (batch, heads, n_q, head_dim). k, v: (batch, heads, n_kv, head_dim). BF16, or values on its grid; n_kv is a
+            multiple of 64.
+        parts: key of RECIPES -> the parts, of its `Recipe.parts`, that are quantised, one kernel for each.
+        options: of the kernels: causal, scale, mask.
 
     Returns:
         rows: recipe; part; max and relative, of the Deviation from the golden value of these tensors; times_max and
-        times_rmse, over BF16's. The first is BF16's own, recipe "bf16", part "all".
+        times_rmse, over BF16's. The first row is BF16's own: recipe "bf16", part "all".
+
+    Raises:
+        ValueError: there is no such recipe, or it has no such part.
     """
     q, k, v = (x.double() for x in (q, k, v))
     golden = kernels.golden(q, k, v, inputs=FP64, **options)
-    chosen = [(key, part) for key, some in parts.items() for part in some]
-    quantizations = [lookup("part", part, lookup("recipe", key, RECIPES).parts) for key, part in chosen]
+    chosen = [(key, name) for key, names in parts.items() for name in names]
+    quantizations = [lookup("part", name, lookup("recipe", key, RECIPES).parts) for key, name in chosen]
     base, rows = None, []
-    for (key, part), quantization in zip([("bf16", "all"), *chosen], [Quantization(), *quantizations]):
+    for (key, name), quantization in zip([("bf16", "all"), *chosen], [Quantization(), *quantizations]):
         unscaled = quantization.p is not None and quantization.p.per == "none"
         algorithm = Algorithm("fa2", p_exponent_offset=RAISED if unscaled else 0)
         o = attention(q, k, v, quantization, tiling=TILING, algorithm=algorithm, **options)
         d = deviation(o, golden, BF16)
         base = base or d
         times = dict(times_max=over_baseline(d.max, base.max), times_rmse=over_baseline(d.rmse, base.rmse))
-        rows.append(dict(recipe=key, part=part, max=d.max, relative=d.relative) | times)
+        rows.append(dict(recipe=key, part=name, max=d.max, relative=d.relative) | times)
     return rows
 
 
@@ -114,18 +122,27 @@ def block_scales(
     kind: str, seed: int, n: int, parts: dict[str, Sequence[str]], *, rows: int = 128, head_dim: int = 64,
     heads: int = 2,
 ) -> list[dict]:  # fmt: skip
-    """A cell: `losses` of one draw. kind, seed, n, rows, head_dim, heads: of `problem`."""
+    """A cell: `losses` of one draw.
+
+    Args:
+        kind, seed, n, rows, head_dim, heads: as of `problem`. parts: as of `losses`.
+
+    Returns:
+        rows of `losses`.
+    """
     return losses(*problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads), parts)
 
 
 def sums_of_b200(kind: str, seed: int, n: int, *, rows: int = 128, head_dim: int = 64, heads: int = 2) -> list[dict]:
-    """A cell: what the sums of a B200's matrix unit change beside exact ones, O chained through them.
+    """A cell: compare kernels with the sums of a B200's matrix unit, O chained through them, with the same kernels with
+    exact sums.
 
-    Args: of `problem`.
+    Args:
+        kind, seed, n, rows, head_dim, heads: as of `problem`.
 
     Returns:
-        rows: recipe, of ON_B200; bits, the share of outputs that differ in BF16; times_rmse, over the error with exact
-        sums.
+        rows: recipe (of ON_B200); bits, the share of outputs that differ in BF16; times_rmse, the root mean square
+        error over that with exact sums.
     """
     q, k, v = problem(kind, seed, n, rows=rows, head_dim=head_dim, heads=heads)
     golden, found = kernels.golden(q, k, v, inputs=FP64), []

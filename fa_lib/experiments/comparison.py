@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -23,9 +24,16 @@ PRESETS = {"every_step": Precision.uniform, "as_shipped": Precision.kernel}
 
 
 def products_for(inputs: FormatLike, probs: FormatLike) -> dict[str, Dot]:
-    """The ways to sum Q Kᵀ and P V that notebook 00 offers for Q, K, V and P in these formats: "exact"; "wide" and
-    "narrow", in order, every product and addition in FP32 (or a wider format of theirs) and in their own format where
-    it is narrower; and the tensor core of each GPU that takes them, by the GPU's name."""
+    """List the ways to sum Q Kᵀ and P V that notebook 00 offers.
+
+    Args:
+        inputs: the format of Q, K and V. probs: that of P.
+
+    Returns:
+        dict: "exact"; "wide", one product after the other in FP32 (or in a wider format of the two); where the two
+        formats are the same, "narrow", the same in that format if it is narrower than FP32, and each GPU whose tensor
+        core takes it, by the GPU's name.
+    """
     fmt, other = Format.of(inputs), Format.of(probs)
     widest = max(fmt, other, FP32, key=lambda each: each.precision)
     found: dict[str, Dot] = dict(exact=EXACT, wide=SEQUENTIAL(widest))
@@ -58,13 +66,13 @@ class ExplorerSettings:
 
     @property
     def preset(self) -> str:
-        """The key of the preset that Flash's steps are, or "custom"."""
+        """The key of the preset whose formats Flash's steps have; "custom" where there is none."""
         nearest, changed = self.nearest_preset
         return "custom" if changed else nearest
 
     @property
     def nearest_preset(self) -> tuple[str, dict[str, str]]:
-        """The preset that differs from Flash in the fewest steps, and the formats of those steps."""
+        """The key of the preset that differs from Flash in the fewest steps, and step -> Flash's format of those."""
         own = formats_of_steps(self.precision)
         changed = {}
         for key, preset in PRESETS.items():
@@ -75,17 +83,17 @@ class ExplorerSettings:
 
 
 def formats_of_steps(precision: Precision) -> dict[str, str]:
-    """step -> the name of its format, for the steps of a forward pass."""
+    """Return step -> the name of its format, for the steps of a forward pass."""
     return {step: getattr(precision, step).name for step in STEPS}
 
 
 @dataclass(frozen=True)
 class Found:
-    """What `compare` finds. In dicts by key: "flash", "baseline".
+    """The results of `compare`. The keys of the dicts are "flash" and "baseline".
 
     Attributes:
-        errors: out - golden, float64 (n, head_dim). deviations: the Deviation of each.
-        rescales: tiles that raised a row's maximum, mean over rows. tiles: of K and V.
+        errors: key -> out - golden, float64 (n, head_dim). deviations: key -> the Deviation.
+        rescales: how many tiles raised a row's maximum, mean over rows. tiles: how many K and V are cut into.
     """
 
     errors: dict[str, torch.Tensor]
@@ -100,30 +108,30 @@ class Found:
 
     @property
     def measured(self) -> bool:
-        """Whether Baseline is a measure: its errors are finite, and it is not the golden value itself."""
+        """Whether Baseline is a measure: its errors are finite and not all 0."""
         baseline = self.deviations["baseline"].max
         return math.isfinite(baseline) and baseline > 0
 
     @property
     def verdict(self) -> str:
-        """By the rule of the field: "passes", "fails" (as NaN does), or "silent" where Baseline is no measure."""
+        """The rule's verdict on Flash: "passes", "fails" (NaN fails too), or "silent" where Baseline is no measure."""
         if not self.measured:
             return "silent"
         return "passes" if self.times <= ALLOWED["o"] else "fails"
 
 
 def compare(setting: ExplorerSettings) -> Found:
-    """Flash and Baseline of ExplorerSettings held against the golden value."""
+    """Compute the errors of Flash and Baseline to the golden value."""
     s = setting
-    drawn = s.distribution, s.seed, s.n, s.head_dim
-    q, k, v = _drawn(*drawn)
-    options = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
+    source = s.distribution, s.seed, s.n, s.head_dim
+    q, k, v = _inputs(*source)  # (1, 1, n, head_dim) each
+    options: dict[str, Any] = dict(tiling=s.tiling, precision=s.precision, causal=s.causal)
     flash = kernels.tiled(q, k, v, algorithm=s.algorithm, rows=s.tiling.block_q, **options)
     outs = {
         "flash": (flash, s.precision.inputs),
-        "baseline": (_baseline(*drawn, s.causal, s.fmt, s.precision.products), s.fmt),
+        "baseline": (_baseline(*source, s.causal, s.fmt, s.precision.products), s.fmt),
     }
-    golden = {key: _golden(*drawn, s.causal, inputs) for key, (_, inputs) in outs.items()}
+    golden = {key: _golden(*source, s.causal, inputs) for key, (_, inputs) in outs.items()}
     return Found(
         {key: (out - golden[key])[0, 0] for key, (out, _) in outs.items()},
         {key: deviation(out, golden[key], s.fmt) for key, (out, _) in outs.items()},
@@ -132,20 +140,20 @@ def compare(setting: ExplorerSettings) -> Found:
     )
 
 
-# A control that is moved back and forth finds here what the others leave unchanged.
+# Caches: where one control is moved back and forth, the results that it does not change are not computed again.
 
 
 @lru_cache(4)
-def _drawn(distribution, seed, n, head_dim):
+def _inputs(distribution, seed, n, head_dim):
     return draw(distribution, seed, (1, 1, n, head_dim))
 
 
 @lru_cache(4)
 def _golden(distribution, seed, n, head_dim, causal, inputs):
-    return kernels.golden(*_drawn(distribution, seed, n, head_dim), inputs=inputs, causal=causal)
+    return kernels.golden(*_inputs(distribution, seed, n, head_dim), inputs=inputs, causal=causal)
 
 
 @lru_cache(4)
 def _baseline(distribution, seed, n, head_dim, causal, fmt, products):
-    drawn = _drawn(distribution, seed, n, head_dim)
-    return kernels.reference(*drawn, precision=replace(Precision.materialized(fmt), products=products), causal=causal)
+    precision = replace(Precision.materialized(fmt), products=products)
+    return kernels.reference(*_inputs(distribution, seed, n, head_dim), precision=precision, causal=causal)

@@ -1,5 +1,5 @@
-"""Four shipped kernels with an error of their own, and two proofs of its cause for each: an emulation that rounds the
-one step in question and has the same errors, and the same values given to the kernel with one type changed.
+"""Four shipped kernels with large errors, and two proofs of each error's cause: an emulation that rounds the step in
+question has the same errors, and the kernel has small errors on the same values in another type.
 
 The kernels are the gallery's, so their libraries have to be installed (`make gallery`); the emulations need none.
 """
@@ -21,10 +21,13 @@ from fa_lib.numerics.metrics import deviation, over_baseline
 
 
 def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, heads: int = 8) -> list[dict]:
-    """A cell: ggml's flash attention on CPU, K and V in FP16, as llama.cpp decodes.
+    """A cell: measure ggml's flash attention on CPU, K and V in FP16, as llama.cpp decodes.
 
-    Emulated where ggml goes key by key, below 64 queries: `key_by_key`. With one query ggml divides the keys among its
+    Emulated, below 64 queries, where ggml goes key by key: `key_by_key`. With one query ggml divides the keys among its
     threads; with more, the queries. Changed: the same values of V stored in FP32.
+
+    Args:
+        n: keys. queries: of each head. distribution, seed: as of `inputs.draw`. threads: ggml's.
 
     Returns:
         rows of `error_rows`.
@@ -40,9 +43,12 @@ def ggml(n: int, queries: int, distribution: str, seed: int, threads: int = 2, h
 
 
 def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
-    """A cell: ringattention in BF16 with float32_logits=False, in chunks of 512 keys.
+    """A cell: measure ringattention in BF16 with float32_logits=False, in chunks of 512 keys.
 
     Emulated: FlashAttention-2 with every step in BF16, in tiles of 512. Changed: float32_logits=True.
+
+    Args:
+        n: queries and keys. distribution, seed: as of `inputs.draw`.
 
     Returns:
         rows of `error_rows`.
@@ -54,10 +60,13 @@ def ringattention(n: int, distribution: str, seed: int) -> list[dict]:
 
 
 def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: int = 128) -> list[dict]:
-    """A cell: JAX's Pallas kernel for decoding on GPUs, in BF16, run by Pallas's interpreter: one query a call, blocks
-    of 128 keys.
+    """A cell: measure JAX's Pallas kernel for decoding on GPUs, in BF16, run by Pallas's interpreter: one query a call,
+    blocks of 128 keys.
 
     Emulated: `in_parts`. Changed: the same values of Q, K and V in FP32.
+
+    Args:
+        n: keys. splits: parts of the keys. distribution, seed: as of `inputs.draw`. queries: how many calls.
 
     Returns:
         rows of `error_rows`.
@@ -72,10 +81,13 @@ def pallas_decode(n: int, splits: int, distribution: str, seed: int, queries: in
 
 
 def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int = 2) -> list[dict]:
-    """A cell: OpenVINO's ScaledDotProductAttention in FP16, on a processor with instructions for BF16 and none for
-    FP16, where OpenVINO computes it in BF16.
+    """A cell: measure OpenVINO's ScaledDotProductAttention in FP16, on a processor with instructions for BF16 and none
+    for FP16, where OpenVINO computes it in BF16.
 
     Emulated: `in_bf16`. Changed: the same values of Q, K and V in FP32.
+
+    Args:
+        n: keys. distribution, seed: as of `inputs.draw`. queries: of each head.
 
     Returns:
         rows of `error_rows`.
@@ -83,7 +95,7 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
     from fa_lib.gallery.openvino_kernels import openvino_sdpa
 
     q, k, v = draw_in_format(distribution, seed, FP16, queries, n, heads)
-    wide = openvino_sdpa(*(x.float() for x in (q, k, v)))
+    wide = openvino_sdpa(q.float(), k.float(), v.float())
     return error_rows(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)
 
 
@@ -93,16 +105,20 @@ FINDS: dict[str, Callable] = dict(
 
 
 def draw_in_format(distribution: str, seed: int, fmt: Format, n_q: int, n_kv: int, heads: int) -> list[Tensor]:
-    """Q (1, heads, n_q, 64), K and V (1, heads, n_kv, 64) on the grid and in the dtype of a format."""
+    """Draw Q (1, heads, n_q, 64), K and V (1, heads, n_kv, 64) on the grid and in the dtype of a format."""
     return [fmt(x).to(fmt.dtype) for x in draw(distribution, seed, (1, heads, n_q, 64), (1, heads, n_kv, 64))]
 
 
 def error_rows(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v: Tensor) -> list[dict]:
-    """Outputs against the golden value, and their errors against those of the first, the kernel's own.
+    """Compare outputs with the golden value, and their errors with those of the first one, the kernel's.
+
+    Args:
+        outputs: who -> o, (..., n_q, head_dim); the first is the kernel's. fmt: of the inputs.
+        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim).
 
     Returns:
-        rows: who (a key of outputs), max, times_max (over Baseline's), relative (root mean square of the error over
-        the golden value's), alike (correlation of its errors with the kernel's).
+        rows: who, a key of outputs; max, of the Deviation; times_max, over Baseline's; relative, the error's root mean
+        square over the golden value's; alike, the correlation of its errors with the kernel's.
     """
     golden = kernels.golden(q, k, v, inputs=fmt)
     baseline = deviation(baseline_for(fmt)(q, k, v), golden, fmt).max
@@ -110,17 +126,18 @@ def error_rows(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v:
     for who, o in outputs.items():
         d = deviation(o, golden, fmt)
         alike = float(np.corrcoef(own, (o.double() - golden).flatten())[0, 1])
-        far = dict(max=d.max, times_max=over_baseline(d.max, baseline), relative=d.relative)
-        rows.append(dict(who=who) | far | dict(alike=alike))
+        errors = dict(max=d.max, times_max=over_baseline(d.max, baseline), relative=d.relative)
+        rows.append(dict(who=who) | errors | dict(alike=alike))
     return rows
 
 
 def key_by_key(q: Tensor, k: Tensor, v: Tensor, *, accumulator: Format = FP16, parts: int = 1) -> Tensor:
-    """Attention as ggml's CPU kernel computes it below 64 queries: online softmax over single keys, with O held in
+    """Compute attention as ggml's CPU kernel does below 64 queries: online softmax over single keys, O carried in
     `accumulator`, the scores, P and the row sum in FP32. (ggml-cpu/ops.cpp.)
 
     Args:
-        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). parts: of the keys, merged at the end, one a thread.
+        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim).
+        parts: how many parts the keys are cut into, one a thread; they are merged at the end.
 
     Returns:
         o: float64 (..., n_q, head_dim).
@@ -143,11 +160,12 @@ def key_by_key(q: Tensor, k: Tensor, v: Tensor, *, accumulator: Format = FP16, p
 
 
 def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block: int = 128) -> Tensor:
-    """Attention as JAX's Pallas kernel for decoding computes it: each part's O, not divided by its row sum, is written
-    in `fmt`; the parts' weights and their sum are rounded to `fmt` too, and so is what they are divided to.
+    """Compute attention as JAX's Pallas kernel for decoding does: each part's O, not divided by its row sum, is rounded
+    to `fmt`; so are the parts' weights, the weighted sums of O and of the row sums, and their quotient.
 
     Args:
-        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). parts: of the keys; block: keys of a tile of a part.
+        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim).
+        parts: how many parts the keys are cut into. block: keys of a tile of a part.
 
     Returns:
         o: float64 (..., n_q, head_dim).
@@ -168,18 +186,19 @@ def in_parts(q: Tensor, k: Tensor, v: Tensor, fmt: Format, parts: int, *, block:
 
 
 def up_where_odd(x: Tensor) -> Tensor:
-    """x in BF16 as `ov::bfloat16` rounds it, in float64: half an ulp is added where the last bit that is kept is 1, and
-    nothing where it is 0; then the bits are cut off. (To nearest, ties to even, adds 0x7fff and that last bit.)"""
+    """Round x, of any shape, to BF16 as `ov::bfloat16` does; the result is float64. Half an ulp is added where the last
+    bit of BF16 is 1, and nothing where it is 0; then the further bits are cut off. (Rounding to nearest, ties to even,
+    adds 0x7fff and that last bit.)"""
     bits = x.float().view(torch.int32)
     return (bits + ((bits & 0x10000) >> 1) & -0x10000).view(torch.float32).double()
 
 
 def in_bf16(q: Tensor, k: Tensor, v: Tensor, into: Callable[[Tensor], Tensor] = up_where_odd) -> Tensor:
-    """Attention as OpenVINO's CPU plugin computes it in BF16 from inputs of another format: Q, K and V converted, the
-    scores in FP32, P divided by its sum and rounded to BF16, and O rounded to BF16 once.
+    """Compute attention as OpenVINO's CPU plugin does in BF16 from inputs of another format: Q, K and V are converted,
+    scores are in FP32, P is divided by its sum and rounded to BF16, and O is rounded to BF16 once.
 
     Args:
-        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). into: the conversion to BF16, of float64.
+        q: (..., n_q, head_dim). k, v: (..., n_kv, head_dim). into: the conversion of a float64 tensor to BF16.
 
     Returns:
         o: float64 (..., n_q, head_dim).
@@ -189,6 +208,13 @@ def in_bf16(q: Tensor, k: Tensor, v: Tensor, into: Callable[[Tensor], Tensor] = 
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """S = Q Kᵀ / sqrt(head_dim), (..., n_q, n_kv) in float64, the product and the scaling rounded to FP32."""
+    """Compute S = Q Kᵀ / sqrt(head_dim), the product and the scaling rounded to FP32.
+
+    Args:
+        q: (..., n_q, head_dim). k: (..., n_kv, head_dim).
+
+    Returns:
+        S: float64 (..., n_q, n_kv).
+    """
     scale = np.float32(q.shape[-1] ** -0.5).item()
     return FP32(FP32(q.double() @ k.double().mT) * scale)

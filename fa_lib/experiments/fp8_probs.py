@@ -1,7 +1,8 @@
-"""P in E4M3: what is lost where a sink, or a peaked row, takes the row maximum far above the other scores."""
+"""P in E4M3: small values of P become 0 where a sink, or a peaked row, has its maximum far above the other scores."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -29,28 +30,32 @@ CASTS = {  # (last tile first, offset of P in powers of two) of `sink_cast`
 def sink_cast(
     strength: float, kind: str, seed: int, *, n: int = 4096, rows: int = 64, head_dim: int = 64, block_kv: int = 128
 ) -> list[dict]:
-    """A cell: P cast to E4M3 beside a sink (arXiv 2606.06521), everything else in FP32.
+    """A cell: measure what a cast of P to E4M3 loses beside a sink (arXiv 2606.06521); all else is in FP32.
 
     The scores of each row are N(0, 1): queries are normalised to length sqrt(head_dim). The paper's sink is the first
     `SINK_KEYS` keys, whose scores are `strength` higher.
 
     Args:
-        strength: of the sink, added to its scores; or the sink itself.
-        kind: of KINDS: "keys", or "logit", a learned sink, which has no key and no value.
+        strength: what is added to the scores of a sink's keys; of a learned sink, its logit.
+        kind: a key of KINDS: "keys", or "logit", a learned sink, which has no key and no value.
+        seed: of the draw. n: keys. rows: queries. block_kv: keys of a tile.
 
     Returns:
         rows: cast, a key of CASTS; lost, the share of the other keys' P that are 0 in E4M3; mse, the mean square error
         of O.
+
+    Raises:
+        ValueError: there is no such kind.
     """
-    takes = lookup("kind", kind, KINDS)
+    sink_keys = lookup("kind", kind, KINDS)
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     q = q / q.norm(dim=-1, keepdim=True) * head_dim**0.5
-    asked = dict(sinks=torch.tensor([strength], dtype=torch.float64))
-    if takes:
+    sink: dict[str, Any] = dict(sinks=torch.tensor([strength], dtype=torch.float64))
+    if sink_keys:
         added = torch.zeros(n, dtype=torch.float64)
-        added[:takes] = strength
-        asked = dict(mask=added)
-    golden, found = kernels.golden(q, k, v, inputs=FP64, **asked), []
+        added[:sink_keys] = strength
+        sink = dict(mask=added)
+    golden, found = kernels.golden(q, k, v, inputs=FP64, **sink), []
     for cast, (reverse, offset) in CASTS.items():
         zeros: list[int] = []
 
@@ -61,34 +66,34 @@ def sink_cast(
 
         algorithm = Algorithm("fa2", exp=counted, p_exponent_offset=offset, reverse=reverse)
         precision = replace(Precision.kernel(FP32), probs=E4M3)
-        o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **asked)
+        o = kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **sink)
         mse = deviation(o, golden, FP32).rmse ** 2
-        found.append(dict(cast=cast, lost=sum(zeros) / (rows * (n - takes)), mse=mse))
+        found.append(dict(cast=cast, lost=sum(zeros) / (rows * (n - sink_keys)), mse=mse))
     return found
 
 
 def lost_share(strength: float, scale: float, delta: float = 1.0) -> float:
-    """The share of P that the paper predicts to be 0, tiles in order: of scores N(0, 1) those that are more than
-    LOST + ln(scale) below the sink.
+    """Compute the share of P that the paper predicts to be 0, for tiles in order: the share of scores N(0, 1) that lie
+    more than LOST + ln(scale) below the sink.
 
     Args:
-        strength: of the sink. scale: P is multiplied by it before the cast.
-        delta: by how much the largest of the sink's own scores is above `strength`; there about 1 for four keys.
+        strength: of the sink. scale: the factor of P before the cast.
+        delta: by how much the largest of the sink's own scores exceeds `strength`; in the paper about 1 for four keys.
     """
     return 0.5 * (1 + math.erf((strength + delta - LOST - math.log(scale)) / math.sqrt(2)))
 
 
 def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: int = 128) -> list[dict]:
-    """A cell: the output where V is 1 everywhere, and so is the right answer (FlyDSL's pull request 1020).
+    """A cell: measure the output where V, and so the right output, is 1 everywhere (FlyDSL's pull request 1020).
 
-    The row sum takes P before its cast, and the output what the cast leaves of it. Q and K are in BF16, and for FP8 in
-    E4M3 with one scale each. That kernel replaces m at every rise ("eager"), or where it has risen by more than 2**8
+    The row sum takes P before its cast, and the output P after it. Q and K are in BF16, and for FP8 in E4M3 with one
+    scale each. That kernel replaces m at every rise ("eager"), or where it has risen by more than 2**8
     ("lazy"); which one gave the numbers is not stated. The change raises P by 2 to the power of log2(448) less the
     threshold, and lowers the threshold from 8 to 6, above 4,096 keys to 4. (Here P is raised by whole powers of two,
     2**2 and 2**4.)
 
     Args:
-        spread: standard deviation of the scores; 2 in the test that came with the change.
+        spread: standard deviation of the scores; 2 in the test that came with the change. n: keys. rows: queries.
 
     Returns:
         rows: kernel, "bf16", "fp8_eager", "fp8_lazy" or "fp8_raised"; smallest and mean output; short, the share of
@@ -96,19 +101,20 @@ def row_mass(spread: float, n: int, seed: int, *, rows: int = 1024, head_dim: in
     """
     q, k, v = draw("normal", seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     q, k, ones = BF16(q * spread), BF16(k), torch.ones_like(v[..., :1])
-    scaled = tuple(Scheme(E4M3).apply(x) for x in (q, k))
+    scaled = Scheme(E4M3).apply(q), Scheme(E4M3).apply(k)
     fp8 = replace(Precision.kernel(BF16), inputs=FP64, probs=E4M3)
     threshold = 6 if n <= 4096 else 4
     raised = Algorithm("fa4", threshold=threshold, p_exponent_offset=math.floor(math.log2(E4M3.max)) - threshold)
-    tried = dict(
+    calls = dict(
         bf16=((q, k), Precision.kernel(BF16), Algorithm("fa4", threshold=8)),
         fp8_eager=(scaled, fp8, Algorithm("fa2")),
         fp8_lazy=(scaled, fp8, Algorithm("fa4", threshold=8)),
         fp8_raised=(scaled, fp8, raised),
     )
     found = []
-    for name, (loaded, precision, algorithm) in tried.items():
-        o = kernels.tiled(*loaded, ones, tiling=Tiling(64, 64), precision=precision, algorithm=algorithm)
+    for name, ((loaded_q, loaded_k), precision, algorithm) in calls.items():
+        call: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=precision, algorithm=algorithm)
+        o = kernels.tiled(loaded_q, loaded_k, ones, **call)
         short = (o < 0.99).double().mean().item()
         found.append(dict(kernel=name, smallest=o.min().item(), mean=o.mean().item(), short=short))
     return found

@@ -1,8 +1,9 @@
-"""Does `theory` say what is measured? The error of kernels whose sums alone round, over tiles, bits and inputs."""
+"""Whether `theory` predicts the measured error of kernels that round only their sums, over tiles, bits and inputs."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +25,12 @@ VALUES = {  # of V: distribution -> of `theory`
 
 
 def carried_in(count: int) -> Format:
-    """The format of a running sum with so many significant bits, and FP32's exponents."""
+    """Return the format with FP32's exponents and `count` significant bits, for a running sum."""
     return FP32 if count == 24 else BF16 if count == 8 else Format.of((8, count))
 
 
 def only_sums(fmt: Format) -> Precision:
-    """A kernel that is exact but for its running sums O and l, and for O as stored, all in one format."""
+    """Make the Precision of a kernel that rounds only its running sums O and l, and O as stored, all to one format."""
     return replace(Precision.uniform(FP64), accumulator=fmt, row_sum=fmt, output=fmt)
 
 
@@ -44,15 +45,19 @@ def law(
     block_kv: int = 64,
     head_dim: int = 64,
 ) -> list[dict]:
-    """A cell: kernels whose running sums have so many bits, measured and predicted, on one draw.
+    """A cell: measure the error of kernels whose running sums have few bits, on one draw, and predict it.
 
     Args:
-        distribution: a key of VALUES. tiles: of block_kv keys. bits: significant bits of O and l.
+        distribution: a key of VALUES. tiles: of block_kv keys each. seed: of the draw. n_q: queries.
+        bits: significant bits of O and l, one kernel for each. algorithms: as of `tiled`.
 
     Returns:
-        rows: algorithm, bits; measured, the root mean square of O - golden over that of golden, in u of the sums;
-        predicted, by `theory.expected`; with_repeats, with `theory.repeated` of the tiles' spread added to it; bias,
-        the mean signed error over the root mean square; spread, of the tiles' row sums.
+        rows: algorithm, bits; measured, the root mean square of O - golden over that of golden, in units of the sums'
+        unit roundoff; predicted, the same by `theory.law.expected`; with_repeats, predicted with `theory.law.repeated`
+        added; bias, the mean signed error over its root mean square; spread, `spread_of_tiles`.
+
+    Raises:
+        ValueError: there is no such distribution.
     """
     values = lookup("distribution", distribution, VALUES)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, 1, n_q, head_dim), (1, 1, tiles * block_kv, head_dim)))
@@ -73,23 +78,28 @@ def law(
 
 
 def spread_of_tiles(q: torch.Tensor, k: torch.Tensor, tiles: int) -> float:
-    """The standard deviation of a row's tile sums of P over their mean; mean over rows."""
+    """Compute the standard deviation of a row's sums of P, one a tile, over their mean; the mean over rows.
+
+    Args:
+        q: (..., n_q, head_dim). k: (..., n_kv, head_dim). tiles: how many tiles of one size the keys are cut into.
+    """
     S = q @ k.mT / q.shape[-1] ** 0.5  # (..., n_q, n_kv)
     sums = torch.exp(S - S.amax(-1, keepdim=True)).unflatten(-1, (tiles, -1)).sum(-1)  # (..., n_q, tiles)
     return (sums.std(-1) / sums.mean(-1)).mean().item() if tiles > 1 else 0.0
 
 
 def bounds(seed: int, settings: int = 100) -> list[dict]:
-    """A cell: random kernels on random inputs, their largest error over what `theory.bound` allows.
+    """A cell: compare the largest error of random kernels on random inputs with `theory.law.bound`.
 
-    Shapes, formats of O, l and the factors, the algorithm, the inputs and how far the scores spread are all drawn.
+    Shapes, formats of O, l and the factors, the algorithm, the inputs and the spread of the scores are all random.
 
     Args:
-        seed: of the draws. settings: how many.
+        seed: of the draws. settings: how many kernels.
 
     Returns:
-        rows: algorithm, tiles, block_kv, bits of each of the three, spread of the scores; deterministic, probable (with
-        a failure probability of 1e-6): found / bound, 0 where the bound is infinite; vacuous: whether the first is.
+        rows: algorithm, tiles, block_kv; kind, the distribution of the inputs; spread, the scores' factor; accumulator,
+        row_sum and factors, their bits; deterministic and probable, the error over the bound (probable: with a failure
+        probability of 1e-6), 0 where the bound is infinite; vacuous, whether the deterministic bound is infinite.
     """
     random, rows = np.random.default_rng(seed), []
     for index in range(settings):
@@ -112,8 +122,8 @@ def bounds(seed: int, settings: int = 100) -> list[dict]:
         o = kernels.tiled(q, k, v, tiling=Tiling(4, block_kv), precision=precision, algorithm=str(algorithm))
         found = ((o - golden).abs() / size).max().item()
         S = q @ k.mT / 8**0.5
-        given = dict(tiles=tiles, algorithm=str(algorithm), rise=(S.amax(-1) - S.amin(-1)).max().item())
-        most = bound(precision, **given), bound(precision, **given, keys=k.shape[-2] * o.numel(), failure=1e-6)
+        call: dict[str, Any] = dict(tiles=tiles, algorithm=str(algorithm), rise=(S.amax(-1) - S.amin(-1)).max().item())
+        most = bound(precision, **call), bound(precision, **call, keys=k.shape[-2] * o.numel(), failure=1e-6)
         row = dict(algorithm=str(algorithm), tiles=tiles, block_kv=block_kv, kind=kind, spread=spread) | bits
         rows.append(row | dict(deterministic=found / most[0], probable=found / most[1], vacuous=most[0] == math.inf))
     return rows

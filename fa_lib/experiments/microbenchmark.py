@@ -1,4 +1,4 @@
-"""The paper's microbenchmark: one draw of Q, K, V through the golden value, Baseline and Flash."""
+"""The paper's microbenchmark: the golden value, Baseline and Flash of one draw of Q, K, V."""
 
 import inspect
 from collections.abc import Iterable
@@ -29,15 +29,15 @@ PAIRS = (  # kernel, against
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """What all cells of a figure share.
+    """The settings that all cells of a figure share.
 
     Attributes:
         head_dim, heads: of Q, K and V, in one batch.
-        algorithm: of the emulated kernel.
+        algorithm: the emulated kernel's.
         flash: a registered kernel, or package.module:function. One that takes a Precision is called with every step in
             the cell's format; another one is called on inputs of that dtype, and then tiles and algorithm are its own.
         golden_inputs: "rounded": the golden value takes the inputs after their rounding to the format; "exact": before.
-        device: of torch, where all of it is computed; but in FP64 only a kernel that is not emulated.
+        device: torch's, for all that is computed; with FP64 only for a kernel that is not emulated.
 
     Raises:
         ValueError: golden_inputs is another text.
@@ -56,11 +56,14 @@ class BenchmarkSettings:
 
 
 def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettings) -> dict:
-    """The cells of a figure, as `sweep(compare, **grid(...))` takes them.
+    """Make the arguments of `sweep(compare, **grid(...))` for a figure.
 
     Args:
-        n, distributions, formats: a value, or a list of them: the axes. seeds: how many, from 0.
-        block_kv: one size of tiles, or a list of them: those of each cell.
+        n, distributions, formats: a value, or a list of values: the axes. seeds: how many, from 0.
+        block_kv: a size of tiles, or a list of sizes, all of which each cell tries.
+
+    Returns:
+        dict: grid, fixed and uses, as of `sweep`.
     """
     tiles = [block_kv] if isinstance(block_kv, int) else list(block_kv)
     return dict(
@@ -71,36 +74,37 @@ def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettin
 
 
 def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, setup: BenchmarkSettings) -> list[dict]:
-    """Deviations of Flash and of the two Baselines in one format from the golden value, and from each other.
+    """A cell: compute the deviations of Flash and of the two Baselines in one format from the golden value, and from
+    each other.
 
-    Tiles of several sizes are worked on in one cell, which share its draw, Baselines and golden value. In FP64 dot
-    products are summed in double-double and the golden value is `golden_pair`: the same bits on any machine.
+    One cell tries several sizes of tiles on the same draw, Baselines and golden value. In FP64 dot products are summed
+    in double-double and the golden value is `golden_pair`: the same bits on any machine.
 
     Args:
         n: sequence length.
         block_kv: sizes B_c of the emulated kernel's tiles. (B_r cannot change a result.)
-        distribution, seed: as `inputs.draw`.
-        fmt: format of Flash, every step of it, and of the Baselines.
+        distribution, seed: as of `inputs.draw`.
+        fmt: the format of every step of Flash, and of the Baselines.
 
     Returns:
-        rows: block_kv, kernel and against (of PAIRS), the columns of Deviation, tiles (of K and V per row of Q) and
-        rescales (that raised a row's maximum, mean over rows).
+        rows: block_kv, kernel and against (of PAIRS), the fields of Deviation, tiles (how many K and V are cut into)
+        and rescales (how many of them raised a row's maximum, mean over rows).
 
     Raises:
         ValueError: an unknown name, or a format that torch has no dtype for with a kernel that needs one.
     """
     fmt, flash = Format.of(fmt), kernels.get(setup.flash)
-    beyond = fmt.precision >= FP64.precision
-    products = DOUBLE_DOUBLE if beyond else EXACT
+    in_fp64 = fmt.precision >= FP64.precision
+    products = DOUBLE_DOUBLE if in_fp64 else EXACT
     uniform, materialized = (
         replace(preset(fmt), products=products) for preset in (Precision.uniform, Precision.materialized)
     )
-    drawn = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
-    q, k, v = (x.to("cpu" if beyond else setup.device) for x in drawn)  # (1, heads, n, head_dim)
+    tensors = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
+    q, k, v = (x.to("cpu" if in_fp64 else setup.device) for x in tensors)  # (1, heads, n, head_dim)
     baseline = kernels.reference(q, k, v, precision=materialized)
     in_format = baseline if materialized == uniform else kernels.reference(q, k, v, precision=uniform)
     inputs = fmt if setup.golden_inputs == "rounded" else FP64
-    if beyond:
+    if in_fp64:
         golden, low = kernels.golden_pair(q, k, v, inputs=inputs)
     else:
         golden, low = kernels.golden(q, k, v, inputs=inputs), None
@@ -128,35 +132,46 @@ def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, 
 
 
 def wide(table: "pd.DataFrame", value: str, columns: str, **where) -> "pd.DataFrame":
-    """Rows of `table` that equal `where`, as one line per (distribution, seed) and one column per `columns`."""
-    for column, wanted in where.items():
-        table = table[table[column] == wanted]
+    """Pivot the rows of a table that have certain values.
+
+    Args:
+        table: of `compare`, with distribution and seed. value: the column whose values are shown.
+        columns: the column whose values become columns. where: column -> the value that rows must have.
+
+    Returns:
+        table: a line for each (distribution, seed), a column for each value of `columns`.
+    """
+    for column, required in where.items():
+        table = table[table[column] == required]
     return table.pivot_table(index=["distribution", "seed"], columns=columns, values=value, sort=False)
 
 
 def factors(wide: "pd.DataFrame") -> "pd.DataFrame":
-    """Each column of what `wide` gives over the next one, under the name of the first."""
+    """Divide each column of a table of `wide` by the next one; the quotient has the first one's name."""
     return wide.iloc[:, :-1] / wide.iloc[:, 1:].to_numpy()
 
 
 def exponent(wide: "pd.DataFrame") -> "pd.Series":
-    """b of the power law value = a * column**b that fits each line best (least squares of the logarithms)."""
+    """Fit value = a * column**b to each line of a table of `wide`, by least squares of logarithms; return each b."""
     x = np.log(wide.columns.to_numpy(dtype=float))
     return wide.apply(lambda line: np.polyfit(x, np.log(line.to_numpy(dtype=float)), 1)[0], axis=1)
 
 
 def tiles_of_sram(sram: Iterable[int], head_dim: int) -> "pd.DataFrame":
-    """The tiles of figure 6: for each SRAM size M the paper's formula, its dimensions swapped, and a square.
+    """List the tiles of figure 6: for each SRAM size M the paper's, the same with its sides swapped, and a square.
+
+    Args:
+        sram: sizes M, in elements. head_dim: of Q, K and V.
 
     Returns:
-        DataFrame: sram, variant ("as_given", "swapped", "square"), block_q, block_kv, area (of the tile as given).
+        table: sram, variant ("as_given", "swapped", "square"), block_q, block_kv, area (of the tile as given).
     """
     import pandas as pd
 
     rows = []
     for elements in sram:
-        given = Tiling.from_sram(elements, head_dim)
-        for variant, t in (("as_given", given), ("swapped", given.swapped()), ("square", given.square())):
-            tile = {"block_q": t.block_q, "block_kv": t.block_kv, "area": given.area}
+        tiling = Tiling.from_sram(elements, head_dim)
+        for variant, t in (("as_given", tiling), ("swapped", tiling.swapped()), ("square", tiling.square())):
+            tile = {"block_q": t.block_q, "block_kv": t.block_kv, "area": tiling.area}
             rows.append({"sram": elements, "variant": variant} | tile)
     return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""What newer kernels change: FlashAttention-3 and -4, split keys, FP8."""
+"""How newer kernels change the error: FlashAttention-3 and -4, split keys, FP8."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ class Quantized(Variant):
     """A kernel that takes Q, K and V in FP8, scaled, and rounds P to FP8.
 
     Attributes:
-        fmt: of Q, K, V.
-        per: what has a scale of its own: as of `quantization_schemes.Scheme`.
+        fmt: the format of Q, K, V.
+        per: which values share a scale, as of `quantization_schemes.Scheme`.
         rotate: whether Q and K are rotated first (`quantization_schemes.rotated`).
     """
 
@@ -34,7 +34,14 @@ class Quantized(Variant):
     rotate: bool = False
 
     def loaded(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> list[Tensor]:
-        """Q, K and V as the kernel loads them, with a block of that many keys."""
+        """Quantise Q, K and V as the kernel loads them.
+
+        Args:
+            q: (batch, heads, n_q, head_dim). k, v: (batch, heads, n_kv, head_dim). block: rows of a block.
+
+        Returns:
+            q, k, v: float64, of the same shapes.
+        """
         q, k = rotated(q, k, seed=0) if self.rotate else (q, k)
         scheme = Scheme(self.fmt, self.per, block)
         return [scheme.apply(x) for x in (q, k, v)]
@@ -74,15 +81,19 @@ def options(
     block_kv: int = 64,
     heads: int = 2,
 ) -> list[dict]:
-    """A cell: what options of newer kernels cost or buy, on one problem.
+    """A cell: measure how options of newer kernels change the error, on one problem.
 
     Args:
-        carries: keys of CARRIED.
-        names: keys of OPTIONS, or of FP8: these are held against the golden value of exact inputs, and so is their
-            Baseline.
+        distribution, seed: as of `inputs.draw`. n: queries and keys. block_kv: keys of a tile.
+        carries: keys of CARRIED, one kernel for each.
+        names: keys of OPTIONS or of FP8. Kernels in FP8, and their Baseline, are compared with the golden value of
+            exact inputs.
 
     Returns:
         rows: carry, name, and `Problem.errors`.
+
+    Raises:
+        ValueError: there is no such name or carry.
     """
     chosen = [lookup("name", name, OPTIONS | FP8) for name in names]
     inputs = dict.fromkeys(FP64 if variant.key in FP8 else BF16 for variant in chosen)
@@ -101,15 +112,16 @@ def options(
 
 
 def outliers(n: int, head_dim: int, seed: int, heads: int = 2, rows: int = 512) -> list[dict]:
-    """FlashAttention-3's comparison in FP16 (arXiv 2407.08608, section 4.3): RMSE of Baseline and of Flash as shipped.
+    """A cell: repeat FlashAttention-3's comparison in FP16 (arXiv 2407.08608, section 4.3).
 
     Args:
         n: keys. rows: queries of each head.
 
     Returns:
-        rows: golden_inputs, "rounded" or "exact", as of `microbenchmark.compare`; baseline; scaled_first, Baseline that
-        multiplies K by the scale, in FP16, before the product, as flash-attention's own tests do; flash; times and
-        times_scaled_first, of flash's.
+        rows: golden_inputs, "rounded" or "exact", as of `microbenchmark.BenchmarkSettings`; baseline, scaled_first and
+        flash, root mean square errors (scaled_first: of a Baseline that multiplies K by the scale, in FP16, before the
+        product, as flash-attention's own tests do; flash: of Flash as shipped); times and times_scaled_first, the first
+        two over flash's.
     """
     q, k, v = draw("outliers", seed, (1, heads, rows, head_dim), (1, heads, n, head_dim))
     precision, scaled = Precision.materialized(FP16), FP16(FP16(k) * head_dim**-0.5)
@@ -136,10 +148,10 @@ FP8_KERNELS = by_key((  # of FlashAttention-3's table in FP8
 
 
 def fp8_table(n: int, seed: int, *, head_dim: int = 128, heads: int = 2, rows: int = 256) -> dict[str, float]:
-    """A cell: FlashAttention-3's comparison in FP8 (arXiv 2407.08608, section 4.3), root mean square errors.
+    """A cell: repeat FlashAttention-3's comparison in FP8 (arXiv 2407.08608, section 4.3).
 
     Args:
-        n: keys. rows: queries of each head. Its shape is not stated there.
+        n: keys. rows: queries of each head. (The paper does not state its shape.)
 
     Returns:
         dict: a key of FP8_KERNELS -> root mean square of the error to the golden value of exact inputs.
@@ -158,13 +170,14 @@ def fp8_table(n: int, seed: int, *, head_dim: int = 128, heads: int = 2, rows: i
 
 
 def fp8_offset(offset: int, spread: float, seed: int, *, n: int = 8192, rows: int = 64, head_dim: int = 128) -> dict:
-    """A cell: FlashAttention-4 with P in E4M3, raised by 2**offset, rescaling where a maximum rises by more than 2**4.
+    """A cell: measure FlashAttention-4 with P in E4M3, P raised by 2**offset, which rescales where a maximum rises by
+    more than 2**4.
 
     P may then be as large as 2**(4 + offset), and E4M3 ends at 448 < 2**9: what is larger is cut to 448
     (flash-attention's pull request 2694, whose settings these are).
 
     Args:
-        offset: 8 before that change, 4 after. spread: standard deviation of the scores.
+        offset: 8 before that change, 4 after. spread: standard deviation of the scores. n: keys. rows: queries.
 
     Returns:
         dict: relative, the root mean square of O - golden over that of golden.

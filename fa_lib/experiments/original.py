@@ -1,4 +1,4 @@
-"""FlashAttention-2's own CUDA kernels, run by `fa_lib.gpu`, beside the emulator: equal bits, and errors.
+"""FlashAttention-2's own CUDA kernels, run by `fa_lib.gpu`, compared with the emulator: equal bits, and errors.
 
 It needs the extra `gpu`. The table is recorded in data/gpu: notebook 01 draws it and computes nothing.
 """
@@ -16,19 +16,18 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.shipped import fa2_cuda, fa2_splitkv
-from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import Format, round_to
 from fa_lib.numerics.metrics import deviation, over_baseline
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of flash_attn_func that takes a kernel of its own.
+    """A call of flash_attn_func for which it has a special kernel.
 
     Attributes:
         key: as tables hold it. label: as figures show it.
-        shape, kv_shape: heads and rows of Q, and of K and V. options: of the call, in the emulator's words.
-        splits: of the keys.
+        shape, kv_shape: heads and rows of Q, and of K and V. options: the call's, by the emulator's names.
+        splits: parts that the keys are cut into.
     """
 
     key: str
@@ -39,7 +38,7 @@ class Call:
     splits: int = 1
 
 
-CALLS = by_key((
+CALLS = {call.key: call for call in (
     Call("uneven", "113 queries, 203 keys", (2, 113), (2, 203), {}),
     Call("uneven causal", "the same, causal", (2, 113), (2, 203), dict(causal=True)),
     Call("shared", "4 heads share 1 of K and V", (4, 256), (1, 256), {}),
@@ -47,12 +46,17 @@ CALLS = by_key((
     Call("softcap", "softcap 20", (2, 256), (2, 256), dict(softcap=20.0)),
     Call("split", "split-KV, 1 query, 2,048 keys in 4 parts", (2, 1), (2, 2048), {}, 4),
     Call("split causal", "the same, 64 queries, causal", (2, 64), (2, 2048), dict(causal=True), 4),
-))  # fmt: skip
+)}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The model of FlashAttention-2 with one modelling choice undone: what change(model, fmt, head_dim, gpu) gives."""
+    """The model of FlashAttention-2 with one modelling choice undone.
+
+    Attributes:
+        key: as tables hold it. label: as figures show it.
+        change: (model, fmt, head_dim, gpu) -> the changed arguments of `tiled`.
+    """
 
     key: str
     label: str
@@ -79,20 +83,24 @@ def _not_rounded(model, fmt, head_dim, gpu):
     return model | dict(precision=replace(model["precision"], probs=model["precision"].accumulator))
 
 
-CHOICES = by_key((
+CHOICES = {choice.key: choice for choice in (
     Choice("model", "model", lambda model, *_: model),
     Choice("other", "the other GPU's sums", _other),
     Choice("exact", "sums exact", _exact),
     Choice("divided", "S scaled first, O divided by l", _divided),
     Choice("forwards", "first tile first", _forwards),
     Choice("not_rounded", "P not rounded", _not_rounded),
-))  # fmt: skip
+)}  # fmt: skip
 
 
 def original(
     fmt: Format | str, head_dim: int, causal: bool, gpu: str, distribution: str, n: int, seed: int, heads: int = 2
 ) -> list[dict]:
-    """A cell: flash_fwd_kernel and its model in `tiled`.
+    """A cell: compare flash_fwd_kernel with its model in `tiled`.
+
+    Args:
+        fmt: FP16 or BF16. gpu: "A100" or "H100", whose sums the kernel has. distribution, seed: as of `inputs.draw`.
+        n: queries and keys.
 
     Returns:
         rows: choice (of CHOICES), different (share of O's elements whose bits differ), ulps (largest distance, in ulp
@@ -111,36 +119,49 @@ def original(
     rows = []
     for choice in CHOICES.values():
         emulated = kernels.tiled(q, k, v, causal=causal, **choice.change(model, fmt, head_dim, gpu))
-        rows.append(dict(choice=choice.key, **_apart(o, emulated, golden, fmt, base),
+        rows.append(dict(choice=choice.key, **_distances(o, emulated, golden, fmt, base),
                          lse_difference=(lse.double() - S.logsumexp(-1)).abs().max().item()))  # fmt: skip
     return rows
 
 
 def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: str, seed: int) -> list[dict]:
-    """A cell: one of CALLS, the kernel and its model; with a softcap the model scales S before it. Returns: a row, as
-    of `original`."""
-    fmt, asked = Format.of(fmt), lookup("call", call, CALLS)
-    q, k, v = draw_in_format(fmt, distribution, seed, (1, *asked.shape, head_dim), (1, *asked.kv_shape, head_dim))
-    o, _ = _forward(q, k, v, gpu=gpu, splits=asked.splits, **asked.options)
-    golden = kernels.golden(q, k, v, inputs=fmt, **asked.options)
-    base = deviation(_baseline(fmt, q, k, v, **asked.options), golden).max
-    causal = asked.options.get("causal", False)
-    split = asked.splits > 1
-    model = fa2_splitkv(fmt, head_dim, asked.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
-    if "softcap" in asked.options:  # tiled caps no scores that are not scaled yet
+    """A cell: compare the kernel of a call with its model, which scales S first where there is a softcap.
+
+    Args:
+        call: a key of CALLS. fmt, head_dim, gpu, distribution, seed: as of `original`.
+
+    Returns:
+        one row: different, ulps, times_max and times_max_model, as of `original`.
+
+    Raises:
+        ValueError: there is no such call.
+    """
+    fmt, settings = Format.of(fmt), lookup("call", call, CALLS)
+    q, k, v = draw_in_format(fmt, distribution, seed, (1, *settings.shape, head_dim), (1, *settings.kv_shape, head_dim))
+    o, _ = _forward(q, k, v, gpu=gpu, splits=settings.splits, **settings.options)
+    golden = kernels.golden(q, k, v, inputs=fmt, **settings.options)
+    base = deviation(_baseline(fmt, q, k, v, **settings.options), golden).max
+    causal = settings.options.get("causal", False)
+    split = settings.splits > 1
+    model = fa2_splitkv(fmt, head_dim, settings.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
+    if "softcap" in settings.options:  # tiled caps no scores that are not scaled yet
         model |= dict(algorithm=replace(Algorithm.of(model["algorithm"]), scale_in_exponent=False))
-    return [_apart(o, kernels.tiled(q, k, v, **model, **asked.options), golden, fmt, base)]
+    return [_distances(o, kernels.tiled(q, k, v, **model, **settings.options), golden, fmt, base)]
 
 
 def gradients(
     fmt: Format | str, head_dim: int, causal: bool, gpu: str, distribution: str, n: int, seed: int, heads: int = 2
 ) -> list[dict]:
-    """A cell: the backward kernels, their blocks in the order of their numbers and in another one.
+    """A cell: compare the backward kernels with the emulator, and with themselves when their blocks run in another
+    order.
+
+    Args:
+        fmt, head_dim, causal, gpu, distribution, n, seed: as of `original`.
 
     Returns:
-        rows, one for each of dq, dk, dv: times_max (largest error over Baseline's), times_max_model (the emulator's,
-        with exact sums and the forward kernel's tiles), different (share of elements whose bits differ from it),
-        by_order (share of elements whose bits differ between the two orders).
+        rows: tensor ("dq", "dk", "dv"); times_max, the largest error over Baseline's; times_max_model, the emulator's,
+        with exact sums and the forward kernel's tiles; different, the share of elements whose bits differ from the
+        emulator's; by_order, the share of elements whose bits differ between the two orders of blocks.
     """
     from fa_lib.gpu.flash_attn import Options, backward
 
@@ -148,16 +169,16 @@ def gradients(
     q, k, v = draw_in_format(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
     dO = round_to(draw("normal", seed + 1000, (1, heads, n, head_dim))[0], fmt).to(fmt.dtype)
     o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
-    given = dO, (q, k, v), (o, lse), Options(causal)
-    real, other = (backward(*given, gpu=gpu, seed=order) for order in (None, 2))
+    call = dO, (q, k, v), (o, lse), Options(causal)
+    real, other = (backward(*call, gpu=gpu, seed=order) for order in (None, 2))
 
-    def of(fn, **options):
+    def gradients_of(fn, **options):
         tensors = [x.double().requires_grad_() for x in (q, k, v)]
         return torch.autograd.grad(fn(*tensors, causal=causal, **options), tensors, dO.double())
 
-    exact = of(kernels.reference, precision=Precision.uniform("FP64"))
-    baseline = of(kernels.reference, precision=Precision.materialized(fmt))
-    model = of(kernels.tiled, **fa2_cuda(fmt, head_dim, causal=causal))
+    exact = gradients_of(kernels.reference, precision=Precision.uniform("FP64"))
+    baseline = gradients_of(kernels.reference, precision=Precision.materialized(fmt))
+    model = gradients_of(kernels.tiled, **fa2_cuda(fmt, head_dim, causal=causal))
     rows = []
     for name, a, again, g, b, m in zip(("dq", "dk", "dv"), real, other, exact, baseline, model):
         most = (b - g).abs().max().item()
@@ -170,6 +191,7 @@ def gradients(
 
 
 def draw_in_format(fmt: Format, distribution: str, seed: int, shape, kv_shape) -> list[Tensor]:
+    """Draw Q of `shape`, K and V of `kv_shape`, on the grid and in the dtype of a format."""
     return [round_to(x, fmt).to(fmt.dtype) for x in draw(distribution, seed, shape, kv_shape)]
 
 
@@ -184,7 +206,7 @@ def _baseline(fmt, q, k, v, **options):
     return kernels.reference(*tensors, precision=Precision.materialized(fmt), **options)
 
 
-def _apart(o: Tensor, emulated: Tensor, golden: Tensor, fmt: Format, base: float) -> dict:
+def _distances(o: Tensor, emulated: Tensor, golden: Tensor, fmt: Format, base: float) -> dict:
     difference = (o.double() - emulated.double()).abs()
     return dict(
         different=(difference > 0).double().mean().item(), ulps=(difference / fmt.ulp(golden)).max().item(),

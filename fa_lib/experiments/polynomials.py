@@ -1,4 +1,4 @@
-"""How far FlashAttention-4's polynomials of 2**x are from it."""
+"""The errors of FlashAttention-4's polynomials for 2**x."""
 
 import torch
 
@@ -7,13 +7,14 @@ from fa_lib.numerics.formats import BF16
 
 
 def polynomial_error(degree: int, *, points: int = 1 << 20) -> dict[str, float]:
-    """A cell: the largest relative error of the polynomial at evenly spaced fractions in [0, 1).
+    """A cell: compute the largest relative error of a polynomial at evenly spaced fractions in [0, 1).
 
     Args:
-        degree: 3, 4 or 5.
+        degree: 3, 4 or 5. points: how many fractions.
 
     Returns:
-        dict: fp32, of the polynomial, evaluated in FP32; bf16, of the same rounded to BF16, as P is for P V.
+        dict: fp32, the error of the polynomial evaluated in FP32; bf16, the same when it is rounded to BF16, as P is
+        for P V.
     """
     f = torch.arange(points, dtype=torch.float64) / points
     exact, ours = torch.exp2(f), polynomial_exp2(degree)(f)

@@ -13,7 +13,8 @@ from fa_lib.numerics.metrics import Deviation, deviation, over_baseline
 
 @dataclass(frozen=True)
 class Problem:
-    """What several kernels are held against. It is drawn once: each cell of a sweep tries all of its kernels on it.
+    """Inputs with the values that kernels are compared with. Each cell of a sweep draws it once and tries all of its
+    kernels on it.
 
     Attributes:
         q: float64 (1, heads, n_q, head_dim). k, v: float64 (1, heads, n_kv, head_dim). None is rounded.
@@ -39,19 +40,27 @@ class Problem:
         head_dim: int = 64,
         inputs: Format | str = BF16,
     ) -> "Problem":
-        """A draw by `inputs.draw`; its golden value takes inputs rounded to the format `inputs` (FP64: exact)."""
+        """Draw a problem.
+
+        Args:
+            distribution, seed: as of `inputs.draw`. n_q, n_kv, heads, head_dim: sizes of Q, K and V, in one batch.
+            inputs: the format to which the golden value rounds its inputs; FP64: exact.
+        """
         q, k, v = draw(distribution, seed, (1, heads, n_q, head_dim), (1, heads, n_kv, head_dim))
         golden = kernels.golden(q, k, v, inputs=inputs)
         baseline = kernels.reference(q, k, v, precision=Precision.materialized(BF16))
         return cls(q, k, v, golden, deviation(baseline, golden, BF16))
 
     def with_inputs(self, inputs: Format | str) -> "Problem":
-        """The same draw with the golden value of a kernel that rounds its inputs to another format; Baseline's error
-        stays the one to its own golden value."""
+        """Return the same draw with the golden value of a kernel that rounds its inputs to another format. Baseline's
+        error stays that to its own golden value."""
         return replace(self, golden=kernels.golden(self.q, self.k, self.v, inputs=inputs))
 
     def errors(self, o: Tensor) -> dict[str, float]:
-        """The error of a kernel's output.
+        """Compute the error of a kernel's output.
+
+        Args:
+            o: (1, heads, n_q, head_dim).
 
         Returns:
             dict: max, rmse, relative, of the Deviation; bias (mean signed difference) and its standard error bias_se,

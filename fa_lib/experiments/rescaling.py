@@ -1,4 +1,7 @@
-"""Is it the rescaling? The same keys in the same order, with the row's maximum found on the way or known beforehand."""
+"""Whether rescaling makes the error: the same keys in the same order, with each row's maximum found tile by tile or
+known beforehand."""
+
+from typing import Any
 
 import torch
 
@@ -18,18 +21,23 @@ MAXIMA = {"online": "maximum found tile by tile", "known": "maximum known before
 def rescaling(
     order: str, tiles: int, distribution: str, seed: int, n: int = 2048, rows: int = 64, algorithm: str = "fa2"
 ) -> list[dict]:
-    """A cell: the error of rows whose maximum is found tile by tile, which rescales, or is known, which never does.
+    """A cell: compare the error of a kernel that finds each row's maximum tile by tile, and rescales, with that of one
+    that knows the maximum, and never rescales.
 
     The row's largest score is subtracted from its scores by an additive mask, so that the maximum is 0 and both kernels
     round the same scores. "every_tile" puts the `tiles` largest scores of each row at the heads of the tiles,
     ascending, so that the maximum rises at nearly every tile. Every step is in BF16.
 
     Args:
-        order: a key of ORDERS. tiles: of n / tiles keys each.
+        order: a key of ORDERS. tiles: of n / tiles keys each. distribution, seed: as of `inputs.draw`. n: keys.
+        rows: queries. algorithm: as of `tiled`.
 
     Returns:
-        rows: maximum, a key of MAXIMA; rescales (that raised a row's maximum, mean); relative, the root mean square of
-        O - golden over that of golden; bias, the mean signed error over the root mean square.
+        rows: maximum, a key of MAXIMA; rescales, how many tiles raised a row's maximum, mean over rows; relative, the
+        root mean square of O - golden over that of golden; bias, the mean signed error over its root mean square.
+
+    Raises:
+        ValueError: there is no such order.
     """
     lookup("order", order, ORDERS)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, rows, 64), (1, n, 64)))  # head_dim 64
@@ -39,18 +47,19 @@ def rescaling(
         tails = torch.arange(n).repeat(rows, 1)[rest].reshape(rows, tiles, n // tiles - 1)
         at = torch.cat([top.flip(1)[..., None], tails], -1).reshape(rows, n)
         q, k, v = q[0][:, None], k[0][at], v[0][at]  # (rows, 1, 64), (rows, n, 64): each row is a head with its keys
-    options = dict(mask=-(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8)  # of the scores' shape
+    mask = -(q @ k.mT).amax(-1, keepdim=True).expand(*q.shape[:-1], n) / 8  # of the scores' shape
+    options: dict[str, Any] = dict(mask=mask)
     golden = kernels.golden(q, k, v, inputs=FP64, **options)
-    given = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
+    call: dict[str, Any] = dict(tiling=Tiling(1, n // tiles), precision=Precision.uniform(BF16), **options)
     found = []
     for maximum in MAXIMA:
-        how = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
-        d = deviation(kernels.tiled(q, k, v, algorithm=how, **given), golden, BF16)
-        rescales = kernels.rescales(q, k, **given).double().mean().item() if maximum == "online" else 0.0
+        kernel = Algorithm(algorithm, maximum=zero if maximum == "known" else None)
+        d = deviation(kernels.tiled(q, k, v, algorithm=kernel, **call), golden, BF16)
+        rescales = kernels.rescales(q, k, **call).double().mean().item() if maximum == "online" else 0.0
         found.append(dict(maximum=maximum, rescales=rescales, relative=d.relative, bias=d.bias / d.rmse))
     return found
 
 
 def zero(S: torch.Tensor) -> torch.Tensor:
-    """The maximum of scores (rows, B_c) whose rows' maxima were subtracted before: (rows, 1)."""
+    """Return the maximum (rows, 1) of scores S (rows, B_c) from which each row's maximum was subtracted before: 0."""
     return torch.zeros_like(S[:, :1])

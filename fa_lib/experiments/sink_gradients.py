@@ -1,6 +1,7 @@
-"""The gradient of a sink: one number a head, summed from all rows and features, whose terms nearly cancel."""
+"""The gradient of a sink: one number a head, a sum over all rows and features whose terms nearly cancel."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,33 +15,35 @@ from fa_lib.numerics.formats import BF16
 def sink_gradient(
     seed: int, *, kept: Sequence[float] = (1,), n: int = 1024, heads: int = 8, head_dim: int = 128
 ) -> list[dict]:
-    """A cell: the gradient of learned sinks of 0, its terms rounded to BF16 before the sum, or the sum alone (jax's
+    """A cell: measure the gradient of learned sinks of 0 when its terms, or only their sum, are rounded to BF16 (jax's
     issue 40128).
 
-    It is the sum over rows and features of -P_sink O dO (`kernels.backward`). Each way is held against two exact sums:
-    of O as the forward pass stored it, in BF16, and of the exact O. The sums themselves are exact here.
+    The gradient is the sum over rows and features of -P_sink O dO (`kernels.backward`). Each way of rounding is
+    compared with two exact sums: one of O as the forward pass stored it, in BF16, and one of the exact O. The sums
+    themselves are exact in this experiment.
 
     Args:
-        kept: one after the other: each head's sum is brought to this share of what it is as drawn, by taking from dO
-            its part along P_sink O. 1 leaves it; the smaller, the more the terms cancel.
+        seed: of the draw. kept: shares, one after the other: dO loses so much of its component along P_sink O that each
+            head's sum falls to this share of its first value. 1 changes nothing; the smaller the share, the more the
+            terms cancel.
         n: queries and keys, not causal.
 
     Returns:
         rows: kept; rounded, "terms" (each product), "rows" (each row's sum) or "sum" (the result alone); stored and
-        golden, the root mean square over heads of the error to either exact sum, over the root mean square of that
-        sum; left, the mean over heads of |sum| / sum of |terms|, of the stored O.
+        golden, the root mean square over heads of the error to the exact sum of the stored and of the exact O, over the
+        root mean square of that sum; left, the mean over heads of |sum| / sum of |terms|, of the stored O.
     """
     q, k, v = (BF16(x) for x in draw("normal", seed, (1, heads, n, head_dim)))
-    drawn = draw("normal", seed + 1_000_000, q.shape)[0]
-    given = dict(sinks=torch.zeros(heads, dtype=torch.float64))
-    exact = kernels.golden(q, k, v, inputs=BF16, **given)
-    o = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(BF16), **given)
+    dO_first = draw("normal", seed + 1_000_000, q.shape)[0]  # (1, heads, n, head_dim)
+    sinks: dict[str, Any] = dict(sinks=torch.zeros(heads, dtype=torch.float64))
+    exact = kernels.golden(q, k, v, inputs=BF16, **sinks)
+    o = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(BF16), **sinks)
     S = q @ k.mT * head_dim**-0.5  # (1, heads, n, n)
     P = 1 / (1 + torch.exp(S).sum(-1, keepdim=True))  # of the sink (1, heads, n, 1)
     along, found = P * o, []
-    part = _by_head(along * drawn) / _by_head(along.square())  # (heads,)
+    component = _by_head(along * dO_first) / _by_head(along.square())  # (heads,)
     for share in kept:
-        dO = BF16(drawn - (1 - share) * part[:, None, None] * along)
+        dO = BF16(dO_first - (1 - share) * component[:, None, None] * along)
         terms, golden = -along * dO, _by_head(-P * exact * dO)  # (1, heads, n, head_dim), (heads,)
         stored = _by_head(terms)
         left = (stored.abs() / _by_head(terms.abs())).mean().item()

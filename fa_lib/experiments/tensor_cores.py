@@ -1,4 +1,4 @@
-"""What a tensor core's sums do to attention, over architectures, formats and lengths; and which choices of real kernels
+"""How a tensor core's sums change attention, over architectures, formats and lengths; and which choices of real kernels
 change a bit, or the error."""
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from fa_lib.numerics.formats import E4M3, FP32, Format, round_to
 from fa_lib.numerics.metrics import deviation, over_baseline
 from fa_lib.numerics.tensor_cores import UNITS, TensorCore
 
-MATTERS = 0.01  # a change of the error that is told
+MATTERS = 0.01  # a change of the error that is reported
 EXACT_SUMS = "exact"  # in the place of a unit: every product is the exact sum, rounded once
 
 
@@ -33,7 +33,11 @@ LEVELS = by_key((  # how often O goes to a register of FP32
 
 
 def adders(fmt: Format | str) -> dict[str, list[str]]:
-    """The units that add products of a format: the first of those that add alike -> all of them."""
+    """List the units that add products of a format.
+
+    Returns:
+        dict: the first of the units that add alike -> all of them.
+    """
     fmt, found = Format.of(fmt), {}
     for core in UNITS:
         if core.inputs == fmt:
@@ -52,35 +56,39 @@ def sums(
     rows: int = 4,
     head_dim: int = 64,
 ) -> list[dict]:
-    """A cell: one kernel with the adder of each architecture, on one problem of n keys.
+    """A cell: measure one kernel with the adder of each architecture, on one problem of n keys.
 
     The kernel is FlashAttention-2's, in E4M3 FlashAttention-3's, whatever the architecture; O is read in FP32 before
     it is stored. Errors are those to the exact result from inputs in fmt.
 
     Args:
-        fmt: FP16, BF16 or E4M3. levels: keys of LEVELS, of E4M3; 16 bits have "one_level" alone. rows: queries.
+        fmt: FP16, BF16 or E4M3. distribution, seed: as of `inputs.draw`. n: keys. rows: queries.
+        levels: keys of LEVELS, for E4M3; 16-bit formats have "one_level" only.
 
     Returns:
         rows: unit (a key of `adders`, or EXACT_SUMS), level (of LEVELS), relative (root mean square of the error over
         that of the result), bias (mean error away from zero, over the mean |result|); lean: the same of the difference
         to EXACT_SUMS; bits: share of stored outputs that differ from those of EXACT_SUMS; times: their root mean square
         error over that of EXACT_SUMS.
+
+    Raises:
+        ValueError: there is no such level.
     """
     fmt = Format.of(fmt)
     q, k, v = draw(distribution, seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
-    golden, wanted = kernels.golden(q, k, v, inputs=fmt), [lookup("level", level, LEVELS) for level in levels]
-    given = fa3_cuda(fmt, head_dim) if fmt == E4M3 else fa2_cuda(fmt, head_dim)
-    size, stored_in = golden.abs().mean().item(), given["precision"].output
+    golden, variants = kernels.golden(q, k, v, inputs=fmt), [lookup("level", level, LEVELS) for level in levels]
+    model = fa3_cuda(fmt, head_dim) if fmt == E4M3 else fa2_cuda(fmt, head_dim)
+    size, stored_in = golden.abs().mean().item(), model["precision"].output
 
     def answer(products: Dot, level: Variant) -> torch.Tensor:
-        precision = replace(given["precision"], products=products, output=FP32)
-        return kernels.tiled(q, k, v, tiling=given["tiling"], **level.of(precision, given["algorithm"]))
+        precision = replace(model["precision"], products=products, output=FP32)
+        return kernels.tiled(q, k, v, tiling=model["tiling"], **level.of(precision, model["algorithm"]))
 
     exact = answer(EXACT, LEVELS["one_level"])
-    kept = round_to(exact, stored_in)
-    base, found = deviation(kept, golden, stored_in).rmse, []
+    stored_exact = round_to(exact, stored_in)
+    base, found = deviation(stored_exact, golden, stored_in).rmse, []
     for unit in (EXACT_SUMS, *adders(fmt)):
-        for level in wanted if unit != EXACT_SUMS and fmt == E4M3 else [LEVELS["one_level"]]:
+        for level in variants if unit != EXACT_SUMS and fmt == E4M3 else [LEVELS["one_level"]]:
             o = exact if unit == EXACT_SUMS else answer(TensorCore.of(unit, fmt), level)
             stored = round_to(o, stored_in)
             found.append(
@@ -90,7 +98,7 @@ def sums(
                     relative=deviation(o, golden, FP32).relative,
                     bias=((o - golden) * golden.sign()).mean().item() / size,
                     lean=((o - exact) * exact.sign()).mean().item() / size,
-                    bits=(stored != kept).double().mean().item(),
+                    bits=(stored != stored_exact).double().mean().item(),
                     times=over_baseline(deviation(stored, golden, stored_in).rmse, base),
                 )
             )
@@ -99,10 +107,10 @@ def sums(
 
 @dataclass(frozen=True)
 class Choice(Variant):
-    """A choice that real kernels make, alone.
+    """One choice that real kernels make.
 
     Attributes:
-        unit: of `tensor_cores.UNITS`, whose sums it takes.
+        unit: the unit of `tensor_cores.UNITS` whose sums the kernel has; "" has exact ones.
     """
 
     unit: str = ""
@@ -124,10 +132,10 @@ CHOICES = by_key((
 def choices(
     fmt: Format | str, distribution: str, seed: int, *, n: int = 2048, rows: int = 128, head_dim: int = 64
 ) -> list[dict]:
-    """A cell: each of CHOICES against the same kernel without it: FA2, tiles of 128 keys, exact sums, O + P V, O / l.
+    """A cell: compare a kernel with each of CHOICES and without: FA2, tiles of 128 keys, exact sums, O + P V, O / l.
 
     Args:
-        fmt: FP16 or BF16. rows: queries.
+        fmt: FP16 or BF16. distribution, seed: as of `inputs.draw`. n: keys. rows: queries.
 
     Returns:
         rows: choice; bits (share of stored outputs that change), times_rmse, times_max (errors over those without it),
@@ -137,8 +145,8 @@ def choices(
     q, k, v = draw(distribution, seed, (1, 1, rows, head_dim), (1, 1, n, head_dim))
     golden, plain = kernels.golden(q, k, v, inputs=fmt), Precision.kernel(fmt)
 
-    def answer(**given: Any) -> torch.Tensor:
-        return kernels.tiled(q, k, v, tiling=Tiling(128, 128), **given)
+    def answer(**options: Any) -> torch.Tensor:
+        return kernels.tiled(q, k, v, tiling=Tiling(128, 128), **options)
 
     without = answer(precision=plain)
     base, found = deviation(without, golden, fmt), []
@@ -159,7 +167,7 @@ def choices(
 
 
 def effects(table: pd.DataFrame) -> pd.DataFrame:
-    """What each choice changes, by format.
+    """Summarise what each choice changes, by format.
 
     Args:
         table: of `choices`, with fmt, distribution and seed.
@@ -172,8 +180,8 @@ def effects(table: pd.DataFrame) -> pd.DataFrame:
     """
     found = []
     for (fmt, choice), own in table.groupby(["fmt", "choice"], sort=False):
-        moved = own.assign(by=own.times_rmse - 1).groupby("distribution").by
-        size, half = moved.mean().abs(), moved.sem() * special.stdtrit(moved.count() - 1, 0.975)
+        change = own.assign(by=own.times_rmse - 1).groupby("distribution").by
+        size, half = change.mean().abs(), change.sem() * special.stdtrit(change.count() - 1, 0.975)
         matters = ((size > half) & (size >= MATTERS)).any()
         effect = "error" if matters else "bits" if own.bits.max() else "neither"
         bits, times = own.bits, own.times_rmse

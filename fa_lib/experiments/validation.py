@@ -1,4 +1,4 @@
-"""The emulator held against real kernels, bit for bit."""
+"""The emulator compared with real kernels, bit for bit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,6 @@ from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.shipped import fa2_cuda, torch_cpu
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.kernels.variants import by_key
 from fa_lib.numerics.formats import FP32, Format, round_to
 from fa_lib.numerics.metrics import deviation
 
@@ -52,19 +51,22 @@ def _tile_64(model, fmt):
     return dict(tiling=Tiling(64, 64))
 
 
-CHOICES = by_key((
+CHOICES = {choice.key: choice for choice in (
     Choice("model", "model", _none),
     Choice("exact_exp", "exponential exact", _exact_exp),
     Choice("exact_probs", "P not rounded", _exact_probs),
     Choice("rounded_sums", "row sums of rounded P", _rounded_sums),
     Choice("tile_64", "tile of 64 keys", _tile_64),
-))  # fmt: skip
+)}  # fmt: skip
 
 
 def agree(
     n: int, head_dim: int, heads: int, distribution: str, fmt: Format | str, seed: int, device: str = "cpu"
 ) -> list[dict]:
-    """A cell: how many outputs of torch's flash kernel and of its model in `tiled` are the same bits.
+    """A cell: count how many outputs of torch's flash kernel and of its model in `tiled` are the same bits.
+
+    Args:
+        n: queries and keys. distribution, seed: as of `inputs.draw`. fmt: a 16-bit format, or FP32. device: torch's.
 
     Returns:
         rows: choice (of CHOICES; "model" has all of them), identical (share of equal outputs), max_ulp (distance, in
@@ -92,14 +94,18 @@ def agree(
 
 
 def exponential(fmt: Format | str = "BF16", keys: int = 64) -> tuple[Tensor, Tensor, Tensor]:
-    """The exponential inside torch's flash kernel on CPU, made visible: one key scores 0 and all others x, so that the
+    """Measure the exponential inside torch's flash kernel on CPU. One key scores 0 and all others x, so that the
     kernel's log-sum-exp, which it returns in FP32, is log(1 + (keys - 1) exp(x)).
 
+    Args:
+        fmt: a 16-bit format of torch's. keys: how many.
+
     Returns:
-        x: every value of `fmt` in [-4, -2**-10], where 64 FP32 additions leave exp(x) right to 1e-5.
-        measured, modelled: relative errors of the kernel's exponential, and of its model's.
+        x: float64 (values,), every value of `fmt` in [-4, -2**-10], where 64 FP32 additions leave exp(x) right to 1e-5.
+        measured, modelled: float64 (values,), relative errors of the kernel's exponential, and of its model's.
     """
     dtype = Format.of(fmt).dtype
+    assert dtype is not None  # torch's kernel takes its own dtypes only
     x = torch.arange(-(2**15), 0, dtype=torch.int32).to(torch.int16).view(dtype)
     x = x[(x >= -4) & (x <= -(2.0**-10))].sort().values
     q = torch.zeros(x.numel(), 1, 1, 16, dtype=dtype)

@@ -32,25 +32,26 @@ def assert_attention_close(
     false_alarm: float = 1e-6,
     **options,
 ) -> None:
-    """A kernel's output is attention's, as exactly as the kernel declares.
+    """Assert that a kernel's output is attention's, as exactly as the kernel declares.
 
-    Each output, and each row as a whole, has a bound of its own, `tolerance.tolerance`, computed for these inputs
-    from the formats that are declared; nothing is chosen. A kernel that does what it declares exceeds it in one call of
+    Each output, and each row of outputs, has its own bound, `tolerance.tolerance`, computed for these inputs from the
+    declared formats; no tolerance is chosen. A kernel that does what it declares exceeds a bound in one call of
     1 / false_alarm.
 
     Args:
-        o: (batch, heads, n_q, d_v), what the kernel gave. q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads,
-            n_kv, head_dim and d_v). Any number of leading dimensions.
+        o: (batch, heads, n_q, d_v), the kernel's output. q: (batch, heads, n_q, head_dim). k: (batch, kv_heads, n_kv,
+            head_dim). v: (batch, kv_heads, n_kv, d_v). Any number of leading dimensions.
         precision: what the kernel declares: a Precision; or the format (a name, a dtype) of a kernel that carries its
             sums in FP32, for `Precision.kernel`.
-        tiles: of keys; None: tiles of 64. It counts where less than FP32 is declared for the sums.
-        algorithm: "fa2", "fa1", or "baseline" for one that normalises P before it rounds it.
-        false_alarm: how often a right kernel may fail, in calls.
-        options: that the kernel was called with: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
+        tiles: how many tiles the keys are cut into; None: tiles of 64 keys. It counts where less than FP32 is declared
+            for the sums.
+        algorithm: "fa2", "fa1", or "baseline" for a kernel that normalises P before it rounds it.
+        false_alarm: the share of calls in which a right kernel may fail.
+        options: those that the kernel was called with: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Raises:
-        AssertionError: which rows exceed it and by how much, and which mistake has this error; or o has another shape
-            or dtype, or values that are not finite, or rows that see no key and are not 0.
+        AssertionError: rows exceed their bounds (the error says which, by how much, and which mistake has this error);
+            or o has another shape or dtype, values that are not finite, or rows that see no key and are not 0.
         ValueError: another argument does not fit.
     """
     precision = declared(precision)
@@ -64,10 +65,10 @@ def assert_attention_close(
         raise AssertionError(f"o: got shape {tuple(o.shape)}; due is {due}: q's, with v's last dimension")
     if o.dtype not in dtypes:
         raise AssertionError(f"o: got {o.dtype}; due is {' or '.join(map(str, dtypes))}")
-    given = o.detach().double().to(about.golden.device)
-    _finite(given, about.seen)
-    times = torch.cat(about.times(given), -1)  # of every output, and of the row along golden (*lead, n_q, d_v + 1)
-    unseen = ~about.seen & (given != 0)
+    outputs = o.detach().double().to(about.golden.device)  # (*lead, n_q, d_v)
+    _finite(outputs, about.seen)
+    times = torch.cat(about.times(outputs), -1)  # of every output, and of the row along golden (*lead, n_q, d_v + 1)
+    unseen = ~about.seen & (outputs != 0)
     if unseen.any():
         rows = unseen.any(-1)
         raise AssertionError(f"o: not 0 in {_count(rows)} that see no key, the first {_first(rows)}; due is 0")
@@ -75,8 +76,8 @@ def assert_attention_close(
     if over.any():
         n_kv = k.shape[-2]
         block = BLOCK if tiles is None else -(-n_kv // tiles)
-        found = cause(Rows.worst(times, given, about.golden, (q, k, v), precision.inputs, options), precision, block)
-        raise AssertionError(_told(times, over, about, found))
+        found = cause(Rows.worst(times, outputs, about.golden, (q, k, v), precision.inputs, options), precision, block)
+        raise AssertionError(_message(times, over, about, found))
 
 
 def _finite(o: Tensor, seen: Tensor) -> None:
@@ -95,8 +96,8 @@ def _first(rows: Tensor) -> tuple[int, ...]:
     return tuple(rows.nonzero()[0].tolist())
 
 
-def _told(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None) -> str:
-    """What an AssertionError says; in the first line by how much, where, and why."""
+def _message(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None) -> str:
+    """Write an AssertionError's message; its first line says by how much, where, and why."""
     by_row, bounds = times.amax(-1), torch.cat([about.bound, about.of_row], -1)
     worst = by_row.flatten().topk(min(WORST, int(over.sum()))).indices
     places = [tuple(int(i) for i in torch.unravel_index(at, by_row.shape)) for at in worst]
@@ -115,15 +116,16 @@ def _told(times: Tensor, over: Tensor, about: Tolerance, found: Cause | None) ->
 
 @dataclass(frozen=True)
 class Check:
-    """A check by its name; called with a kernel it returns, or says what the kernel does.
-
-    Raises:
-        AssertionError: the kernel fails. (pytest's Skipped: the kernel does not have what is asked for.)
-    """
+    """A check by its name, a key of CHECKS; a test calls it with a kernel."""
 
     name: str
 
     def __call__(self, kernel: str | Callable) -> None:
+        """Run the check; pytest skips the test where the kernel lacks what the check needs.
+
+        Raises:
+            AssertionError: the kernel fails the check.
+        """
         import pytest
 
         found = result_of(self.name, kernel)
@@ -136,14 +138,14 @@ class Check:
 def parametrize_with_checks(
     kernels: Sequence[str | Callable], *, expected_failures: Mapping[str, str] | None = None
 ) -> Callable:
-    """A decorator for `def test_kernel(kernel, check): check(kernel)`: every check of every kernel is a test, with
-    the id "kernel-check".
+    """Make a decorator for `def test_kernel(kernel, check): check(kernel)`, by which every check of every kernel is a
+    test with the id "kernel-check".
 
     Args:
         kernels: functions f(q, k, v, causal=..., scale=...), or names for `kernels.get`. A check whose option a kernel
-            does not have is skipped.
-        expected_failures: check -> reason, of checks that are known to fail: they do not fail the tests, and one that
-            passes does.
+            lacks is skipped.
+        expected_failures: check -> reason, for checks that are known to fail. Such a check fails the tests only where
+            it passes.
 
     Raises:
         ValueError: a check is not known; the accepted ones are listed.
@@ -154,7 +156,7 @@ def parametrize_with_checks(
     for name in expected:
         if name not in CHECKS:
             raise ValueError(f"expected_failures: got {name!r}; accepted are {', '.join(CHECKS)}")
-    given = []
+    cases = []
     for kernel in kernels:
         for name in CHECKS:
             marks = (
@@ -162,12 +164,12 @@ def parametrize_with_checks(
                 if name in expected
                 else []
             )
-            given.append(pytest.param(kernel, Check(name), id=f"{_named(kernel)}-{name}", marks=marks))
-    return pytest.mark.parametrize(("kernel", "check"), given)
+            cases.append(pytest.param(kernel, Check(name), id=f"{_kernel_name(kernel)}-{name}", marks=marks))
+    return pytest.mark.parametrize(("kernel", "check"), cases)
 
 
-def _named(kernel: str | Callable) -> str:
-    """A kernel's name in a test's id."""
+def _kernel_name(kernel: str | Callable) -> str:
+    """Return a kernel's name for a test's id."""
     while isinstance(kernel, partial):
         kernel = kernel.func
     return kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)

@@ -1,4 +1,4 @@
-"""Every check of a kernel by name, each asked by itself: it passes, it fails, or it cannot be asked."""
+"""Every check of a kernel by name, each run by itself: it passes, it fails, or it cannot be decided."""
 
 import re
 from collections.abc import Callable
@@ -43,23 +43,34 @@ from fa_lib.kernels.rule import ALLOWED
 
 N = 512  # keys that errors are measured at
 RUNS = 3  # of a call, for noise
-QUERIES = 16  # at a time, that carries are asked for with
+QUERIES = 16  # of a call that shows carries
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
+<<<<<<< HEAD
 ANSWERS = (  # (asked, dim) of `contract`
     *((each.key, each.call.head_dim if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
     (LARGE.key, 0),
     *((GRADIENTS_AT, d) for d in HEAD_DIMS),
     (SINKS_GRADIENT, 0),
 )
+=======
+DIMS = tuple(call for call in CALLS if call.startswith(HEAD_DIM))
+ANSWERS = (
+    *CALLS,
+    *(call.key for call in MORE.values()),
+    LARGE.key,
+    *(call.replace(HEAD_DIM, GRADIENTS_AT) for call in DIMS),
+    OF_SINKS,
+)  # of `contract`
+>>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one check.
+    """The result of one check.
 
     Attributes:
-        passed: None where that was not decided. why: what was found, or why it was not asked.
-        reported: it was asked, and what was found does not count: NaN, where many kernels give it.
+        passed: None where that was not decided. why: what was found, or why the check did not run.
+        reported: the check ran, and what it found does not count: NaN, where many kernels give it.
     """
 
     passed: bool | None
@@ -69,8 +80,7 @@ class Result:
 
 @dataclass(frozen=True)
 class CheckedKernel:
-    """A kernel, the format and head_dim it is judged in, and what `contract` found of it: its table, and its
-    Capabilities."""
+    """A kernel, the format and head_dim it is judged in, its Capabilities (able), and `contract`'s table (asked)."""
 
     kernel: str | Callable
     fmt: str
@@ -80,7 +90,10 @@ class CheckedKernel:
 
 
 def result_of(check: str, kernel: str | Callable) -> Result:
-    """What a check of CHECKS says of a kernel.
+    """Run a check on a kernel.
+
+    Args:
+        check: a key of CHECKS. kernel: a function f(q, k, v, causal=..., scale=...), or a name for `kernels.get`.
 
     Raises:
         ValueError: there is no such kernel.
@@ -92,14 +105,12 @@ def result_of(check: str, kernel: str | Callable) -> Result:
     return CHECKS[check](judged)
 
 
-_JUDGED: dict[
-    tuple[str, int], tuple[Callable, CheckedKernel | str]
-] = {}  # name and id of a function -> it, what was found
+_JUDGED: dict[tuple[str, int], tuple[Callable, CheckedKernel | str]] = {}  # name and id of a function -> it, `_judge`'s
 
 
 def _judged(kernel: str | Callable) -> CheckedKernel | str:
-    """`_judge` of a kernel, once for each function: a name may stand for another one later, and a function need not be
-    hashable."""
+    """Return `_judge` of a kernel, computed once for each function: a name may stand for another function later, and a
+    function need not be hashable."""
     name = kernel if isinstance(kernel, str) else ""
     fn = kernels.get(name.rpartition("@")[0] or kernel)  # a layout makes a new function each time
     if (name, id(fn)) not in _JUDGED:
@@ -108,32 +119,43 @@ def _judged(kernel: str | Callable) -> CheckedKernel | str:
 
 
 def _judge(kernel) -> CheckedKernel | str:
-    """The CheckedKernel; or, where the kernel answers in no format, what it does instead."""
-    asked, head_dim, able = probe_capabilities(kernel, "cpu")
-    can = formats(asked[asked.head_dim == head_dim])
+    """Return the CheckedKernel; or, where the kernel answers in no format, a sentence that says what it does."""
+    table, head_dim, capabilities = probe_capabilities(kernel, "cpu")
+    answered = formats(table[table.head_dim == head_dim])
     for fmt in JUDGED:
-        if fmt in can:
-            return CheckedKernel(kernel, fmt, head_dim, able, asked)
-    bad = asked[asked.outcome != Outcome.ANSWERED].iloc[0]
+        if fmt in answered:
+            return CheckedKernel(kernel, fmt, head_dim, capabilities, table)
+    bad = table[table.outcome != Outcome.ANSWERED].iloc[0]
     what = bad.problem or "does not return attention"
     return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {label(bad.asked, bad.dim)} it {what}"
 
 
+<<<<<<< HEAD
 def _answer(judged: CheckedKernel, asked: str, dim: int) -> Result:
     """What it answers is attention, as near as the contract asks: an option, a length, a head_dim and its gradients."""
     rows = judged.asked[judged.asked.head_dim == judged.head_dim]
     rows = rows[(rows.asked == asked) & (rows.dim == dim)]
+=======
+def _answer(judged: CheckedKernel, call: str) -> Result:
+    """Its answer to a call of the contract (an option, a length, a head_dim, gradients) is attention, near enough."""
+    rows = judged.asked[(judged.asked.asked == call) & (judged.asked.head_dim == judged.head_dim)]
+>>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
     if not len(rows):
         return Result(None, "the kernel lacks what this is asked of")
     row = rows.iloc[0]
-    told = noted(row.outcome, row.note, row.problem)
+    note = noted(row.outcome, row.note, row.problem)
     if row.outcome == Outcome.REFUSED:
+<<<<<<< HEAD
         return _unanswered(row.outcome, told)
     return Result(row.outcome == Outcome.ANSWERED, told and f"asked for {label(asked, dim)} it {told}")
+=======
+        return _unanswered(row.outcome, note)
+    return Result(row.outcome == Outcome.ANSWERED, note and f"asked for {call} it {note}")
+>>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
 
 
 def _gradients(judged: CheckedKernel, shape: str) -> Result:
-    """Its gradients are attention's, to FAR."""
+    """Its gradients differ from attention's by no more than FAR."""
     if not judged.able.gradients:
         return Result(None, "the kernel has no gradients")
     rows = pd.DataFrame(
@@ -145,10 +167,10 @@ def _gradients(judged: CheckedKernel, shape: str) -> Result:
     if not len(rows):
         return Result(None, "the kernel has no gradients of this")
     worst = rows.loc[rows.relative.idxmax()]
-    told = f"d{worst.tensor[1:].upper()} is off by {worst.relative:.2g} of its root mean square; accepted are {FAR}"
-    beyond = rows[~rows.passed.astype(bool)]
-    more = f"; {rows.ratio.max():.3g} times Baseline's largest error, 3 are usual" if len(beyond) else ""
-    return Result(bool(worst.relative <= FAR), told + more)
+    sentence = f"d{worst.tensor[1:].upper()} is off by {worst.relative:.2g} of its root mean square; accepted are {FAR}"
+    failed = rows[~rows.passed.astype(bool)]
+    more = f"; {rows.ratio.max():.3g} times Baseline's largest error, 3 are usual" if len(failed) else ""
+    return Result(bool(worst.relative <= FAR), sentence + more)
 
 
 def _rounding(judged: CheckedKernel, what: str) -> Result:
@@ -159,34 +181,42 @@ def _rounding(judged: CheckedKernel, what: str) -> Result:
     modes = [row["mode"] for row in rows if row["what"] == what]
     if not modes or modes[0] == "not_seen":
         return Result(None, "the kernel shows no such cast")
-    if modes[0] == "truncates" and what == "output" and any(_carry(judged, of).passed is False for of in SUMS):
+    if modes[0] == "truncates" and what == "output" and any(_carry(judged, each).passed is False for each in SUMS):
         return Result(None, "the kernel carries its sums in this format, and rounds them so")
     return Result(modes[0] != "truncates", MODES[modes[0]])
 
 
 def _error(judged: CheckedKernel, distribution: str) -> Result:
     """The largest error is within the field's rule."""
-    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
-    (row,) = measure([judged.kernel], Inputs(judged.fmt, distribution, N, 0, **given))
+    (row,) = measure([judged.kernel], _inputs(judged, distribution, N))
     return _ruled(row["outcome"], row["problem"], row["times_max"], judged.fmt)
 
 
+def _inputs(judged: CheckedKernel, distribution: str, n: int) -> Inputs:
+    return Inputs(judged.fmt, distribution, n, 0, head_dim=judged.head_dim, causal=judged.able.causal)
+
+
+def _without_gradients(judged: CheckedKernel) -> Capabilities:
+    return Capabilities(gradients=False, causal=judged.able.causal)
+
+
 def _rule(judged: CheckedKernel, shape: str) -> Result:
-    """The same, for a shape of `rule.CALLS`; its outputs, and no gradients."""
-    able = Capabilities(gradients=False, causal=judged.able.causal)
-    (row,) = measure_shapes(shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=able)
+    """The largest error at a shape of `rule.CALLS` is within the field's rule; of outputs, not of gradients."""
+    (row,) = measure_shapes(
+        shape, judged.head_dim, "normal", judged.fmt, 0, judged.kernel, able=_without_gradients(judged)
+    )
     return _ruled(row["outcome"], row["problem"], row["ratio"], judged.fmt)
 
 
 def _ruled(outcome: str, problem: str, times: float, fmt: str) -> Result:
     if outcome != Outcome.ANSWERED:
         return _unanswered(outcome, problem)
-    told = f"{times:.3g} times Baseline's largest error in {fmt}; accepted are {ALLOWED['o']}"
-    return Result(times <= ALLOWED["o"], told)
+    why = f"{times:.3g} times Baseline's largest error in {fmt}; accepted are {ALLOWED['o']}"
+    return Result(times <= ALLOWED["o"], why)
 
 
 def _unanswered(outcome: str, problem: str) -> Result:
-    """Of a call without an answer: what the kernel does not have cannot be asked, anything else is a failure."""
+    """Judge a call without an answer: undecided where the kernel refuses what it lacks, else a failure."""
     return Result(None if outcome == Outcome.REFUSED else False, f"the kernel {problem}")
 
 
@@ -203,79 +233,82 @@ def _carry(judged: CheckedKernel, what: str) -> Result:
     if found["low"] and (hides := _hides_a_carry(judged)):
         return Result(None, f"the kernel {hides}")
     tile = f", in tiles of {found['tile']} keys" if found["tile"] else ""
-    told = f"loses {found['lost']:.3g} ulp of {fmt} of a sum of large and small terms{tile}; accepted are {LOST}"
-    return Result(not found["low"], told)
+    why = f"loses {found['lost']:.3g} ulp of {fmt} of a sum of large and small terms{tile}; accepted are {LOST}"
+    return Result(not found["low"], why)
 
 
 def _hides_a_carry(judged: CheckedKernel) -> str:
-    """Another cause of a loss, which has to go before a carry is named; a verb and its object, or ""."""
-    given = dict(head_dim=judged.head_dim, causal=judged.able.causal)
-    inputs = [Inputs(judged.fmt, "normal", n, 0, **given) for n in (N // 4, N)]
+    """Name another cause, to be mended first, of a loss that would show a carry: a verb and its object; or ""."""
+    inputs = [_inputs(judged, "normal", n) for n in (N // 4, N)]
     lengths = pd.DataFrame([row for each in inputs for row in measure([judged.kernel], each)]).assign(fmt=judged.fmt)
     if coarse(lengths) and judged.fmt != "FP32":  # an FP32 kernel is asked for carries in BF16
         return f"returns numbers of a coarser format than {judged.fmt}, so that a loss says nothing of a carry"
     if factor := scaled(lengths):
         return f"returns {factor:.4g} times attention's output, so that a loss says nothing of a carry"
-    able = Capabilities(gradients=False, causal=judged.able.causal)
-    again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=able)
-    if apart := noisy(pd.DataFrame([again])):
-        return (
-            f"returns other outputs on each call, up to {apart:.3g} ulp apart, so that a loss says nothing of a carry"
-        )
+    capabilities = _without_gradients(judged)
+    again = repeats(judged.kernel, judged.fmt, RUNS, head_dim=judged.head_dim, able=capabilities)
+    if ulps := noisy(pd.DataFrame([again])):
+        return f"returns other outputs on each call, up to {ulps:.3g} ulp apart, so that a loss says nothing of a carry"
     return ""
 
 
 def _relation(judged: CheckedKernel, key: str) -> Result:
-    """A relation that no kernel may break."""
+    """It keeps a relation that no kernel may break."""
     rows = relate(judged.kernel, key, judged.fmt, judged.head_dim, able=judged.able)
     if all(row["outcome"] == NOT_ASKED for row in rows):
         problems = [row["problem"] for row in rows if row["problem"]]
         return Result(None, f"the kernel {problems[0]}" if problems else "the kernel has no such option")
     table = pd.DataFrame(rows).assign(key=key, fmt=judged.fmt)
     found = tuple(each for each in of_relations(table) if each.what == "relation")
-    said = _said(found)
+    sentences = _sentences(found)
     if any(each.severity == Severity.FAILS for each in found):
-        return Result(False, f"{said} Asked because of {RELATIONS[key].source}.")
+        return Result(False, f"{sentences} Asked because of {RELATIONS[key].source}.")
     if any(each.number is None for each in found):  # NaN
-        return Result(None, said, reported=True)
-    return Result(True, said)
+        return Result(None, sentences, reported=True)
+    return Result(True, sentences)
 
 
 def _bound(judged: CheckedKernel) -> Result:
-    """On no inputs does it compute another attention."""
+    """No output exceeds its bound by the error of another attention, on any distribution of inputs."""
     found = tuple(of_bound(
         pd.DataFrame(bounds(judged.kernel, judged.fmt, N, 0, judged.head_dim, able=judged.able)), "the kernel"
     ))  # fmt: skip
     if not found:
         return Result(None, "the kernel gives nothing that is finite")
-    return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
+    return Result(all(each.severity != Severity.FAILS for each in found), _sentences(found))
 
 
 def _alignment(judged: CheckedKernel) -> Result:
     """Its causal mask has one alignment for one query and for several."""
-    asked = judged.asked[judged.asked.head_dim == judged.head_dim]
-    right = asked[asked.outcome == Outcome.ANSWERED]
+    calls = judged.asked[judged.asked.head_dim == judged.head_dim]
+    right = calls[calls.outcome == Outcome.ANSWERED]
     if not {CAUSAL_FEWER, CAUSAL_ONE} <= {*right.asked}:
         return Result(None, "the kernel lacks what this is asked of")
-    found = tuple(alignment(asked))
-    return Result(not found, _said(found))
+    found = tuple(alignment(calls))
+    return Result(not found, _sentences(found))
 
 
 def conduct_of(conduct: pd.DataFrame) -> Result:
-    """What a kernel did beside its work, while it was asked. conduct: of its `isolated_kernel.IsolatedKernel`."""
+    """Judge what a kernel did beside its work. conduct: the table of `isolated_kernel.IsolatedKernel.conduct`."""
     found = tuple(of_conduct(conduct))
-    return Result(all(each.severity != Severity.FAILS for each in found), _said(found))
+    return Result(all(each.severity != Severity.FAILS for each in found), _sentences(found))
 
 
-def _said(findings: tuple[Finding, ...]) -> str:
-    """The lines of some findings, one after the other."""
+def _sentences(findings: tuple[Finding, ...]) -> str:
+    """Join the lines of findings."""
     groups = sentences_of(Judgement("kernel", "", findings)).values()
     return " ".join(one.line for group in groups for one in group)
 
 
+<<<<<<< HEAD
 def _name(kind: str, of: str) -> str:
     """Of a check: "rule_causal_203"."""
     return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', of.lower())}"
+=======
+def _name(kind: str, subject: str) -> str:
+    """Make a check's name: "answer_head_dim_40"."""
+    return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', subject.lower())}"
+>>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
 
 
 CHECKS: dict[str, Callable[[CheckedKernel], Result]] = {
@@ -284,10 +317,14 @@ CHECKS: dict[str, Callable[[CheckedKernel], Result]] = {
     **{_name("gradients", shape): partial(_gradients, shape=shape) for shape in QUICK.shapes},
     **{f"carry_{what}": partial(_carry, what=what) for what in SUMS},
     **{f"rounding_{what}": partial(_rounding, what=what) for what in ("probs", "output")},
+<<<<<<< HEAD
     **{
         "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): partial(_answer, asked=asked, dim=dim)
         for asked, dim in ANSWERS
     },
+=======
+    **{_name("answer", call): partial(_answer, call=call) for call in ANSWERS},
+>>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
     **{key: partial(_relation, key=key) for key in RELATIONS},
     "bound": _bound,
     "alignment": _alignment,

@@ -1,4 +1,4 @@
-"""Some checks of a kernel, by their names: those that `testing.parametrize_with_checks` makes tests of."""
+"""Checks of a kernel by their names, which are those of the tests that `testing.parametrize_with_checks` makes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,8 +9,10 @@ from fa_lib.testing.checks import CHECKS, Result, conduct_of, result_of
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Keys of CHECKS: each by its name, all of a kind by its first word, as `carry`, or all that hold its words, as
-    `softcap`.
+    """Find keys of CHECKS.
+
+    Args:
+        names: each is a check's name, the first word of a kind of checks, as `carry`, or a word in names, as `softcap`.
 
     Raises:
         ValueError: there is no such check.
@@ -26,28 +28,32 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def check_named(kernel: str, names: Sequence[str], timeout: float = LIMIT_S) -> dict[str, Result]:
-    """What some checks say of a kernel, on the CPU; and `conduct`, of one that has a process of its own.
+    """Run checks on a kernel, on the CPU.
 
     Args:
-        kernel, timeout: as of `reports.check_kernel`. names: as `chosen` takes them.
+        kernel: a name for `kernels.get`. names: as of `chosen`. timeout: seconds that a call may take, in the kernel's
+            process.
+
+    Returns:
+        dict: check -> Result; with "conduct" where the kernel has a process of its own.
 
     Raises:
         ValueError: there is no such check, or no such kernel.
     """
     checks = chosen(names)
-    with in_a_process(kernel, timeout) as alone:
-        if alone is None:
+    with in_a_process(kernel, timeout) as isolated:
+        if isolated is None:
             kernels.plain(kernel)
         else:
-            alone.wait()
+            isolated.wait()
         found = {check: result_of(check, kernel) for check in checks}
-        return found | ({} if alone is None else dict(conduct=conduct_of(alone.conduct())))
+        return found | ({} if isolated is None else dict(conduct=conduct_of(isolated.conduct())))
 
 
 def failed(results: Mapping[str, Result]) -> bool | None:
-    """Whether a check failed; None where none could be asked."""
-    asked = [result.passed for result in results.values() if result.passed is not None]
-    return None if not asked else not all(asked)
+    """Say whether a check failed; None where none was decided."""
+    decided = [result.passed for result in results.values() if result.passed is not None]
+    return None if not decided else not all(decided)
 
 
 def _outcome(result):
@@ -57,12 +63,12 @@ def _outcome(result):
 
 
 def check_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
-    """How many of the checks passed, then a line for each."""
+    """Write how many of the checks passed, then a line for each."""
     words = dict(passed="passes", failed="FAILS", reported="reported, does not count", unasked="not asked")
-    told = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")
-    came = {check: _outcome(result) for check, result in results.items()}
-    counts = [f"{[*came.values()].count(which)} {word}" for which, word in told.items() if which in came.values()]
-    lines = [f"{kernel}: {len(came)} check{'s' * (len(came) > 1)}: {', '.join(counts)}."]
+    past = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")
+    outcomes = {check: _outcome(result) for check, result in results.items()}
+    counts = [f"{[*outcomes.values()].count(key)} {word}" for key, word in past.items() if key in outcomes.values()]
+    lines = [f"{kernel}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
     for check, result in results.items():
-        lines.append(f"  {check}: {words[came[check]]}{f': {result.why}' if result.why else ''}")
+        lines.append(f"  {check}: {words[outcomes[check]]}{f': {result.why}' if result.why else ''}")
     return [Untrusted(line) for line in lines]

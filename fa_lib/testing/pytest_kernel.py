@@ -6,6 +6,7 @@ from fa_lib.testing import parametrize_with_checks
 
 
 def pytest_generate_tests(metafunc):
+    """Make `test_kernel` a test of every check."""
     mark = parametrize_with_checks([module_name(metafunc.config.getoption("fa_lib_kernel"))]).mark
     metafunc.parametrize(*mark.args, **mark.kwargs)
 

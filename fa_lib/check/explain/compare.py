@@ -66,8 +66,8 @@ class ComparisonInputs:
             shape = (1, self.heads, self.n, self.head_dim)
             found = [fmt(x).to(fmt.dtype) for x in draw(self.distribution, self.seed, shape)]
         else:
-            held = captured(self.on, self.reading)
-            found, options, about = [held.q, held.k, held.v], dict(held.options), held.about
+            capture = captured(self.on, self.reading)
+            found, options, about = [capture.q, capture.k, capture.v], dict(capture.options), capture.about
         q, k, v = (x[(None,) * (4 - x.ndim)].flatten(0, -4).to(self.device) for x in found)
         if "mask" in options:
             mask = options["mask"].expand(*found[0].shape[:-1], k.shape[-2])
@@ -151,13 +151,18 @@ def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compare
     question = question or ComparisonInputs()
     q, k, v, options, about = question.tensors()
     fmt = Format.of(q.dtype)
-    part = sampled(q, k, v, DECODED if question.decode else ROWS, **options)
+    sample = sampled(q, k, v, DECODED if question.decode else ROWS, **options)
     fns = {name: _guarded(name) for name in (a, b)}
-    outs = {"a": part.taken(fns[a](q, k, v, **options)).double(), "b": _of_b(fns[b], question, part, q, k, v, options)}
-    golden = kernels.golden(part.q, part.k, part.v, inputs=fmt, **part.options)
-    seen = part.seeing(golden)
+    outs = {
+        "a": sample.taken(fns[a](q, k, v, **options)).double(),
+        "b": _of_b(fns[b], question, sample, q, k, v, options),
+    }
+    golden = kernels.golden(sample.q, sample.k, sample.v, inputs=fmt, **sample.options)
+    seen = sample.seeing(golden)
     outs = {side: o.where(seen, golden) for side, o in outs.items()}
-    baseline = deviation(baseline_for(fmt)(part.q, part.k, part.v, **part.options).where(seen, golden), golden, fmt)
+    baseline = deviation(
+        baseline_for(fmt)(sample.q, sample.k, sample.v, **sample.options).where(seen, golden), golden, fmt
+    )
 
     def errors(difference):
         largest, rmse = difference.abs().max().item(), difference.square().mean().sqrt().item()
@@ -165,12 +170,12 @@ def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compare
         return dict(max=largest, rmse=rmse) | times
 
     difference = outs["a"] - outs["b"]
-    apart = errors(difference) | dict(differing=(difference != 0).double().mean().item())
-    fits, changes, explained = _explained(question, part, outs, golden)
-    close = {side: closeness(o, part.q, part.k, part.v, part.options) for side, o in outs.items()}
+    distance = errors(difference) | dict(differing=(difference != 0).double().mean().item())
+    fits, changes, explained = _explained(question, sample, outs, golden)
+    close = {side: closeness(o, sample.q, sample.k, sample.v, sample.options) for side, o in outs.items()}
     return Compared(
         a, b, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
-        {side: row for side, rows in close.items() for row in rows}, apart,
+        {side: row for side, rows in close.items() for row in rows}, distance,
         {side: asdict(fit.emulation) | dict(explained=fit.explained) for side, fit in fits.items()}, changes, explained,
     )  # fmt: skip
 
@@ -228,21 +233,21 @@ def _explained(question, part, outs, golden):
         return {}, (), None
     small, taken = _most_apart(part, outs["a"] - outs["b"])
     outs, golden = {side: taken(o) for side, o in outs.items()}, taken(golden)
-    alone = {name: x for name, x in small.options.items() if name in ("scale", "softcap", "sinks")}
+    own_options = {name: x for name, x in small.options.items() if name in ("scale", "softcap", "sinks")}
 
     def emulated(side: str, on: Sample) -> Callable[[Emulation], Tensor]:
         if side == "b" and question.decode:
-            return cache(lambda emulation: _decoded(emulation, on, alone))
+            return cache(lambda emulation: _decoded(emulation, on, own_options))
         return cache(lambda emulation: emulation(on.q, on.k, on.v, **on.options))
 
     fmt = Format.of(small.q.dtype)
-    tried, few = choices(fmt, small.options), small.every(FEW)
+    tried, fewer = choices(fmt, small.options), small.every(FEW)
     first = begun(fmt) if tried["partial"][1:] else [each for each in begun(fmt) if each.partial == "FP32"]
     fits: dict[str, Fit] = {}
     emulate = {side: emulated(side, small) for side in outs}
     for side, o in outs.items():  # B begins from A's as well, so that a field that changes nothing is the same
-        roughly, kept = emulated(side, few), few.taken(o)
-        ranked = sorted(first, key=lambda each: (roughly(each) - kept).square().sum().item())  # noqa: B023
+        roughly, o_fewer = emulated(side, fewer), fewer.taken(o)
+        ranked = sorted(first, key=lambda each: (roughly(each) - o_fewer).square().sum().item())  # noqa: B023
         best = [fit.emulation for fit in fits.values()] + ranked[:CANDIDATES]
         fits[side] = nearest(o, golden, emulate[side], tried, best)
     return fits, *smallest_change(outs["a"] - outs["b"], fits["a"], fits["b"].emulation, emulate["b"], EXPLAINED)

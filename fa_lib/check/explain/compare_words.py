@@ -13,7 +13,7 @@ from fa_lib.check.report.sentences_cause import has_this_error
 
 def comparison_lines(found: Compared) -> list[str]:
     """A short list for a terminal."""
-    apart = found.apart
+    distance = found.apart
     lines = [f"A is {found.a}, B is {found.b}{', token by token' if found.question.decode else ''}."]
     if "layer" in found.about:
         lines.append(f"The inputs were captured at {place(found.about)}.")
@@ -23,11 +23,11 @@ def comparison_lines(found: Compared) -> list[str]:
     if found.blind:
         lines.append(f"{found.blind:,} rows see no key. What a kernel gives there is a convention: they are left out.")
     lines += _bounds_in_words(found)
-    if not apart["max"]:
+    if not distance["max"]:
         return [*lines, "A and B give the same bits."]
-    over = f"{as_times(apart['times_max'])} times Baseline's largest error, rms {apart['rmse']:.3g}"
+    over = f"{as_times(distance['times_max'])} times Baseline's largest error, rms {distance['rmse']:.3g}"
     lines += [
-        f"A to B: at most {apart['max']:.3g}, {over}; {apart['differing']:.1%} of the outputs differ.",
+        f"A to B: at most {distance['max']:.3g}, {over}; {distance['differing']:.1%} of the outputs differ.",
     ]
     for side, fit in found.fits.items():
         share = _share(fit["explained"])

@@ -133,10 +133,10 @@ def choices(fmt: Format, options: Mapping[str, Any] = NO_OPTIONS) -> dict[str, t
     sums = tuple(dict.fromkeys([*formats, FP16.name]))
     inputs = ("", *(each.name for each in (TF32, FP16, BF16) if each.precision < fmt.precision))
     mask = options.get("mask")
-    alone = (mask is None or mask.dtype == torch.bool) and not {"softcap", "sinks"} & options.keys()  # for `in_splits`
+    plain = (mask is None or mask.dtype == torch.bool) and not {"softcap", "sinks"} & options.keys()  # for `in_splits`
     return dict(
         tile=(64, 32, 128, 256, 512, 16, 0), order=("forward", "reverse"), splits=(1, *SPLITS),
-        partial=(FP32.name, fmt.name) if alone else (FP32.name,), normalised=("end", "tile"), inputs=inputs,
+        partial=(FP32.name, fmt.name) if plain else (FP32.name,), normalised=("end", "tile"), inputs=inputs,
         carried=sums, row_sum=sums,
         probs=tuple(dict.fromkeys([fmt.name, FP32.name, BF16.name, FP16.name, TF32.name])), scores=formats,
         softmax=formats, exponential=(*EXPONENTIALS,),
@@ -164,10 +164,10 @@ def begun(fmt: Format) -> list[Emulation]:
         {}, sums, sums | dict(normalised="tile"), sums | steps, sums | steps | dict(normalised="tile"),
         dict(carried=low), dict(carried=FP16.name),
     ]  # fmt: skip
-    whole = [replace(shipped, tile=t, order=o, **c) for t in tiles for o in ("forward", "reverse") for c in carries]
+    tiled = [replace(shipped, tile=t, order=o, **c) for t in tiles for o in ("forward", "reverse") for c in carries]
     parts = [replace(shipped, tile=t, splits=s, **c) for t in tiles[:3] for s in SPLITS for c in carries[:2]]
     rounded = [replace(shipped, splits=s, partial=low) for s in SPLITS]
-    return list(dict.fromkeys([*presets(fmt).values(), *whole, *parts, *rounded]))
+    return list(dict.fromkeys([*presets(fmt).values(), *tiled, *parts, *rounded]))
 
 
 @dataclass(frozen=True)
@@ -235,10 +235,10 @@ def smallest_change(
     """
     names, best = a.emulation.changes(b), ((), 0.0)
     for size in range(len(names) + 1):
-        for some in combinations(names, size):
-            explained = share(difference - (a.o - emulate(a.emulation.taking(some, b))), difference)
+        for chosen in combinations(names, size):
+            explained = share(difference - (a.o - emulate(a.emulation.taking(chosen, b))), difference)
             if explained > best[1]:
-                best = some, explained
+                best = chosen, explained
         if best[1] >= enough:
             return best
     return best
@@ -260,5 +260,5 @@ def emulation_text(emulation: Mapping[str, Any]) -> str:
 
 def changed(a: Mapping[str, Any], b: Mapping[str, Any], name: str) -> str:
     """A field in which two Emulations differ, in words."""
-    what, told = FIELDS[name]
-    return f"{what}: {told(a[name])} in A, {told(b[name])} in B"
+    what, describe = FIELDS[name]
+    return f"{what}: {describe(a[name])} in A, {describe(b[name])} in B"

@@ -159,17 +159,17 @@ def shrink(
         size = f"its largest error is {first.ratio:.2f} of what a right kernel may have ({limit})"
         raise ValueError(f"kernel: {kernel} does not fail on {path}: {size}")
     _steady(kernel, first, failure(fn, call, device))
-    whole = cut = Cut.whole(call)
+    full = cut = Cut.whole(call)
     why = {*first.causes(call)[:1]}
 
     if _square(call):
         row = call.q.shape[2] - 1 if first.at is None else first.at[2]
-        alone = replace(cut, rows=(row,), keys=tuple(range(row + 1)))
+        one_row = replace(cut, rows=(row,), keys=tuple(range(row + 1)))
         unmasked = replace(call, options={name: x for name, x in call.options.items() if name != "causal"})
-        small = alone.of(unmasked)
+        small = one_row.of(unmasked)
         found = failure(fn, small, device)
         if first.stays(found) and why <= {*found.causes(small)}:
-            call, cut = unmasked, alone
+            call, cut = unmasked, one_row
 
     def same(cut):
         small = cut.of(call)
@@ -187,8 +187,8 @@ def shrink(
 
     for _ in range(rounds):
         before = cut
-        alone = _worst_alone(cut, failure(fn, cut.of(call), device), tried)
-        cut = alone if alone == cut or same(alone) else cut
+        one_row = _worst_alone(cut, failure(fn, cut.of(call), device), tried)
+        cut = one_row if one_row == cut or same(one_row) else cut
         for names in _moved_together(call):
             fewer = shorter(cut, names)
             cut = fewer if fewer == cut or same(fewer) else cut
@@ -196,7 +196,7 @@ def shrink(
             break
     left = failure(fn, cut.of(call), device)
     _steady(kernel, first, left)
-    return Shrunk(kernel, left, cut.of(call), cut, whole)
+    return Shrunk(kernel, left, cut.of(call), cut, full)
 
 
 def _steady(kernel, first, again):
@@ -236,8 +236,8 @@ def _worst_alone(cut, failed, tried):
         return cut
     batch, head, _ = failed.at
     group, place = divmod(head, len(cut.places))
-    alone = replace(cut, batch=(cut.batch[batch],), groups=(cut.groups[group],), places=(cut.places[place],))
-    return alone if alone != cut and tried(alone) else cut
+    single = replace(cut, batch=(cut.batch[batch],), groups=(cut.groups[group],), places=(cut.places[place],))
+    return single if single != cut and tried(single) else cut
 
 
 KINDS = {  # of a Failure: what the test's first line says

@@ -37,12 +37,12 @@ def judged(o, q, k, v, causal=False, scale=None, mask=None, **more):
     step = torch.finfo(dtype).smallest_normal * u
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scale = d**-0.5 if scale is None else scale
-    whole = 2.0 ** (math.frexp(scale)[1] - 1)  # the part of it that costs no rounding
+    power = 2.0 ** (math.frexp(scale)[1] - 1)  # the part of it that costs no rounding
     error, limit = torch.zeros(q.shape[:-1], dtype=torch.float64), 0.0
     for b, h in itertools.product(range(q.shape[0]), range(q.shape[1])):
         q_h, k_h, v_h = (x[b, h].double() for x in (q, k, v))
         raw, A = q_h @ k_h.T, q_h.abs() @ k_h.abs().T * scale  # (n_q, n_kv)
-        S, S_low = raw * scale, (raw * whole).to(dtype).double() * (scale / whole)
+        S, S_low = raw * scale, (raw * power).to(dtype).double() * (scale / power)
         if softcap is not None:
             S, S_low = (softcap * torch.tanh(x / softcap) for x in (S, S_low.to(dtype).double()))
         if mask is not None:

@@ -70,12 +70,12 @@ def standalone(kernel: str, call: Capture, what: str, about: str, device: str = 
     """
     options = {name: x for name, x in call.options.items() if name not in TENSORS}
     names = {name: own.options[name] for name in TENSORS if own.options.get(name, name) != name}
-    held = dict(q=call.q, k=call.k, v=call.v) | {name: x for name, x in call.options.items() if name in TENSORS}
+    tensors = dict(q=call.q, k=call.k, v=call.v) | {name: x for name, x in call.options.items() if name in TENSORS}
     what, about, module = map(_in_docstring, (what, about, kernel.partition(":")[0]))
     return TEST.format(
         what=what, about=about, module=module, kernel=kernel, device=device, names=names, options=options,
         given=own.given(options, call.q.shape[1] != call.k.shape[1]), judged=inspect.getsource(judged) + "\n",
-        tensors="".join(f"    {name!r}: {_written(x)},\n" for name, x in held.items()),
+        tensors="".join(f"    {name!r}: {_written(x)},\n" for name, x in tensors.items()),
     )  # fmt: skip
 
 

@@ -85,18 +85,18 @@ class IsolatedKernel:
         """One call. wants: of which tensors gradients may be asked for; then a Graph comes with the answer."""
         self._hello()
         names = [name for name, x in options.items() if isinstance(x, Tensor)]
-        given = {
+        places = {
             name: ("tensor", 3 + names.index(name)) if name in names else ("value", x) for name, x in options.items()
         }
-        told = self._asked("call", tensors, dict(options=given, wants=[*wants]))
-        changed = [("q", "k", "v", *names)[i] for i in told["changed"]]
+        reply = self._asked("call", tensors, dict(options=places, wants=[*wants]))
+        changed = [("q", "k", "v", *names)[i] for i in reply["changed"]]
         if changed:
             raise KernelError(Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
-        results = told["results"]
+        results = reply["results"]
         process = self._running()
         self.memory.seen([(x.dtype, x.shape) for x in tensors] + [*wants], results, process.resident())
         graph = Graph(self, process, process.number) if any(wants) else None
-        return (tuple(results) if told["several"] else results[0]), graph
+        return (tuple(results) if reply["several"] else results[0]), graph
 
     def backward(self, graph: "Graph", gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the tensors that were wanted in a call."""
@@ -152,23 +152,23 @@ class IsolatedKernel:
             return
         self.warmed.clear()
         try:
-            told = self.process.hello(FIRST_CALL_FACTOR * self.timeout)
+            reply = self.process.hello(FIRST_CALL_FACTOR * self.timeout)
         except Ended as ended:
             self.stillborn = f"{ended}, when it is imported"  # as it is every time
             raise self._ended(ended, "on import", True) from None
-        self._state(told, True, "on import")
-        if told["outcome"] != Outcome.ANSWERED:
+        self._state(reply, True, "on import")
+        if reply["outcome"] != Outcome.ANSWERED:
             self.dead = True
-            if told.get("exits"):
+            if reply.get("exits"):
                 self._act("exits", "sys.exit", True, math.nan, "on import")
                 self.stillborn = "ends its process by sys.exit, when it is imported"
                 raise KernelError(Outcome.ENDED, self.stillborn)
-            raise registry.unavailable(self.kernel, Untrusted(told.get("text")))
-        if told.get("callable") is not True:
+            raise registry.unavailable(self.kernel, Untrusted(reply.get("text")))
+        if reply.get("callable") is not True:
             self.dead = True
-            raise registry.uncallable(self.kernel, Untrusted(told.get("type")))
-        self.parameters, self.ready = told.get("parameters"), True
-        if self.parameters is None and (names := documented(self.kernel.rpartition(":")[2], f"{told.get('doc')}")):
+            raise registry.uncallable(self.kernel, Untrusted(reply.get("type")))
+        self.parameters, self.ready = reply.get("parameters"), True
+        if self.parameters is None and (names := documented(self.kernel.rpartition(":")[2], f"{reply.get('doc')}")):
             self.parameters = [[name, 1, i > 2] for i, name in enumerate(names)]  # by position or by name
 
     def _running(self) -> Process:
@@ -182,18 +182,18 @@ class IsolatedKernel:
         process = self._running()
         forget, self.gone = [n for process, n in self.gone if process is self.process], []
         try:
-            told = process.ask(tensors, order | dict(do=do, forget=forget), limit)
+            reply = process.ask(tensors, order | dict(do=do, forget=forget), limit)
         except Ended as ended:
             raise self._ended(ended, at) from None
         self.warmed.add(do)
-        self._state(told, False, at)
-        if told["outcome"] == Outcome.ANSWERED:
-            return told
-        if told.get("exits"):
+        self._state(reply, False, at)
+        if reply["outcome"] == Outcome.ANSWERED:
+            return reply
+        if reply.get("exits"):
             self._act("exits", "sys.exit", False, math.nan, at)
-        if told["outcome"] == Outcome.MALFORMED:
-            raise KernelError(Outcome.MALFORMED, first_line(told.get("problem")))
-        error, text = (first_line(told.get(name)) for name in ("error", "text"))
+        if reply["outcome"] == Outcome.MALFORMED:
+            raise KernelError(Outcome.MALFORMED, first_line(reply.get("problem")))
+        error, text = (first_line(reply.get(name)) for name in ("error", "text"))
         raise KernelError(Outcome.REFUSED, f"raises {error}: {text}")
 
     def _ended(self, ended, at, on_import=False):
@@ -257,10 +257,10 @@ def in_processes(names: Iterable[str]) -> Iterator[dict[str, IsolatedKernel]]:
     """`in_a_process` for each of several kernels, all of them imported. Yields those that stand in, by name."""
     with ExitStack() as stack:
         found = {name: stack.enter_context(in_a_process(name)) for name in names}
-        alone = {name: fn for name, fn in found.items() if fn is not None}
-        for fn in alone.values():
+        isolated = {name: fn for name, fn in found.items() if fn is not None}
+        for fn in isolated.values():
             fn.wait()
-        yield alone
+        yield isolated
 
 
 class _Crossing(torch.autograd.Function):

@@ -64,10 +64,10 @@ class Process:
         self.printed = dict(stdout=0, stderr=0)
         self.socket, theirs = socket.socketpair()
         ending, self.lifeline = os.pipe()
-        given = (theirs.fileno(), self.inbox, self.outbox)
-        command = [sys.executable, "-P", "-u", worker.__file__, *map(str, given)]
+        descriptors = (theirs.fileno(), self.inbox, self.outbox)
+        command = [sys.executable, "-P", "-u", worker.__file__, *map(str, descriptors)]
         self.process = subprocess.Popen(
-            command, pass_fds=given, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, pass_fds=descriptors, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, process_group=0,
         )  # fmt: skip
         self.guard = subprocess.Popen(
@@ -111,12 +111,12 @@ class Process:
         most = 2**20 + 4 * sum(x.numel() * x.element_size() for x in tensors)
         storages, specs = pack(self.inbox, tensors)
         self._send(order | dict(number=self.number, storages=storages, tensors=specs, most=most))
-        told = self._answer(limit)
+        reply = self._answer(limit)
         try:
-            if told["outcome"] == Outcome.ANSWERED:
-                told["changed"] = [i for i in range(len(tensors)) if i in told["changed"]]
-                told["results"] = unpack(self.outbox, told["results"], most, tensors[0].device)
-            return told
+            if reply["outcome"] == Outcome.ANSWERED:
+                reply["changed"] = [i for i in range(len(tensors)) if i in reply["changed"]]
+                reply["results"] = unpack(self.outbox, reply["results"], most, tensors[0].device)
+            return reply
         except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, OSError) as error:
             raise self._dead("answers with something that is no answer") from error
 
@@ -136,10 +136,10 @@ class Process:
         self._kill()
 
     def _send(self, order):
-        held = pickle.dumps(order)
+        message = pickle.dumps(order)
         try:
             self.socket.settimeout(GOODBYE_S)
-            self.socket.sendall(struct.pack("<Q", len(held)) + held)
+            self.socket.sendall(struct.pack("<Q", len(message)) + message)
         except OSError:
             raise self._dead() from None
 
@@ -164,15 +164,15 @@ class Process:
                 raise self._dead()
         line, _, self.said = self.said.partition(b"\n")
         try:
-            told = json.loads(line)
+            reply = json.loads(line)
             possible = (Outcome.ANSWERED, Outcome.REFUSED, Outcome.MALFORMED)
-            right = told["number"] == self.number and told["outcome"] in possible
-            right = right and all(isinstance(name, str) for name in told["state"])
+            right = reply["number"] == self.number and reply["outcome"] in possible
+            right = right and all(isinstance(name, str) for name in reply["state"])
         except (ValueError, KeyError, TypeError, RecursionError):
             right = False
         if not right:
             raise self._dead("answers with something that is no answer")
-        return told
+        return reply
 
     def _dead(self, problem=""):
         """The Ended of a process that has left, or says nothing that makes sense."""
@@ -196,9 +196,9 @@ class Process:
         for reader in self.readers:
             reader.join(SLICE_S)
         self.socket.close()
-        for held in (self.inbox, self.outbox, self.lifeline):
-            if held is not None:
-                os.close(held)
+        for descriptor in (self.inbox, self.outbox, self.lifeline):
+            if descriptor is not None:
+                os.close(descriptor)
         self.inbox = self.outbox = self.lifeline = -1
 
     def _count(self, name):
@@ -229,9 +229,9 @@ def pack(file: int, tensors: Sequence[Tensor]) -> tuple[list, list[dict]]:
         raw = x.untyped_storage()
         key = (x.device, raw.data_ptr(), raw.nbytes())
         if key not in storages:
-            held = torch.empty(0, dtype=torch.uint8, device=x.device).set_(raw).cpu()
+            content = torch.empty(0, dtype=torch.uint8, device=x.device).set_(raw).cpu()
             storages[key] = (end, raw.nbytes(), f"{x.device}")
-            view, done = memoryview(held.numpy().data), 0
+            view, done = memoryview(content.numpy().data), 0
             while done < len(view):
                 done += os.pwrite(file, view[done:], end + done)
             end += len(view)

@@ -67,44 +67,44 @@ class Worker:
         for number in order["forget"]:
             self.graphs.pop(number, None)
         try:
-            told = self.call(order) if order["do"] == "call" else self.backward(order)
+            reply = self.call(order) if order["do"] == "call" else self.backward(order)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are the kernel's
-            told = dict(
+            reply = dict(
                 outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_text(error)
             )
-        return told | dict(state=self.watch.look())
+        return reply | dict(state=self.watch.look())
 
     def call(self, order: dict) -> dict:
-        given = self.read(order["storages"], order["tensors"])
-        before = [_bits(x).clone() for x in given]
-        options = {name: given[x] if kind == "tensor" else x for name, (kind, x) in order["options"].items()}
-        wanted = [x for x, wants in zip(given, order["wants"]) if wants]
+        tensors = self.read(order["storages"], order["tensors"])
+        before = [_bits(x).clone() for x in tensors]
+        options = {name: tensors[x] if kind == "tensor" else x for name, (kind, x) in order["options"].items()}
+        wanted = [x for x, wants in zip(tensors, order["wants"]) if wants]
         for x in wanted:
             x.requires_grad_()
-        o = self.fn(*given[:3], **options)
+        o = self.fn(*tensors[:3], **options)
         several = isinstance(o, (tuple, list))
         results = list(o[:RESULTS]) if several else [o]
         if not results or not isinstance(results[0], torch.Tensor):
             return dict(outcome=Outcome.MALFORMED, problem=f"returns {type(o).__name__}, where a tensor is due")
         results = [x for x in results if isinstance(x, torch.Tensor)]
         for x in results:
-            if problem := unusable(x, given[0].device):
+            if problem := unusable(x, tensors[0].device):
                 return dict(outcome=Outcome.MALFORMED, problem=problem)
         if sum(x.numel() * x.element_size() for x in results) > order["most"]:
             problem = f"returns {results[0].dtype} of shape {tuple(results[0].shape)}, far more than is due"
             return dict(outcome=Outcome.MALFORMED, problem=problem)
         if wanted:
-            self.graphs[order["number"]] = results, wanted, given, before
-        changed = [i for i, (x, was) in enumerate(zip(given, before)) if not torch.equal(_bits(x), was)]
+            self.graphs[order["number"]] = results, wanted, tensors, before
+        changed = [i for i, (x, was) in enumerate(zip(tensors, before)) if not torch.equal(_bits(x), was)]
         return dict(outcome=Outcome.ANSWERED, several=several, results=self.write(results), changed=changed)
 
     def backward(self, order: dict) -> dict:
-        results, wanted, given, before = self.graphs.pop(order["graph"])
+        results, wanted, inputs, before = self.graphs.pop(order["graph"])
         pairs = list(zip(results, self.read(order["storages"], order["tensors"])))
         pairs = [(x, dx) for x, dx in pairs if x.requires_grad] or pairs
-        given, before = [*given[:3], *(dx for _, dx in pairs)], [*before[:3], *(_bits(dx).clone() for _, dx in pairs)]
+        inputs, before = [*inputs[:3], *(dx for _, dx in pairs)], [*before[:3], *(_bits(dx).clone() for _, dx in pairs)]
         grads = torch.autograd.grad([x for x, _ in pairs], wanted, [dx for _, dx in pairs])
-        for name, x, was in zip(("q", "k", "v", *["dO"] * len(pairs)), given, before):
+        for name, x, was in zip(("q", "k", "v", *["dO"] * len(pairs)), inputs, before):
             if not torch.equal(_bits(x), was):
                 return dict(outcome=Outcome.MALFORMED, problem=f"changes {name} in its backward pass")
         for g in grads:
@@ -114,16 +114,16 @@ class Worker:
 
     def read(self, storages: list[tuple[int, int, str]], tensors: list[dict]) -> list[torch.Tensor]:
         """Tensors as they lie in memory over there: their strides, and what they share."""
-        held = []
+        contents = []
         for start, size, device in storages:
             raw = torch.empty(size, dtype=torch.uint8)
             done = 0
             while done < size:
                 done += os.preadv(self.inbox, [memoryview(raw.numpy().data)[done:]], start + done)
-            held.append(raw.to(device))
+            contents.append(raw.to(device))
         found = []
         for each in tensors:
-            raw = held[each["storage"]]
+            raw = contents[each["storage"]]
             x = torch.empty(0, dtype=each["dtype"], device=raw.device)
             found.append(x.set_(raw.untyped_storage(), each["offset"], each["shape"], each["stride"]))
         return found
@@ -176,17 +176,17 @@ class Watch:
         """Names of what is no longer as it was at the last look; of functions those that others stand in for."""
         was, self.state = self.state, state()
         changed = [name for name in was if was[name] != self.state[name]]
-        for of, held in self.functions.items():
+        for of, function in self.functions.items():
             now = vars(of)
-            if len(now) == len(held) and all(map(is_, now.values(), held.values())):
+            if len(now) == len(function) and all(map(is_, now.values(), function.values())):
                 continue
             other = [
                 name
-                for name, fn in held.items()
+                for name, fn in function.items()
                 if now.get(name) is not fn and callable(fn) and not isinstance(fn, type)
             ]
             inherited = {name for base in getattr(of, "__mro__", ())[1:-1] for name in vars(base)}
-            other += [name for name in now if name not in held and name in inherited]
+            other += [name for name in now if name not in function and name in inherited]
             changed += [f"{of.__name__}.{name}" for name in other if name not in OWN]
             self.functions[of] = dict(now)
         return changed
@@ -195,10 +195,10 @@ class Watch:
 def parameters(fn: Callable) -> list[list] | None:
     """Name, kind and whether it has a default, of each parameter; None where a kernel keeps its signature to itself."""
     try:
-        given = inspect.signature(fn).parameters.values()
+        signature = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return None
-    return [[p.name, int(p.kind), p.default is not p.empty] for p in given]
+    return [[p.name, int(p.kind), p.default is not p.empty] for p in signature]
 
 
 def serve(orders: int, inbox: int, outbox: int) -> None:
@@ -213,16 +213,20 @@ def serve(orders: int, inbox: int, outbox: int) -> None:
     sys.path[:] = first["path"]
     torch.set_num_threads(first["threads"])
     _tell(channel, dict(outcome=Outcome.ANSWERED, number=0, state=[]))
-    watch, told = Watch(), dict(outcome=Outcome.ANSWERED)
+    watch, reply = Watch(), dict(outcome=Outcome.ANSWERED)
     try:
         fn = getattr(importlib.import_module(first["module"]), first["function"])
     except BaseException as error:
-        told = dict(outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_repr(error))
+        reply = dict(
+            outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_repr(error)
+        )
     else:
-        told |= dict(callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn) if callable(fn) else None)
-        told |= dict(doc=f"{getattr(fn, '__doc__', None) or ''}"[:TEXT])  # of built-in functions it has the parameters
-    _tell(channel, told | dict(number=0, state=watch.look()))
-    worker = Worker(fn, watch, inbox, outbox) if told["outcome"] == Outcome.ANSWERED else None
+        reply |= dict(
+            callable=callable(fn), type=type(fn).__name__, parameters=parameters(fn) if callable(fn) else None
+        )
+        reply |= dict(doc=f"{getattr(fn, '__doc__', None) or ''}"[:TEXT])  # of built-in functions it has the parameters
+    _tell(channel, reply | dict(number=0, state=watch.look()))
+    worker = Worker(fn, watch, inbox, outbox) if reply["outcome"] == Outcome.ANSWERED else None
     while worker and (order := _next(channel)):
         _tell(channel, worker.answer(order) | dict(number=order["number"]))
     sys.stdout.flush()
@@ -238,13 +242,13 @@ def _next(channel):
 
 
 def _exactly(channel, size):
-    held = b""
-    while len(held) < size:
-        got = channel.recv(size - len(held))
+    received = b""
+    while len(received) < size:
+        got = channel.recv(size - len(received))
         if not got:
             return b""
-        held += got
-    return held
+        received += got
+    return received
 
 
 def _tell(channel, told):

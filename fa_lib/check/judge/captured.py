@@ -46,8 +46,8 @@ def judge_tensors(
             continue
         worst = rows.loc[rows.times_max.idxmax()]
         where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
-        few = _few(worst.get("fmt"), worst.get("rows"), found.bound)
-        severity = _ruled(worst.times_max, few) if judged else Severity.REPORTED
+        few_rows = _few(worst.get("fmt"), worst.get("rows"), found.bound)
+        severity = _ruled(worst.times_max, few_rows) if judged else Severity.REPORTED
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += [*of_bound(found.bound, names[0]), *_no_yardstick(names[0], far)]
     findings += [*of_gradients(found.gradients), *_blind(far)]
@@ -144,11 +144,11 @@ def _of_masks(table, causal):
     if causal and len(uneven):
         yield Finding("later_unknown", Severity.REPORTED, dict(calls=len(uneven), of=len(calls)))
     calls = calls[calls.later.notna()]
-    for what, some in (("sees_later", calls[calls.later > 0]), ("own_hidden", calls[calls.own < LITTLE])):
-        if len(some):
-            first = some.iloc[0]
-            where = dict(calls=len(some), of=len(calls)) | {name: f"{first[name]}" for name in names}
-            share = some.later.max() if what == "sees_later" else 1 - some.own.min()
+    for what, rows in (("sees_later", calls[calls.later > 0]), ("own_hidden", calls[calls.own < LITTLE])):
+        if len(rows):
+            first = rows.iloc[0]
+            where = dict(calls=len(rows), of=len(calls)) | {name: f"{first[name]}" for name in names}
+            share = rows.later.max() if what == "sees_later" else 1 - rows.own.min()
             fails = what == "sees_later" and causal
             yield Finding(what, Severity.FAILS if fails else Severity.REPORTED, where, share)
 
@@ -174,16 +174,16 @@ def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
         severity = Severity.REPORTED if row.outcome in (Outcome.REFUSED, Outcome.NOT_CALLED) else Severity.FAILS
         yield Finding("captured_gradients", severity, dict(problem=row.problem))
         return
-    held, without = table[table.yardstick == FINITE], [*table.tensor[table.yardstick != FINITE]]
+    measured, without = table[table.yardstick == FINITE], [*table.tensor[table.yardstick != FINITE]]
     if without:
         yield Finding("captured_gradients", Severity.REPORTED, dict(without=without))
-    wrong = held[~(held.relative <= FAR)]  # NaN too
+    wrong = measured[~(measured.relative <= FAR)]  # NaN too
     if len(wrong):
         worst = wrong.loc[wrong.relative.fillna(math.inf).idxmax()]
         where = dict(tensor=worst.tensor, wrong=True)
         yield Finding("captured_gradients", Severity.FAILS, where, worst.relative, FAR)
-    elif len(held):
-        worst = held.loc[held.times_max.idxmax()]
+    elif len(measured):
+        worst = measured.loc[measured.times_max.idxmax()]
         limit = ALLOWED[worst.tensor]
         passes = worst.times_max <= limit and not without
         severity = Severity.PASSES if passes else Severity.REPORTED

@@ -20,11 +20,11 @@ def of_conduct(conduct: pd.DataFrame) -> Iterator[Finding]:
     if not len(conduct):
         return
     state = conduct.what == "state"
-    kept = conduct[~state | ~conduct.detail.isin(DRAWS)]
-    for what, rows in kept.groupby("what", sort=False):
+    settings = conduct[~state | ~conduct.detail.isin(DRAWS)]
+    for what, rows in settings.groupby("what", sort=False):
         where = dict(details=[*dict.fromkeys(rows.detail)], times=int(rows.times.sum()), at=rows["at"].iloc[0])
         where |= dict(on_import=bool(rows.on_import.any()))
         yield Finding(what, Severity.REPORTED if what in TOLD else Severity.FAILS, where, rows.number.max())
-    drawn = conduct[state & conduct.detail.isin(DRAWS) & ~conduct.on_import.astype(bool)]  # imports draw for libraries
-    if len(drawn):
-        yield Finding("draws", Severity.REPORTED, dict(details=[*dict.fromkeys(drawn.detail)]))
+    draws = conduct[state & conduct.detail.isin(DRAWS) & ~conduct.on_import.astype(bool)]  # imports draw for libraries
+    if len(draws):
+        yield Finding("draws", Severity.REPORTED, dict(details=[*dict.fromkeys(draws.detail)]))

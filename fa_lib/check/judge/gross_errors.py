@@ -22,15 +22,15 @@ def scaled(lengths: pd.DataFrame) -> float | None:
     if len(rows) < 2 or not (rows.by_factor >= MADE).all():
         return None
     off = rows.factor - 1
-    same = (off - off.median()).abs() <= SAME * abs(off.median())
-    return float(1 + off.median()) if same.all() else None
+    near = (off - off.median()).abs() <= SAME * abs(off.median())
+    return float(1 + off.median()) if near.all() else None
 
 
 def noisy(repeats: pd.DataFrame) -> float | None:
     """How far outputs of one call are apart, in ulp, in a table of `repeats`; None where they are the same but
     for the order of FP32 sums, which turns the last bit."""
-    apart = repeats["apart"].max() if "apart" in repeats else 0.0
-    return float(apart) if apart > LOST else None
+    distance = repeats["apart"].max() if "apart" in repeats else 0.0
+    return float(distance) if distance > LOST else None
 
 
 def coarse(lengths: pd.DataFrame) -> dict[str, int]:
@@ -44,9 +44,9 @@ def coarse(lengths: pd.DataFrame) -> dict[str, int]:
 def of_wrong(lengths: pd.DataFrame, repeats: pd.DataFrame) -> Iterator[Finding]:
     """A finding for each; all fail, and where there is one, what a carry loses cannot be told from it (in that format,
     where it is of one)."""
-    if (apart := noisy(repeats)) is not None:
+    if (distance := noisy(repeats)) is not None:
         runs = int(repeats.runs.iloc[0])
-        yield Finding("noise", Severity.FAILS, dict(runs=runs), apart, LOST)
+        yield Finding("noise", Severity.FAILS, dict(runs=runs), distance, LOST)
     if (factor := scaled(lengths)) is not None:
         yield Finding("scale", Severity.FAILS, dict(settings=len(lengths)), factor)
     for fmt, count in coarse(lengths).items():

@@ -35,8 +35,8 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
             asked[asked.outcome.isin((Outcome.WRONG, Outcome.MALFORMED))],
             asked[asked.outcome == Outcome.ENDED],
         )
-        told = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
-        where = {name: told[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(told.dim))
+        worst = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
+        where = {name: worst[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(worst.dim))
         what = "not_attention" if len(bad) else "not_run"
         return Judgement("kernel", kernel, (*conduct, Finding(what, Severity.FAILS, where)))
     unsupported = [*_unsupported(asked)]
@@ -48,13 +48,13 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
     wrong, sums = [*of_wrong(lengths, found.repeats)], found.sums
     hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
     sums = sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
-    whole = [f for f in wrong if f.what != "coarse"] or (wrong if not len(sums) else [])  # hides every carry
+    overall = [f for f in wrong if f.what != "coarse"] or (wrong if not len(sums) else [])  # hides every carry
     carries = (
-        [Finding("carry", Severity.REPORTED, dict(problem="", because=whole[0].what))] if whole else [*_carry(sums)]
+        [Finding("carry", Severity.REPORTED, dict(problem="", because=overall[0].what))] if overall else [*_carry(sums)]
     )
     findings = [
         *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
-        *_rounded_splits(found.splits), *(() if whole else _row_sum(sums)),
+        *_rounded_splits(found.splits), *(() if overall else _row_sum(sums)),
         *_problems(lengths), *_problems(found.inputs), *_causal(asked, top_left and len(shapes) > 0),
         *alignment(asked),
         *of_bound(found.bounds, kernel), *_shapes(counted),

@@ -18,23 +18,23 @@ def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
     """
     if not len(related):
         return
-    asked = related[related.outcome != NOT_ASKED]
-    held = 0
-    for key, rows in asked.groupby("key", sort=False):
+    answered = related[related.outcome != NOT_ASKED]
+    kept_cases = 0
+    for key, rows in answered.groupby("key", sort=False):
         relation = RELATIONS[key]
-        told = rows.outcome.eq(ROUNDING) & relation.bits
-        told |= rows.outcome.eq(BREAKS) & rows.number.isna() & relation.nan_is_told
-        failed = rows.outcome.isin((BREAKS, BROKEN)) & ~told
-        held += int((~failed).sum())
-        if not (failed | told).any():
+        within_rounding = rows.outcome.eq(ROUNDING) & relation.bits
+        within_rounding |= rows.outcome.eq(BREAKS) & rows.number.isna() & relation.nan_is_told
+        failed = rows.outcome.isin((BREAKS, BROKEN)) & ~within_rounding
+        kept_cases += int((~failed).sum())
+        if not (failed | within_rounding).any():
             continue
-        bad = rows[failed] if failed.any() else rows[told]
+        bad = rows[failed] if failed.any() else rows[within_rounding]
         over = bad.number / bad.limit.where(bad.limit > 0, 1)  # the worst in its own limits
         worst = bad.loc[over.idxmax()] if over.notna().any() else bad.iloc[0]
         where = dict(relation=key, cases=[*dict.fromkeys(bad.case)], case=worst.case, fmt=worst.fmt)
         where |= dict(outcome=worst.outcome, problem=worst.problem)
         severity = Severity.FAILS if failed.any() else Severity.REPORTED
         yield Finding("relation", severity, where, worst.number, worst.limit)
-    if len(asked):
-        counts = dict(held=held, of=len(asked), not_asked=len(related) - len(asked))
-        yield Finding("relations", Severity.PASSES if held == len(asked) else Severity.REPORTED, counts)
+    if len(answered):
+        counts = dict(held=kept_cases, of=len(answered), not_asked=len(related) - len(answered))
+        yield Finding("relations", Severity.PASSES if kept_cases == len(answered) else Severity.REPORTED, counts)

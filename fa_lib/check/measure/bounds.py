@@ -2,6 +2,8 @@
 
 Where few keys have most of the weight, Baseline's own error is large, and the rule of two allows another attention."""
 
+from collections.abc import Callable
+
 from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
@@ -11,7 +13,7 @@ from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
 
 
 def bounds(
-    kernel: str, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu",
+    kernel: str | Callable, judged: str, n: int, seed: int, head_dim: int, device: str = "cpu",
     able: Capabilities = ALL_CAPABILITIES,
 ) -> list[dict]:  # fmt: skip
     """A cell: of all DISTRIBUTIONS, the one on which an output is furthest beyond its bound (`closeness.Beside`).
@@ -29,8 +31,8 @@ def bounds(
     for distribution in DISTRIBUTIONS:
         if distribution == UNEVEN and able.causal and able.top_left:
             continue
-        given = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
-        q, k, v = given.tensors()
+        inputs = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
+        q, k, v = inputs.tensors()
         answer = call_kernel(fn, q, k, v)
         if answer.outcome != Outcome.ANSWERED:
             continue

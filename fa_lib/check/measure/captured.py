@@ -61,8 +61,8 @@ def read(path: str | Path, reading: Reading = AS_IT_IS) -> tuple[torch.Tensor, t
     Returns:
         q, k, v: (batch, heads, sequence, head_dim), or any leading dimensions. options: of a kernel.
     """
-    held = captured(path, reading)
-    return held.q, held.k, held.v, held.options
+    capture = captured(path, reading)
+    return capture.q, capture.k, capture.v, capture.options
 
 
 def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict]:
@@ -151,10 +151,10 @@ def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[
     right = {name: a.output for name, a in answers.items() if a.outcome == Outcome.ANSWERED}
     outs = {ROUNDED: fmt(golden)} | {name: o.where(seen, golden) for name, o in right.items()}
     blind = by_head((~seen).expand(*golden.shape[:-1], 1)).sum((1, 2)).tolist()
-    held = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
+    yardsticks = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
     for name, out in outs.items():
         for head, (o, g) in enumerate(zip(by_head(out), by_head(golden))):
-            stick, largest, rmse = held[head]
+            stick, largest, rmse = yardsticks[head]
             numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse"), math.nan)
             if stick != UNDEFINED:
                 d = deviation(o, g, fmt)
@@ -216,8 +216,8 @@ def changes(q, k, v, options: dict, base: str) -> list[dict]:
     for change in (UNCHANGED, *CHANGES.values()):
         if not _changes_something(change, precision, algorithm):
             continue
-        given = change.of(precision, algorithm)
-        o = kernels.tiled(q.double(), k.double(), v.double(), tiling=Tiling(64, 64), **given, **options)
+        changed = change.of(precision, algorithm)
+        o = kernels.tiled(q.double(), k.double(), v.double(), tiling=Tiling(64, 64), **changed, **options)
         rmse = by_head(o - golden).square().mean((1, 2)).sqrt().nan_to_num(nan=math.inf)  # (heads,)
         before = before if rows else rmse
         wrong = ((rmse > 0) & (before > 0) | ~before.isfinite()) & (rmse.isfinite() | before.isfinite())

@@ -31,8 +31,8 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, dO: Tensor, options: dict, kernel
     """
 
     def of(fn, dtype):
-        given = [x.detach().to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
-        return torch.autograd.grad(fn(*given, **options), given, dO.to(dtype))
+        inputs = [x.detach().to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(fn(*inputs, **options), inputs, dO.to(dtype))
 
     fmt, none = Format.of(q.dtype), dict.fromkeys(NUMBERS, math.nan)
     try:

@@ -75,9 +75,9 @@ def carry(
                 o = o * l.where((l - 1).abs() > UNSEEN, 1.0) if what == "accumulator" else o
                 lost = ((o - sums.golden).abs() / ulp)[CARRIES].amax((0, 2, 3)).tolist()
             every = ((sums.if_all_lost - sums.golden[FIRST]).abs() / ulp[FIRST]).flatten().tolist()
-            told = dict(outcome=answer.outcome, problem=answer.problem)
+            answered = dict(outcome=answer.outcome, problem=answer.problem)
             rows += [
-                dict(what=what, terms=n, keys=b, lost=x, all=of, control=c) | told
+                dict(what=what, terms=n, keys=b, lost=x, all=of, control=c) | answered
                 for b, x, of, c in zip(keys, lost, every, control)
             ]
     return rows
@@ -167,9 +167,9 @@ def _sums(what, fmt, keys, n, head_dim):
         v[FIRST, :, 0] = v[LAST, :, -1] = LARGE
         v[CONTROL, :, -ALONE:] = LARGE
         if_all_lost = torch.full((len(keys), 1, 1), LARGE, dtype=torch.float64)
-    alone = torch.zeros_like(v)
-    alone[FIRST, :, 0] = alone[LAST, :, -1] = alone[CONTROL, :, 0] = LARGE
-    q, k, v = (fmt(x) for x in (q, k, torch.cat([v, alone], -1)))
+    large = torch.zeros_like(v)
+    large[FIRST, :, 0] = large[LAST, :, -1] = large[CONTROL, :, 0] = LARGE
+    q, k, v = (fmt(x) for x in (q, k, torch.cat([v, large], -1)))
     q_whole, k_whole, _ = _whole(q[:, :, :1], k, v, head_dim)
     golden = kernels.golden(q_whole, k_whole, v, inputs=FP64)  # of like rows, columns
     values, alone_golden = golden.split(1, -1)

@@ -33,8 +33,8 @@ class Beside:
         if o.dtype != torch.float64:
             precision = replace(precision, output=Format.of(o.dtype))
         about = tolerance(q, k, v, precision=precision, **options)
-        given = o.detach().double().where(about.seen, 0.0)
-        return cls(given, (q, k, v), options, precision, about, torch.cat(about.times(given), -1))
+        output = o.detach().double().where(about.seen, 0.0)
+        return cls(output, (q, k, v), options, precision, about, torch.cat(about.times(output), -1))
 
     @property
     def over(self) -> Tensor:

@@ -55,10 +55,10 @@ def contract(
             problem: what it raises or returns instead, in words, or "".
     """
     asker = _Asker(kernel, head_dim, device, causal, queries)
-    able = [fmt for fmt in FORMATS if asker.ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]
-    if not able:
+    answered_formats = [fmt for fmt in FORMATS if asker.ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]
+    if not answered_formats:
         return asker.rows
-    fmt, answered = able[0], set()
+    fmt, answered = answered_formats[0], set()
     for each in CAPABILITIES:
         if answered.issuperset(each.needs) and asker.ask(each.key, fmt, each.call) == Outcome.ANSWERED:
             answered.add(each.key)

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -12,7 +13,7 @@ from fa_lib.numerics.formats import BF16, FP32, Format
 
 
 def repeats(
-    kernel: str,
+    kernel: str | Callable,
     fmt: str,
     runs: int,
     n: int = 256,
@@ -37,8 +38,8 @@ def repeats(
             gradients.add(b"".join(_digest(g) for g in grads))
     except KernelError:  # it has none: `contract` says why
         gradients.clear()
-    told = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
-    return told | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if form == FP32 else form))
+    counts = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
+    return counts | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if form == FP32 else form))
 
 
 def _apart(answers, fmt):

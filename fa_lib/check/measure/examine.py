@@ -140,28 +140,28 @@ def examine(
         return sweep(cell, grid, fixed=fixed, uses=[kernels.get(kernel)], cache=cache)
 
     def on(distributions, lengths, queries, seeds, first=depth.first_seed):
-        given: dict[str, Any] = dict(head_dim=head_dim, causal=able.causal, device=device)
+        settings: dict[str, Any] = dict(head_dim=head_dim, causal=able.causal, device=device)
         return [
-            Inputs(fmt, distribution, n, seed, n_q, **given)
+            Inputs(fmt, distribution, n, seed, n_q, **settings)
             for distribution in distributions for n in lengths for n_q in queries
             for seed in range(first, first + (min(seeds, 2) if n_q == 1 else seeds)) for fmt in judged  # of one draw
         ]  # fmt: skip
 
     fewer = asked.asked.isin((FEWER, CAUSAL_FEWER))
     top_left = able.causal and (asked.note[fewer] == "top_left").any()
-    few = () if top_left else FEW  # else they would see few keys
+    few_queries = () if top_left else FEW  # else they would see few keys
     trouble = [each for each in TROUBLE if each != UNEVEN or not top_left]
     shapes = [shape for shape in depth.shapes if CALLS[shape].options.get("causal") or not able.causal]
     own = dict(kernel=kernel, head_dim=head_dim, device=device)
     troubled = on(trouble, [depth.troubled_n], [None], depth.bias_seeds)
     with cache_in(cache):
         chance = random.Random(depth.drawn_seed)
-        drawn = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
-        given = [(n, depth.seeds, depth.first_seed) for n in depth.lengths]
-        given += [(n, 1, depth.drawn_seed or 0) for n in drawn]
+        random_lengths = [] if depth.drawn_seed is None else [chance.randint(*each) for each in depth.drawn]
+        settings = [(n, depth.seeds, depth.first_seed) for n in depth.lengths]
+        settings += [(n, 1, depth.drawn_seed or 0) for n in random_lengths]
         asked_for = [
-            each for n, seeds, first in given
-            for each in on(ORDINARY, [n], (*few, None) if n <= depth.square else few, seeds, first)
+            each for n, seeds, first in settings
+            for each in on(ORDINARY, [n], (*few_queries, None) if n <= depth.square else few_queries, seeds, first)
         ]  # fmt: skip
         order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
         lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
@@ -292,7 +292,7 @@ def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:
             numbers |= dict(
                 factor=factor, by_factor=by_factor, outwards=bias_away_from_zero(o, golden, fmt), bits=bits(o, fmt)
             )
-        told = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
-        told |= dict(finite=answer.finite)
-        rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | told)
+        outcome = dict(baseline_outwards=base_outwards, outcome=answer.outcome, problem=answer.problem)
+        outcome |= dict(finite=answer.finite)
+        rows.append(dict(queries=q.shape[-2], kernel=kernel) | numbers | outcome)
     return rows

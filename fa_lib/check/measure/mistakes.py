@@ -85,21 +85,33 @@ class Rows:
     def worst(cls, times: Tensor, o: Tensor, golden: Tensor, tensors: tuple, fmt: Format, options: dict) -> "Rows":
         """The rows of one head whose errors over the bound (*lead, n_q, d_v) are the largest; fmt: of the inputs."""
         q, k, v = tensors
-        asked = Options.of(q, k, v, **options)
+        resolved = Options.of(q, k, v, **options)
         by_row = times.amax(-1).reshape(-1, q.shape[-2])  # (heads, n_q)
         head = int(by_row.amax(-1).argmax())
         rows = by_row[head].topk(min(ROWS, q.shape[-2])).indices
         flat = [x.detach().double().reshape(-1, *x.shape[-2:]) for x in (q, k, v, o, golden)]
         Q, O, golden_rows = (flat[i][head, rows] for i in (0, 3, 4))
-        K, V = (x[head // asked.group] for x in flat[1:3])
+        K, V = (x[head // resolved.group] for x in flat[1:3])
         masks = {
             key: _added(Options.of(q, k, v, **changed), head, rows) for key, changed in _masks(options, fmt).items()
         }
-        sink, keep = asked.sink(head), asked.keep
-        kept = None if keep is None else keep.reshape(-1, *keep.shape[-2:])[head, rows]
-        given = dict(scale=asked.scale, softcap=asked.softcap, sinks=None if sink is None else sink.reshape(1))
-        call, whole = (None, None) if asked.keep is not None else _entry(tensors, o, golden, options, head, fmt)
-        return cls(Q, K, V, O, golden_rows, masks, given | dict(keep=kept, dropout_p=asked.dropout_p), call, whole)
+        sink, keep = resolved.sink(head), resolved.keep
+        keep_rows = None if keep is None else keep.reshape(-1, *keep.shape[-2:])[head, rows]
+        row_options = dict(
+            scale=resolved.scale, softcap=resolved.softcap, sinks=None if sink is None else sink.reshape(1)
+        )
+        call, output = (None, None) if resolved.keep is not None else _entry(tensors, o, golden, options, head, fmt)
+        return cls(
+            Q,
+            K,
+            V,
+            O,
+            golden_rows,
+            masks,
+            row_options | dict(keep=keep_rows, dropout_p=resolved.dropout_p),
+            call,
+            output,
+        )
 
 
 def _entry(tensors, o, golden, options, head, fmt):
@@ -147,13 +159,13 @@ def _rated(key: str, about: dict, o: Tensor, ours: Tensor, golden: Tensor) -> li
     size = (ours - golden).square().sum()
     share = 1 - ((ours - o).square().sum() / size).item() if size else 0.0
     times = ((o - golden).square().sum() / size).sqrt().item() if size else math.inf
-    same = share >= EXPLAINED
+    reproduces = share >= EXPLAINED
     alike = about.get("declared", False) and 1 / ALIKE <= times <= ALIKE
-    if not (same or alike):
+    if not (reproduces or alike):
         return []
-    told = {name: about[name] for name in ("fmt", "tiles", "factor") if name in about}
+    detail = {name: about[name] for name in ("fmt", "tiles", "factor") if name in about}
     fits = share - FITTED * ("factor" in about)
-    return [(same, fits if same else -abs(math.log(times)), Cause(key, same, share, **told))]
+    return [(reproduces, fits if reproduces else -abs(math.log(times)), Cause(key, reproduces, share, **detail))]
 
 
 def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[str, dict, Tensor]]:
@@ -182,8 +194,8 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
         yield "keep_missing", {}, kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
     exact = replace(precision, output=FP64)  # else the rounding of the answer hides what makes the error
 
-    def emulated(changed: Precision, **given) -> Tensor:
-        o = kernels.tiled(*tensors, precision=changed, mask=mask, **rows.options, **given)
+    def emulated(changed: Precision, **kernel_options) -> Tensor:
+        o = kernels.tiled(*tensors, precision=changed, mask=mask, **rows.options, **kernel_options)
         return precision.output(o)
 
     narrow = precision.inputs
@@ -198,9 +210,12 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
                 about = dict(fmt=fmt.name, declared=size == block) | (dict(tiles=-(-n_kv // size)) if carried else {})
                 for algorithm in ("fa2", "fa1") if carried else ("fa2",):
                     yield key, about, emulated(changed, tiling=Tiling(64, size), algorithm=algorithm)
-    given, told = dict(tiling=Tiling(64, block), algorithm="fa2"), dict(fmt=precision.probs.name, declared=True)
+    kernel_options, detail = (
+        dict(tiling=Tiling(64, block), algorithm="fa2"),
+        dict(fmt=precision.probs.name, declared=True),
+    )
     cut = replace(exact, probs=truncated(precision.probs))
-    yield "probs_truncated", told, emulated(cut, **given)
+    yield "probs_truncated", detail, emulated(cut, **kernel_options)
 
 
 def _nearest_factor(far: Callable[[float], float]) -> float:

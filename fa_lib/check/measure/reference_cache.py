@@ -140,8 +140,8 @@ def bits(o: Tensor, fmt: Format) -> int:
     """The fewest significant bits that hold every output, finite numbers of a format; 0 where all are 0. Among some
     hundred outputs of a kernel one has all the bits of the format, unless it computes in a coarser one."""
     significands, _ = torch.frexp(o.detach().double().cpu())
-    whole = (significands.abs() * 2.0**fmt.precision).round().long().flatten().numpy()
-    any_set = int(np.bitwise_or.reduce(whole))
+    integers = (significands.abs() * 2.0**fmt.precision).round().long().flatten().numpy()
+    any_set = int(np.bitwise_or.reduce(integers))
     return fmt.precision - ((any_set & -any_set).bit_length() - 1) if any_set else 0
 
 
@@ -169,23 +169,23 @@ def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tens
     found = _read(path)
     if found is None:
         found = fn(about)
-        held = io.BytesIO()
+        archive = io.BytesIO()
         arrays: dict[str, Any] = {name: x.cpu().numpy() for name, x in found.items()}
-        np.savez(held, **arrays)
+        np.savez(archive, **arrays)
         with replacing(path) as new:
-            new.write_bytes(hashlib.sha256(held.getvalue()).digest() + held.getvalue())
+            new.write_bytes(hashlib.sha256(archive.getvalue()).digest() + archive.getvalue())
     return found
 
 
 def _read(path):
     """The tensors of a file; None where it is absent, cut short or damaged."""
     try:
-        held = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
-    if hashlib.sha256(held[32:]).digest() != held[:32]:
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
         return None
-    with np.load(io.BytesIO(held[32:]), allow_pickle=False) as arrays:
+    with np.load(io.BytesIO(content[32:]), allow_pickle=False) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 

@@ -48,10 +48,10 @@ def rounding_mode(
         return Answer(o, answer.outcome, answer.problem)
 
     if form == FP32:
-        asked = [_inputs(ask, into, head_dim) for into in NARROW]
+        casts = [_inputs(ask, into, head_dim) for into in NARROW]
     else:
-        asked = [_output(ask, form, head_dim), *([_probs(ask, form, causal)] if head_dim == HEAD_DIM else [])]
-    return [dict(zip(("what", "into", "mode", "outcome", "problem"), row)) for row in asked]
+        casts = [_output(ask, form, head_dim), *([_probs(ask, form, causal)] if head_dim == HEAD_DIM else [])]
+    return [dict(zip(("what", "into", "mode", "outcome", "problem"), row)) for row in casts]
 
 
 def _output(ask, fmt, head_dim):

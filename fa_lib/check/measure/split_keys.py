@@ -52,8 +52,8 @@ def rounded_splits(kernel: str | Callable, splits: int, low_merge: bool, inputs:
         the share of the kernel's squared error that is left out when the emulation's error is taken off; 1 is all, and
         errors that have nothing to do with each other give less than 0.
     """
-    fmt, (q, k, v), known = Format.of(inputs.fmt), inputs.tensors(), cached(reference_values, inputs)
-    golden, baseline = known["golden"], known["baseline"][0].item()
+    fmt, (q, k, v), reference = Format.of(inputs.fmt), inputs.tensors(), cached(reference_values, inputs)
+    golden, baseline = reference["golden"], reference["baseline"][0].item()
     answer = call_kernel(kernel_fn(kernel, inputs.causal), q, k, v)
     emulated = inputs.compared(in_splits, q, k, v, splits=splits, fmt=fmt, low_merge=low_merge).cpu()
     found = dict(queries=q.shape[-2], emulated=over_baseline(deviation(emulated, golden, fmt).max, baseline))

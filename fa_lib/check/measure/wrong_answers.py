@@ -42,8 +42,8 @@ class Call:
     def golden(self, **changed) -> Tensor:
         """The golden value (entries, heads, rows, d_v) of the compared rows, with options changed where they are
         given."""
-        part = sampled(self.q, self.k, self.v, self.rows, **self.options | changed)
-        return kernels.golden(part.q, part.k, part.v, inputs=self.fmt, **part.options)
+        sample = sampled(self.q, self.k, self.v, self.rows, **self.options | changed)
+        return kernels.golden(sample.q, sample.k, sample.v, inputs=self.fmt, **sample.options)
 
     def whole(self) -> Tensor:
         """The golden value (batch, heads, n_q, d_v) of all rows."""

@@ -46,8 +46,8 @@ class SdpaArguments:
         if causal and (mask is not None or n_q != n_kv):
             top = torch.ones(n_q, n_kv, dtype=torch.bool, device=self.query.device).tril()
             causal, mask = False, both(top, mask)
-        given = dict(causal=causal, scale=self.scale, mask=mask)
-        return {name: x for name, x in given.items() if x is not None}
+        options = dict(causal=causal, scale=self.scale, mask=mask)
+        return {name: x for name, x in options.items() if x is not None}
 
 
 class CallTracker:

@@ -75,10 +75,10 @@ class Capture:
 
     def write(self, path: str | Path) -> None:
         """Write a .safetensors file, whole or not at all."""
-        held = {name: torch.as_tensor(x).contiguous() for name, x in self.options.items()}
-        held |= {name: getattr(self, name) for name in ("q", "k", "v", "o", "dO") if getattr(self, name) is not None}
+        stored = {name: torch.as_tensor(x).contiguous() for name, x in self.options.items()}
+        stored |= {name: getattr(self, name) for name in ("q", "k", "v", "o", "dO") if getattr(self, name) is not None}
         with replacing(path) as temporary:
-            save_file(held, temporary, metadata=self.about)
+            save_file(stored, temporary, metadata=self.about)
 
 
 def _copy(x):
@@ -102,20 +102,20 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
             shapes do not fit each other, the file and the reading contradict each other, or values of q, k or v are NaN
             or infinite.
     """
-    held, about = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}, _header(path)
+    stored, about = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}, _header(path)
     try:
-        named = by_meaning(held)
+        named = by_meaning(stored)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    require(named, path, held)  # q, k and v
+    require(named, path, stored)  # q, k and v
     try:
-        names, held = [*held], turned(named, reading.layout)
-        q, k, v = (held[name] for name in "qkv")
-        o, dO = held.get("o"), held.get("dO")
-        options = reading.options(option_values(held))
+        names, stored = [*stored], turned(named, reading.layout)
+        q, k, v = (stored[name] for name in "qkv")
+        o, dO = stored.get("o"), stored.get("dO")
+        options = reading.options(option_values(stored))
         for name in LAID_OUT:
-            if name in held and held[name].dtype not in WIDE and held[name].dtype not in JUDGED:
-                raise ValueError(f"{name}: got {held[name].dtype}; accepted are BF16, FP16, FP32 and FP64")
+            if name in stored and stored[name].dtype not in WIDE and stored[name].dtype not in JUDGED:
+                raise ValueError(f"{name}: got {stored[name].dtype}; accepted are BF16, FP16, FP32 and FP64")
         check(q, k, v, **options)
         refuse_ambiguous(names, q, k, options)
         due = (*q.shape[:-1], v.shape[-1])
@@ -131,7 +131,7 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
                     f"{name}: {count} of {x.numel()} values are NaN or infinite{at}; accepted are finite values: "
                     "capture a call from before the loss went wrong"
                 )
-        own = "" if reading.fmt else narrower_format(held)
+        own = "" if reading.fmt else narrower_format(stored)
         if own:
             about = about | dict(stored_in=Format.of(q.dtype).name)
         if reading.fmt or own:

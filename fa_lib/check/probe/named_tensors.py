@@ -56,12 +56,12 @@ class Reading:
         Raises:
             ValueError: both name one, and differ.
         """
-        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name in OPTION_NAMES}
-        said = {name: x for name, x in said.items() if x is not None}
-        for name, x in said.items():
+        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name in OPTION_NAMES}
+        stated = {name: x for name, x in stated.items() if x is not None}
+        for name, x in stated.items():
             if name in held and held[name] != x:
                 raise ValueError(f"{name}: got {x!r}, and {held[name]!r} in the file; accepted is one of them")
-        return {name: x for name, x in (dict(held) | said).items() if (name, x) != ("window", NO_WINDOW)}
+        return {name: x for name, x in (dict(held) | stated).items() if (name, x) != ("window", NO_WINDOW)}
 
 
 def by_meaning(held: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -147,7 +147,7 @@ class Probe(TorchFunctionMode):
             raise ValueError("baseline: got None; accepted for a summary is a kernel")
         return summary(self.table, self.baseline)
 
-    def __call__(self, q, k, v, o, given=(), **options):
+    def __call__(self, q, k, v, o, row=(), **options):
         """Compare at one call: q, k, v, its options (causal, scale, mask), and o, the output the model goes on with."""
         with undisturbed(o.device):
             out = o
@@ -155,31 +155,31 @@ class Probe(TorchFunctionMode):
             q, k, v = q.expand(*o.shape[:2], -1, -1), *(x.expand(len(o), -1, -1, -1) for x in (k, v))
             wrong = not_finite(q, k, v, o, options)
             if wrong and self.nonfinite is None:
-                self.nonfinite = dict(given) | dict(tensor=wrong)
+                self.nonfinite = dict(row) | dict(tensor=wrong)
                 self._hold(math.inf, self.nonfinite, (q, k, v, options, out))
             if wrong not in (None, "o"):
                 return self._skip("all", Why.NONFINITE)
-            part = sampled(q, k, v, self.queries, **options)
-            golden = kernels.golden(part.q, part.k, part.v, inputs=Format.of(q.dtype), **part.options)
-            outs = {"ran": part.taken(o).double()}  # (entries, heads, rows, head_dim), as the golden value
+            sample = sampled(q, k, v, self.queries, **options)
+            golden = kernels.golden(sample.q, sample.k, sample.v, inputs=Format.of(q.dtype), **sample.options)
+            outs = {"ran": sample.taken(o).double()}  # (entries, heads, rows, head_dim), as the golden value
             for name in self.kernels:
                 try:
-                    outs[name] = self._computed(name, part, (q, k, v), options).double()
+                    outs[name] = self._computed(name, sample, (q, k, v), options).double()
                 except KernelError as error:
                     self._skip(name, error)
             if self.also is not None and not wrong:
-                self.also(part, outs["ran"])
-            seen = part.seeing(golden)  # (entries, heads, rows, 1)
+                self.also(sample, outs["ran"])
+            seen = sample.seeing(golden)  # (entries, heads, rows, 1)
             pairs = [(name, "golden") for name in outs] + [(name, "ran") for name in outs if name != "ran"]
             sizes = [size(outs[a] - (golden if b == "golden" else outs[b]), seen) for a, b in pairs]
             count = seen.sum((0, 2, 3)).double().expand(2, -1)
             (count, _), (_, scale), *sizes = torch.stack([count, size(golden, seen), *sizes]).tolist()
-        given = dict(given) | dict(rows=seen[:, 0].numel(), hidden=seen.numel() - int(sum(count)))
-        given |= shares_seen(q, k, options)
+        row = dict(row) | dict(rows=seen[:, 0].numel(), hidden=seen.numel() - int(sum(count)))
+        row |= shares_seen(q, k, options)
         for head, (number, rms) in enumerate(zip(count, scale)):
             if number:  # else no row of this head sees a key
                 errors = {pair: (largest[head], rmse[head]) for pair, (largest, rmse) in zip(pairs, sizes)}
-                self._add(given | dict(head=head), errors, rms, (q, k, v, options, out))
+                self._add(row | dict(head=head), errors, rms, (q, k, v, options, out))
 
     def _computed(self, name, part, tensors, options):
         """The rows of a Sample as a kernel computes them: these alone, or out of the call."""
@@ -250,7 +250,7 @@ class Probe(TorchFunctionMode):
     def __exit__(self, kind, error, trace):
         self._places.__exit__()
         super().__exit__(kind, error, trace)
-        if self._worst:
+        if self._worst and self.save:
             try:
                 self._worst.write(self.save)
             except Exception as problem:  # hours of training may stand above this line

@@ -49,14 +49,14 @@ class Sample:
     def every(self, count: int) -> "Sample":
         """Up to so many rows, evenly spread."""
         rows, n_kv, mask = self.q.shape[2], self.k.shape[2], self.options["mask"]
-        kept = slice(None, None, -(-rows // count))
+        step = slice(None, None, -(-rows // count))
 
         def taken(x):
-            return x[:, :, kept]
+            return x[:, :, step]
 
         mask = mask if mask is None or mask.shape[2] == 1 else taken(mask)
         if self.options["causal"]:  # rows that are left out move the others
-            mask = both(within(rows, n_kv, None, 0, self.q.device)[kept], mask)
+            mask = both(within(rows, n_kv, None, 0, self.q.device)[step], mask)
         return Sample(taken(self.q), self.k, self.v, self.options | dict(causal=False, mask=mask), taken)
 
     def seeing(self, golden: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def sampled(
     batch, n_q, n_kv = q.shape[0], q.shape[2], k.shape[2]
     entries = batch if queries is None else min(batch, math.isqrt(queries))
     rows = n_q if queries is None else min(n_q, queries // entries)
-    at, here = (
+    at, places = (
         torch.linspace(n - 1, 0, of, dtype=torch.float64).round().long().flip(0).to(q.device)  # the last row too
         for n, of in ((batch, entries), (n_q, rows))
     )
@@ -84,12 +84,12 @@ def sampled(
     def taken(x):
         x = x[(None,) * (4 - x.ndim)]
         x = x if x.shape[0] == 1 else x[at]
-        return x if x.shape[2] == 1 else x[:, :, here]
+        return x if x.shape[2] == 1 else x[:, :, places]
 
     mask = None if mask is None else taken(mask)
     if window is not None or causal and rows < n_q:  # rows that are left out move the others
         left, right = window or (None, None)
-        near = within(n_q, n_kv, left, 0 if causal else right, q.device)[here]  # (rows, n_kv)
+        near = within(n_q, n_kv, left, 0 if causal else right, q.device)[places]  # (rows, n_kv)
         causal, mask = False, both(near, mask)
     return Sample(taken(q), k[at], v[at], dict(options, causal=causal, mask=mask), taken)
 

@@ -80,5 +80,5 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
 
 def alternative_text(key: str, judgement: Judgement) -> str:
     """The alternative text of a picture: its question, and every finding that comes from it."""
-    said = [one for group in sentences_of(judgement).values() for one in group if key in SOURCES.get(one.what, ())]
-    return " ".join([PICTURES[key].title, *(one.line for one in said)])
+    sentences = [one for group in sentences_of(judgement).values() for one in group if key in SOURCES.get(one.what, ())]
+    return " ".join([PICTURES[key].title, *(one.line for one in sentences)])

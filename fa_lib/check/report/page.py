@@ -77,12 +77,12 @@ def page(
     )  # fmt: skip
     panels, sections = panels or {}, [section for section in sections if len(section.table)]
     anchors = {key: f"picture-{key}" for key in panels} | {each.key: f"table-{each.key}" for each in sections}
-    said = sentences.sentences_of(judgement)
+    groups = sentences.sentences_of(judgement)
     environment.filters["breaking"] = _breaking
     return environment.get_template(TEMPLATE.name).render(
         judgement=judgement, question=QUESTIONS[judgement.kind], headline=sentences.headline(judgement),
-        counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in said.items()],
-        groups=[(each.value, sentences.HEADINGS[each], _rows(group, anchors)) for each, group in said.items()],
+        counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
+        groups=[(each.value, sentences.HEADINGS[each], _rows(group, anchors)) for each, group in groups.items()],
         pictures=[dict(key=key, png=png(figure), alt=alternative_text(key, judgement), words=PICTURES[key])
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about), settings=_texts(settings),
@@ -101,13 +101,13 @@ def _breaking(text):
 
 def png(figure) -> str:
     """A figure as PNG in base64."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=200, bbox_inches="tight", metadata={"Software": None})
-    return base64.b64encode(drawn.getvalue()).decode()
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=200, bbox_inches="tight", metadata={"Software": None})
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def _rows(group, anchors):
-    return [[[_row(one, anchors) for one in part] for part in like] for like in folded(group)]
+    return [[[_row(one, anchors) for one in run] for run in like] for like in folded(group)]
 
 
 def _row(said, anchors):

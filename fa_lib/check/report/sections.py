@@ -6,7 +6,7 @@ from fa_lib.check.measure.kv_cache import BEARS, CACHES
 from fa_lib.check.measure.measurements import Measurements, TensorMeasurements
 from fa_lib.check.report import tables
 from fa_lib.check.report.page import Section
-from fa_lib.check.report.sentences import KERNELS
+from fa_lib.check.report.sentences_captured import KERNELS
 
 
 def kernel_sections(kernel: str, found: Measurements) -> list[Section]:

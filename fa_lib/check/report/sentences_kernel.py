@@ -104,11 +104,11 @@ def _carry(findings):
         yield Sentence(f"Whether it carries low precision from tile to tile could not be seen: {why}", what="carry")
     else:
         most = max(findings, key=lambda f: f.number)
-        asked = listed(map(queries_in_words, most.where["queries"]))
+        queries = listed(map(queries_in_words, most.where["queries"]))
         yield Sentence(
             "It carries no low precision from tile to tile", f"{most.number:.1f} ulp lost", f"{most.limit:g} ulp",
-            f"Sums of up to 4,096 terms, asked for {asked} at a time. A kernel that carries BF16 or FP16, in tiles of "
-            "up to 512 keys, loses 3 ulp to hundreds.", severity=Severity.PASSES, what="carry",
+            f"Sums of up to 4,096 terms, asked for {queries} at a time. A kernel that carries BF16 or FP16, in tiles "
+            "of up to 512 keys, loses 3 ulp to hundreds.", severity=Severity.PASSES, what="carry",
         )  # fmt: skip
 
 
@@ -144,9 +144,8 @@ def _growth(f, at):
 
 
 def _answer(f, at):
-    at_dim = "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}"
-    said = _answered(at, at_dim)
-    return Sentence(said[0].upper() + said[1:])
+    text = _answered(at, "" if at["head_dim"] is None else f" at head_dim {at['head_dim']}")
+    return Sentence(f"A{text[1:]}")
 
 
 def _rule(f):
@@ -237,8 +236,8 @@ def _worst_input(f, at):
 def _outwards(f, at):
     sign, side = (1, "away from") if f.number > 0 else (-1, "towards")
     low, high = sorted((sign * at["low"], sign * at["high"]))
-    same = abs(f.number - at["baseline"]) < f.limit
-    whose = "Baseline's do too" if same else "Baseline's there"
+    alike = abs(f.number - at["baseline"]) < f.limit
+    whose = "Baseline's do too" if alike else "Baseline's there"
     return Sentence(
         f"Its errors are biased and point {side} zero, on {at['distribution']} in {at['fmt']}",
         f"{abs(f.number):.2f} ulp in the mean",
@@ -274,8 +273,8 @@ def _either_side(number, limit):
 
 
 def _relations(f, at):
-    asked = f"{at['not_asked']} more were not asked, for want of the option." if at["not_asked"] else ""
-    return Sentence(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=asked)
+    more = f"{at['not_asked']} more were not asked, for want of the option." if at["not_asked"] else ""
+    return Sentence(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=more)
 
 
 def _rounding_mode(f, at):

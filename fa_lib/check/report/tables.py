@@ -105,23 +105,23 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
 
 def by_relation(related: pd.DataFrame) -> pd.DataFrame:
     """A table of `relate`: a line for each case that was asked, a column for each format."""
-    asked = related[related.outcome != NOT_ASKED] if len(related) else related
-    if not len(asked):
-        return asked
-    says = asked.key.map(lambda key: RELATIONS[key].says)
-    apart = ": " + asked.number.map("{:.2g}".format) + " of " + asked.limit.map("{:.2g}".format)
-    told = asked.outcome.map(RELATED) + apart.where(asked.outcome.isin((ROUNDING, BREAKS)), "")
-    nan = asked.outcome.eq(BREAKS) & asked.number.isna()
-    nan &= asked.key.map(lambda key: RELATIONS[key].nan_is_told).astype(bool)
-    rows = asked.assign(told=told.mask(nan, "NaN, not counted"), **{"what must hold": says})
+    answered = related[related.outcome != NOT_ASKED] if len(related) else related
+    if not len(answered):
+        return answered
+    says = answered.key.map(lambda key: RELATIONS[key].says)
+    distances = ": " + answered.number.map("{:.2g}".format) + " of " + answered.limit.map("{:.2g}".format)
+    cells = answered.outcome.map(RELATED) + distances.where(answered.outcome.isin((ROUNDING, BREAKS)), "")
+    nan = answered.outcome.eq(BREAKS) & answered.number.isna()
+    nan &= answered.key.map(lambda key: RELATIONS[key].nan_is_told).astype(bool)
+    rows = answered.assign(told=cells.mask(nan, "NaN, not counted"), **{"what must hold": says})
     index = ["what must hold", "case"]
     wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
     broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~nan).groupby([rows[name] for name in index]).any()
-    held = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
+    equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
     order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]
     found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index()
-    return _sorted(found[[*found.columns.drop(index), *index]], 1.0 - held.loc[order].to_numpy())
+    return _sorted(found[[*found.columns.drop(index), *index]], 1.0 - equal.loc[order].to_numpy())
 
 
 def by_repeats(repeats: pd.DataFrame) -> pd.DataFrame:
@@ -147,8 +147,8 @@ def by_splits(splits: pd.DataFrame) -> pd.DataFrame:
         return splits[[]]
     explained = splits.explained.astype(float)
     merged = [row.fmt if row.low_merge else "FP32" for row in splits.itertuples()]
-    told = {"explained": explained.map("{:.0%}".format), "parts": splits.splits.astype(str), "merged in": merged}
-    rows = pd.DataFrame(told)
+    columns = {"explained": explained.map("{:.0%}".format), "parts": splits.splits.astype(str), "merged in": merged}
+    rows = pd.DataFrame(columns)
     return _sorted(rows, explained.to_numpy())
 
 

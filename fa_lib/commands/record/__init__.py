@@ -1,1 +1,1 @@
-"""A session on a machine with a GPU: what only it can measure, step by step, into data/recorded."""
+"""A session on a machine with a GPU: step by step it measures what only a GPU shows, into data/recorded."""

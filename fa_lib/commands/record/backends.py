@@ -1,4 +1,5 @@
-"""Torch's attention kernels, and the package flash-attn, by the rule and against the model; the emulator's speed."""
+"""Torch's attention kernels and the package flash-attn, judged by the rule and compared with the model; the emulator's
+speed."""
 
 import math
 import time
@@ -30,10 +31,13 @@ ORDERS = {"first": False, "last": True}  # the tile of keys that is taken first 
 
 
 def agreement(kernel: str, n: int, head_dim: int, fmt: str, distribution: str, seed: int, device: str) -> list[dict]:
-    """A cell: how many outputs of a kernel are the bits of FlashAttention-2's model, tiles in either order.
+    """A cell: count how many outputs of a kernel have the bits of FlashAttention-2's model, tiles in either order.
+
+    Args:
+        kernel: a name for `kernels.get`. n: queries and keys. distribution, seed: as of `inputs.draw`. device: torch's.
 
     Returns:
-        rows: begins (at the first or the last tile), identical (share), rmse over the model's, outcome, problem.
+        rows: begins, a key of ORDERS; identical, the share of equal outputs; rmse, over the model's; outcome; problem.
     """
     form = Format.of(fmt)
     q, k, v = (round_to(x, form).to(device, form.dtype) for x in draw(distribution, seed, (1, 2, n, head_dim)))
@@ -50,13 +54,20 @@ def agreement(kernel: str, n: int, head_dim: int, fmt: str, distribution: str, s
 
 
 def judged(device: str, out: Path, cache: str = "", names: Sequence[str] = ()) -> None:
-    """Every kernel by the rule, forward and backward, and against the model: two tables below `out`."""
+    """Judge kernels by the rule, forward and backward, and compare them with the model; write both tables below `out`.
+
+    The table <name>_rule has the columns of `measure_shapes`, <name>_rule.model those of `agreement`; name is
+    "backends", or the first kernel's of `names`.
+
+    Args:
+        device: "cuda", or "cpu" for a rehearsal. cache: folder of finished cells. names: kernels; empty is NAMES.
+    """
     names, full = list(names or NAMES), device == "cuda"
     dims, lengths = ([64, 128, 256], [1024, 4096]) if full else ([64], [256])
-    fixed, given = dict(device=device), dict(fmt=["BF16", "FP16"] if full else ["BF16"], seed=range(3 if full else 1))
-    calls = dict(kernel=names, head_dim=dims, shape=SHAPES[device], distribution="normal") | given
+    fixed, axes = dict(device=device), dict(fmt=["BF16", "FP16"] if full else ["BF16"], seed=range(3 if full else 1))
+    calls = dict(kernel=names, head_dim=dims, shape=SHAPES[device], distribution="normal") | axes
     by_rule = sweep(measure_shapes, calls, fixed=fixed, cache=cache)
-    sizes = dict(kernel=names, n=lengths, head_dim=dims, distribution=["uniform", "normal"]) | given
+    sizes = dict(kernel=names, n=lengths, head_dim=dims, distribution=["uniform", "normal"]) | axes
     agrees = sweep(agreement, sizes, fixed=fixed, cache=cache)
     print(by_rule.groupby(["kernel", "tensor"]).ratio.max().unstack().to_string())
     print(agrees.groupby(["kernel", "fmt", "head_dim", "begins"]).identical.mean().unstack().to_string())
@@ -65,7 +76,11 @@ def judged(device: str, out: Path, cache: str = "", names: Sequence[str] = ()) -
 
 
 def emulator_speed(device: str) -> pd.DataFrame:
-    """Seconds of one emulated forward pass by device, and of its two float64 products: work, n, device, seconds."""
+    """Time an emulated forward pass, and its two products in float64, on the CPU and on a device.
+
+    Returns:
+        table: work ("emulated" or "products"), n, device, repeat, seconds.
+    """
 
     def emulated(q, k, v):
         return kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.uniform("BF16"), algorithm="fa1")

@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 from torch.utils import cpp_extension
 
@@ -98,6 +99,7 @@ def build(sdist: str | Path, target: str | Path, jobs: int | None = None, head_d
         )
         shutil.copytree(source / "flash_attn", target / "flash_attn", dirs_exist_ok=True)
         name_package(target, source.name)
+        assert isinstance(module, ModuleType) and module.__file__
         shutil.copy(module.__file__, target / f"{EXTENSION}.so")  # last: with it all is there
     return target
 
@@ -114,55 +116,66 @@ def name_package(target: Path, name: str) -> None:
 
 
 def unpack(sdist: str | Path, folder: str | Path) -> Path:
-    """What the build reads of a source package, in folder/<its name>; kept as it is where it is there already.
+    """Unpack the files of a source package that the build reads, into folder/<its name>, unless that is there already.
+
+    Returns:
+        folder/<its name>.
 
     Raises:
         ValueError: the file is no source package of flash-attn.
     """
     sdist, folder = Path(sdist), Path(folder)
-    wanted = f"sdist: got {str(sdist)!r}; accepted is flash-attn's source package, flash_attn-2.8.*.tar.gz"
+    words = f"sdist: got {str(sdist)!r}; accepted is flash-attn's source package, flash_attn-2.8.*.tar.gz"
     if not re.fullmatch(r"flash_attn-2\.8\..+\.tar\.gz", sdist.name) or not sdist.is_file():
-        raise ValueError(wanted)
+        raise ValueError(words)
     name = sdist.name.removesuffix(".tar.gz")
     if (folder / name).is_dir():
         return folder / name
     folder.mkdir(parents=True, exist_ok=True)
     rooms = tuple(f"{name}/{room}/" for room in ("flash_attn", "csrc/flash_attn", "csrc/cutlass/include"))
-    with tempfile.TemporaryDirectory(dir=folder) as part:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
         try:
             with tarfile.open(sdist) as archive:
                 members = [member for member in archive if member.name.startswith(rooms)]
-                archive.extractall(part, members, filter="data")
+                archive.extractall(temporary, members, filter="data")
         except tarfile.TarError as error:
-            raise ValueError(f"{wanted}; it cannot be read: {error}") from error
-        if not (Path(part) / name / "csrc/flash_attn/flash_api.cpp").exists():
-            raise ValueError(f"{wanted}; it holds no csrc/flash_attn/flash_api.cpp")
-        os.rename(Path(part) / name, folder / name)  # whole, or not there
+            raise ValueError(f"{words}; it cannot be read: {error}") from error
+        if not (Path(temporary) / name / "csrc/flash_attn/flash_api.cpp").exists():
+            raise ValueError(f"{words}; it holds no csrc/flash_attn/flash_api.cpp")
+        os.rename(Path(temporary) / name, folder / name)  # whole, or not there
     return folder / name
 
 
 def kernel_files(source: Path, head_dims: Iterable[int]) -> list[Path]:
-    """The kernels to compile. The split ones are among them: a forward with few heads is split over the keys.
+    """List the kernel files to compile. Split kernels are among them: a forward pass with few heads splits the keys.
+
+    Args:
+        source: the unpacked package. head_dims: for which kernels are compiled.
 
     Raises:
         ValueError: there is no kernel for a head dim.
     """
     head_dims, files = set(head_dims), _kernels(source)
-    known = sorted({int(match[2]) for match in files.values()})
-    if not head_dims or not head_dims <= set(known):
-        raise ValueError(f"head_dims: got {sorted(head_dims)}; accepted are {', '.join(map(str, known))}")
+    available = sorted({int(match[2]) for match in files.values()})
+    if not head_dims or not head_dims <= set(available):
+        raise ValueError(f"head_dims: got {sorted(head_dims)}; accepted are {', '.join(map(str, available))}")
     return [path for path, match in files.items() if int(match[2]) in head_dims]
 
 
 def stubs(source: Path, head_dims: Iterable[int]) -> str:
-    """C++ that defines the functions of all other kernels: each throws std::runtime_error, RuntimeError in Python."""
-    kept, functions = set(kernel_files(source, head_dims)), ""
+    """Write C++ that defines the functions of all other kernels: each throws std::runtime_error, a RuntimeError in
+    Python.
+
+    Args:
+        source, head_dims: as of `kernel_files`.
+    """
+    compiled, functions = set(kernel_files(source, head_dims)), ""
     for path, match in _kernels(source).items():
-        if path not in kept:
+        if path not in compiled:
             kind, head_dim, dtype, causal = match.groups()
             element = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}[dtype]
-            of = f"<{element}, {head_dim}, {'true' if causal else 'false'}>"
-            functions += f"template<> void {FUNCTIONS[kind].format(of=of)} {{ left_out({head_dim}); }}\n"
+            arguments = f"<{element}, {head_dim}, {'true' if causal else 'false'}>"
+            functions += f"template<> void {FUNCTIONS[kind].format(of=arguments)} {{ left_out({head_dim}); }}\n"
     return STUBS.format(kept=" and ".join(map(str, sorted(set(head_dims)))), functions=functions)
 
 

@@ -17,11 +17,15 @@ LIMIT_S = 240  # of one kernel
 
 
 def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) -> pd.DataFrame:
-    """Judge kernels, and write `gallery_pages.RECORDED`.csv below `out` whenever one is done; what is done is not done
-    again. The findings of each are in <out>/gallery/<key>.json.
+    """Judge kernels, and write `gallery_pages.RECORDED`.csv below `out` whenever one is done. A kernel that is judged
+    is not judged again. The findings of each are in <out>/gallery/<key>.json.
 
     Args:
-        cells: folder of finished cells. keys: of KEYS; none is all of them. The table always has all of them.
+        device: "cuda", or "cpu" for a rehearsal. cells: folder of finished cells.
+        keys: which kernels of KEYS to judge; empty is all of them.
+
+    Returns:
+        table: `judge_gallery.rows` of all KEYS.
     """
     manner = JudgingSettings(f"{out / 'gallery'}", DEPTH[device], device, cells, LIMIT_S)
 

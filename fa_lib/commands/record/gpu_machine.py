@@ -1,7 +1,7 @@
-"""What the GPU machine computed of FlashAttention-2's own kernel, beside what a GPU computes of it: the same bits?
+"""Whether a GPU and the GPU machine compute the same bits by FlashAttention-2's own kernel.
 
 `make original` leaves the machine's outputs in data/gpu. The calls have so many heads that the kernel does not split
-the keys; all heads are the same, and one is kept.
+the keys; all heads are equal, and the file has one.
 """
 
 from itertools import product
@@ -28,43 +28,50 @@ NAMES = ("fa_lib.gallery.torch_kernels:torch_flash", "fa_lib.gallery.flash_attn_
 
 
 def inputs(fmt: str, distribution: str) -> list[Tensor]:
-    """Q, K, V of one head, (1, 1, N, HEAD_DIM)."""
+    """Draw Q, K, V of one head, (1, 1, N, HEAD_DIM) each, in a format's dtype."""
     shape = (1, 1, N, HEAD_DIM)
     return draw_in_format(Format.of(fmt), distribution, 0, shape, shape)
 
 
 def key(gpu: str, fmt: str, distribution: str, causal: bool) -> str:
+    """Make the name of a call's output in FILE: "H100 BF16 normal causal"."""
     return f"{gpu} {fmt} {distribution}{' causal' if causal else ''}"
 
 
 def keep(path: Path = FILE) -> None:
-    """Write the machine's outputs. Needs nvcc."""
+    """Write the machine's outputs, o (1, 1, N, HEAD_DIM) for each `key`. Needs nvcc."""
     from fa_lib.gpu.flash_attn import Options, forward
 
     outputs = {}
     for gpu, (fmt, distribution, causal) in product(MODELLED.values(), CALLS):
-        o, _ = forward(*inputs(fmt, distribution), Options(causal), gpu=gpu, splits=1)
+        q, k, v = inputs(fmt, distribution)
+        o, _ = forward(q, k, v, Options(causal), gpu=gpu, splits=1)
         outputs[key(gpu, fmt, distribution, causal)] = o.contiguous()
     with replacing(path) as temporary:
         save_file(outputs, temporary)
 
 
 def compared(device: str, out: Path) -> None:
-    """A table below `out`: kernel, call, the GPU that was modelled, different (share of outputs whose bits differ),
-    largest (difference), outcome and problem. On a CPU, in a rehearsal, torch's CPU kernel is held to an H100's."""
+    """Compare the device's outputs with the machine's. On a CPU, in a rehearsal, torch's CPU kernel is compared with an
+    H100's.
+
+    The table gpu_machine below `out` has the columns kernel, fmt, distribution, causal, gpu (the one that was
+    modelled), outcome, problem, different (the share of outputs whose bits differ) and largest (the largest
+    difference).
+    """
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
     gpu = MODELLED.get(capability)
     if gpu is None:
         print(f"no outputs were made for compute capability {capability}; there are some for {MODELLED}")
         return
-    kept, rows = load_file(FILE), []
+    outputs, rows = load_file(FILE), []
     for name, (fmt, distribution, causal) in product(NAMES if device == "cuda" else ("flash",), CALLS):
         q, k, v = (x.expand(1, HEADS, N, HEAD_DIM).contiguous().to(device) for x in inputs(fmt, distribution))
         row = dict(kernel=name, fmt=fmt, distribution=distribution, causal=causal, gpu=gpu)
         answer = call_kernel(kernels.plain(name), q, k, v, **(dict(causal=True) if causal else {}))
         row |= dict(outcome=answer.outcome, problem=answer.problem)
         if answer.o is not None:
-            difference = (answer.o[:, :1].cpu().double() - kept[key(gpu, fmt, distribution, causal)].double()).abs()
+            difference = (answer.o[:, :1].cpu().double() - outputs[key(gpu, fmt, distribution, causal)].double()).abs()
             row |= dict(different=(difference > 0).double().mean().item(), largest=difference.max().item())
         rows.append(row)
     table = pd.DataFrame(rows)

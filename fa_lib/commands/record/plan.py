@@ -1,4 +1,4 @@
-"""The steps of `fa-lib dev record`, in order of value, and what of them fits into the time there is."""
+"""The steps of `fa-lib dev record`, in order of value, and which of them fit into the time that is left."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ SCALES = {"cuda": "gpu", "cpu": "quick"}  # of notebooks/scales, by device: on a
 
 @dataclass(frozen=True)
 class Step:
-    """One step: a process of its own, which leaves its files whole.
+    """A step; it runs in its own process and leaves its files whole.
 
     Attributes:
         key: its name. label: what it shows.
-        minutes: that it is expected to take on a GPU, `LIMIT` at most: it is not begun with less time left.
-        goes_on: begun again it goes on where it was ended.
+        minutes: the time that it is expected to take on a GPU, `LIMIT` at most. It is not begun with less time left.
+        goes_on: whether, begun again, it goes on where it was ended.
     """
 
     key: str
@@ -40,7 +40,10 @@ STEPS = {step.key: step for step in (
 
 
 def chosen(names: Sequence[str], done: Iterable[str]) -> list[Step]:
-    """The steps to be made: those named, or all that are not done.
+    """Choose the steps to be made.
+
+    Args:
+        names: keys of STEPS; empty is all that are not done. done: keys of the steps that are done.
 
     Raises:
         ValueError: there is no such step.
@@ -52,12 +55,15 @@ def chosen(names: Sequence[str], done: Iterable[str]) -> list[Step]:
 
 
 def fits(step: Step, left: float) -> bool:
-    """Whether a step can be begun with so many minutes left; one that goes on where it was needs two."""
+    """Say whether a step can be begun with `left` minutes left; a step that goes on where it was needs two."""
     return left >= (min(2.0, step.minutes) if step.goes_on else step.minutes)
 
 
 def scale_of(device: str, scale: str = "") -> str:
-    """The scale that goes with a device.
+    """Return the scale that goes with a device.
+
+    Args:
+        device: a key of SCALES. scale: what the reader asks for; "" is the device's.
 
     Raises:
         ValueError: the device or the scale is not one of SCALES, or they do not go together.

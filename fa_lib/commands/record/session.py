@@ -1,4 +1,5 @@
-"""A session of recording: each step a process with a time limit, its state kept after each, so that it can go on."""
+"""A session of recording: each step is a process with a time limit; the state is written after each, so that the
+session can go on."""
 
 import json
 import os
@@ -22,21 +23,21 @@ def record(
     names: Sequence[str] = (), on: str = "cuda", scale: str = "", budget: float = 0, out: str | Path = "",
     dry_run: bool = False, say: Callable = print,
 ) -> dict:  # fmt: skip
-    """Make the steps that are not done, in order of value, as far as the time goes.
+    """Make the steps that are not done, in order of value, as far as the time allows.
 
-    A step that fails or runs out of time stops no other one. What is done is not made again unless it is named.
+    A step that fails or runs out of time stops no other one. A step that is done is not made again unless it is named.
 
     Args:
-        names: of steps; none is all that are not done.
-        on: device, "cuda" or "cpu": a rehearsal, of the same steps in small.
-        scale: of notebooks/scales; empty is the one of the device.
-        budget: minutes for all of it; 0 has no limit.
+        names: steps; empty is all that are not done.
+        on: the device, "cuda", or "cpu" for a rehearsal of the same steps in small.
+        scale: a file of notebooks/scales; empty is the device's.
+        budget: minutes for all steps together; 0 has no limit.
         out: folder; empty is data/recorded/<the GPU's name> or build/recorded/cpu.
-        dry_run: print the plan, and make nothing.
+        dry_run: whether to print the plan only. say: gets each line.
 
     Returns:
-        what `<out>/record.json` holds: device, versions, commit, and of each step that was begun its status ("done",
-        "failed", "out of time"), seconds, and the end of what it printed where it is not done.
+        dict, which `<out>/record.json` holds: device, versions, commit; steps, key -> status ("done", "failed", "out of
+        time"), seconds, and, where it is not done, words: the end of its output.
 
     Raises:
         ValueError: an argument does not fit, or there is no such device here; before anything is made.
@@ -61,16 +62,20 @@ def record(
                 say(f"{step.key}: not begun, {left:.0f} minutes are left")
                 continue
             say(f"{step.key}: {step.label}")
-            state["steps"][step.key] = made = _make(step, on, scale, out, 60 * min(LIMIT, left))
+            state["steps"][step.key] = outcome = _make(step, on, scale, out, 60 * min(LIMIT, left))
             state |= dict(device=described(), versions=versions(), commit=commit())
             with replacing(out / "record.json") as path:
                 path.write_text(json.dumps(state, indent=1) + "\n")
-            say(f"{step.key}: {made['status']} in {made['seconds']:.0f} s {made.get('words', '')}".rstrip())
+            say(f"{step.key}: {outcome['status']} in {outcome['seconds']:.0f} s {outcome.get('words', '')}".rstrip())
     return state
 
 
 def plan_lines(steps: Sequence[Step], state: dict, budget: float, out: Path) -> list[str]:
-    """The plan, a line a step: what is made, what is done already."""
+    """Write the plan: a line that names the folder, then a line for each step.
+
+    Args:
+        steps: those to be made. state: of `read`. budget: minutes; 0 for no limit. out: the folder.
+    """
     lines = [f"results go to {out}" + (f"; {budget:g} minutes" if budget else "")]
     for key, step in STEPS.items():
         plan = f"{step.minutes:g} min" if step in steps else state["steps"].get(key, {}).get("status", "left out")
@@ -79,7 +84,10 @@ def plan_lines(steps: Sequence[Step], state: dict, budget: float, out: Path) -> 
 
 
 def read(out: Path) -> dict:
-    """The state of a session; of a new one where there is none.
+    """Read the state of a session; without a file, that of a new one.
+
+    Returns:
+        dict: as of `record`; of a new session, steps only.
 
     Raises:
         ValueError: its file is damaged.
@@ -95,7 +103,7 @@ def read(out: Path) -> dict:
 
 
 def command(key: str, on: str, scale: str, out: Path) -> list[str]:
-    """The words of a step's process."""
+    """Return the command line of a step's process."""
     return [sys.executable, "-m", "fa_lib.commands.record.steps", key, on, scale, str(out)]
 
 
@@ -104,7 +112,7 @@ def _name():
 
 
 def _make(step, on, scale, out, seconds):
-    """Run a step in a process of its own group; what it printed is kept in <out>/log/."""
+    """Run a step in a process with its own group, its output in <out>/log/; return its status, seconds and words."""
     log = out / "log" / f"{step.key}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     root = str(CHECKOUT or PACKAGE.parent)
@@ -120,14 +128,14 @@ def _make(step, on, scale, out, seconds):
             status = "out of time"
         finally:
             _end(process)
-    made = dict(status=status, seconds=round(time.monotonic() - started, 1))
+    outcome = dict(status=status, seconds=round(time.monotonic() - started, 1))
     if status != "done":
-        made["words"] = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-    return made
+        outcome["words"] = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    return outcome
 
 
 def _end(process):
-    """End a step's process and all that it started: asked first, so that training leaves its checkpoint."""
+    """End a step's process and all that it started: first by SIGINT, so that training writes its checkpoint."""
     for number, seconds in ((signal.SIGINT, 15), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)

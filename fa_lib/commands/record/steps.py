@@ -1,4 +1,4 @@
-"""What each step of a recording does: `python -m fa_lib.commands.record.steps <key> <device> <scale> <folder>`."""
+"""The steps of a recording: `python -m fa_lib.commands.record.steps <key> <device> <scale> <folder>`."""
 
 import importlib.util
 import os
@@ -20,38 +20,45 @@ STUDY = ("07_weight_divergence", "08_weights_in_context", "06_inside_a_model")
 
 
 def tests(device: str, scale: str, out: Path) -> None:
-    """The tests marked `cuda`, every one; where some fail the table says which, and the step ends well."""
+    """Run every test that is marked `cuda`, and write the table tests: test, outcome, seconds, said. Failed tests are
+    in the table, and the step ends well.
+
+    Raises:
+        RuntimeError: there is no checkout, or pytest itself failed.
+    """
     if CHECKOUT is None:
         raise RuntimeError("tests: there is no checkout here")
     _tested("tests", ["tests/test_cuda.py", "-m", "cuda"], out)
 
 
 def hardware(device: str, scale: str, out: Path) -> None:
-    """The hardware's own facts; on a CPU the same looked for in the model of an H100, and in torch's own functions."""
+    """Measure how the hardware computes; on a CPU, the same of an H100's model and of torch's functions."""
     from fa_lib.experiments.hardware.gather import gather
 
     gather(device, out)
 
 
 def gpu_machine(device: str, scale: str, out: Path) -> None:
+    """Compare FlashAttention-2's outputs on the device with the GPU machine's."""
     from fa_lib.commands.record.gpu_machine import compared
 
     compared(device, out)
 
 
 def validation(device: str, scale: str, out: Path) -> None:
+    """Run notebook 01."""
     _notebooks(("01_kernels",), scale, out)
 
 
 def backends(device: str, scale: str, out: Path) -> None:
-    """Torch's other kernels."""
+    """Judge torch's other kernels."""
     from fa_lib.commands.record.backends import judged
 
     judged(device, out, cache=str(_build() / "cache"))
 
 
 def gallery(device: str, scale: str, out: Path) -> None:
-    """Kernels of the gallery's catalogue for this device; flash-attn's too, where the step of its name has built it."""
+    """Judge the kernels of the gallery's catalogue for this device; flash-attn's too, where its step has built it."""
     from fa_lib.commands.record.flash_attn_build import EXTENSION
     from fa_lib.commands.record.gallery import judged
 
@@ -61,7 +68,8 @@ def gallery(device: str, scale: str, out: Path) -> None:
 
 
 def speed(device: str, scale: str, out: Path) -> None:
-    """The paper's 14 %: forward and backward of the model, in turn, the first passes not counted."""
+    """Time forward and backward of the model with Flash and with Baseline in turn, where the paper has 14 %; the first
+    passes do not count."""
     from fa_lib.training.config import Config
     from fa_lib.training.study import timing
 
@@ -74,8 +82,11 @@ def speed(device: str, scale: str, out: Path) -> None:
 
 
 def flash_attn(device: str, scale: str, out: Path) -> None:
-    """Build the package where it is not installed, from its source beside the wheels; then its tests, and its kernels
-    judged, here."""
+    """Build flash-attn, where it is not installed, from its source package; then run its tests and judge its kernels.
+
+    Raises:
+        RuntimeError: there is no source package in build/wheelhouse, or pytest itself failed.
+    """
     if device != "cuda":
         print("flash-attn needs a CUDA device: nothing is built in a rehearsal")
         return
@@ -94,7 +105,7 @@ def flash_attn(device: str, scale: str, out: Path) -> None:
 
 
 def emulator(device: str, scale: str, out: Path) -> None:
-    """Figures 3 to 6 on the device, and the emulator's seconds there and on the CPU."""
+    """Time the emulator on the device and on the CPU, and run the notebooks of figures 3 to 6 on the device."""
     from fa_lib.commands.record.backends import emulator_speed
 
     save(out, "emulator_speed", dict(device=device), emulator_speed(device))
@@ -102,7 +113,7 @@ def emulator(device: str, scale: str, out: Path) -> None:
 
 
 def study(device: str, scale: str, out: Path) -> None:
-    """Notebooks that train; ended before their time, they go on from their checkpoints."""
+    """Run the notebooks that train; when they were ended, they go on from their checkpoints."""
     _notebooks(STUDY, scale, out)
 
 
@@ -115,7 +126,7 @@ def _flash_attn_target():
 
 
 def _to_path(folder):
-    """Packages of a folder can be imported, here and in processes that are started from here."""
+    """Let this process, and those that it starts, import the packages of a folder."""
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -125,7 +136,11 @@ def _notebooks(names, scale, out):
 
 
 def _tested(name, words, out):
-    """Run pytest, and write a table: test, outcome, seconds, the end of what it said."""
+    """Run pytest, and write the table `name`: test, outcome, seconds, said (the end of its message).
+
+    Raises:
+        RuntimeError: pytest itself failed.
+    """
     report = out / "log" / f"{name}.xml"
     options = ["--override-ini", "addopts=-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-rA"]
     done = subprocess.run([sys.executable, "-m", "pytest", *words, *options], cwd=CHECKOUT)
@@ -135,8 +150,8 @@ def _tested(name, words, out):
     for case in xml.parse(report).iter("testcase"):
         found = {child.tag: child for child in case}
         outcome = next((tag for tag in ("failure", "error", "skipped") if tag in found), "passed")
-        said = (found[outcome].get("message") or "")[-500:] if outcome in found else ""
-        rows.append(dict(test=case.get("name"), outcome=outcome, seconds=float(case.get("time") or 0), said=said))
+        message = (found[outcome].get("message") or "")[-500:] if outcome in found else ""
+        rows.append(dict(test=case.get("name"), outcome=outcome, seconds=float(case.get("time") or 0), said=message))
     report.unlink()
     save(out, name, {}, pd.DataFrame(rows))
 

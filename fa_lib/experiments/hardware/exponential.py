@@ -14,19 +14,19 @@ INT8 = (-128, 127)
 
 
 def ex2_table(ex2, device="cpu", step=2.0**-23, halving_step=HALVING_STEP):
-    """What `ex2`, a function x -> 2^x of FP32 tensors, does on (-64, 0].
+    """Measure the errors of a function 2^x on (-64, 0].
 
     Args:
-        ex2: the function; it gets FP32 tensors on `device`.
+        ex2: x -> 2^x, a function of FP32 tensors (n,) on `device`.
         device: where the arguments are made, and the FP64 reference is computed.
         step: the grid of the table on (-1, 0], a power of two of at least 2^-24.
         halving_step: the grid of the check that 2^(x - 1) is 2^x / 2, a power of two of at least 2^-18.
 
     Returns:
-        Numbers and arrays, for np.savez_compressed: "halving_checked", "halving_exceptions": arguments x in (-63, 0],
-        and those where ex2(x - 1) is not ex2(x) / 2; "step"; "ulp": int8, ex2(-i * step) less the correctly rounded
-        value in FP32's units in the last place, cut to int8; "ulps", "counts": its histogram, uncut; "largest_ulp",
-        "mean_ulp"; "at_zero": ex2(0).
+        dict of numbers and arrays, for np.savez_compressed: halving_checked, how many arguments x in (-63, 0];
+        halving_exceptions, at how many ex2(x - 1) is not ex2(x) / 2; step; ulp, int8 (1 / step,), ex2(-i * step) less
+        the correctly rounded value in FP32's units in the last place, cut to int8; ulps and counts, (values,), its
+        histogram, not cut; largest_ulp, mean_ulp; at_zero, ex2(0).
     """
     exceptions = 0
     checked = round(-(LOWEST + 1) / halving_step)
@@ -44,13 +44,14 @@ def ex2_table(ex2, device="cpu", step=2.0**-23, halving_step=HALVING_STEP):
 
 
 def every_16_bit(exp, fmt, device="cpu"):
-    """What `exp`, a function of FP32 tensors, does at every negative or zero value of a 16-bit format from -64 on.
+    """Measure the errors of a function exp(x) at every value of a 16-bit format in [-64, 0].
 
     Args:
-        exp: the function, torch.exp for one. fmt: torch.bfloat16 or torch.float16. device: where the arguments are.
+        exp: a function of FP32 tensors (n,), as torch.exp. fmt: torch.bfloat16 or torch.float16.
+        device: where the arguments are.
 
     Returns:
-        "x": float32, -0.0 first and falling; "ulp", "ulps", "counts", "largest_ulp", "mean_ulp" as `ex2_table` has.
+        dict: x, float32 (n,), -0.0 first and falling; ulp, ulps, counts, largest_ulp, mean_ulp, as of `ex2_table`.
     """
     lowest = torch.tensor(LOWEST, dtype=fmt).view(torch.int16).item()  # bit patterns from -0 (the smallest int16) up
     x = torch.arange(-(2**15), lowest + 1, dtype=torch.int32).to(torch.int16).view(fmt).to(torch.float32).to(device)
@@ -58,14 +59,14 @@ def every_16_bit(exp, fmt, device="cpu"):
 
 
 def _grid(count, step, device):
-    """0, -step, ..., -(count - 1) step in FP32, a slice at a time."""
+    """Yield 0, -step, ..., -(count - 1) step in FP32, in slices of SLICE values."""
     for first in range(0, count, SLICE):
         i = torch.arange(first, min(first + SLICE, count), dtype=torch.float64, device=device)
         yield (-step * i).to(torch.float32)
 
 
 def _ulps(y, exact):
-    """y less `exact` rounded to FP32, counted in FP32 values between them; both positive. int64 array."""
+    """Count the FP32 values from `exact`, rounded to FP32, up to y; both (n,) and positive. Returns an int64 array."""
     right = exact.to(torch.float32)
     return (y.contiguous().view(torch.int32).long() - right.view(torch.int32).long()).cpu().numpy()
 

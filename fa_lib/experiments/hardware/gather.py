@@ -1,12 +1,13 @@
-"""The step `hardware`: each probe of the device, its results written before the next one begins.
+"""The step `hardware`: all probes of the device, the results of each written before the next one begins.
 
-What runs one instruction alone comes last: a fault of it would spoil CUDA for the rest of the process.
+Probes of single instructions come last: a fault of one would spoil CUDA for the rest of the process.
 """
 
 import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,26 +25,35 @@ KEYS = (64, 128)  # of the row sums
 
 
 def gather(device: str, out: Path) -> None:
-    """Exponentials, row sums and products of the device; on a CPU of torch's functions and of an H100's model.
+    """Measure exponentials, row sums and products of the device; on a CPU those of torch's functions and of an H100's
+    model.
+
+    Args:
+        device: "cuda" or "cpu". out: the folder for results.
 
     Raises:
-        RuntimeError: a part failed; the others are made, and its traceback is printed.
+        RuntimeError: a probe failed; its traceback is printed, and the other probes are made.
     """
     library = instructions.compile(out / "log") if device == "cuda" else None
     failed = []
-    for part in (exponentials, row_sums, products):
+    for probe in (exponentials, row_sums, products):
         try:
-            part(device, out, library)
+            probe(device, out, library)
         except Exception:
             traceback.print_exc()
-            failed.append(part.__name__)
+            failed.append(probe.__name__)
     (out / "log" / "hardware.so").unlink(missing_ok=True)
     if failed:
         raise RuntimeError(f"hardware: {', '.join(failed)} failed, as told above")
 
 
 def exponentials(device: str, out: Path, library) -> None:
-    """hardware.<function>.npz: tables of ex2, and of exp at 16-bit values; hardware.exponentials.csv: in short."""
+    """Write hardware.<function>.npz, the tables of `ex2_table` and `every_16_bit`, and hardware.exponentials.csv, a
+    row for each function: function, and the numbers of its table.
+
+    Args:
+        device, out: as of `gather`. library: of `instructions.compile`; None on a CPU.
+    """
     elementwise = {key: instructions.elementwise(library, key) for key in instructions.ELEMENTWISE} if library else {}
     functions = {key: fn for key, fn in elementwise.items() if key.startswith("ex2")} | {"torch_exp2": torch.exp2}
     coarse = {} if library else dict(step=2.0**-14, halving_step=2.0**-8)
@@ -61,7 +71,13 @@ def exponentials(device: str, out: Path, library) -> None:
 
 
 def row_sums(device: str, out: Path, library) -> None:
-    """hardware.row_sums.csv: which keys' terms are added to one another before they meet another one."""
+    """Write hardware.row_sums.csv: read, keys, first, groups (of `row_sum_groups`: keys whose terms are added to one
+    another before they meet key `first`), why (a probe shows
+    nothing).
+
+    Args:
+        device, out, library: as of `exponentials`.
+    """
     reads: dict[str, Callable] = {}
     for name, fmt in FORMATS.items() if device == "cuda" else [("fp32", torch.float32)]:
         lse = row_sum.flash_cuda if device == "cuda" else row_sum.flash_cpu
@@ -83,8 +99,18 @@ def row_sums(device: str, out: Path, library) -> None:
 
 
 def products(device: str, out: Path, library) -> None:
-    """hardware.products.csv: of each instruction what probes show, and how many of random sums are the bits of the
-    expected rule, of the rule found, and of the correctly rounded sum; hardware.<instruction>.npz: vectors."""
+    """Write hardware.products.csv and, with vectors and their sums, hardware.<instruction>.npz.
+
+    The table has a row for each instruction: instruction, kind, format, k, problem; the keys of `facts`; those of
+    `verdict` on the expected rule, as expected_<key>; found_model, the same share for the rule that `rule_of` finds;
+    rule, that rule.
+
+    Args:
+        device, out, library: as of `exponentials`.
+
+    Raises:
+        RuntimeError: an instruction could not be measured; the others are.
+    """
     rows = []
     for each in instructions.INSTRUCTIONS:
         row = dict(instruction=each.key, kind=each.kind, format=each.format, k=each.k, problem="")
@@ -105,12 +131,14 @@ def _product(each, device, out, library):
     mma = instructions.on_arrays(instructions.product(library, each)) if library else expected
     found = facts(mma, each.k, each.format, each.result)
     rule, n = rule_of(found), 10_000 if library else 500
-    told = {f"expected_{key}": x for key, x in verdict(mma, each.k, each.format, expected, n).items()}
+    shares = {f"expected_{key}": x for key, x in verdict(mma, each.k, each.format, expected, n).items()}
     if rule is not None:
-        told["found_model"] = verdict(mma, each.k, each.format, rule, n)["model"]
+        shares["found_model"] = verdict(mma, each.k, each.format, rule, n)["model"]
     a, b, c = vectors(each.k, each.format, min(n, 5000), 1, each.result)
     with replacing(out / "data" / "results" / f"hardware.{each.key}.npz") as path:
         raw = survivors(mma, each.k, each.format, each.result)
-        held = dict(a=a.astype(np.float32), b=b.astype(np.float32), c=c.astype(np.float32), d=mma(a, b, c))
-        np.savez_compressed(path, survivors=raw, **held)
-    return found | told | dict(rule=str(rule))
+        arrays: dict[str, Any] = dict(
+            a=a.astype(np.float32), b=b.astype(np.float32), c=c.astype(np.float32), d=mma(a, b, c)
+        )
+        np.savez_compressed(path, survivors=raw, **arrays)
+    return found | shares | dict(rule=str(rule))

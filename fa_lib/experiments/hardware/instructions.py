@@ -30,13 +30,17 @@ ELEMENTWISE = ("ex2_ftz", "ex2", "lg2_ftz", "rcp_ftz")  # .approx.ftz.f32, and e
 
 @dataclass(frozen=True)
 class Instruction:
-    """A tensor-core instruction: its launcher in instructions.cu, format of a and b, products, and format of c and
-    d."""
+    """A tensor-core instruction.
+
+    Attributes:
+        key: its launcher in instructions.cu. format: of a and b. k: products of one call.
+        kind: "mma.sync" (a warp) or "wgmma" (a warpgroup). result: the format of c and d.
+    """
 
     key: str
     format: str
     k: int
-    kind: str  # "mma.sync" (a warp) or "wgmma" (a warpgroup)
+    kind: str
     result: str = "FP32"
 
 
@@ -56,10 +60,10 @@ INSTRUCTIONS = (
 
 
 def compile(folder):
-    """instructions.cu as a ctypes library, built for sm_90a into `folder`.
+    """Build instructions.cu for sm_90a into a folder, and load it as a ctypes library.
 
     Raises:
-        RuntimeError: there is no nvcc, as `cuda_home` says, or it failed; in its words.
+        RuntimeError: there is no nvcc (`cuda_home`), or it failed; with its words.
     """
     built = Path(folder) / "hardware.so"
     built.parent.mkdir(parents=True, exist_ok=True)
@@ -72,15 +76,17 @@ def compile(folder):
 
 
 def product(library, instruction):
-    """The function (a, b, c) -> d, d_i = c_i + sum_k a_ik b_ik, that runs `instruction` once for each i.
+    """Make the function (a, b, c) -> d, d_i = c_i + sum_k a_ik b_ik, that runs an instruction once for each i.
 
-    It takes CUDA tensors a, b (n, k) and c (n,) of any floating-point type with values on the grids of the
-    instruction's formats, and returns d (n,) in FP32, as soon as the GPU is done.
+    The function takes CUDA tensors a, b (n, k) and c (n,) of any floating-point type, with values on the grids of the
+    instruction's formats, and returns d (n,) in FP32 when the GPU is done. It raises a ValueError for other shapes or
+    devices, and a RuntimeError where CUDA reports an error.
+
+    Args:
+        library: of `compile`. instruction: one of INSTRUCTIONS.
 
     Raises:
-        RuntimeError: dot products of small integers come out wrong, of a wgmma under both orders of OFFSETS; from the
-            function: CUDA reports an error.
-        ValueError: from the function: shapes other than these, or tensors that are not on CUDA.
+        RuntimeError: dot products of small integers come out wrong; of a wgmma with both orders of OFFSETS.
     """
     for offsets in OFFSETS if instruction.kind == "wgmma" else [()]:
         function = _launcher(library, instruction, offsets)
@@ -90,7 +96,14 @@ def product(library, instruction):
 
 
 def on_arrays(function, device="cuda"):
-    """The same function of tensors for numpy arrays, float64 to float32: what `tensor_cores` and `probes` take."""
+    """Make of a function of tensors an `mma` of numpy arrays, as `tensor_cores` and `probes` take it.
+
+    Args:
+        function: of `product`. device: where its tensors are.
+
+    Returns:
+        function: (a, b, c) -> d; a, b: float64 (n, k); c: float64 (n,); d: float32 (n,).
+    """
 
     def mma(a, b, c):
         tensors = [torch.from_numpy(np.ascontiguousarray(x, np.float64)).to(device) for x in (a, b, c)]
@@ -100,7 +113,11 @@ def on_arrays(function, device="cuda"):
 
 
 def elementwise(library, key):
-    """The function x -> y of CUDA tensors in FP32 that runs one of ELEMENTWISE on each element."""
+    """Make the function x -> y that runs one of ELEMENTWISE on each element of a CUDA tensor of any shape; y is FP32.
+
+    Args:
+        library: of `compile`. key: of ELEMENTWISE.
+    """
     launch = getattr(library, key)
 
     def function(x):
@@ -143,7 +160,7 @@ def _run(launch, *arguments):
 
 
 def _exact(function, k):
-    """Whether dot products of small integers come out exact: every partial sum has less than 14 bits."""
+    """Say whether dot products of small integers come out exact: every partial sum has less than 14 bits."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(-3, 4, (2, 200, k)).astype(np.float64)
     c = rng.integers(-100, 101, 200).astype(np.float64)

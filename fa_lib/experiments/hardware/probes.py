@@ -23,14 +23,15 @@ DROPS = {(0, 0): "toward_zero", (0, 1): "floored", (1, 1): "to_nearest", (1, 0):
 
 
 def facts(mma: Mma, k, fmt, result="FP32"):
-    """What probes show of how an `mma` of k products adds (see `tensor_cores` for what an `mma` is).
+    """Find out by probes how an `mma` of k products adds (`tensor_cores` says what an `mma` is).
 
     Args:
-        mma: (a, b, c) -> d. k: products of one call, at least 3. fmt: format of a and b (anything `Format.of` takes).
+        mma: (a, b, c) -> d; a, b: float64 (n, k); c: float64 (n,); d: float32 (n,).
+        k: products of one call, at least 3. fmt: format of a and b (anything `Format.of` takes).
         result: "FP32" or "FP16", the format of c and d.
 
     Returns:
-        Plain values by name, None where the probe is inconclusive:
+        dict of plain values, None where the probe is inconclusive:
         nothing_lost: no tiny term was lost beside large ones, as if the sum were exact; then all is one step.
         steps: lists of positions that are added in one step, in the order of the steps; k stands for c.
         block: products of a step, if all steps have as many. ascending: the positions go up from step to step.
@@ -70,7 +71,7 @@ def facts(mma: Mma, k, fmt, result="FP32"):
 
 
 def rule_of(found):
-    """The Rule that `facts` describe, or None where a fact is missing or is one that no Rule has."""
+    """Return the Rule that `facts` describe; None where a fact is missing, or no Rule has it."""
     steps, bits = found["steps"], found["result_bits"]
     if None in (found["block"], found["fraction_bits"]) or found["dropped"] != "toward_zero":
         return None
@@ -87,7 +88,14 @@ def rule_of(found):
 
 
 def survivors(mma: Mma, k, fmt, result="FP32"):
-    """bool (k + 1, k + 1, k + 1): [i, j, l] says that i and j met before l; k is c. The raw data of `facts`' steps."""
+    """Measure the raw data of `facts`' steps.
+
+    Args:
+        mma, k, fmt, result: as of `facts`.
+
+    Returns:
+        bool (k + 1, k + 1, k + 1): [i, j, l] says that terms i and j met before l; position k is c.
+    """
     return _Probe(mma, k, Format.of(fmt), result).survivors()
 
 
@@ -103,11 +111,11 @@ def _structure(steps, k):
 
 
 def _steps(survived):
-    """Steps in their order from survived[i, j, l], "i and j met before l", or None where they form no chain."""
+    """Return the steps in order, from survived[i, j, l], "i and j met before l"; None where they form no chain."""
     later = survived.any(axis=1)  # (i, l): l was added when i had met another term already
-    same = ~later & ~later.T
-    steps = sorted({tuple(np.flatnonzero(row).tolist()) for row in same})
-    if sum(map(len, steps)) != len(same):  # "in one step" is no equivalence
+    one_step = ~later & ~later.T
+    steps = sorted({tuple(np.flatnonzero(row).tolist()) for row in one_step})
+    if sum(map(len, steps)) != len(one_step):  # "in one step" is no equivalence
         return None
     first = [step[0] for step in steps]
     between = later[np.ix_(first, first)]
@@ -126,7 +134,11 @@ class _Probe:
         self.reach = self.high - self.low  # powers of two between the largest and the smallest term
 
     def run(self, terms):
-        """d of problems {position: term} with terms mantissa * 2^exponent; as float64."""
+        """Compute d of problems {position: term}, whose terms are mantissa * 2^exponent.
+
+        Returns:
+            d: float64 (problems,).
+        """
         full = np.zeros((len(terms), self.k + 1))
         for row, problem in zip(full, terms):
             row[list(problem)] = list(problem.values())
@@ -138,27 +150,32 @@ class _Probe:
         return self.mma(a, b, full[:, self.k]).astype(np.float64)
 
     def survivors(self):
-        """(k + 1, k + 1, k + 1) bool: a tiny term at l came out beside a large one at i and its negative at j."""
+        """Say where a tiny term at l came out beside a large one at i and its negative at j: bool (k + 1,) * 3."""
         one, tiny = 2.0**self.high, 2.0**self.low
         at = [(i, j, l) for i, j in combinations(range(self.k + 1), 2) for l in range(self.k + 1) if l not in (i, j)]
-        kept = self.run([{i: one, j: -one, l: tiny} for i, j, l in at]) != 0
+        came_out = self.run([{i: one, j: -one, l: tiny} for i, j, l in at]) != 0
         i, j, l = np.array(at).T
         survived = np.zeros((self.k + 1,) * 3, bool)
-        survived[i, j, l] = survived[j, i, l] = kept
+        survived[i, j, l] = survived[j, i, l] = came_out
         self.tried = np.zeros_like(survived)
         self.tried[i, j, l] = True
         return survived
 
     def fraction_bits(self, *at):
-        """The largest n up to which all of 2^-1 .. 2^-n at the third position came out, or None if all did."""
+        """Return the largest n up to which all of 2^-1 .. 2^-n at the third position came out; None if all did.
+
+        Args:
+            at: three positions: of a large term, of its negative and of the small term.
+        """
         if len(at) < 3:
             return None
         one, (i, j, l) = 2.0**self.high, at
         tiny = one * 2.0 ** -np.arange(1, self.reach + 1)
-        kept = self.run([{i: one, j: -one, l: each} for each in tiny]) == tiny
-        return None if kept.all() else int(kept.argmin())
+        exact = self.run([{i: one, j: -one, l: each} for each in tiny]) == tiny
+        return None if exact.all() else int(exact.argmin())
 
     def dropped(self, F, products):
+        """Say where bits below F go, from +3/4 and -3/4 of F's unit: of DROPS."""
         if F is None or self.reach < F + 2:
             return None
         one, (i, j, l) = 2.0**self.high, products[:3]
@@ -167,7 +184,7 @@ class _Probe:
         return DROPS.get(tuple((abs(d) / unit).tolist()))
 
     def product_normalised(self, F, products):
-        """From 1.5 * 1.5 = 2.25, which counts as 2^0 or as 2^1."""
+        """Say whether F counts from the product's exponent, from 1.5 * 1.5 = 2.25, which counts as 2^0 or as 2^1."""
         if F is None or self.reach < F + 1:
             return None
         i, j, l = products[:3]
@@ -178,10 +195,11 @@ class _Probe:
         small = np.array([self.high - F, self.high - F + 1])
         of_b = np.clip(small // 2, self.fmt.emin, self.fmt.emax)
         a[:, l], b[:, l] = 2.0 ** (small - of_b), 2.0**of_b
-        kept = (self.mma(a, b, c) != 0).tolist()
-        return {(True, True): False, (False, True): True}.get(tuple(kept))
+        came_out = (self.mma(a, b, c) != 0).tolist()
+        return {(True, True): False, (False, True): True}.get(tuple(came_out))
 
     def beside_subnormals(self, products):
+        """Return F where the large terms have a subnormal operand and the small one is c."""
         if len(products) < 2 or self.result != "FP32":
             return None
         n = np.arange(1, 41)
@@ -190,20 +208,21 @@ class _Probe:
         a[:, products[1]] = -a[:, products[0]]
         b[:, products[:2]] = 2.0**self.fmt.emax
         c = a[:, products[0]] * b[:, products[0]] * 2.0**-n
-        kept = self.mma(a, b, c).astype(np.float64) == c
-        return None if kept.all() else int(kept.argmin())
+        exact = self.mma(a, b, c).astype(np.float64) == c
+        return None if exact.all() else int(exact.argmin())
 
     def zero_product_aligns(self):
-        """From c beside 0 * the largest power of two: c must come out if that product aligns nothing."""
+        """Say whether 0 * the largest power of two shifts c out: c comes out if that product aligns nothing."""
         lowest = -100 if self.result == "FP32" else -14
         c = 2.0 ** np.arange(lowest, 0)
         a, b = np.zeros((len(c), self.k)), np.zeros((len(c), self.k))
         a[:, 0] = 2.0**self.fmt.emax
-        kept = [self.mma(x, y, c).astype(np.float64) == c for x, y in ((a, b), (b, a))]
-        return not bool(np.all(kept))
+        exact = [self.mma(x, y, c).astype(np.float64) == c for x, y in ((a, b), (b, a))]
+        return not bool(np.all(exact))
 
     def result_rounding(self, F, step):
-        """From a sum of 2^m large terms and one small: as many as fit show more bits of the sum than F alone."""
+        """Find result_bits and result_rounding, from a sum of 2^m large terms and one small term: as many large terms
+        as fit show more bits of the sum than F does."""
         nothing = {"result_bits": None, "result_rounding": None}
         if len(step) < 2:
             return nothing
@@ -212,10 +231,10 @@ class _Probe:
         at, total = step[2**m], 2.0 ** (self.high + m)
         most = self.reach if F is None else F
         small = 2.0 ** (self.high - np.arange(1, most + 1))
-        kept = self.run([large | {at: each} for each in small]) == total + small
-        if kept.all() or not kept[0]:
+        exact = self.run([large | {at: each} for each in small]) == total + small
+        if exact.all() or not exact[0]:
             return nothing
-        last = 2.0 * small[kept.argmin()]  # the unit in the last place of d
+        last = 2.0 * small[exact.argmin()]  # the unit in the last place of d
         negative = {position: -term for position, term in large.items()}
         cases = [(large, 0.5), (large, 1.5), (negative, -0.5), (negative, -1.5)]
         d = self.run([terms | {at: units * last} for terms, units in cases])
@@ -223,12 +242,14 @@ class _Probe:
         return {"result_bits": int(np.log2(total / last)) + 1, "result_rounding": ROUNDINGS.get(units)}
 
     def c_alone_bits(self):
+        """Count the significant bits of c that come out where all products are zero."""
         c = 1 + 2.0 ** -np.arange(1, RESULT_BITS[self.result])
         zeros = np.zeros((len(c), self.k))
         lost = self.mma(zeros, zeros, c).astype(np.float64) != c
         return int(lost.argmax()) + 1 if lost.any() else RESULT_BITS[self.result]
 
     def subnormals(self):
+        """Find subnormal_inputs and subnormal_results: whether they are kept."""
         fmt, bits = self.fmt, RESULT_BITS[self.result]
         smallest = 2.0 ** (fmt.emin - fmt.precision + 1)
         a, b, c = np.zeros((2, self.k)), np.zeros((2, self.k)), np.zeros(2)

@@ -17,22 +17,23 @@ FAR = -1000.0  # exp is 0 in FP32, and any 16-bit format has it
 
 
 def flash_cpu(q, k, v):
-    """Log-sum-exp of torch's flash kernel on CPU with scale 1; q, k, v (1, 1, n, d); returns (1, 1, n)."""
+    """Compute the log-sum-exp (1, 1, n) of torch's flash kernel on CPU with scale 1; q, k, v: (1, 1, n, d)."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)[1]
 
 
 def flash_cuda(q, k, v):
-    """The same of torch's FlashAttention-2 on CUDA; FP16 or BF16, d at most 256."""
+    """Compute the log-sum-exp (1, 1, n) of torch's FlashAttention-2 on CUDA with scale 1; q, k, v: (1, 1, n, d) in FP16
+    or BF16, d at most 256."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=1.0)[1]
 
 
 def output_cuda(q, k, v):
-    """The output of torch's FlashAttention-2 on CUDA with scale 1."""
+    """Compute the output (1, 1, n, d) of torch's FlashAttention-2 on CUDA with scale 1; q, k, v: (1, 1, n, d)."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=1.0)[0]
 
 
 def row_sum_pairs(logsumexp, n_kv, dtype, device, first=0):
-    """Which two keys' terms are added to one another before either meets key `first`, from the log-sum-exp.
+    """Find out from the log-sum-exp which two keys' terms are added to one another before either meets key `first`.
 
     Args:
         logsumexp: function (q, k, v) -> log-sum-exp of q k^T per row; q (1, 1, rows, n_kv), k, v (1, 1, n_kv, n_kv).
@@ -44,8 +45,8 @@ def row_sum_pairs(logsumexp, n_kv, dtype, device, first=0):
         bool (n_kv, n_kv), symmetric: True on the diagonal, False in row and column `first`.
 
     Raises:
-        RuntimeError: what the kernel returns does not tell l = 1 from l = 1 + 2^-23, or tells l = 1 from one small
-            term beside it: then the probe shows nothing.
+        RuntimeError: the probe shows nothing: the kernel returns the same for l = 1 as for l = 1 + 2^-23, or something
+            else for l = 1 than with one small term beside it.
     """
     eye = torch.eye(n_kv, dtype=dtype, device=device)[None, None]
     others = [key for key in range(n_kv) if key != first]
@@ -55,15 +56,22 @@ def row_sum_pairs(logsumexp, n_kv, dtype, device, first=0):
 
 
 def row_sum_pairs_of_output(attention, n_kv, device, first=0):
-    """The same from a BF16 output, where the kernel's logarithm is too coarse near 1.
+    """Find out the same as `row_sum_pairs` from a BF16 output, where the kernel's logarithm is too coarse near 1.
 
     V makes P V a tie of BF16 that is rounded up, so that the output drops if l exceeds 1. P is 1 at key `first`, where
     V has 1 + 2^-7, and a power of two so small that l does not feel it at the key next to it, where V makes half a
     unit in the last place of it. That key is left out: its row and column are False.
 
     Args:
-        attention: function (q, k, v) -> output, scale 1, of BF16 tensors as `row_sum_pairs` has them.
-        n_kv, device, first: as there.
+        attention: function (q, k, v) -> output (1, 1, rows, n_kv) with scale 1; q (1, 1, rows, n_kv), k, v (1, 1, n_kv,
+            n_kv), in BF16.
+        n_kv, device, first: as of `row_sum_pairs`.
+
+    Returns:
+        bool (n_kv, n_kv), as of `row_sum_pairs`.
+
+    Raises:
+        RuntimeError: the probe shows nothing, as of `row_sum_pairs`.
     """
     helper = first ^ 1  # in the same tile
     scores = torch.full((n_kv,), FAR)
@@ -76,8 +84,8 @@ def row_sum_pairs_of_output(attention, n_kv, device, first=0):
 
 
 def _pairs(read, scores, others):
-    """The matrix of pairs among `others`: `read` gives one number per row of q (1, 1, rows, n_kv), larger or smaller
-    where l is larger; `scores` are those of the other keys."""
+    """Make the matrix of pairs among `others`. `read` gives one number per row of q (1, 1, rows, n_kv), larger or
+    smaller where l is larger; `scores` (n_kv,) are those of a row without small terms."""
     n_kv = len(scores)
     j, k = np.array([(j, k) for j in others for k in others if j < k]).T
     rows = len(j)
@@ -85,24 +93,24 @@ def _pairs(read, scores, others):
     q[np.arange(rows), j] = q[np.arange(rows), k] = SMALL
     q[rows + 1, others[0]], q[rows + 2, others[0]] = SMALL, BOTH  # after a row without small terms
     seen = read(q[None, None]).double().cpu().numpy().ravel()[: rows + 3]
-    alone, one, both = seen[rows:]
-    if one != alone or both == alone:
-        raise RuntimeError(f"the kernel returned {alone}, {one}, {both} for l = 1, 1 + 0.9 * 2^-24, 1 + 2^-23")
+    none, one, both = seen[rows:]
+    if one != none or both == none:
+        raise RuntimeError(f"the kernel returned {none}, {one}, {both} for l = 1, 1 + 0.9 * 2^-24, 1 + 2^-23")
     together = np.zeros((n_kv, n_kv), bool)
     together[others, others] = True
-    together[j, k] = together[k, j] = abs(seen[:rows] - alone) > abs(both - alone) / 2
+    together[j, k] = together[k, j] = abs(seen[:rows] - none) > abs(both - none) / 2
     return together
 
 
 def row_sum_groups(pairs):
-    """Groups of keys that are added up among themselves before they meet the key that `pairs` was made for.
+    """Find the groups of keys that are added up among themselves before they meet key `first` of `row_sum_pairs`.
 
     Args:
-        pairs: what `row_sum_pairs` returns.
+        pairs: bool (n_kv, n_kv), of `row_sum_pairs`.
 
     Returns:
-        Lists of keys, by their first key; a key that meets it alone is a list of one. None where "before" is no
-        equivalence, which no tree of additions can give.
+        lists of keys, ordered by their first key; a list of one for a key that meets key `first` by itself. None where
+        the groups overlap, which no tree of additions can give.
     """
     groups = sorted({tuple(np.flatnonzero(row).tolist()) for row in pairs if row.any()})
     if sum(map(len, groups)) != pairs.any(axis=1).sum():

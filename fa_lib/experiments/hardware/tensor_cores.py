@@ -25,14 +25,14 @@ RESULT_BITS = {name: fmt.precision for name, fmt in RESULTS.items()}
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule's numbers for one instruction. Called as an `mma`, it is the model.
+    """The rule's numbers for one instruction; a call, (a, b, c) -> d as of an `mma`, computes the model's sums.
 
     Attributes:
         block: products added in one step.
-        fraction_bits: F, bits kept below the largest exponent.
+        fraction_bits: F, the bits that are kept below the largest exponent.
         result: a key of RESULTS: "FP32", "E8M13" (FP32's exponents, 13 fraction bits) or "FP16", the last rounded to
             nearest.
-        order: the products' positions in the order they are added; None: as they stand.
+        order: the products' positions in the order in which they are added; None: 0, 1, 2 and so on.
         c_last: the products start from zero, and c is added to their sum in FP32, to nearest.
     """
 
@@ -52,7 +52,14 @@ class Rule:
 
 
 def correctly_rounded(a, b, c, result="FP32"):
-    """The exact sum rounded once to FP32 ("FP16": to FP16), to nearest, as an `mma`; float32 (n,)."""
+    """Compute the exact sums, rounded once to FP32 or FP16, to nearest.
+
+    Args:
+        a, b: float64 (n, k). c: float64 (n,). result: "FP32" or "FP16", the format.
+
+    Returns:
+        d: float32 (n,).
+    """
 
     def total(terms):
         near = math.fsum(terms)  # rounded to FP64; made odd where it is inexact, the next rounding is innocuous
@@ -73,18 +80,25 @@ def _type(result):
 
 
 def vectors(k, fmt, n, seed, result="FP32"):
-    """n random problems (a, b, c), float64, on the grid of format `fmt` and c on the result's.
+    """Draw n random problems (a, b, c).
 
     Exponents of a and b spread over 1, 3, 9 or 25 values (where the format has them) around 1; in every third problem
-    half of the products are the negative of the other half, but for one; c is zero in every second problem.
+    half of the products, except one, are the negatives of the other half; in half of the problems c is zero.
+
+    Args:
+        k: products. fmt: the format of a and b (anything `Format.of` takes). n: problems. seed: of the draw.
+        result: the format of c, a key of RESULTS.
+
+    Returns:
+        a, b: float64 (n, k), on fmt's grid. c: float64 (n,), on the result's.
     """
     fmt, rng = Format.of(fmt), np.random.default_rng(seed)
     widest = 4 if result == "FP16" else 12
     spread = np.minimum(rng.choice([0, 1, 4, widest], n), min(-fmt.emin, fmt.emax - 1))
 
     def on_grid(shape, bits, reach):
-        whole = rng.integers(2 ** (bits - 1), 2**bits, shape) * rng.choice([-1.0, 1.0], shape)
-        return np.ldexp(whole, np.rint(rng.uniform(-1, 1, shape) * reach).astype(int) - bits + 1)
+        mantissas = rng.integers(2 ** (bits - 1), 2**bits, shape) * rng.choice([-1.0, 1.0], shape)
+        return np.ldexp(mantissas, np.rint(rng.uniform(-1, 1, shape) * reach).astype(int) - bits + 1)
 
     a, b = (on_grid((n, k), fmt.precision, spread[:, None]) for _ in range(2))
     cancelling, half = np.arange(n) % 3 == 0, k // 2
@@ -97,23 +111,28 @@ def vectors(k, fmt, n, seed, result="FP32"):
 
 
 def verdict(mma: Mma, k, fmt, rule, n=10_000, seed=0):
-    """How often an `mma` equals the model `rule` (a Rule), and the correctly rounded sum, bit for bit, on `vectors`.
+    """Count how often an `mma` equals a model, and the correctly rounded sum, bit for bit, on `vectors`.
+
+    Args:
+        mma: (a, b, c) -> d; a, b: float64 (n, k); c: float64 (n,); d: float32 (n,). k: products.
+        fmt: the format of a and b. rule: the model, a Rule. n, seed: as of `vectors`.
 
     Returns:
-        Shares from 0 to 1: "model", "model_c_zero", "model_c_not_zero", "correctly_rounded"; "mean_ulp": the mean of
-        (|d| - |correctly rounded|) in units in the last place of the result (FP32 or FP16), negative where d is too
-        close to zero, over the vectors whose sum is no smaller than its largest term; "vectors": n.
+        dict: vectors, n; model, model_c_zero, model_c_not_zero and correctly_rounded, shares from 0 to 1 (model_c_zero:
+        of the vectors whose c is zero); mean_ulp, the mean of |d| - |correctly rounded| in units in the last place of
+        the result (FP32 or FP16), over the vectors whose sum is no smaller than its largest term: negative where d is
+        too close to zero.
     """
     a, b, c = vectors(k, fmt, n, seed, rule.result)
     d, model, right = np.asarray(mma(a, b, c), np.float32), rule(a, b, c), correctly_rounded(a, b, c, rule.result)
-    same = d == model
+    equal = d == model
     uncancelled = abs(right) >= np.maximum(abs(a * b).max(axis=1), abs(c))
     ulps = (abs(d.astype(np.float64)) - abs(right)) / np.spacing(abs(right).astype(_type(rule.result)))
     return {
         "vectors": n,
-        "model": float(same.mean()),
-        "model_c_zero": float(same[c == 0].mean()),
-        "model_c_not_zero": float(same[c != 0].mean()),
+        "model": float(equal.mean()),
+        "model_c_zero": float(equal[c == 0].mean()),
+        "model_c_not_zero": float(equal[c != 0].mean()),
         "correctly_rounded": float((d == right).mean()),
         "mean_ulp": float(ulps[uncancelled].mean()),
     }

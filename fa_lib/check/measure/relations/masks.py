@@ -154,7 +154,7 @@ def prefill_decode(subject: KernelUnderTest, case: str) -> Found:
         raise not_asked("masks causally, aligned top-left: fewer queries are other queries")
     q, k, v = subject.draw()
     n = subject.n
-    whole, limit = subject(q, k, v, causal=True), 2 * subject.allowed(q, k, v, causal=True)
+    prefilled, limit = subject(q, k, v, causal=True), 2 * subject.allowed(q, k, v, causal=True)
     if case == "token by token":
         rows = [(i, i + 1) for i in sorted({0, 1, 15, 16, 63, 64, n // 2 - 1, n // 2, n - 2, n - 1} & set(range(n)))]
     else:
@@ -162,7 +162,7 @@ def prefill_decode(subject: KernelUnderTest, case: str) -> Found:
         rows = [(i, min(i + step, n)) for i in range(0, n, step)]
     options = {} if case == "token by token" else dict(causal=True)
     parts = [subject(*(x.contiguous() for x in (q[:, :, i:j], k[:, :, :j], v[:, :, :j])), **options) for i, j in rows]
-    return difference(torch.cat(parts, 2), torch.cat([whole[:, :, i:j] for i, j in rows], 2), limit)
+    return difference(torch.cat(parts, 2), torch.cat([prefilled[:, :, i:j] for i, j in rows], 2), limit)
 
 
 @cases("each sees its own", "causal")
@@ -174,15 +174,15 @@ def packed_sequences(subject: KernelUnderTest, case: str) -> Found:
     starts = [0, 5, subject.n // 2 + 7, subject.n]
     parts = [slice(*ends) for ends in pairwise(starts)]
     own = torch.zeros(subject.n, subject.n, dtype=torch.bool, device=q.device)
-    for part in parts:
-        own[part, part] = True
+    for sequence in parts:
+        own[sequence, sequence] = True
     options = dict(causal=True) if case == "causal" else {}
     packed = subject(q, k, v, mask=own, **options)
     limit, found = subject.allowed(q, k, v, mask=own, **options), []
-    for part in parts:
-        alone = [x[:, :, part].contiguous() for x in (q, k, v)]
+    for sequence in parts:
+        alone = [x[:, :, sequence].contiguous() for x in (q, k, v)]
         most = limit + subject.allowed(*alone, **options)
-        found.append(difference(packed[:, :, part], subject(*alone, **options), most))
+        found.append(difference(packed[:, :, sequence], subject(*alone, **options), most))
     return max(found, key=lambda each: each.times)
 
 

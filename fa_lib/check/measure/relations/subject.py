@@ -81,8 +81,8 @@ class KernelUnderTest:
         """
         if not self.able.gradients:
             raise KernelError(Outcome.REFUSED, "has no gradients")
-        given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        grads = torch.autograd.grad(with_kernel_errors(self.fn)(*given, **self._all(options)), given, dO)
+        inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        grads = torch.autograd.grad(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
         if not all(map(finite, grads)):
             raise KernelError(Outcome.MALFORMED, "returns NaN or infinite values in dQ, dK or dV")
         return grads
@@ -91,9 +91,9 @@ class KernelUnderTest:
         """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
         of = dict(precision=rounds_scores_twice(self.fmt)), dict(precision=Precision.uniform(FP64))
         both = []
-        for given in of:
+        for how in of:
             tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
-            o = kernels.reference(*tensors, **given, **self._all(options))
+            o = kernels.reference(*tensors, **how, **self._all(options))
             both.append(torch.autograd.grad(o, tensors, dO.double()))
         return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
 
@@ -105,8 +105,8 @@ class KernelUnderTest:
         """How far a kernel within the rule may be from the golden value: ALLOWED["o"] times Baseline's largest error on
         the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
         kernel's answers to two calls that have one golden value."""
-        given = (q, k, v, *options.values())
-        key = (*options, *(_digest(x) if isinstance(x, Tensor) else x for x in given))
+        arguments = (q, k, v, *options.values())
+        key = (*options, *(_digest(x) if isinstance(x, Tensor) else x for x in arguments))
         if key not in self.kept:  # the cases of a relation often ask the same
             self.kept[key] = self._allowed(q, k, v, **options)
         return self.kept[key]

@@ -110,10 +110,10 @@ def splits(subject: KernelUnderTest, case: str) -> Found:
 
 def _with_lse(subject, q, k, v):
     with kernel_errors():
-        given = subject.fn(q, k, v, return_lse=True)
-    if not isinstance(given, (tuple, list)) or len(given) < 2 or not all(isinstance(x, Tensor) for x in given[:2]):
+        answer = subject.fn(q, k, v, return_lse=True)
+    if not isinstance(answer, (tuple, list)) or len(answer) < 2 or not all(isinstance(x, Tensor) for x in answer[:2]):
         raise not_asked("gives no log-sum-exp for return_lse=True")
-    o, L = (x.detach() for x in given[:2])
+    o, L = (x.detach() for x in answer[:2])
     if tuple(L.shape) != tuple(q.shape[:-1]):
         raise KernelError(
             Outcome.MALFORMED, f"returns a log-sum-exp of shape {tuple(L.shape)}, where {tuple(q.shape[:-1])} is due"
