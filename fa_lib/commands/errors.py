@@ -60,16 +60,11 @@ def colored(environ: Mapping[str, str] = os.environ) -> bool | None:
 
 
 def say(text: str, err: bool = False) -> None:
-<<<<<<< HEAD
-    """Print a text; in each of its lines what would move the cursor or hide is an escape."""
-    from fa_lib.check.isolation.untrusted import Untrusted
-=======
     """Print a text, with escapes in place of the characters that would move the cursor or hide text.
 
     Args:
         err: whether to standard error.
     """
-    from fa_lib.check.isolation.calls import shown
->>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
+    from fa_lib.check.isolation.untrusted import Untrusted
 
     typer.echo("\n".join(map(Untrusted, text.split("\n"))), err=err)

@@ -152,13 +152,8 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
 
 
 def literal(text: str) -> str:
-<<<<<<< HEAD
-    """A sentence, or a cell, in Markdown: whatever a stranger's kernel said in it is read as it stands."""
-    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", Untrusted(text))
-=======
     """Escape a text for Markdown, so that it is shown as it stands, whatever a stranger's kernel has printed in it."""
-    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", shown(text))
->>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
+    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", Untrusted(text))
 
 
 def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:

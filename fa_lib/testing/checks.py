@@ -45,23 +45,12 @@ N = 512  # keys that errors are measured at
 RUNS = 3  # of a call, for noise
 QUERIES = 16  # of a call that shows carries
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
-<<<<<<< HEAD
 ANSWERS = (  # (asked, dim) of `contract`
     *((each.key, each.call.head_dim if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
     (LARGE.key, 0),
     *((GRADIENTS_AT, d) for d in HEAD_DIMS),
     (SINKS_GRADIENT, 0),
 )
-=======
-DIMS = tuple(call for call in CALLS if call.startswith(HEAD_DIM))
-ANSWERS = (
-    *CALLS,
-    *(call.key for call in MORE.values()),
-    LARGE.key,
-    *(call.replace(HEAD_DIM, GRADIENTS_AT) for call in DIMS),
-    OF_SINKS,
-)  # of `contract`
->>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
 
 
 @dataclass(frozen=True)
@@ -130,28 +119,17 @@ def _judge(kernel) -> CheckedKernel | str:
     return f"{', '.join(JUDGED)}: the kernel answers in none of them; in {label(bad.asked, bad.dim)} it {what}"
 
 
-<<<<<<< HEAD
 def _answer(judged: CheckedKernel, asked: str, dim: int) -> Result:
     """What it answers is attention, as near as the contract asks: an option, a length, a head_dim and its gradients."""
     rows = judged.asked[judged.asked.head_dim == judged.head_dim]
     rows = rows[(rows.asked == asked) & (rows.dim == dim)]
-=======
-def _answer(judged: CheckedKernel, call: str) -> Result:
-    """Its answer to a call of the contract (an option, a length, a head_dim, gradients) is attention, near enough."""
-    rows = judged.asked[(judged.asked.asked == call) & (judged.asked.head_dim == judged.head_dim)]
->>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
     if not len(rows):
         return Result(None, "the kernel lacks what this is asked of")
     row = rows.iloc[0]
     note = noted(row.outcome, row.note, row.problem)
     if row.outcome == Outcome.REFUSED:
-<<<<<<< HEAD
-        return _unanswered(row.outcome, told)
-    return Result(row.outcome == Outcome.ANSWERED, told and f"asked for {label(asked, dim)} it {told}")
-=======
         return _unanswered(row.outcome, note)
-    return Result(row.outcome == Outcome.ANSWERED, note and f"asked for {call} it {note}")
->>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
+    return Result(row.outcome == Outcome.ANSWERED, note and f"asked for {label(asked, dim)} it {note}")
 
 
 def _gradients(judged: CheckedKernel, shape: str) -> Result:
@@ -300,15 +278,9 @@ def _sentences(findings: tuple[Finding, ...]) -> str:
     return " ".join(one.line for group in groups for one in group)
 
 
-<<<<<<< HEAD
-def _name(kind: str, of: str) -> str:
-    """Of a check: "rule_causal_203"."""
-    return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', of.lower())}"
-=======
 def _name(kind: str, subject: str) -> str:
-    """Make a check's name: "answer_head_dim_40"."""
+    """Make a check's name: "rule_causal_203"."""
     return f"{kind}_{re.sub(r'[^a-z0-9]+', '_', subject.lower())}"
->>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
 
 
 CHECKS: dict[str, Callable[[CheckedKernel], Result]] = {
@@ -317,14 +289,10 @@ CHECKS: dict[str, Callable[[CheckedKernel], Result]] = {
     **{_name("gradients", shape): partial(_gradients, shape=shape) for shape in QUICK.shapes},
     **{f"carry_{what}": partial(_carry, what=what) for what in SUMS},
     **{f"rounding_{what}": partial(_rounding, what=what) for what in ("probs", "output")},
-<<<<<<< HEAD
     **{
         "_".join(["answer", asked, *([f"{dim}"] if dim else [])]): partial(_answer, asked=asked, dim=dim)
         for asked, dim in ANSWERS
     },
-=======
-    **{_name("answer", call): partial(_answer, call=call) for call in ANSWERS},
->>>>>>> 66b24aab8f96293880d891d2e247d07ecd81715e
     **{key: partial(_relation, key=key) for key in RELATIONS},
     "bound": _bound,
     "alignment": _alignment,
