@@ -64,8 +64,8 @@ def test_a_damaged_shard_is_refused_wherever_it_is_damaged(tmp_path):
 
 
 ELSEWHERE = {
-    "image": r"metadata.jsonl, line 2: has an 'image' of its own|line 2: names no image",
-    "file_name": r"metadata.jsonl, line 2: file_name: got '.*'; accepted are files in the folder",
+    "image": r"metadata.jsonl, line 2: (has an 'image'|names no image)",
+    "file_name": r"metadata.jsonl, line 2: file_name: got '.*secret.png';",
 }
 
 
@@ -92,7 +92,7 @@ def test_another_kind_of_list_is_refused(tmp_path):
 
 def test_an_image_without_a_line_is_not_left_out_in_silence(tmp_path):
     source = folder(tmp_path / "set", [dict(file_name="0.png", text="a")], images=3)
-    with pytest.raises(ValueError, match="1.png and 1 more have no line in a metadata.jsonl"):
+    with pytest.raises(ValueError, match=r"1\.png and 1 more .* metadata\.jsonl"):
         load(source, 16)
 
 
@@ -106,15 +106,15 @@ def test_only_png_jpeg_and_webp_are_decoded(fmt, tmp_path, monkeypatch):
         assert len(load(source, 16).captions) == 3
     (source / "1.png").write_bytes(picture(fmt))
     for streaming in (False, True):
-        with pytest.raises(ValueError, match=r"1.png\) is no image that can be read"):
+        with pytest.raises(ValueError, match=r"1.png\) is no image"):
             next(load(source, 16, streaming=streaming).batches(3, 0))
     assert not started  # a program, on a stranger's file
 
 
 GOOD = b'{"file_name": "0.png", "text": "a"}\n'
 LISTS = {
-    b"": "metadata.jsonl is empty; accepted are lines",
-    b"\n\n": "metadata.jsonl is empty; accepted are lines",
+    b"": "metadata.jsonl is empty;",
+    b"\n\n": "metadata.jsonl is empty;",
     GOOD + '{"file_name": "1.png", "text": "café"}\n'.encode("latin-1"): "metadata.jsonl, line 2: is not UTF-8",
     GOOD
     + b'{"file_name": "9.png", "text": "b"}\n': "metadata.jsonl, line 2: file_name: got '9.png', which there is not",
@@ -151,5 +151,5 @@ def test_a_sample_of_a_shard_without_an_image_is_named(tmp_path):
 @pytest.mark.parametrize("source", ["", " "])
 def test_no_data_is_not_the_current_folder(source, tmp_path, monkeypatch):
     monkeypatch.chdir(folder(tmp_path / "set", [dict(file_name=f"{i}.png", text="a") for i in range(3)]))
-    with pytest.raises(ValueError, match=f"data: got {source!r}; accepted are shapes, a folder"):
+    with pytest.raises(ValueError, match=f"^data: got {source!r}; accepted are shapes,"):
         load(source, 16)

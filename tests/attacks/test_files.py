@@ -41,7 +41,7 @@ def test_the_umask_says_who_may_read(umask, mode, tmp_path):
 def test_a_link_in_the_place_of_a_lock_is_not_emptied(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / ".run.lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(ValueError, match=".run.lock: is a symbolic link to"), locked_folder(tmp_path / "run"):
+    with pytest.raises(ValueError, match=r"\.run\.lock: is a symbolic link"), locked_folder(tmp_path / "run"):
         pass
     assert (tmp_path / "mine").read_text() == "mine"
 
@@ -51,7 +51,7 @@ def test_a_link_in_the_place_of_a_file_is_neither_followed_nor_replaced(tmp_path
     link = tmp_path / "worst.safetensors"
     link.symlink_to(tmp_path / "mine")
     x = torch.randn(1, 2, 16, 8)
-    with pytest.warns(UserWarning, match="worst.safetensors: is a symbolic link to"), Probe(save=link):
+    with pytest.warns(UserWarning, match="worst.safetensors: is a symbolic link"), Probe(save=link):
         F.scaled_dot_product_attention(x, x, x)
     assert link.is_symlink() and (tmp_path / "mine").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", link.name]
@@ -76,9 +76,8 @@ def test_a_cell_that_is_none_does_not_end_the_sweep(damage, tmp_path):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         assert rows() == [2, 4, 6] and len(CALLS) == 1
-    assert [str(each.message) for each in told] == (
-        [f"cache: {path} is a folder; this cell is not kept"] if "folder" in damage else []
-    )
+    assert len(told) == ("folder" in damage)
+    assert all(str(each.message).startswith(f"cache: {path} is a folder") for each in told)
     assert path.is_dir() or json.loads(path.read_text())["rows"]
 
 

@@ -1,5 +1,7 @@
 """Attacks on what the judge says: errors named as others, captures without a page, files that were refused."""
 
+import html
+import json
 import warnings
 
 import pandas as pd
@@ -9,7 +11,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from fa_lib import kernels
-from fa_lib.check.judge.findings import Severity, Verdict
+from fa_lib.check.judge.findings import Judgement, Severity, Verdict
 from fa_lib.check.judge.gross_errors import coarse, noisy, scaled
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.carry import carried, carry
@@ -18,7 +20,7 @@ from fa_lib.check.measure.examine import CheckPlan, examine, measure
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.probe.capture import captured
 from fa_lib.check.report.page_files import PageFiles
-from fa_lib.check.report.sentences import judgement_text
+from fa_lib.check.report.sentences import WORDINGS, judgement_text
 from fa_lib.commands import reports
 from fa_lib.commands.cli import app
 from fa_lib.testing.checks import result_of
@@ -49,8 +51,9 @@ def test_noise_is_told_as_noise_and_not_as_a_carry():
     (found,) = [each for each in judgement.findings if each.what == "noise"]
     assert found.severity == Severity.FAILS and found.number > 10 and judgement.carries is None
     assert "scale" not in {each.what for each in judgement.findings}
-    said = judgement_text(judgement)
-    assert "It gives other results on each call" in said and "from tile to tile, in its" not in said
+    (hidden,) = [each for each in judgement.findings if each.what == "carry"]
+    assert hidden.severity == Severity.REPORTED and hidden.where["because"] == "noise"
+    assert f": {found.number:.1f} ulp apart, limit {found.limit:g} ulp." in judgement_text(judgement)
 
 
 def fp16_in_bf16(q, k, v):
@@ -68,14 +71,13 @@ def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     assert found.severity == Severity.FAILS and (found.where["fmt"], found.number, found.limit) == ("FP16", 8, 10)
     carries = [each for each in judgement.findings if each.what == "carry"]
     assert {each.where["fmt"] for each in carries} == {"BF16"} and judgement.carries == ()
-    said = "For inputs in FP16 its outputs are numbers of a coarser format: 8 significant bits, limit 10 at least"
-    assert said in judgement_text(judgement)
+    assert ": 8 significant bits, limit 10" in judgement_text(judgement)
     own = tables.lengths
     assert coarse(own[own.fmt == "BF16"]) == {} and coarse(own.drop(columns="bits")) == {}
     result = result_of(
         "carry_accumulator", lambda q, k, v: fp16_in_bf16(q.half(), k, v) if q.dtype == torch.float16 else 1 / 0
     )
-    assert result.passed is None and "numbers of a coarser format than FP16" in result.why
+    assert result.passed is None and "format than FP16" in result.why
 
 
 @pytest.mark.parametrize("kernel, told", [(louder, "1.15 times attention's output"), (noise, "other outputs on each")])
@@ -102,19 +104,19 @@ def test_a_factor_that_grows_with_n_or_one_setting_alone_is_no_scale():
 
 
 BIG = 3.38e38
-CAPTURES = {  # 6. -> tensors of Q, K, V; what is said; the verdict
+CAPTURES = {  # 6. -> tensors of Q, K, V; a finding, and a part of its where; the verdict
     "fp16_sigma_200": (lambda q, k, v: dict(q=(200 * q).half(), k=(200 * k).half(), v=v.half()),
-                       "Baseline itself overflows: its output is NaN or infinite in heads 0, 1", Verdict.PASSES),
+                       "baseline_overflows", dict(heads=[0, 1]), Verdict.PASSES),
     "bf16_maxima": (lambda q, k, v: dict(q=(0 * q + BIG).bfloat16(), k=(0 * k + BIG).bfloat16(), v=v.bfloat16()),
-                    "Baseline itself overflows", Verdict.FAILS),
+                    "baseline_overflows", {}, Verdict.FAILS),
     "fp16_maxima_of_v": (lambda q, k, v: dict(q=q.half(), k=k.half(), v=(0 * v + 65504).half()),
-                         "The cheapest change that makes every_step finite", Verdict.PASSES),
+                         "finite_change", dict(base="every_step"), Verdict.PASSES),
     "scale_1e300": (lambda q, k, v: dict(q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(),
                                          scale=torch.tensor(1e300, dtype=torch.float64)),
-                    "Baseline itself overflows", Verdict.FAILS),
+                    "baseline_overflows", {}, Verdict.FAILS),
     "mask_inf": (lambda q, k, v: dict(q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(),
                                       mask=torch.zeros(32, 32).fill_diagonal_(torch.inf)),
-                 "The golden value itself is not finite in heads 0, 1", Verdict.NOT_JUDGED),
+                 "baseline_undefined", dict(heads=[0, 1]), Verdict.NOT_JUDGED),
 }  # fmt: skip
 CODES = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
 
@@ -125,14 +127,19 @@ def draw():
 
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_capture_on_which_baseline_overflows_has_its_page(name, tmp_path):
-    make, told, verdict = CAPTURES[name]
+    make, what, part, verdict = CAPTURES[name]
+    record = tmp_path / "record.json"
     save_file(make(*draw()), tmp_path / f"{name}.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         words = ("check", "tensors", f"{tmp_path / name}.safetensors", "--exit-code", "--out", f"{tmp_path}")
-        done = CliRunner().invoke(app, words)
-    assert done.exit_code == CODES[verdict] and told in done.output, done.output
-    assert told in (tmp_path / f"{name}.html").read_text()
+        done = CliRunner().invoke(app, [*words, "--json", f"{record}"])
+    assert done.exit_code == CODES[verdict], done.output
+    judgement = Judgement.of(json.loads(record.read_text()))
+    (found,) = [each for each in judgement.findings if each.what == what and each.where | part == each.where]
+    (said,) = WORDINGS[what]([found])
+    page = html.unescape((tmp_path / f"{name}.html").read_text().replace("<wbr>", ""))
+    assert said.text in done.output and said.text in page
 
 
 def test_one_head_that_overflows_leaves_the_others_judged(tmp_path):
@@ -140,8 +147,9 @@ def test_one_head_that_overflows_leaves_the_others_judged(tmp_path):
     q[:, 0], k[:, 0] = q[:, 0] * 200, k[:, 0] * 200
     save_file(dict(q=q, k=k, v=v), tmp_path / "a.safetensors")
     report = reports.check_tensors(tmp_path / "a.safetensors", out=tmp_path, names=("flash",))
-    said = judgement_text(report.judgement)
-    assert report.judgement.passed and "NaN or infinite in head 0;" in said and "Over 1 heads the largest" in said
+    found = {each.what: each.where for each in report.judgement.findings}
+    assert report.judgement.passed
+    assert found["baseline_overflows"]["heads"] == [0] and found["head_error"]["heads"] == 1
 
 
 def test_a_pt_file_whose_tensors_want_gradients_is_read(tmp_path):

@@ -144,14 +144,14 @@ def test_the_command_does_not_run_in_a_checkout_that_is_not_its_own(other):
     (other / "pyproject.toml").write_text('[project]\nname = "fa_lib"\n')
     done = python("-P", "-m", "fa_lib", "dev", "claims", cwd=other, PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"fa-lib: {PACKAGE} would run in {other}, which holds an fa_lib of its own" in done.stderr
+    assert f"fa-lib: {PACKAGE} would run in {other}," in done.stderr
 
 
 def test_a_notebook_whose_kernel_has_another_fa_lib_is_not_run(other, tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # as where the folder of this one has a colon: Python splits there
     (other / "fa_lib").rename(tmp_path / "fa_lib")
-    with pytest.raises(RuntimeError, match=f"would run the fa_lib in {tmp_path / 'fa_lib'}, not .*{PACKAGE}"):
+    with pytest.raises(RuntimeError, match=f"would run .* {tmp_path / 'fa_lib'}, not .*{PACKAGE}"):
         refuse_another_fa_lib(tmp_path / "notebooks", "python3")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     refuse_another_fa_lib(tmp_path / "notebooks", "python3")

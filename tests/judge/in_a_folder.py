@@ -1,5 +1,6 @@
 """What tests of commands share: the command line in this process, files of captured calls, drawn tensors."""
 
+import json
 import sys
 
 import pytest
@@ -23,6 +24,11 @@ def own_path(monkeypatch):
 
 def command(*words):
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, words)], prog_name="fa-lib")
+
+
+def recorded(path, what):
+    """The findings of a kind in a record that a command wrote with --json."""
+    return [each for each in json.loads(path.read_text())["findings"] if each["what"] == what]
 
 
 def saved(folder, **held):

@@ -10,7 +10,8 @@ from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.examine import QUICK, examine
-from fa_lib.check.report.sentences import headline, judgement_text
+from fa_lib.check.report.sentences import cause, headline, judgement_text
+from fa_lib.check.report.sentences_cause import has_this_error, subject
 from fa_lib.kernels.inputs import DISTRIBUTIONS
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,9 @@ def test_another_attention_that_the_rule_allows_on_peaked_scores_fails_by_its_bo
     found = [f for f in judgement.findings if f.what == "mistake"]
     assert found and all(f.severity == Severity.FAILS and f.where["distribution"] == "peaked" for f in found)
     assert abs(found[0].where["factor"] - 1.08) < 0.01
-    assert headline(judgement).startswith("steep fails: attention with 1.08 times its scale has its very error")
+    (first, *_) = cause(judgement)
+    assert first.what == "mistake" and first.where["key"] == "scale_factor"
+    assert headline(judgement).startswith(f"steep fails: {subject(first.where)} ") and "1.08" in headline(judgement)
 
 
 def test_a_kernel_that_computes_in_a_coarser_format_is_told_so_in_the_headline():
@@ -63,16 +66,18 @@ def test_a_kernel_that_computes_in_a_coarser_format_is_told_so_in_the_headline()
 
     name = register("coarse", coarse)
     judgement = judge_kernel(name, examine(name, QUICK, beside=()))
-    assert headline(judgement).startswith(
-        "coarse fails: for FP16 it computes in a coarser format (8 significant bits)"
-    ), judgement_text(judgement)  # fmt: skip
+    (because,) = cause(judgement)
+    assert (because.what, because.where["fmt"], because.number) == ("coarse", "FP16", 8), judgement_text(judgement)
+    words = headline(judgement)
+    assert words.startswith("coarse fails: ") and "FP16" in words and "(8 significant bits)" in words
 
 
 def test_a_judgement_reports_the_bound_without_failing_for_a_rounding():
     judgement = judge_kernel("unfused", examine("unfused", QUICK, beside=()))
     found = [f for f in judgement.findings if f.what == "bound"]
     assert judgement.passed and found and {f.where["key"] for f in found} == {"scores"}
-    assert "attention with scores rounded to BF16 has this error" in judgement_text(judgement)
+    assert {f.severity for f in found} == {Severity.REPORTED} and "BF16" in {f.where["fmt"] for f in found}
+    assert all(has_this_error(f.where) in judgement_text(judgement) for f in found)
 
 
 def test_of_rows_within_their_bounds_the_nearest_is_told():

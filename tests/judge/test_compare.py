@@ -12,7 +12,7 @@ from benchmarks.mutants import controls
 from fa_lib import draw, kernels
 from fa_lib.check.explain.compare import ComparisonInputs, compare
 from fa_lib.check.explain.compare_words import comparison_lines
-from fa_lib.check.explain.emulations import Emulation
+from fa_lib.check.explain.emulations import FIELDS, Emulation, changed
 from fa_lib.commands.cli import app
 
 pytestmark = pytest.mark.slow
@@ -71,21 +71,25 @@ def test_the_changes_from_one_to_the_other_are_found(a, b, changes):
     assert {*found.changes} == changes and found.explained == pytest.approx(1) and found.is_explained
     assert [found.fits[side]["explained"] for side in "ab"] == pytest.approx([1, 1])
     said = comparison_lines(found)
-    assert said[-len(changes) - 1] == "What makes the difference (100.0% of its square):"
-    assert "carried" not in changes or "  format of O from tile to tile: O in FP32 in A, O in BF16 in B" in said
+    assert "(100.0% of" in said[-len(changes) - 1]
+    assert {*said[-len(changes) :]} == {f"  {changed(found.fits['a'], found.fits['b'], name)}" for name in changes}
+    carried = [found.fits[side]["carried"] for side in "ab"]
+    assert carried == ["BF16" if name.startswith("low") else "FP32" for name in (a, b)]
 
 
 @pytest.mark.parametrize("a, b", [("shipped", "on_a_hopper"), ("one_by_one", "on_a_hopper")])
 def test_how_products_are_summed_is_a_cause(a, b):
     found = names(a, b, LONG)
     assert found.changes == ("products",) and found.explained == pytest.approx(1)
-    assert "products summed as a Hopper's tensor cores do in B" in comparison_lines(found)[-1]
+    assert found.fits["b"]["products"] == "hopper"
+    assert comparison_lines(found)[-1].endswith(f"{FIELDS['products'][1]('hopper')} in B")
 
 
 def test_scores_that_are_rounded_before_their_scale_too_are_a_cause():
     found = names("written_out", "rounds_scores_twice", ComparisonInputs(n=256, head_dim=96))
     assert found.changes == ("products",) and found.explained > 0.99
-    assert comparison_lines(found)[-1].endswith("scores rounded before their scale in B")
+    assert found.fits["b"]["products"] == "written"
+    assert comparison_lines(found)[-1].endswith(f"{FIELDS['products'][1]('written')} in B")
 
 
 def test_the_numbers_are_those_of_the_outputs():
@@ -102,7 +106,7 @@ def test_the_numbers_are_those_of_the_outputs():
 def test_the_same_bits_need_no_explanation_and_noise_has_none():
     same = names("shipped", "shipped")
     assert same.apart["max"] == 0 and same.explained is None and not same.is_explained
-    assert comparison_lines(same)[-1] == "A and B give the same bits."
+    assert "same bits" in comparison_lines(same)[-1]
     other = names("shipped", "noisy")
     assert not other.is_explained and other.explained < 0.1
     assert any(line.startswith("Not explained: ") for line in comparison_lines(other))
@@ -127,15 +131,13 @@ def test_captured_inputs_with_a_mask_shared_heads_and_a_scale(tmp_path):
     save_file(dict(q=q, k=k, v=v, mask=mask, scale=torch.tensor(0.5)), path, metadata=dict(step="3", layer="h.2"))
     found = names("shipped", "written_out", ComparisonInputs(on=path))
     assert found.is_explained and found.fits["a"]["tile"] == 64 and found.fits["b"]["tile"] == 0
-    assert "The inputs were captured at step 3, layer h.2." in comparison_lines(found)
-    with pytest.raises(ValueError, match="decode: got fewer queries than keys, a mask or a window"):
+    assert any("step 3, layer h.2" in line for line in comparison_lines(found))
+    with pytest.raises(ValueError, match="^decode: got fewer queries"):
         names("shipped", "shipped", ComparisonInputs(on=path, decode=True))
 
 
 def test_what_is_no_kernel_is_told(tmp_path):
-    with pytest.raises(
-        ValueError, match="kernel: test_compare:nan returns 8192 values that are NaN or infinite, of 8192"
-    ):
+    with pytest.raises(ValueError, match="^kernel: test_compare:nan returns 8192 values .* of 8192"):
         names("shipped", "nan")
     words = ["compare", "test_compare:shipped", "test_compare:low", "--n", "128", "--distribution", "uniform"]
     done = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "a.json")], prog_name="fa-lib")

@@ -113,7 +113,7 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
     program.write_text("import os, sys\nos.close(int(sys.argv[1]))\nos._exit(3)")
     monkeypatch.setattr(worker, "__file__", str(program))
     for _ in range(3):  # the socket may still be there when the first order is sent
-        with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
+        with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
             IsolatedKernel("any:f").wait()
 
     def refuses(self, held):
@@ -121,13 +121,13 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp
 
     # It was gone before the first order.
     monkeypatch.setattr("fa_lib.check.isolation.process.socket.socket.sendall", refuses)
-    with pytest.raises(RuntimeError, match="kernel: the process for it ends .*, before it is imported"):
+    with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
         IsolatedKernel("any:f").wait()
 
 
 def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
     name = stranger("model", "def f():\n    os.kill(os.getpid(), 40)")
-    with pytest.raises(ValueError, match="ended its process, with signal 40, before it was judged"):
+    with pytest.raises(ValueError, match=f"^function: {name} .* signal 40,"):
         model_process.check_model(name, tmp_path, print)
 
 
@@ -161,12 +161,9 @@ def f(q, k, v, *, sinks, window=None, return_lse=False):
         assert torch.equal(ours, theirs) and all(torch.equal(a, b) for a, b in pairs)
 
 
-ENDS = {
-    "hangs_and_crashes": {
-        "hangs": "It hangs: no answer within 1 s, in 1 call (the first: call, (2, 2, 256, 80)",
-        "crashes": "It crashes: SIGSEGV, in 1 call",
-    },
-    "exits": {"exits": "It ends its process: with exit code 0 and sys.exit, in 2 calls"},
+ENDS = {  # finding -> its number, details, how many calls, and head_dim of the first
+    "hangs_and_crashes": {"hangs": (1.0, [""], 1, 80), "crashes": (None, ["SIGSEGV"], 1, 104)},
+    "exits": {"exits": (0.0, ["", "sys.exit"], 2, 80)},
 }
 
 
@@ -174,8 +171,11 @@ ENDS = {
 def test_a_kernel_that_does_not_always_come_back_is_judged_to_the_end(name, stranger):
     """The rest is judged: its errors are measured, and it carries nothing."""
     judgement = judged(stranger(name), limit=1.0)
-    for what, said in ENDS[name].items():
-        assert [f.severity for f in found(judgement, what)] == [Severity.FAILS] and said in judgement_text(judgement)
+    for what, (number, details, times, head_dim) in ENDS[name].items():
+        (f,) = found(judgement, what)
+        assert (f.severity, f.number, f.where["details"], f.where["times"]) == (Severity.FAILS, number, details, times)
+        assert f.where["at"].startswith(f"call, (2, 2, 256, {head_dim})") and not f.where["on_import"]
+        assert all(each in judgement_text(judgement) for each in (*details, f.where["at"]))
     assert judgement.verdict == Verdict.FAILS
     assert judgement.carries == () and found(judgement, "error")[0].severity == Severity.PASSES
 
@@ -185,7 +185,9 @@ def test_after_three_hangs_the_rest_is_not_asked(stranger):
     judgement = judged(stranger("hangs_always"), limit=0.2)
     assert time.monotonic() - begun < 60 and judgement.verdict == Verdict.FAILS
     assert found(judgement, "hangs")[0].where["times"] == MOST_ENDINGS and found(judgement, "unasked")
-    assert "It could not be run: asked for BF16 it does not answer within 1 s." in judgement_text(judgement)
+    (gate,) = found(judgement, "not_run")
+    assert (gate.where["asked"], gate.where["outcome"]) == ("BF16", Outcome.ENDED)
+    assert gate.where["problem"].endswith(" 1 s")  # five times the limit for a first call
 
 
 HABITS = [  # what a call does beside its work; findings
@@ -260,13 +262,13 @@ def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
 
 
 ANSWERS = {
-    "torch.zeros(1).expand(10**7, 10**7)": "far more than is due",
-    "o.to_sparse()": "returns a tensor of layout torch.sparse_coo",
-    "o.to('meta')": "returns a tensor on meta, where one on cpu is due",
-    "torch._neg_view(o)": "returns a conjugate or negated view",
-    "o.as_subclass(type('Own', (torch.Tensor,), {}))": "returns Own, a class of its own",
-    "[]": "returns list, where a tensor is due",
-    "[object()]": "returns list, where a tensor is due",
+    "torch.zeros(1).expand(10**7, 10**7)": "of shape (10000000, 10000000), far more",
+    "o.to_sparse()": "layout torch.sparse_coo",
+    "o.to('meta')": "on meta, where one on cpu",
+    "torch._neg_view(o)": "conjugate or negated view",
+    "o.as_subclass(type('Own', (torch.Tensor,), {}))": "returns Own,",
+    "[]": "returns list,",
+    "[object()]": "returns list,",
     "exec('raise type(chr(7) + chr(200), (BaseException,), dict(__str__=lambda _: 1 / 0))()')": r"raises \x07È: ",
     "(_ for _ in ()).throw(KeyboardInterrupt('no'))": "raises KeyboardInterrupt: no",
     "exec('raise ValueError(chr(0xd800) + chr(13) * 2 + chr(27))')": r"raises ValueError: \ud800\r\r\x1b",
@@ -301,7 +303,8 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
     given = [x.requires_grad_() for x in draw()]
     with in_a_process(stranger("graphs", text)) as fn:
         o = with_kernel_errors(fn)(*given)
-        assert call_kernel(fn, *draw(n=9)).problem == "ends its process with exit code 1"
+        ended = call_kernel(fn, *draw(n=9))
+        assert ended.outcome == Outcome.ENDED and ended.problem.endswith("exit code 1")
         with pytest.raises(KernelError, match="its process ended before"):
             torch.autograd.grad(o.sum(), given)
         for _ in range(MOST_ENDINGS - 1):
@@ -309,8 +312,11 @@ def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(strange
         assert call_kernel(fn, *draw()).outcome == Outcome.NOT_CALLED
 
 
-@pytest.mark.parametrize("name, how", [("leaves_on_import", "with sys.exit"), ("dies_on_import", "with exit code 0")])
-def test_a_module_that_ends_its_process_fails_the_gate(name, how, stranger, tmp_path):
+@pytest.mark.parametrize(
+    "name, detail, number, how",
+    [("leaves_on_import", "sys.exit", None, "sys.exit"), ("dies_on_import", "", 0, "exit code 0")],
+)
+def test_a_module_that_ends_its_process_fails_the_gate(name, detail, number, how, stranger, tmp_path):
     """The old page and the old record are gone, the new ones say it, and the exit code is not the stranger's."""
     old, record = tmp_path / f"{name}_f.html", tmp_path / "record.json"
     for path in (old, record):
@@ -319,9 +325,14 @@ def test_a_module_that_ends_its_process_fails_the_gate(name, how, stranger, tmp_
         app,
         ["check", "kernel", stranger(name), "--quick", "--exit-code", "--out", f"{tmp_path}", "--json", f"{record}"],
     )
-    assert done.exit_code == 1 and f"It ends its process: {how}, when it was imported." in done.output
-    assert "It could not be run: asked for BF16 it ends its process" in done.output and "not made" not in done.output
-    assert json.loads(record.read_text())["verdict"] == "fails" and 'class="verdict fails"' in old.read_text()
+    held = json.loads(record.read_text())
+    of = {each["what"]: each for each in held["findings"]}
+    assert done.exit_code == 1 and how in done.output and set(of) == {"exits", "not_run"}
+    exits, where = of["exits"], of["not_run"]["where"]
+    assert exits["severity"] == "fails" and exits["number"] == number
+    assert exits["where"]["details"] == [detail] and exits["where"]["on_import"]
+    assert where["asked"] == "BF16" and where["outcome"] == "ended"
+    assert held["verdict"] == "fails" and 'class="verdict fails"' in old.read_text()
 
 
 def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):
@@ -384,7 +395,7 @@ def test_a_strangers_source_counts_and_is_not_run_for_that(stranger, tmp_path):
     (tmp_path / "inside" / "deep.py").write_text("raise SystemExit(1)\n")
     versions.append(code_version(own, [dict(kernel="inside.deep:f")]))
     assert len(set(versions)) == 3 and not {"inside", "inside.deep"} & set(sys.modules)
-    with pytest.raises(ValueError, match="kernel: got 'inside.nothing:f'; there is no file of that module"):
+    with pytest.raises(ValueError, match="^kernel: got 'inside.nothing:f'; there is no file"):
         code_version(own, [dict(kernel="inside.nothing:f")])
 
 

@@ -78,5 +78,5 @@ def test_by_name_and_what_they_have_not():
         assert torch.allclose(kernels.get(name)(q, k, v), attention(q, k, v), rtol=0, atol=1e-6)
         answer = call_kernel(kernels.get(name), q, k, v, mask=torch.ones(40, 40, dtype=torch.bool))
         assert answer.outcome == "refused" and "unexpected keyword argument 'mask'" in answer.problem
-    with pytest.raises(TypeError, match="the kernel returns NoneType, where a tensor is due"):
+    with pytest.raises(TypeError, match="the kernel returns NoneType,"):
         varlen(lambda *given: None)(q, k, v)

@@ -14,13 +14,14 @@ from nbclient import NotebookClient
 from fa_lib import kernels
 from fa_lib.check.explain.compare import ComparisonInputs, compare
 from fa_lib.check.explain.compare_words import comparison_lines as compared_in_words
-from fa_lib.check.explain.emulations import Emulation, changed, emulation_text
+from fa_lib.check.explain.emulations import FIELDS, Emulation, changed, emulation_text
 from fa_lib.check.judge.captured import judge_model
+from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.capability import SINKS_GRADIENT, Capabilities
 from fa_lib.check.measure.closeness import Furthest, closeness
-from fa_lib.check.measure.contract import contract
+from fa_lib.check.measure.contract import GQA, MORE, OF_SINKS, SCALE, WINDOW, Capabilities, contract
 from fa_lib.check.measure.examine import QUICK, examine
 from fa_lib.check.measure.mistakes import ROUNDINGS
 from fa_lib.check.probe.capture import captured
@@ -28,6 +29,7 @@ from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.sampling import Sample
 from fa_lib.check.report.sentences import judgement_text
+from fa_lib.check.report.sentences_cause import subject
 from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.numerics.formats import TF32
@@ -68,8 +70,8 @@ def test_a_window_that_is_not_applied_is_named():
 
 def test_options_are_asked_with_shared_heads_and_with_another_scale():
     rows = {row["asked"]: row for row in contract("as_shipped")}
-    for key in ("gqa_sinks", "gqa_one_query_decoding", "gqa_softcap", "scale_softcap",
-                "window_first"):  # fmt: skip
+    hidden, scaled = MORE[(WINDOW,)].key, MORE[SCALE, "softcap"].key
+    for key in (f"{GQA}, and sinks", f"{GQA}, and one query", f"{GQA}, and softcap", scaled, hidden):
         assert rows[key]["outcome"] == "answered", rows[key]
 
 
@@ -103,7 +105,7 @@ def test_a_layout_turns_a_file_before_its_lengths_are_read(tmp_path):
     held = captured(saved(tmp_path, q=q, k=k, v=v, is_causal=torch.tensor(True)), Reading(layout="bshd"))
     assert held.options["causal"] and held.q.shape == (1, 4, 24, 8)
     q, k, v = (x.transpose(1, 2) for x in normal(1, 4, 24, 8, kv=(1, 4, 48, 8)))
-    with pytest.raises(ValueError, match="torch aligns it top-left"):
+    with pytest.raises(ValueError, match="call.safetensors: is_causal: got it"):
         captured(saved(tmp_path, q=q, k=k, v=v, Is_Causal=torch.tensor(True)), Reading(layout="bshd"))
 
 
@@ -125,9 +127,9 @@ def test_options_of_a_comparison_without_a_file_are_used_or_refused():
     assert options == dict(causal=True, scale=0.3, softcap=2.0)
     for words in (("--layout", "bshd"), ("--allow-large",)):
         done = command("compare", "flash", "unfused", *words)
-        assert done.exit_code == 2 and "accepted is a file with it" in done.output
+        assert done.exit_code == 2 and "layout, allow_large: got" in done.output
     done = command("check", "kernel", "flash", "--allow-large")
-    assert done.exit_code == 2 and "allow_large: got it without --tensors" in done.output
+    assert done.exit_code == 2 and "allow_large: got it" in done.output
 
 
 def test_a_window_without_limits_is_none(tmp_path):
@@ -170,7 +172,7 @@ def test_the_headline_names_a_rounding_that_makes_a_rule_break(tmp_path):
     q, k, v = normal(1, 2, 128, 64)
     o = kernels.as_shipped(*(TF32(x.double()).float() for x in (q, k, v)))
     done = command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, o=o), "--out", tmp_path, "--exit-code")
-    assert done.exit_code == 1 and "Q, K and V rounded to TF32 has its very error" in done.output.splitlines()[0]
+    assert done.exit_code == 1 and subject(dict(key="inputs", fmt="TF32")) in done.output.splitlines()[0]
 
 
 def test_outputs_a_little_too_small_are_a_rounding_to_one_side():
@@ -190,11 +192,12 @@ def test_a_call_without_a_finite_bound_is_none_of_the_furthest():
 
 
 def test_inputs_that_are_rounded_are_told_in_every_kind_of_emulation():
+    what, of_inputs = FIELDS["inputs"]
     for fields in (dict(tile=0), dict(splits=4, partial="BF16"), {}):
         given = vars(Emulation(inputs="TF32", **fields))
-        assert "Q, K and V in TF32" in emulation_text(given) and emulation_text(given).count("Q, K and V") == 1
+        assert emulation_text(given).count(of_inputs("TF32")) == emulation_text(given).count("TF32") == 1
     told = changed(vars(Emulation()), vars(Emulation(inputs="TF32")), "inputs")
-    assert told == "format of Q, K and V: Q, K and V in their own format in A, Q, K and V in TF32 in B"
+    assert told == f"{what}: {of_inputs('')} in A, {of_inputs('TF32')} in B" and of_inputs("TF32") != of_inputs("")
 
 
 def test_of_few_rows_the_bound_decides_where_the_rule_may_break_by_luck():
@@ -205,16 +208,19 @@ def test_of_few_rows_the_bound_decides_where_the_rule_may_break_by_luck():
         close = [dict(times=times, rows=0, of=rows, key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)]
         judgement = judge_model("m", table.assign(rows=rows), close=close)
         assert judgement.passed == passed
-        assert ("too few rows for the rule" in judgement_text(judgement)) == passed
+        (ran,) = (f for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran")
+        assert ran.number == 2.5 and ran.severity == (Severity.REPORTED if passed else Severity.FAILS)
 
 
 def test_a_decoder_whose_masks_could_not_be_read_is_told_so():
     q, k, v = normal(1, 2, 8, 16, kv=(1, 2, 32, 16))
     with Probe(()) as probe:
         torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    judgement = judge_model("m", probe.table, causal=True, close=())
-    assert "Whether rows see later keys was not judged in 1 of 1 calls" in judgement_text(judgement)
-    assert "was not judged" not in judgement_text(judge_model("m", probe.table, close=()))
+    judgement, bidirectional = (judge_model("m", probe.table, causal=causal, close=()) for causal in (True, False))
+    (unknown,) = (f for f in judgement.findings if f.what == "later_unknown")
+    assert unknown.severity == Severity.REPORTED and unknown.where == dict(calls=1, of=1)
+    assert "1 of 1 calls" in judgement_text(judgement)
+    assert not [f for f in bidirectional.findings if f.what == "later_unknown"]
 
 
 def test_a_plugins_kernel_is_named_by_its_file(tmp_path):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fa_lib.check.judge.findings import Finding, Judgement, Severity
-from fa_lib.check.report import anchors, sentences, tables
+from fa_lib.check.report import anchors, sentences, sentences_kernel, tables
 from fa_lib.check.report import page as report
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.page_files import PageFiles
@@ -17,6 +17,7 @@ from fa_lib.execution.machine import date, package, processor
 from fa_lib.plots.style import READABLE
 
 FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
+NOT_ATTENTION = sentences_kernel.NOTES["other"]
 AT = dict(distribution="normal", fmt="BF16", n=8, queries=None)
 ERROR = Finding("error", FAILS, AT, 9.3, 2)
 GRADIENTS = Finding("gradients", NOTES, dict(failed=2, of=9, tensor="dv", shape="97", fmt="BF16"), 4.0, 3)
@@ -92,19 +93,20 @@ def test_like_findings_are_folded_the_gravest_first():
 def test_the_terminal_has_a_line_for_each_finding_and_one_for_all_that_holds():
     holds = [replace(ERROR, severity=PASSES, number=1.0), replace(REPEATS, severity=PASSES)]
     ends = Finding("state", FAILS, dict(details=["\x1b[2J"], times=1, at="", on_import=True))
-    lines = sentences.judgement_lines(Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds)))
-    assert lines[0].startswith("mine fails: asked for case 0 it ") and lines[1:3] == ["", "Counts against it:"]
+    judgement = Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds))
+    said, lines = sentences.sentences_of(judgement), sentences.judgement_lines(judgement)
+    assert lines[0].startswith("mine fails: ") and "case 0" in lines[0]
+    assert lines[1:3] == ["", f"{sentences.HEADINGS[FAILS]}:"]
     assert "\\x1b[2J" in lines[3] and "\x1b" not in lines[3]
-    assert lines[4] == "  What to change: put it back before the kernel returns."
-    assert [line.strip() for line in lines[5:9]] == [
-        *(f"Asked for case {i} it answers with something else than attention's output." for i in range(3)),
-        "and 6 more like these",
-    ]
-    assert lines[9:11] == ["", "Reported, not counted:"] and len(lines) == 14
-    assert lines[-1] == (
-        "Holds: Its largest error is within the rule (normal inputs, BF16, N = 8). "
-        "Its outputs have the same bits in all of 3 runs."
-    )
+    (state,) = (one for one in said[FAILS] if one.what == "state")
+    assert state.change and lines[4] == f"  {state.remedy}"
+    first = [one.line for one in said[FAILS] if one.what == "answer"][:3]
+    assert all(f"case {i} " in line and NOT_ATTENTION in line for i, line in enumerate(first))
+    assert lines[5:8] == [f"  {line}" for line in first] and "6 more" in lines[8]
+    assert lines[9:11] == ["", f"{sentences.HEADINGS[NOTES]}:"] and len(lines) == 14
+    error, repeats = (one.text for one in said[PASSES])
+    assert lines[-1] == f"{sentences.HEADINGS[PASSES]}: {error}. {repeats}."
+    assert all(each in error for each in ("normal", "BF16", "N = 8")) and "3 runs" in repeats
 
 
 def test_the_deciding_column_is_in_front_and_what_breaks_is_a_word():
@@ -121,10 +123,9 @@ def test_the_deciding_column_is_in_front_and_what_breaks_is_a_word():
 def test_a_picture_is_described_by_what_it_shows():
     judgement = Judgement("kernel", "mine", (ERROR, GRADIENTS, REPEATS))
     (alt,) = Read(page(judgement, [], dict(growth=_figure()))).alts
-    assert alt == (
-        "Does its error grow with N? Its largest error breaks the rule (normal inputs, BF16, N = 8): 9.3 × Baseline's, "
-        "limit 2 ×."
-    )
+    (error,) = sentences.sentences_of(judgement)[FAILS]
+    assert error.what == "error" and alt == f"{anchors.PICTURES['growth'].title} {error.line}"
+    assert alt.endswith(": 9.3 × Baseline's, limit 2 ×.")
     assert {key for keys in anchors.SOURCES.values() for key in keys} >= {*anchors.PICTURES}
     assert set(anchors.SOURCES) >= {*sentences.WORDINGS} - {"captured", "nonfinite", "nothing_compared", "skipped"}
 

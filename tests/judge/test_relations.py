@@ -15,6 +15,7 @@ from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.contract import Capabilities
 from fa_lib.check.measure.examine import QUICK, REPORT
 from fa_lib.check.measure.relations import RELATIONS, Relation, relate
+from fa_lib.check.measure.relations.masks import WIDE
 from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
 from fa_lib.check.measure.relations.values import weights
 from fa_lib.check.report.sentences_kernel import WORDINGS
@@ -130,6 +131,7 @@ def wrong(*names):
     return partial(attention, wrong=frozenset(names))
 
 
+(AS_LONG,) = (case for case, beyond in WIDE.items() if beyond < 0)
 BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "two_runs": (noisy(), "outputs"),
     "batch_invariance": (lambda q, k, v: attention(q, k, v) * (1 + q.shape[0] / 4), "batch"),
@@ -145,7 +147,7 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "masked_nan": (lambda q, k, v, mask: attention(q, k, v + 0 * k, mask=mask), "NaN in K"),
     "hidden_row": (wrong("a mask of -4"), "boolean mask"),
     "packed_sequences": (wrong("a mask of -4"), "each sees its own"),
-    "window": (lambda q, k, v, window=None: attention(q, k, v, window=window and (8, 8)), "as long as the keys"),
+    "window": (lambda q, k, v, window=None: attention(q, k, v, window=window and (8, 8)), AS_LONG),
     "window_edges": (wrong("a wide window"), "16 keys, hidden before"),
     "sinks": (wrong("sinks of other heads"), "scores of 0"),
     "splits": (wrong("a log-sum-exp in base 2"), "parts of unlike length"),
@@ -253,12 +255,12 @@ def row(key, case, outcome, number=math.nan, limit=0.0, fmt="BF16", problem=""):
 def test_a_break_fails_and_bits_that_differ_are_noted():
     table = pd.DataFrame([
         row("constant_values", "V = 1", "breaks", 0.02, 0.008),
-        row("constant_values", "a constant for each feature", "breaks", 0.04, 0.008),
+        row("constant_values", "V of each feature", "breaks", 0.04, 0.008),
         row("batch_invariance", "batch", "rounding", 0.001, 0.02),
         row("permuted_keys", "reversed", "rounding", 0.001, 0.02),
         row("masked_nan", "NaN in V", "breaks"),
         row("masked_nan", "NaN in K", "bitwise", 0.0),
-        row("strides", "expanded heads", "broken", problem="returns list, where a tensor is due"),
+        row("strides", "expanded heads", "broken", problem="returns a list"),
         row("sinks", "any scores", "not_asked"),
     ])  # fmt: skip
     found = {finding.where.get("relation", "all"): finding for finding in of_relations(table)}
@@ -268,23 +270,25 @@ def test_a_break_fails_and_bits_that_differ_are_noted():
         constant_values=fails, batch_invariance=notes, masked_nan=notes, strides=fails, all=notes
     )  # fmt: skip
     worst = found["constant_values"]
-    assert worst.where["case"] == "a constant for each feature" and (worst.number, worst.limit) == (0.04, 0.008)
+    assert worst.where["case"] == "V of each feature" and (worst.number, worst.limit) == (0.04, 0.008)
     assert len(worst.where["cases"]) == 2 and found["all"].where == dict(held=4, of=7, not_asked=1)
-    words = {key: next(WORDINGS[f.what]([f])).line for key, f in found.items()}
-    assert words["constant_values"] == (
-        "A value that is the same for every key is the output: not here (a constant for each feature, BF16, and 1 "
-        "more): 0.04 apart, limit 0.008."
-    )
-    assert words["batch_invariance"].endswith("to rounding, not bit for bit (batch, BF16): 0.001 apart.")
-    assert words["masked_nan"].endswith("not here, where it gives NaN (NaN in V, BF16).")
-    assert words["strides"].endswith("asked for that, it returns list, where a tensor is due (expanded heads, BF16).")
-    assert words["all"] == "Relations that every attention kernel keeps hold in 4 of 7 cases."
+    words = {key: next(WORDINGS[f.what]([f])) for key, f in found.items()}
+    for key in severities.keys() - {"all"}:
+        assert words[key].text.startswith(RELATIONS[key].says.removesuffix(".")), words[key]
+        assert f"({found[key].where['case']}, BF16" in words[key].text, words[key]
+    assert "and 1 more" in words["constant_values"].text
+    numbers = {key: (each.number, each.limit) for key, each in words.items()}
+    assert numbers["constant_values"] == ("0.04 apart", "0.008")
+    assert numbers["batch_invariance"] == ("0.001 apart", "")  # within rounding: no limit is broken
+    assert numbers["masked_nan"] == numbers["strides"] == numbers["all"] == ("", "")
+    assert "NaN (" in words["masked_nan"].text and "it returns a list (" in words["strides"].text
+    assert "4 of 7" in words["all"].text and words["all"].more.startswith("1 more")
     page = by_relation(table)
     assert list(page.columns) == ["breaks", "BF16", "what must hold", "case"] and len(page) == 7
     assert page.breaks.tolist() == [True] * int(page.breaks.sum()) + [False] * int((~page.breaks).sum())
     at = page.set_index("case").BF16
     assert at["NaN in V"] == "NaN, not counted" and not page.set_index("case").breaks["NaN in V"]
-    assert at["a constant for each feature"] == "breaks: 0.04 of 0.008" and at["expanded heads"] == "no answer"
+    assert at["V of each feature"] == "breaks: 0.04 of 0.008" and at["expanded heads"] == "no answer"
     kept = [row("powers_of_two", "2^4", "bitwise", 0.0)]
     (only,) = of_relations(pd.DataFrame(kept))
     assert only.severity == Severity.PASSES and only.where == dict(held=1, of=1, not_asked=0)

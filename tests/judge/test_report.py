@@ -17,12 +17,13 @@ from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import examine as of_kernel
-from fa_lib.check.measure.contract import contract
+from fa_lib.check.measure.contract import CALLS, CAUSAL_FEWER, LARGE, contract
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.examine import QUICK, CheckPlan, examine, measure, measure_shapes
 from fa_lib.check.measure.reference_cache import BIASED, WORST, Inputs
 from fa_lib.check.report.page import Section, page
-from fa_lib.check.report.sentences import judgement_text, sentences_of, title
+from fa_lib.check.report.sentences import cause, headline, judgement_text, sentences_of, title
+from fa_lib.check.report.sentences_kernel import NOTES, SUMS
 from fa_lib.commands import reports
 from fa_lib.execution.paths import ROOT
 from fa_lib.numerics.confidence import interval
@@ -52,6 +53,16 @@ def found(judgement, what):
     return [finding for finding in judgement.findings if finding.what == what]
 
 
+def said(judgement, what):
+    return [one for group in sentences_of(judgement).values() for one in group if one.what == what]
+
+
+def at_length(n):
+    """What the contract calls its call of n queries and n keys."""
+    (key,) = (key for key, call in CALLS.items() if (call.n_q, call.n_kv) == (n, n))
+    return key
+
+
 def test_a_kernel_has_its_threads_and_the_judge_one(tmp_path):
     seen, before = set(), torch.get_num_threads()
 
@@ -74,20 +85,19 @@ def test_a_kernel_has_its_threads_and_the_judge_one(tmp_path):
 
 def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(judgements):
     good, bad = judgements["flash"], judgements["every_step"]
-    assert good.passed and judgements["unfused"].passed
-    assert (
-        good.carries == ()
-        and "It carries no low precision from tile to tile: 0.5 ulp lost, limit" in judgement_text(good)
-    )
+    assert good.passed and judgements["unfused"].passed and good.carries == ()
+    (clean,) = said(good, "carry")
+    assert (clean.severity, clean.number, clean.limit) == (Severity.PASSES, "0.5 ulp lost", "2 ulp")
     assert not bad.passed and bad.carries == ("accumulator", "row_sum")
-    words = judgement_text(bad)
-    assert "It carries low precision from tile to tile, in its accumulator O and row sum l: " in words
-    assert "What to change: hold the accumulator O and the row sum l in FP32 (" in words
-    assert re.search(
-        r"breaks the rule \(uniform inputs, (BF16|FP16), N = 1024(, 16? quer\w+)?\): [\d.]+ × Baseline's, limit 2 ×",
-        words,
-    )
-    assert "the same bits in all of 3 runs" in words
+    (low,) = said(bad, "carry")
+    assert low.severity == Severity.FAILS and all(each in low.text for each in SUMS.values())
+    assert "FP32" in low.change and low.remedy in judgement_text(bad)
+    (error,), (over,) = said(bad, "error"), found(bad, "error")
+    assert re.fullmatch(r"[\d.]+ × Baseline's", error.number) and error.limit == "2 ×"
+    assert over.where["distribution"] == "uniform" and over.where["queries"] in (None, 1, 16)
+    assert all(each in error.text for each in ("uniform", over.where["fmt"], "N = 1024")), error.text
+    runs = {f.where["of"]: (f.where["runs"], f.number) for f in found(bad, "repeats")}
+    assert runs["outputs"] == (3, 1)
 
 
 def test_findings_say_what_where_by_what_number_and_limit(judgements):
@@ -112,20 +122,18 @@ def test_a_judgement_is_made_from_its_findings_and_nothing_else():
     assert Judgement("kernel", "mine", (notes, passes)).passed and not Judgement("kernel", "mine", (notes,)).passed
     assert title(Judgement("kernel", "mine", (notes,))).startswith("mine is not judged.")
     assert Judgement("kernel", "mine", (notes,)).carries is None
-    assert (
-        title(Judgement("kernel", "mine", (fails,))) == "mine fails. Low precision carried from tile to tile: not seen"
-    )
+    words = title(Judgement("kernel", "mine", (fails,)))
+    assert words.startswith("mine fails. ") and words.endswith(": not seen")
     assert (
         Finding("error", Severity.FAILS, {}, math.nan).number
         is None
         is Finding("x", Severity.REPORTED, {}, math.inf).number
     )
     close = replace(fails, number=2.004)
-    ((severity, (said,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
-    assert severity == said.severity == Severity.FAILS and (said.number, said.limit) == ("2.004 × Baseline's", "2 ×")
-    assert said.line == (
-        "Its largest error breaks the rule (normal inputs, BF16, N = 8): 2.004 × Baseline's, limit 2 ×."
-    )
+    ((severity, (one,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
+    assert severity == one.severity == Severity.FAILS and (one.number, one.limit) == ("2.004 × Baseline's", "2 ×")
+    assert all(each in one.text for each in ("normal", "BF16", "N = 8"))
+    assert one.line == f"{one.text}: 2.004 × Baseline's, limit 2 ×."
 
 
 def attention(q, k, v, **options):
@@ -142,12 +150,16 @@ def no_causality(q, k, v, causal=False, scale=None):
     return attention(q, k, v, scale=scale)
 
 
+def in_double(q, k, v):
+    return attention(q, k, v).double() if q.dtype != torch.float64 else None
+
+
 BROKEN = {
     "raises": (lambda q, k, v: 1 / 0, "refused", "raises ZeroDivisionError"),
-    "nan": (lambda q, k, v: attention(q, k, v) * math.nan, "malformed", "65536 values that are NaN or infinite"),
+    "nan": (lambda q, k, v: attention(q, k, v) * math.nan, "malformed", "returns 65536 values"),
     "shape": (lambda q, k, v: attention(q, k, v)[..., :1], "malformed", r"of shape \(2, 2, 256, 1\), where"),
-    "dtype": (lambda q, k, v: attention(q, k, v).double() if q.dtype != torch.float64 else None, "refused", "is due"),
-    "list": (lambda q, k, v: [None], "malformed", "returns NoneType, where a tensor is due"),
+    "dtype": (in_double, "refused", "returns torch.float64"),
+    "list": (lambda q, k, v: [None], "malformed", "returns NoneType"),
     "changes": (lambda q, k, v: k.mul_(2) and None or attention(q, k, v), "refused", "raises RuntimeError"),
     "other": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "other"),
     "exits": (lambda q, k, v: exit(0), "refused", "raises SystemExit: 0"),
@@ -162,9 +174,12 @@ def test_a_kernel_that_is_none_is_reported_as_that(name):
     assert asked.outcome.iloc[0] == outcome and re.search(detail, told), asked.iloc[0]
     judgement = judge_kernel(f"broken: {name}", examine(f"broken: {name}", SMALL))
     assert not judgement.passed and judgement.carries is None
-    assert re.search(
-        "It (is no attention kernel|could not be run): asked for (BF16|FP64) it", judgement_text(judgement)
-    )
+    (gate,) = (f for f in judgement.findings if f.what in ("not_run", "not_attention"))
+    assert gate.severity == Severity.FAILS
+    assert (gate.what == "not_run") == (set(asked.outcome) == {"refused"})
+    first = asked[asked.outcome == gate.where["outcome"]].iloc[0]
+    assert (gate.where["asked"], gate.where["problem"]) == (first.asked, first.problem)
+    assert f"asked for {first.asked} it" in judgement_text(judgement)
 
 
 def test_a_kernel_that_changes_its_inputs_is_caught():
@@ -183,16 +198,16 @@ def test_a_kernel_that_changes_its_inputs_is_caught():
 def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     name = register("whole tiles", only_whole_tiles)
     tables = examine(name, replace(SMALL, shapes=("97", "GQA 384", "1024")))
-    assert {"length_203", "length_1500"} <= set(tables.asked.asked)
+    assert {at_length(203), at_length(1500)} <= set(tables.asked.asked)
     asked = tables.asked.set_index("asked")
-    assert asked.outcome["length_203"] == "refused"
-    assert "multiple of 64" in asked.problem["length_203"]
-    assert asked.note["causal_fewer_queries"] == "top_left"
-    assert asked.outcome["causal_fewer_queries"] == "answered"
+    assert asked.outcome[at_length(203)] == "refused"
+    assert "multiple of 64" in asked.problem[at_length(203)]
+    assert asked.note[CAUSAL_FEWER] == "top_left"
+    assert asked.outcome[CAUSAL_FEWER] == "answered"
     judgement = judge_kernel(name, tables)
-    assert judgement.passed and re.search(
-        "Not supported, so not judged: .*a length off the tiles", judgement_text(judgement)
-    )
+    (no,) = found(judgement, "unsupported")
+    assert judgement.passed and no.severity == Severity.REPORTED and at_length(203) in no.where["asked"]
+    assert at_length(203) in judgement_text(judgement)
     shapes = tables.shapes
     assert set(shapes[shapes["shape"] == "97"].outcome) == {"refused"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
@@ -220,7 +235,8 @@ def examined(name, fn, **changes):
 
 def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
     judgement = examined("no maximum", partial(written_out, m=0.0))
-    assert not judgement.passed and "Asked for scores up to some 250 it returns" in judgement_text(judgement)
+    large = [f for f in found(judgement, "answer") if f.where["asked"] == LARGE.key]
+    assert not judgement.passed and [f.where["outcome"] for f in large] == ["malformed"]
 
 
 def test_the_worst_inputs_found_hurt_a_kernel_that_carries_bf16_and_no_other():
@@ -235,10 +251,10 @@ def test_nan_on_inputs_that_make_trouble_fails():
         return written_out(q, k, v) * (math.nan if q.std() * 8 > 20 and q.shape[-2] == 128 else 1)
 
     judgement = examined("nan on peaked", nan_on_peaked)
-    assert (
-        not judgement.passed
-        and "On peaked inputs in BF16 at N = 128 it returns 8192 values that are NaN" in judgement_text(judgement)
-    )
+    (problem,) = found(judgement, "problem")
+    assert not judgement.passed and problem.severity == Severity.FAILS
+    assert problem.where | dict(distribution="peaked", fmt="BF16", n=128) == problem.where
+    assert problem.where["problem"].startswith("returns 8192 values")
     assert "nan ×" not in judgement_text(judgement)
 
 
@@ -246,9 +262,7 @@ def test_kernels_of_one_format_or_one_head_dim_are_judged_in_it():
     assert examined("FP32 alone", only(lambda q: q.dtype == torch.float32)).passed
     assert examined("FP16 alone", only(lambda q: q.dtype == torch.float16)).passed
     judgement = examined("FP64 alone", only(lambda q: q.dtype == torch.float64))
-    assert judgement.verdict == Verdict.NOT_JUDGED and "FP64 only, the golden value's own format" in judgement_text(
-        judgement
-    )
+    assert judgement.verdict == Verdict.NOT_JUDGED and found(judgement, "only_fp64")
     assert examined("128 alone", only(lambda q: q.shape[-1] == 128)).passed
 
 
@@ -263,11 +277,10 @@ def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
         return torch.from_numpy(written_out(q.float(), k.float(), v.float()).numpy()).to(q.dtype)
 
     judgement = examined("short", short)
-    assert (
-        judgement.passed
-        and "Not judged: on uniform inputs in BF16 at N = 1024, 1 query it raises" in judgement_text(judgement)
-    )
-    assert "could not be seen: it raises AssertionError: too long" in judgement_text(judgement)
+    problem, carries = found(judgement, "problem")[0], found(judgement, "carry")
+    assert judgement.passed and {problem.severity} == {f.severity for f in carries} == {Severity.REPORTED}
+    assert problem.where | dict(distribution="uniform", fmt="BF16", n=1024, queries=1) == problem.where
+    assert {f.where["problem"] for f in (problem, *carries)} == {"raises AssertionError: too long"}
 
 
 def test_a_parameter_of_that_name_makes_no_emulated_kernel():
@@ -282,9 +295,8 @@ def test_an_option_that_is_ignored_fails():
     asked = pd.DataFrame(contract(register("no causality", no_causality))).set_index("asked")
     assert asked.outcome["causal"] == "wrong" and asked.note["causal"] == "unmasked"
     judgement = examined("no causality", no_causality)
-    assert not judgement.passed and "Asked for causal it takes causal=True and does not mask." in judgement_text(
-        judgement
-    )
+    notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
+    assert not judgement.passed and notes["causal"] == "unmasked" and NOTES["unmasked"] in judgement_text(judgement)
 
 
 def test_runs_that_differ_are_counted():
@@ -312,7 +324,8 @@ def test_ruled_answers_whatever_a_kernel_does():
     told = [(row["outcome"], row["problem"]) for row in rows]
     assert told == [("refused", "raises ZeroDivisionError: division by zero")]
     rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always lists", lambda *_, **__: []))
-    assert [(row["outcome"], row["problem"]) for row in rows] == [("malformed", "returns list, where a tensor is due")]
+    (row,) = rows
+    assert row["outcome"] == "malformed" and row["problem"].startswith("returns list,")
 
 
 class Refuses(torch.autograd.Function):
@@ -406,10 +419,14 @@ def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
     report = reports.check_kernel("own.mine:attention", "quick", out)
     words = judgement_text(report.judgement)
     assert not report.judgement.passed and report.page == out / "own.mine_attention.html"
-    assert "own.mine:attention fails: it carries its accumulator O and row sum l in low precision" in words
-    assert "tiles of up to 32 keys" in words
+    because = cause(report.judgement)
+    assert {f.what for f in because} == {"carry"} and report.judgement.carries == ("accumulator", "row_sum")
+    assert words.startswith("own.mine:attention fails: ")
+    assert all(each in headline(report.judgement) for each in SUMS.values())
+    assert {f.where["tile"] for f in because} == {32} and "32 keys" in words
     html = report.page.read_text()
-    assert html.count("data:image/png;base64") == 4 and "It carries low precision from tile to tile, in" in html
+    (carried,) = said(report.judgement, "carry")
+    assert html.count("data:image/png;base64") == 4 and carried.text in html
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", html) and "cell/s" not in html
     held = json.loads(json.dumps(report.record, allow_nan=False))
     assert (

@@ -14,8 +14,7 @@ from fa_lib import BF16, FP16, FP32, kernels
 from fa_lib.check.judge.findings import Severity, Verdict
 from fa_lib.check.judge.kernel import SIDE, judge_kernel
 from fa_lib.check.measure import reference_cache
-from fa_lib.check.measure.capability import Capabilities
-from fa_lib.check.measure.contract import contract
+from fa_lib.check.measure.contract import ADDED, BOOLEAN, CALLS, WINDOW, Capabilities, contract
 from fa_lib.check.measure.examine import QUICK, examine, measure, measure_shapes
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.reference_cache import Inputs, cache_in, cached, reference_values
@@ -117,7 +116,6 @@ def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
     assert set(seen.shapes["shape"]) == {"causal 512"} and set(seen.shapes.outcome) == {"answered"}
     assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
     assert seen.lengths.times_max.notna().all() and bool(seen.lengths.times_max.max() < 2) is passes
-    assert "all of it was judged causally" in judgement_text(judgement)
 
 
 def changes_k(q, k, v, causal=False, scale=None):
@@ -177,7 +175,9 @@ def test_keys_beyond_whole_chunks_are_missed(examined):
     """5. Every length over 1,024 was a power of two."""
     seen, judgement = examined(whole_chunks_alone)
     assert seen.lengths.times_max.max() < 2 and not judgement.passed
-    assert "Asked for a length off large tiles, N = 1500 it answers with something else" in (judgement_text(judgement))
+    notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
+    (off_large_tiles,) = (asked for asked, call in CALLS.items() if call.n_q == call.n_kv == 1500)
+    assert notes[off_large_tiles] == "other" and off_large_tiles in judgement_text(judgement)
 
 
 def low_in_fp16(q, k, v, causal=False, scale=None):
@@ -230,7 +230,7 @@ def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
     """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
     seen, judgement = examined(no_fp64)
     assert seen.asked.set_index("asked").outcome["FP64"] == "refused" and judgement.passed
-    options = ["boolean_mask", "added_mask", "window", "softcap", "sinks"]
+    options = [BOOLEAN, ADDED, WINDOW, "softcap", "sinks"]
     assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", *options]
     assert not examined(nan_in_fp16)[1].passed
 
@@ -252,9 +252,7 @@ def test_it_is_said_how_much_was_judged(examined):
     seen, judgement = examined(multiples_of_128, replace(TINY, shapes=("97", "256")))
     (much,) = found(judgement, "coverage")
     assert judgement.passed and much.where == dict(settings=8, settings_of=24, shapes=2, shapes_of=4)
-    assert "8 of 24 settings of format, inputs, N and queries, and 2 of 4 calls over shapes" in judgement_text(
-        judgement
-    )
+    assert all(counts in judgement_text(judgement) for counts in ("8 of 24", "2 of 4"))
     assert judgement.carries == ()  # as 256 queries show
 
 
@@ -303,9 +301,7 @@ def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
     (cause,) = found(judgement, "rounded_splits")
     assert cause.where["splits"] == 4 and cause.where["low_merge"] and cause.number > 0.95
     assert seen.splits.set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
-    assert "It rounds partial results to" in judgement_text(
-        judgement
-    ) and "computes 4 parts of the keys" in judgement_text(judgement)
+    assert cause.severity == Severity.REPORTED and "4 parts" in judgement_text(judgement)
     seen, judgement = examined(off_where_q_is_drawn)  # as large an error, of another cause
     assert len(seen.splits) and not found(judgement, "rounded_splits")
 

