@@ -85,8 +85,8 @@ def check_kernel(
     lookup("layout", layout, kernels.LAYOUTS)
     kernel = kernel if layout == "bhsd" else f"{kernel}@{layout}"
     named = depth if isinstance(depth, str) else "its own"
-    depth = lookup("depth", depth, PLANS) if isinstance(depth, str) else depth
-    depth = replace(depth, drawn_seed=secrets.randbits(31) if seed is None else seed)
+    plan: CheckPlan = lookup("depth", depth, PLANS) if isinstance(depth, str) else depth
+    plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed)
     files = PageFiles.of(out, kernel)
     files.clear()
     with in_a_process(kernel, timeout) as alone:
@@ -95,19 +95,17 @@ def check_kernel(
         else:
             alone.wait()
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
-            found = examine(kernel, depth, device)
+            found = examine(kernel, plan, device)
         found = found if alone is None else replace(found, conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
     name, _, _ = kernel.partition("@")
     about = {"Kernel": name, "Package": _version(name)} | _here(device)
     d = ", ".join(map(str, found.lengths.head_dim.unique())) if len(found.lengths) else "none"
-    n = sorted(found.lengths.n.unique()) if len(found.lengths) else depth.lengths
+    n = sorted(found.lengths.n.unique()) if len(found.lengths) else plan.lengths
     about |= {"Depth": named, "Layout": layout, "Lengths N": n, "head_dim": d}
-    about |= {"Seeds": f"{depth.seeds}; {depth.bias_seeds} of inputs that make trouble, N = {depth.troubled_n}"}
-    about |= {
-        "Drawn anew": f"{len(depth.drawn)} lengths and the order of calls; --seed {depth.drawn_seed} repeats them"
-    }
-    settings = dict(kernel=kernel, device=device) | asdict(depth)
+    about |= {"Seeds": f"{plan.seeds}; {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}"}
+    about |= {"Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them"}
+    settings = dict(kernel=kernel, device=device) | asdict(plan)
     sections, panels = kernel_sections(kernel, found), kernel_panels(judgement, found)
     return _written(files, judgement, sections, panels, found.items(), about, settings)
 

@@ -141,6 +141,7 @@ def _execute_on(executor, notebook, scale, given, build, into, timeout, kernel):
     with workers("slurm") as jobs:  # left by an error, it ends the jobs of a kernel too
         if "processes" in given:
             return _execute(*work[:-2], None, kernel)  # jobs wait their turn, and have a time of their own
+        assert jobs is not None
         return jobs.submit(_execute, *work[:-2], None, None).result()
 
 

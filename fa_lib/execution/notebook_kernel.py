@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import psutil
-from jupyter_client import KernelManager
+from jupyter_client.manager import KernelManager
 
 from fa_lib.execution import process_settings
 from fa_lib.execution.same_code import refuse_another_fa_lib
@@ -57,7 +57,7 @@ class NotebookKernel:
         client.start_channels()
         try:
             client.wait_for_ready(timeout=SLOW_S)
-            client.execute(FORGET, reply=True, timeout=SLOW_S, store_history=False)
+            client.execute_interactive(FORGET, timeout=SLOW_S, store_history=False, output_hook=lambda _: None)
         finally:
             client.stop_channels()
 
@@ -65,7 +65,7 @@ class NotebookKernel:
         """Of its process, and of all that it started; 0 where there is none."""
         if self.manager is None:
             return 0
-        process = psutil.Process(self.manager.provisioner.pid)
+        process = psutil.Process(self.manager.provisioner.pid)  # a local process: of LocalProvisioner
         return sum(sum(each.cpu_times()[:4]) for each in [process, *process.children(recursive=True)])
 
     def end(self) -> None:

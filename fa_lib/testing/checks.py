@@ -46,7 +46,7 @@ RUNS = 3  # of a call, for noise
 QUERIES = 16  # of a call that shows carries
 JUDGED = ("BF16", "FP16", "FP32")  # the first that a kernel has
 ANSWERS = (  # (asked, dim) of `contract`
-    *((each.key, each.call.head_dim if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
+    *((each.key, each.call.head_dim or 0 if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
     (LARGE.key, 0),
     *((GRADIENTS_AT, d) for d in HEAD_DIMS),
     (SINKS_GRADIENT, 0),

@@ -21,7 +21,7 @@ from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.capability import SINKS_GRADIENT, Capabilities
 from fa_lib.check.measure.closeness import Furthest, closeness
-from fa_lib.check.measure.contract import GQA, MORE, OF_SINKS, SCALE, WINDOW, Capabilities, contract
+from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.examine import QUICK, examine
 from fa_lib.check.measure.mistakes import ROUNDINGS
 from fa_lib.check.probe.capture import captured
@@ -70,8 +70,7 @@ def test_a_window_that_is_not_applied_is_named():
 
 def test_options_are_asked_with_shared_heads_and_with_another_scale():
     rows = {row["asked"]: row for row in contract("as_shipped")}
-    hidden, scaled = MORE[(WINDOW,)].key, MORE[SCALE, "softcap"].key
-    for key in (f"{GQA}, and sinks", f"{GQA}, and one query", f"{GQA}, and softcap", scaled, hidden):
+    for key in ("gqa_sinks", "gqa_one_query_decoding", "gqa_softcap", "scale_softcap", "window_first"):
         assert rows[key]["outcome"] == "answered", rows[key]
 
 

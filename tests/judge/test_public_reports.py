@@ -24,19 +24,7 @@ from fa_lib.check.judge.findings import Finding, Judgement, Severity
 from fa_lib.check.judge.kernel import alignment
 from fa_lib.check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.measure.closeness import closeness
-from fa_lib.check.measure.contract import (
-    ADDED,
-    BOOLEAN,
-    CALLS,
-    CAUSAL_FEWER,
-    CAUSAL_ONE,
-    GQA,
-    MORE,
-    ONE_QUERY,
-    SCALE,
-    WINDOW,
-    contract,
-)
+from fa_lib.check.measure.contract import contract
 from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.skipped import Why
 from fa_lib.check.report.capability_labels import LABELS
@@ -370,7 +358,7 @@ def test_options_are_asked_under_the_names_that_a_kernel_gives_them(tmp_path, pr
     kernel = module_name(f"{tmp_path}/{name}.py:f")
     with in_a_process(kernel):
         rows = {row["asked"]: row for row in contract(kernel)}
-    asked = ("causal", SCALE, BOOLEAN if project == "torch" else WINDOW)
+    asked = ("causal", "scale", "boolean_mask" if project == "torch" else "window")
     assert {rows[each]["outcome"] for each in asked} == {"answered"}
     assert {rows[each]["outcome"] for each in ("softcap", "sinks")} == {"refused"}
 
@@ -380,7 +368,7 @@ def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what
     kernel = "torch.nn.functional:scaled_dot_product_attention"
     with in_a_process(kernel):
         rows = {row["asked"]: row for row in contract(kernel)}
-    for asked in ("causal", BOOLEAN, ADDED, SCALE, GQA):
+    for asked in ("causal", "boolean_mask", "added_mask", "scale", "gqa"):
         assert rows[asked]["outcome"] == "answered", asked
     assert rows[CAUSAL_FEWER]["note"] == rows[CAUSAL_ONE]["note"] == "top_left"
     asked = pd.DataFrame([*rows.values()])
@@ -414,10 +402,10 @@ def attention(q, k, v, causal=False, mask=None, softcap=None, sinks=None, wrong=
 
 
 PAIRS = {  # what is wrong -> calls that find it, the first by the note
-    "sinks, one query": ("sinks, and one query", "sinks_ignored"),
-    "mask, causal": ("causal, and a boolean mask", "mask_ignored"),
-    "hidden block": (MORE[(BOOLEAN,)].key, ""),
-    "softcap, mask": ("a boolean mask, and softcap", "softcap_after_mask"),
+    "sinks, one query": ("sinks_one_query_decoding", "sinks_ignored"),
+    "mask, causal": ("causal_boolean_mask", "mask_ignored"),
+    "hidden block": ("boolean_mask_first", ""),
+    "softcap, mask": ("boolean_mask_softcap", "softcap_after_mask"),
 }
 
 
@@ -426,11 +414,11 @@ def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
     rows = {row["asked"]: row for row in contract(partial(attention, wrong=wrong))}
     asked, note = PAIRS[wrong]
     assert rows[asked]["outcome"] in ("wrong", "malformed") and rows[asked]["note"] == note
-    singles = ("causal", BOOLEAN, ADDED, "softcap", "sinks", ONE_QUERY)
+    singles = ("causal", "boolean_mask", "added_mask", "softcap", "sinks", "one_query_decoding")
     assert {rows[each]["outcome"] for each in singles} == {"answered"}
     right = {row["asked"]: row["outcome"] for row in contract(attention)}
-    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {WINDOW, SCALE}
-    assert len(right) > len(CALLS)
+    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "scale"}
+    assert len(right) > sum(not each.combines for each in CAPABILITIES)
 
 
 def test_a_causal_mask_with_two_alignments_fails():

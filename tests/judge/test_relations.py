@@ -12,7 +12,7 @@ import torch
 from fa_lib import E4M3, kernels
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.relations import of_relations
-from fa_lib.check.measure.contract import Capabilities
+from fa_lib.check.measure.capability import Capabilities
 from fa_lib.check.measure.examine import QUICK, REPORT
 from fa_lib.check.measure.relations import RELATIONS, Relation, relate
 from fa_lib.check.measure.relations.masks import WIDE

@@ -17,10 +17,12 @@ from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import examine as of_kernel
-from fa_lib.check.measure.contract import CALLS, CAUSAL_FEWER, LARGE, contract
+from fa_lib.check.measure.capability import CAUSAL_FEWER, LARGE
+from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.examine import QUICK, CheckPlan, examine, measure, measure_shapes
 from fa_lib.check.measure.reference_cache import BIASED, WORST, Inputs
+from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.sentences import cause, headline, judgement_text, sentences_of, title
 from fa_lib.check.report.sentences_kernel import NOTES, SUMS
@@ -55,12 +57,6 @@ def found(judgement, what):
 
 def said(judgement, what):
     return [one for group in sentences_of(judgement).values() for one in group if one.what == what]
-
-
-def at_length(n):
-    """What the contract calls its call of n queries and n keys."""
-    (key,) = (key for key, call in CALLS.items() if (call.n_q, call.n_kv) == (n, n))
-    return key
 
 
 def test_a_kernel_has_its_threads_and_the_judge_one(tmp_path):
@@ -198,16 +194,16 @@ def test_a_kernel_that_changes_its_inputs_is_caught():
 def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     name = register("whole tiles", only_whole_tiles)
     tables = examine(name, replace(SMALL, shapes=("97", "GQA 384", "1024")))
-    assert {at_length(203), at_length(1500)} <= set(tables.asked.asked)
+    assert {"length_203", "length_1500"} <= set(tables.asked.asked)
     asked = tables.asked.set_index("asked")
-    assert asked.outcome[at_length(203)] == "refused"
-    assert "multiple of 64" in asked.problem[at_length(203)]
+    assert asked.outcome["length_203"] == "refused"
+    assert "multiple of 64" in asked.problem["length_203"]
     assert asked.note[CAUSAL_FEWER] == "top_left"
     assert asked.outcome[CAUSAL_FEWER] == "answered"
     judgement = judge_kernel(name, tables)
     (no,) = found(judgement, "unsupported")
-    assert judgement.passed and no.severity == Severity.REPORTED and at_length(203) in no.where["asked"]
-    assert at_length(203) in judgement_text(judgement)
+    assert judgement.passed and no.severity == Severity.REPORTED and "length_203" in no.where["asked"]
+    assert LABELS["length_203"] in judgement_text(judgement)
     shapes = tables.shapes
     assert set(shapes[shapes["shape"] == "97"].outcome) == {"refused"}
     assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()

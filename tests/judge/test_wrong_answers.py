@@ -13,7 +13,8 @@ from fa_lib.check.judge.findings import Verdict
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import contract as of_contract
 from fa_lib.check.measure import wrong_answers
-from fa_lib.check.measure.contract import ADDED, BOOLEAN, GQA, OF_SINKS, SCALE, contract
+from fa_lib.check.measure.capability import CAPABILITIES
+from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.report.sentences import judgement_text
 from fa_lib.check.report.sentences_kernel import NOTES
@@ -75,18 +76,17 @@ def test_a_wrong_answer_is_recognised(note, monkeypatch):
     assert first["outcome"] == ("malformed" if note == "output_bshd" else "wrong")
 
 
-NARROW_V = next(asked for asked, call in of_contract.CALLS.items() if call.v_dim == 128)
 OPTIONS = {  # what is asked -> a kernel that takes it and does something else, and the note
-    SCALE: (lambda q, k, v, scale=None: attention(q, k, v), "scale_ignored"),
-    BOOLEAN: (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
-    ADDED: (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
+    "scale": (lambda q, k, v, scale=None: attention(q, k, v), "scale_ignored"),
+    "boolean_mask": (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
+    "added_mask": (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
     "softcap": (lambda q, k, v, softcap=None: attention(q, k, v), "softcap_ignored"),
     "sinks": (lambda q, k, v, sinks=None: attention(q, k, v), "sinks_ignored"),
     "causal": (lambda q, k, v, causal=False: attention(q, k, v), "unmasked"),
-    GQA: (modulo_heads, "heads_interleaved"),
-    "fewer queries than keys": (over_queries, "over_queries"),
-    OF_SINKS: (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), "other"),
-    NARROW_V: (
+    "gqa": (modulo_heads, "heads_interleaved"),
+    "fewer_queries": (over_queries, "over_queries"),
+    "sinks_gradient": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), "other"),
+    "v_dim_128": (
         lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "factor"),
     "head_dim": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "other"),
 }  # fmt: skip
@@ -94,9 +94,9 @@ OPTIONS = {  # what is asked -> a kernel that takes it and does something else, 
 
 @pytest.mark.parametrize("asked", OPTIONS)
 def test_an_option_that_is_not_what_it_says_is_recognised(asked, monkeypatch):
-    few(monkeypatch, "sinks" if asked == OF_SINKS else asked)
+    few(monkeypatch, "sinks" if asked == "sinks_gradient" else asked)
     fn, note = OPTIONS[asked]
-    if asked == OF_SINKS:  # the kernel takes sinks where they are given, and lets their gradient go
+    if asked == "sinks_gradient":  # the kernel takes sinks where they are given, and lets their gradient go
         kernel = lambda q, k, v, sinks=None: attention(q, k, v) if sinks is None else fn(q, k, v, sinks)  # noqa: E731
     elif asked == "head_dim":
         kernel = lambda q, k, v: fn(q, k, v) if q.shape[-1] == 72 else attention(q, k, v)  # noqa: E731
@@ -110,15 +110,14 @@ def test_an_option_that_is_not_what_it_says_is_recognised(asked, monkeypatch):
 def test_a_right_kernel_has_every_option_that_it_takes():
     rows = {row["asked"]: row for row in contract(attention)}
     assert {asked for asked, row in rows.items() if row["outcome"] != "answered"} == {"softcap"}
-    assert not [row for row in rows.values() if row["note"]] and OF_SINKS in rows
+    assert not [row for row in rows.values() if row["note"]] and "sinks_gradient" in rows
 
 
 @pytest.mark.parametrize("name", ["baseline", "as_shipped", "every_step"])
 def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, monkeypatch):
-    narrow = [asked for asked, call in of_contract.CALLS.items() if call.v_dim]
-    few(monkeypatch, ADDED, "softcap", "sinks", *narrow)
+    few(monkeypatch, "added_mask", "softcap", "sinks", "v_dim_128", "v_dim_512")
     rows = contract(name)
-    pairs = {f"{ADDED}, and softcap", f"{ADDED}, and sinks", "softcap, and sinks"}
+    pairs = {"added_mask_softcap", "added_mask_sinks", "softcap_sinks"}
     assert {row["outcome"] for row in rows} == {"answered"} and pairs <= {row["asked"] for row in rows}
 
 

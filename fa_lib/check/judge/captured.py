@@ -99,7 +99,7 @@ def _no_yardstick(judged, far):
 
 
 def judge_model(
-    subject: str, table: pd.DataFrame, baseline: str = "baseline", skipped: Mapping[tuple[str, str], int] | None = None,
+    subject: str, table: pd.DataFrame, baseline: str | None = "baseline", skipped: Mapping[tuple[str, str], int] | None = None,
     nonfinite: Mapping | None = None, causal: bool = False, close: Sequence[Mapping] = (),
 ) -> Judgement:  # fmt: skip
     """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
