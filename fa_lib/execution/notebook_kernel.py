@@ -28,6 +28,7 @@ class NotebookKernel:
     def __init__(self, cores: int):
         self.cores = cores
         self.manager: KernelManager | None = None
+        self.pid: int | None = None
 
     def ready(self, notebook: Path) -> KernelManager:
         """The manager of a kernel in which no name is bound, as nbclient takes it.
@@ -48,7 +49,7 @@ class NotebookKernel:
         manager = KernelManager(kernel_name=name)
         manager.client_class = "jupyter_client.asynchronous.AsyncKernelClient"  # the one that nbclient awaits
         manager.start_kernel(cwd=str(notebook.parent), env=environment, extra_arguments=QUIET)
-        self.manager = manager
+        self.manager, self.pid = manager, getattr(manager.provisioner, "pid")
         return manager
 
     def _forget(self):
