@@ -1,6 +1,7 @@
 """The attention of transformers and diffusers, as their models call it."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,8 +9,8 @@ from torch import Tensor
 from fa_lib.gallery.adapters import in_4_dims, repeated, seen, softmax_scale, swapped
 
 
-def _module(q, k):
-    """What transformers' attention functions read of the module that calls them."""
+def _module(q, k) -> Any:
+    """Stands for the torch module that calls transformers' attention functions: it has the attributes they read."""
     return SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
 
 

@@ -23,9 +23,10 @@ def _dot_product(own, scale, implementation):
 def _called(q, k, v, causal, scale, mask, implementation):
     own = causal and mask is None and q.shape[2] == k.shape[2]
     mask = None if own else seen(q, k, causal, mask)
-    given = None if mask is None else to_jax(in_4_dims(mask))
-    both = (given, None) if mask is None or mask.dtype == torch.bool else (None, given)
-    return through_jax(partial(_dot_product(own, softmax_scale(q, scale), implementation), *both), q, k, v)
+    full = in_4_dims(mask)  # (batch, heads, n_q, n_kv), each of the first two also 1
+    array = None if full is None else to_jax(full)
+    mask_and_bias = (array, None) if mask is None or mask.dtype == torch.bool else (None, array)
+    return through_jax(partial(_dot_product(own, softmax_scale(q, scale), implementation), *mask_and_bias), q, k, v)
 
 
 def jax_dot_product(

@@ -16,6 +16,7 @@ def _module():
     """ringattention_jax.py alone: the package's __init__ asks for jax.lib.xla_bridge, which JAX removed."""
     (path,) = (file.locate() for file in files("ringattention") or () if file.name == "ringattention_jax.py")
     spec = importlib.util.spec_from_file_location("ringattention_jax", path)
+    assert spec is not None and spec.loader is not None  # of a file that is there
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -2,6 +2,7 @@
 
 import inspect
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,11 +104,12 @@ def torch_varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: f
 
     batch, heads, n_q, d = q.shape
     n_kv = k.shape[2]
-    packed = [swapped(x).reshape(-1, x.shape[1], d) for x in (q, k, v)]
-    ends = [torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=q.device) for n in (n_q, n_kv)]
+    q_rows, k_rows, v_rows = (swapped(x).reshape(-1, x.shape[1], d) for x in (q, k, v))  # (batch * n, heads, d)
+    q_ends, k_ends = (torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=q.device) for n in (n_q, n_kv))
     has = inspect.signature(varlen_attn).parameters  # they differ between torch 2.11 and 2.13
-    how = dict(is_causal=causal) if "is_causal" in has else dict(window_size=(-1, 0 if causal else -1))
+    how: dict[str, Any] = dict(is_causal=causal) if "is_causal" in has else dict(window_size=(-1, 0 if causal else -1))
     if scale is not None:
         how["scale"] = scale
-    o = varlen_attn(*packed, *ends, n_q, n_kv, **how)
+    o = varlen_attn(q_rows, k_rows, v_rows, q_ends, k_ends, n_q, n_kv, **how)
+    assert isinstance(o, Tensor)  # a pair only where return_aux asks for it
     return swapped(o.reshape(batch, n_q, heads, d))

@@ -1,5 +1,7 @@
 """Figure 9: why ten times, by step of the kernel, by bits and tiles, and by what it is compared with."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -85,7 +87,7 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
             at = (len(grid.columns), list(grid.index).index(bits) + 0.5)
             style = dict(textcoords="offset points", va="center", fontsize=7, annotation_clip=False)
             axes[0][-1].annotate(words, at, (6, 0), **style)
-    bar = dict(location="left", label="max error, Flash / Baseline", pad=0.22)
+    bar: dict[str, Any] = dict(location="left", label="max error, Flash / Baseline", pad=0.22)
     figure.colorbar(axes[0][0].collections[0], ax=axes[0][0], format=FuncFormatter(lambda x, _: f"{2.0**x:g}"), **bar)
     seeds = table.groupby(["distribution", "bits", "tiles"]).times_max
     spread = ((seeds.max() - seeds.min()) / seeds.mean()).median()

@@ -62,7 +62,9 @@ def block_scales(table: pd.DataFrame, caption: str) -> Figure:
 
 def bits(recipe: str) -> int:
     """Of an element of Q, K and V."""
-    element = RECIPES[recipe].whole.k.element
+    storage = RECIPES[recipe].whole.k
+    assert storage is not None  # a recipe quantises K
+    element = storage.element
     return element.exponent_bits + element.precision
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ipywidgets as widgets
 from IPython import get_ipython
@@ -150,7 +151,7 @@ def explore() -> widgets.VBox:
         kernel += [widgets.HTML(f"<b>{heading}</b>"), *group.values()]
     busy = widgets.HTML("<span>computing …</span>")
     busy.add_class("fa-busy")
-    panel = _box(
+    panel: Any = _box(
         widgets.VBox, "fa-panel", [
             widgets.HTML(STYLE, layout=dict(height="0", margin="0")),
             _box(widgets.VBox, "fa-above", [above, busy]),

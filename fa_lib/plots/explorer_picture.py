@@ -40,7 +40,8 @@ def setting_line(setting: ExplorerSettings) -> str:
 def picture(setting: ExplorerSettings, found: Found) -> Figure:
     """Left: each row's largest error by position. Right: all signed errors. In units of the format's roundoff u."""
     u = setting.fmt.unit_roundoff
-    figure = Figure(figsize=(6.6, 2.9), dpi=170, layout="none")  # fixed margins: finding them takes longer than drawing
+    # fixed margins: finding them takes longer than drawing; matplotlib's stub of Figure lacks its own "none"
+    figure = Figure(figsize=(6.6, 2.9), dpi=170, layout="none")  # pyright: ignore[reportArgumentType]
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, gridspec_kw=dict(left=0.06, right=0.985, bottom=0.155, top=0.905, wspace=0.22))
     errors = {key: error / u for key, error in found.errors.items()}  # (n, head_dim)

@@ -32,8 +32,9 @@ def gallery(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFra
     """
     shown = [_judged(rows) for rows in (table, *recorded.values())]
     heights = [0.235 * len(rows) + 0.6 for rows in shown]
-    shape = dict(height_ratios=heights, sharex=True, squeeze=False)
-    figure, axes = plt.subplots(len(shown), 1, figsize=(10.5, sum(heights) + 1.0), **shape)
+    figure, axes = plt.subplots(
+        len(shown), 1, figsize=(10.5, sum(heights) + 1.0), height_ratios=heights, sharex=True, squeeze=False
+    )
     for ax, rows in zip(axes[:, 0], shown):
         _rows(ax, rows)
     for ax, title in zip(axes[:, 0], ("CPU", *recorded) if recorded else ()):

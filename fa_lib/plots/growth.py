@@ -8,6 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
@@ -125,7 +126,7 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
     shown.collections[0].colorbar.set_ticklabels(["1/16", "1/4", "1", "4", "16"])
     inside = (frame >= 2) & (frame <= 5)
     for y, x in zip(*np.where(inside)):
-        ax.add_patch(plt.Rectangle((x, y), 1, 1, fill=False, ec=INK, lw=1.4))
+        ax.add_patch(Rectangle((x, y), 1, 1, fill=False, ec=INK, lw=1.4))
     labels = [f"{PAIRS[pair].label}, lr {rate:g}" for pair, rate in frame.index]
     ax.set_yticklabels(labels, rotation=0)
     ax.grid(False)

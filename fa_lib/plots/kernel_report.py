@@ -5,6 +5,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.measure.carry import LOST
@@ -38,7 +39,7 @@ MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 
 @styled
-def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> plt.Figure | None:
+def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Figure | None:
     """Four questions to a kernel: what it carries, how its error grows, what the rule says, what makes trouble.
 
     Args:
@@ -54,7 +55,7 @@ def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> pl
 
 
 @styled
-def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, plt.Figure]:
+def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, Figure]:
     """The same four as a figure each, without a title: keys of `anchors.PICTURES`; none where it runs in no format."""
     return panels_of(_drawn(judgement, found), dict(sides=(4.4, 4.0))) if len(found.lengths) else {}
 

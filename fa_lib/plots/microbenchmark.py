@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -220,7 +221,9 @@ def _relative(ax, table, tiles, recorded):
             _hollow_line(ax, in_roundoff(own, "n", "relative"), fmt, shape)
     values = VALUES.get(table.distribution.iloc[0])
     if values and formats and rows.flash.iloc[0] == "tiled":
-        given = dict(algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0]))
+        options: dict[str, Any] = dict(
+            algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0])
+        )
         fmt = Format.of(formats[0])
-        law = [expected(Precision.uniform(fmt), tiles=count, **given) / fmt.unit_roundoff for count in tiles.values()]
+        law = [expected(Precision.uniform(fmt), tiles=count, **options) / fmt.unit_roundoff for count in tiles.values()]
         ax.plot(list(tiles), law, color=INK, lw=1, ls="--", label="predicted by the law")

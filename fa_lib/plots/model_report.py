@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.probe.probe import summary
@@ -20,9 +21,7 @@ POINTS = " Small points: a head at a step; large ones: the layer's largest error
 
 
 @styled
-def model_report(
-    judgement: Judgement, table: pd.DataFrame, caption: str, baseline: str = "baseline"
-) -> plt.Figure | None:
+def model_report(judgement: Judgement, table: pd.DataFrame, caption: str, baseline: str = "baseline") -> Figure | None:
     """Largest errors of kernels in a model, over Baseline's: a small point for each layer, head and step, a large one
     for each layer, as in `probe.summary`.
 
@@ -40,7 +39,7 @@ def model_report(
 
 
 @styled
-def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, plt.Figure]:
+def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, Figure]:
     """The same without words around it: the key is one of `anchors.PICTURES`; none where nothing was compared."""
     worst = summary(table, baseline)
     if not len(worst):

@@ -1,7 +1,8 @@
 """Tables recorded on other devices, drawn beside the one made here: hollow marks, of one shape for each device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import cycle
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ def by_device(recorded: Mapping[str, pd.DataFrame]) -> list[tuple[str, pd.DataFr
 
 
 def hollow(
-    ax: Axes, at: Iterable, values: pd.DataFrame, color: str, shape: str, label: str | None = None,
+    ax: Axes, at: Any, values: pd.DataFrame, color: str, shape: str, label: str | None = None,
     horizontal: bool = False, **style,
 ) -> None:  # fmt: skip
     """A hollow mark for each mean over seeds, with a line from the least to the largest seed.
@@ -34,14 +35,16 @@ def hollow(
         style: of the means: of matplotlib's `plot`.
     """
     low, high, mean = (getattr(values, name)(axis=1, skipna=False) for name in ("min", "max", "mean"))
-    look = dict(color=color, marker=shape, label=label, mfc="none", ms=8, mew=0.8, lw=0.7, ls="", zorder=4) | style
+    look: dict[str, Any] = (
+        dict(color=color, marker=shape, label=label, mfc="none", ms=8, mew=0.8, lw=0.7, ls="", zorder=4) | style
+    )
     ax.plot(*((mean, at) if horizontal else (at, mean)), **look)
     (ax.hlines if horizontal else ax.vlines)(at, low, high, color=color, lw=0.7)
 
 
 def name_devices(ax: Axes, recorded: Mapping[str, pd.DataFrame]) -> list[Line2D]:
     """An entry for each device in a legend that is made after this."""
-    look = dict(ls="", color=INK, mfc="none", ms=8, mew=0.8)
+    look: dict[str, Any] = dict(ls="", color=INK, mfc="none", ms=8, mew=0.8)
     return [ax.plot([], [], marker=shape, label=name, **look)[0] for name, shape in zip(recorded, cycle(SHAPES))]
 
 

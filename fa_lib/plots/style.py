@@ -3,8 +3,9 @@
 A function that draws a figure is `@styled`: importing this file changes no setting of matplotlib's.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -84,7 +85,7 @@ def panels(table: pd.DataFrame, height: float, rows: int = 1):
 
 
 PANEL = (4.4, 3.5)  # inches: of a page's panel, which a telephone shows at four fifths of that
-LINES = {  # of a panel: few, and seen; none through the words of a legend
+LINES: dict[Any, Any] = {  # of a panel: few, and seen; none through the words of a legend
     "grid.color": DIM, "grid.linewidth": 0.4, "grid.linestyle": ":",
     "legend.frameon": True, "legend.framealpha": 1, "legend.edgecolor": "none",
 }  # fmt: skip
@@ -120,7 +121,7 @@ def in_roundoff(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:
 # long.
 
 
-def dots(ax: Axes, x: Iterable, values: pd.DataFrame, color: str, marker: str, label: str | None, **style) -> None:
+def dots(ax: Axes, x: Any, values: pd.DataFrame, color: str, marker: str, label: str | None, **style) -> None:
     """A small point for each seed at the places x, and a large one for their mean.
 
     Args:
@@ -142,7 +143,8 @@ def band(ax: Axes, values: pd.DataFrame, color: str, marker: str, label: str | N
     values = values.sort_index()
     low, high, mean = (getattr(values, name)(axis=1, skipna=False) for name in ("min", "max", "mean"))
     ax.fill_between(values.index, low, high, color=color, alpha=0.15, lw=0)
-    ax.plot(values.index, mean, color=color, marker=marker, ms=3.5, label=label, **{"lw": 1.3} | style)
+    look: dict[str, Any] = dict(lw=1.3) | style
+    ax.plot(values.index, mean, color=color, marker=marker, ms=3.5, label=label, **look)
 
 
 def format_axis(ax: Axes, formats: list[str], distribution: str) -> None:

@@ -4,6 +4,7 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement
@@ -28,7 +29,7 @@ RISKS = {  # column of `captured.risks` -> heading, what its full colour means
 @styled
 def tensors_report(
     judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, better: dict, caption: str, most: int = 24
-) -> plt.Figure:
+) -> Figure:
     """Heads by line: what makes them risky, how far kernels are on them; and what each change would buy.
 
     Args:
@@ -47,7 +48,7 @@ def tensors_report(
 
 
 @styled
-def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, plt.Figure]:
+def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, Figure]:
     """The same three as a figure each, without a title: keys of `anchors.PICTURES`."""
     drawn, heads = _drawn(risky, far, better, most)
     height = 0.3 * len(heads) + 1.6

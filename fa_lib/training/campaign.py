@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -136,7 +137,7 @@ def _arithmetics(out):
 def draw(runs: pd.DataFrame, config: Config, out: Path = RECORDED / "cpu") -> None:
     """Keep what the trained models draw of CAPTIONS."""
     each = [samples(runs[(runs.seed == seed) & runs.arm.isin(SHOWN)], CAPTIONS, config) for seed in range(PICTURED)]
-    images = {arm: np.stack([of[arm].numpy() for of in each if arm in of]) for arm in each[0]}
+    images: dict[str, Any] = {arm: np.stack([of[arm].numpy() for of in each if arm in of]) for arm in each[0]}
     with replacing(out / "data" / "results" / f"{NAME}.samples.npz") as path, path.open("wb") as file:
         np.savez_compressed(file, **images)
 

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,19 +122,18 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         raise ValueError(f"data: got {str(source)!r}; accepted are shapes, a folder, shards, or a name on the hub")
     path = Path(source)
     shards = sorted(str(p) for p in path.glob("*.tar")) if path.is_dir() else str(source)
+    options: dict[str, Any] = dict(path=str(source))
     if path.is_dir() and not shards:
         options = dict(path="imagefolder", data_dir=str(path))
     elif path.suffix == ".tar" or path.is_dir():
         options = dict(path="webdataset", data_files={split: shards})
-    else:
-        options = dict(path=str(source))
     for shard in glob.glob(str(source)) if path.suffix == ".tar" else shards if path.is_dir() else ():
         check_shard(shard)
     if path.is_dir() and not shards:
         check_folder(path)
     own = [path] if path.is_dir() else [HF_DATASETS_CACHE, DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE]
     with _reading(source):
-        rows = load_dataset(**options, split=split, streaming=streaming)
+        rows: Any = load_dataset(**options, split=split, streaming=streaming)  # a Dataset, or an IterableDataset
         names = rows.column_names or list(next(iter(rows)))
     image, caption = (next((n for n in columns if n in names), None) for columns in (IMAGES, CAPTIONS))
     if image is None or caption is None:

@@ -5,11 +5,12 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
-from lightning_fabric.strategies import ModelParallelStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -23,15 +24,17 @@ def begin(precision: str, device: str, devices: int, strategy: str) -> Fabric:
     if precision in ("16-mixed", "16-mixed-unscaled"):
         scaler = torch.amp.GradScaler(device, enabled=precision == "16-mixed")
         plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
-    sizes = dict(data_parallel_size=devices, tensor_parallel_size=1)
-    sharded = ModelParallelStrategy(_shard, save_distributed_checkpoint=False, **sizes)
+    sharded = ModelParallelStrategy(
+        _shard, data_parallel_size=devices, tensor_parallel_size=1, save_distributed_checkpoint=False
+    )
+    own_precision: Any = None if plugin else precision  # one of the literals that Fabric names
     with _quiet():
         fabric = Fabric(
             accelerator=device,
             devices=devices // nodes(),
             num_nodes=nodes(),
             strategy=sharded if strategy == "fsdp" else "ddp" if devices > 1 else "auto",
-            precision=None if plugin else precision,
+            precision=own_precision,
             plugins=plugin,
         )
         fabric.launch()
@@ -68,6 +71,22 @@ def repeatable(device: str) -> Iterator[None]:
 def local(x: torch.Tensor) -> torch.Tensor:
     """What this process has of a tensor."""
     return x.to_local() if isinstance(x, DTensor) else x
+
+
+def reduced(fabric: Fabric, x: torch.Tensor, how: str = "mean") -> torch.Tensor:
+    """Combine a tensor of any shape over the processes of a run, each of which must call this.
+
+    Args:
+        fabric: of `begin`.
+        x: this process's tensor.
+        how: "mean", "sum" or "min".
+
+    Returns:
+        Tensor of x's shape, the same on every process.
+    """
+    out = fabric.all_reduce(x, reduce_op=how)
+    assert isinstance(out, torch.Tensor)  # a tensor gives a tensor, a collection of tensors its like
+    return out
 
 
 def gathered(x, first: bool):

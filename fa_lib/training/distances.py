@@ -49,12 +49,11 @@ def compare(job: Job) -> list[dict]:
     for folder in (job.folder, job.twin):
         if missing := (path := Path(folder) / "run.json").exists() and missing_of(folder, read_result(path)):
             raise ValueError(missing)
-    both = set(steps_of(job.folder)) & set(steps_of(job.twin))
-    return [
-        dict(step=step)
-        | distances(*(load_weights(weights(folder, step)) for folder in (job.folder, job.twin)), job.heads)
-        for step in sorted(both)
-    ]
+    rows = []
+    for step in sorted(set(steps_of(job.folder)) & set(steps_of(job.twin))):
+        a, b = (load_weights(weights(folder, step)) for folder in (job.folder, job.twin))
+        rows.append(dict(step=step) | distances(a, b, job.heads))
+    return rows
 
 
 def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], heads: int = 1) -> dict[str, float]:

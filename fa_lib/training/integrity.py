@@ -66,8 +66,10 @@ def _check_members(path):
                 raise ValueError(f"data: the shard {path} holds {member.name!r} twice; accepted is once")
             names.add(member.name)
             if base.rpartition(".")[2].lower() in CAPTIONS:
+                caption = shard.extractfile(member)
+                assert caption is not None  # of a regular file there is one
                 try:
-                    shard.extractfile(member).read().decode("utf-8")
+                    caption.read().decode("utf-8")
                 except UnicodeDecodeError:
                     raise ValueError(f"data: the shard {path}: the caption {member.name!r} is not UTF-8") from None
 

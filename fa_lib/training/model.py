@@ -6,9 +6,11 @@ is, and never wider than the captions.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, PixArtTransformer2DModel
+from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
@@ -59,27 +61,33 @@ class TextToImage(torch.nn.Module):
             )
         self.config, self.tokenizer = config, ByT5Tokenizer()
         self.attention = Attention(kernel)
-        self.transformer.set_attn_processor(self.attention)
-        for layer, block in enumerate(self.transformer.transformer_blocks):
+        processor: Any = self.attention  # diffusers types a processor as one of its own classes
+        self.transformer.set_attn_processor(processor)
+        blocks: Any = self.transformer.transformer_blocks
+        for layer, block in enumerate(blocks):
             block.attn1.place, block.attn2.place = (layer, "self"), (layer, "cross")
 
     def tokens(self, captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Bytes and their mask, int64 (batch, text_bytes)."""
-        options = dict(padding="max_length", truncation=True, max_length=self.config.text_bytes, return_tensors="pt")
-        held = self.tokenizer(captions, **options)
-        return held.input_ids, held.attention_mask
+        length = self.config.text_bytes
+        batch = self.tokenizer(
+            list(captions), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+        )
+        return batch.input_ids, batch.attention_mask
 
     def forward(
         self, noisy: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
         """Velocity (batch, 3, size, size) of noisy images at `timesteps` (batch,), 0 to 1000."""
-        mask = mask if self.config.text_mask else None
-        text = self.text(input_ids=tokens, attention_mask=mask).last_hidden_state  # (batch, text_bytes, text_width)
+        text_mask = mask if self.config.text_mask else None
+        text = self.text(
+            input_ids=tokens, attention_mask=text_mask
+        ).last_hidden_state  # (batch, text_bytes, text_width)
         return self.transformer(
             noisy,
             timestep=timesteps,
             encoder_hidden_states=text,
-            encoder_attention_mask=mask,
+            encoder_attention_mask=text_mask,
             added_cond_kwargs={"resolution": None, "aspect_ratio": None},
             return_dict=False,
         )[0]
@@ -94,7 +102,8 @@ class Attention:
     """
 
     def __init__(self, kernel: Callable):
-        self.kernel, self.probe, self.dtypes = kernel, None, set()
+        self.kernel, self.dtypes = kernel, set()
+        self.probe: Callable[..., None] | None = None
 
     def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, **_):
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
@@ -110,8 +119,11 @@ class Attention:
         return attn.to_out[1](attn.to_out[0](o.transpose(1, 2).flatten(2)))
 
 
-def scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """Of the noise, in training and in sampling."""
+def scheduler() -> Any:
+    """The schedule of the noise in training and in sampling, a FlowMatchEulerDiscreteScheduler.
+
+    It is Any to the type checker: diffusers annotates its tensors as FloatTensor, which a Tensor is not.
+    """
     return FlowMatchEulerDiscreteScheduler(shift=3.0)  # more of the steps where there is much noise
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fa_lib import kernels
 from fa_lib.execution import files
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.training import data, nonfinite, preflight
-from fa_lib.training.devices import begin, gathered, local, repeatable
+from fa_lib.training.devices import begin, gathered, local, reduced, repeatable
 from fa_lib.training.half_products import HalfProducts, slow
 from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run_folder import (
@@ -155,9 +156,8 @@ class Run:
                 p.data.copy_(p.detach().double() * factor)
         self.parallel = fabric.setup_module(self.model)  # first: FSDP puts other parameters in
         lr, decay = self.config.lr, self.config.weight_decay
-        self.optimizer = fabric.setup_optimizers(
-            torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
-        )
+        adamw = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
+        self.optimizer: Any = fabric.setup_optimizers(adamw)  # Any: its type is a tuple's too, of several optimizers
         self.scaler = getattr(fabric._precision, "scaler", None)
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
         self.divergence = None
@@ -175,10 +175,10 @@ class Run:
         loss = self.loss(*held)
         if self.model.attention.dtypes != {self.dtype}:
             raise RuntimeError(f"attention ran in {self.model.attention.dtypes}, and not in {self.dtype}")
-        self.losses.append(fabric.all_reduce(loss.detach()).item())
+        self.losses.append(reduced(fabric, loss.detach()).item())
         if not math.isfinite(self.losses[-1]):
             del loss  # and what its backward pass would have needed
-            self.diverge(lambda: fabric.all_reduce(self.loss(*held).detach()))
+            self.diverge(lambda: reduced(fabric, self.loss(*held).detach()))
             return
         fabric.backward(loss)
         if self.step % self.settings["every"] == 0:
@@ -207,19 +207,19 @@ class Run:
 
     def least(self, number: int) -> int:
         """Of a whole number, over the processes."""
-        counted = torch.tensor(number, device=self.fabric.device)
-        return self.fabric.all_reduce(counted, reduce_op="min").item()
+        return int(reduced(self.fabric, torch.tensor(number, device=self.fabric.device), "min"))
 
     def zero_gradients(self) -> list[float]:
         """Share of exactly zero gradients in the transformer, and in the Q and K projections of its self-attention."""
-        gradients = {n: local(p.grad) for n, p in self.model.transformer.named_parameters()}
+        gradients: dict[str, Any] = {n: p.grad for n, p in self.model.transformer.named_parameters()}
+        gradients = {n: local(g) for n, g in gradients.items()}
         both = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
         return [self.sum([(g == 0).sum() for g in of]) / self.sum([g.numel() for g in of]) for of in both]
 
     def sum(self, counts) -> int:
         """Of counts, over the processes too."""
-        counted = torch.tensor(sum(map(int, counts)), device=self.fabric.device)
-        return self.fabric.all_reduce(counted, reduce_op="sum").item()
+        own = torch.tensor(sum(map(int, counts)), device=self.fabric.device)
+        return int(reduced(self.fabric, own, "sum"))
 
     def state(self) -> dict:
         """All that it takes to go on."""
@@ -258,7 +258,7 @@ class Run:
             return
         try:
             state = np.memmap(path, mode="r")
-            if hashlib.sha256(state[:-32]).digest() != state[-32:].tobytes():
+            if hashlib.sha256(state[:-32].data).digest() != state[-32:].tobytes():
                 raise ValueError("its checksum does not fit")
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             rest, rng = held["rest"], held["rng"]

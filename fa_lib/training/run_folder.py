@@ -47,7 +47,7 @@ def checksum(tensors: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name in sorted(tensors):
         total.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        total.update(tensors[name].detach().cpu().contiguous().numpy())
+        total.update(tensors[name].detach().cpu().contiguous().numpy().data)
     return total.hexdigest()
 
 
