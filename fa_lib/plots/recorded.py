@@ -35,9 +35,8 @@ def hollow(
         style: of the means: of matplotlib's `plot`.
     """
     low, high, mean = (getattr(values, name)(axis=1, skipna=False) for name in ("min", "max", "mean"))
-    look: dict[str, Any] = (
-        dict(color=color, marker=shape, label=label, mfc="none", ms=8, mew=0.8, lw=0.7, ls="", zorder=4) | style
-    )
+    look: dict[str, Any] = dict(color=color, marker=shape, label=label, mfc="none", ms=8, mew=0.8, zorder=4)
+    look |= dict(lw=0.7, ls="") | style
     ax.plot(*((mean, at) if horizontal else (at, mean)), **look)
     (ax.hlines if horizontal else ax.vlines)(at, low, high, color=color, lw=0.7)
 

@@ -19,7 +19,7 @@ from fa_lib.training.data import generator
 
 
 class TextToImage(torch.nn.Module):
-    """Predicts the velocity noise - image of a noisy image, told its caption.
+    """Predicts the velocity, noise - image, of a noisy image from its caption.
 
     Args:
         config: its sizes.
@@ -68,7 +68,14 @@ class TextToImage(torch.nn.Module):
             block.attn1.place, block.attn2.place = (layer, "self"), (layer, "cross")
 
     def tokens(self, captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bytes and their mask, int64 (batch, text_bytes)."""
+        """Turn captions into what the text encoder reads.
+
+        Args:
+            captions: batch texts.
+
+        Returns:
+            (bytes, mask): both int64 (batch, text_bytes); mask is 1 where a caption has a byte, 0 where it is padded.
+        """
         length = self.config.text_bytes
         batch = self.tokenizer(
             list(captions), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
@@ -78,11 +85,19 @@ class TextToImage(torch.nn.Module):
     def forward(
         self, noisy: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Velocity (batch, 3, size, size) of noisy images at `timesteps` (batch,), 0 to 1000."""
+        """Predict the velocity of noisy images.
+
+        Args:
+            noisy: (batch, 3, size, size), floating point.
+            timesteps: (batch,), from 0 to 1000.
+            tokens, mask: of `tokens`, int64 (batch, text_bytes).
+
+        Returns:
+            (batch, 3, size, size).
+        """
         text_mask = mask if self.config.text_mask else None
-        text = self.text(
-            input_ids=tokens, attention_mask=text_mask
-        ).last_hidden_state  # (batch, text_bytes, text_width)
+        encoded = self.text(input_ids=tokens, attention_mask=text_mask)
+        text = encoded.last_hidden_state  # (batch, text_bytes, text_width)
         return self.transformer(
             noisy,
             timestep=timesteps,
@@ -97,8 +112,10 @@ class Attention:
     """diffusers' attention processor: projections, the kernel, the output projection.
 
     Attributes:
-        kernel: the function. dtypes: of Q in the calls so far.
-        probe: called `probe(place, q, k, v, o, **options)` after each call, place = (layer, "self" or "cross").
+        kernel: the function.
+        dtypes: the set of Q's dtypes in the calls so far.
+        probe: None, or a function that is called `probe(place, q, k, v, o, **options)` after each call; place is
+            (layer, "self" or "cross"), q, k, v and o are (batch, heads, n, head_dim).
     """
 
     def __init__(self, kernel: Callable):
@@ -128,9 +145,17 @@ def scheduler() -> Any:
 
 
 def noised(images: torch.Tensor, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a training step sees of a batch of uint8 images: (noisy images, timesteps, velocity to predict).
+    """Add a training step's noise to a batch of images.
 
     The noise is drawn on the CPU from (seed, step) alone: the same for every arm, device and number of processes.
+
+    Args:
+        images: uint8 (batch, 3, size, size).
+        seed, step: of the noise.
+
+    Returns:
+        (noisy images, float32 (batch, 3, size, size); timesteps, int64 (batch,); the velocity to predict, float32
+        (batch, 3, size, size)).
     """
     schedule, draw = scheduler(), generator(seed, step)
     x = images.float() / 127.5 - 1  # (batch, 3, size, size) in [-1, 1]
@@ -144,7 +169,17 @@ def noised(images: torch.Tensor, seed: int, step: int) -> tuple[torch.Tensor, to
 
 @torch.no_grad()
 def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 25) -> torch.Tensor:
-    """Images drawn by a trained model, uint8 (n, 3, size, size), the noise drawn from `seed`."""
+    """Draw images with a trained model.
+
+    Args:
+        model: the trained model.
+        captions: n texts.
+        seed: of the noise that the images are made from.
+        steps: of the sampler.
+
+    Returns:
+        uint8 (n, 3, size, size), on the CPU.
+    """
     schedule, size = scheduler(), model.config.image_size
     schedule.set_timesteps(steps)
     device = next(model.parameters()).device
