@@ -111,7 +111,7 @@ def _matmul(a, a_low, b, c, high, low):
 def _exp(x, y, high, low, values, values_low, constants):
     per, first, second, third, sixth_low, twenty_fourth_low = constants
     steps, r, s = np.empty(LANES), np.empty(LANES), np.empty(LANES)
-    v, v_low, first_power, second_power = np.empty(LANES), np.empty(LANES), np.empty(LANES), np.empty(LANES)
+    v, v_low, half, rest = np.empty(LANES), np.empty(LANES), np.empty(LANES), np.empty(LANES)
     for start in range(0, x.size, LANES):
         width = min(LANES, x.size - start)
         for i in range(width):  # x + y = k ln 2 / STEPS + r + s
@@ -127,7 +127,7 @@ def _exp(x, y, high, low, values, values_low, constants):
             step = np.int64(steps[i])
             v[i], v_low[i] = values[step & (STEPS - 1)], values_low[step & (STEPS - 1)]
             n = step >> SHIFT
-            first_power[i], second_power[i] = (
+            half[i], rest[i] = (
                 power_of_two(n >> 1),
                 power_of_two(n - (n >> 1)),
             )  # 2**n, which may be no float64
@@ -139,7 +139,7 @@ def _exp(x, y, high, low, values, values_low, constants):
             h, g = _step(1.0, 0.0, h, g, t, s[i])
             h, g = _step(1.0, 0.0, h, g, t, s[i])
             h, g = _step(0.0, 0.0, h, g, v[i], v_low[i])
-            high[start + i], low[start + i] = h * first_power[i] * second_power[i], g * first_power[i] * second_power[i]
+            high[start + i], low[start + i] = h * half[i] * rest[i], g * half[i] * rest[i]
         for i in range(start, start + width):
             if np.isnan(x[i]):
                 high[i] = x[i]

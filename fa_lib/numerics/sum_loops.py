@@ -44,8 +44,12 @@ def _toward_zero(x, grid):
 
 @numba.njit(nogil=True, error_model="numpy")
 def exponents(x, emin):
-    """Compute floor(log2 |x|), int32 (m, n), at least emin, as a format's exponent field has it; NOTHING of 0. x: float64
-    (m, n), on the grid of a format with this emin."""
+    """Compute floor(log2 |x|), int32 (m, n), at least emin, as a format's exponent field has it; NOTHING of 0.
+
+    Args:
+        x: float64 (m, n), on the grid of a format.
+        emin: of the format.
+    """
     out = np.empty(x.shape, np.int32)
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
@@ -175,8 +179,8 @@ def sequential(a, b, c, out, grid):
 
 @numba.njit(nogil=True, error_model="numpy")
 def pairwise(a, b, c, out, grid):
-    """Write c + a b to out: every product is rounded to nearest, then the sums of neighbours, then the sums of these (one
-    without a neighbour goes last), and at the end c is added. Shapes: as of `chained`."""
+    """Write c + a b to out: every product is rounded to nearest, then the sums of neighbours, then the sums of these
+    (one without a neighbour goes last), and at the end c is added. Shapes: as of `chained`."""
     m, n = out.shape
     own, terms = grid[0] == 53, np.zeros((max(1, a.shape[1]), LANES))
     for j0 in range(0, n, LANES):

@@ -34,8 +34,8 @@ def arithmetic() -> dict[str, str]:
     Returns:
         dict of name -> text, of LABELS: torch's version; processor (vendor, family and model); instructions that
         torch's own loops use; onednn, the instruction set that oneDNN dispatches to; mkl, MKL's version and the path
-        that it takes (on other vendors' processors than Intel's it names no instructions); summed_in_fp32, the formats whose products
-        `half_products` sums in FP32. NONE where there is no such library, or it does not say.
+        that it takes (on other vendors' processors than Intel's it names no instructions); summed_in_fp32, the formats
+        whose products `half_products` sums in FP32. NONE where there is no such library, or it does not say.
     """
     summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
     own = dict(torch=torch.__version__, processor=model() or NONE, instructions=torch.backends.cpu.get_cpu_capability())
