@@ -1,4 +1,7 @@
-"""The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's."""
+"""The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 from functools import cache, partial
 
@@ -10,7 +13,7 @@ from fa_lib.gallery.adapters import in_4_dims, only_dtypes, seen, softmax_scale,
 
 @cache
 def _dot_product(own, scale, implementation):
-    """own: causal by the library's own mask, which is aligned top-left."""
+    """Compile the function. own: whether it is causal by the library's own mask, which is aligned top-left."""
     import jax
 
     def fn(mask, bias, q, k, v):
@@ -20,7 +23,7 @@ def _dot_product(own, scale, implementation):
     return jax.jit(fn)
 
 
-def _called(q, k, v, causal, scale, mask, implementation):
+def _call(q, k, v, causal, scale, mask, implementation):
     own = causal and mask is None and q.shape[2] == k.shape[2]
     mask = None if own else seen(q, k, causal, mask)
     full = in_4_dims(mask)  # (batch, heads, n_q, n_kv), each of the first two also 1
@@ -32,12 +35,13 @@ def _called(q, k, v, causal, scale, mask, implementation):
 def jax_dot_product(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs' format."""
+    """Call jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs'
+    format."""
     if q.device.type == "cpu":
         only_dtypes(q, (torch.bfloat16, torch.float32), "jax.nn.dot_product_attention on CPU")
-    return _called(q, k, v, causal, scale, mask, "xla")
+    return _call(q, k, v, causal, scale, mask, "xla")
 
 
 def jax_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """jax.nn.dot_product_attention(implementation="cudnn"), on CUDA alone."""
-    return _called(q, k, v, causal, scale, None, "cudnn")
+    """Call jax.nn.dot_product_attention(implementation="cudnn"), on CUDA alone."""
+    return _call(q, k, v, causal, scale, None, "cudnn")
