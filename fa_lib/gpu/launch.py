@@ -133,16 +133,16 @@ class Kernel:
         outer, constants = Global([*spans, *self._spans]), Global(self._spans)
 
         def run(number: Size) -> int:
-            watched = Races(self.code.dynamic + shared, -(-int(np.prod(size)) // WARP)) if self.races else None
-            memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watched), parameters, constants)
+            watch = Races(self.code.dynamic + shared, -(-int(np.prod(size)) // WARP)) if self.races else None
+            memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watch), parameters, constants)
             begin = None
             if self.native is not None:
-                fields, kept = of_memory(memory)
+                fields, buffers = of_memory(memory)
                 begin = partial(Advance, self.native, fields)
-            one = Block(self.code, memory, number, grid, size, begin)
+            block_run = Block(self.code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
-                one.run()
-            return one.steps
+                block_run.run()
+            return block_run.steps
 
         if blocks is None:
             blocks = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid)))]

@@ -115,7 +115,7 @@ def targets(operand: Operand, instruction: Instruction) -> list[Register | None]
 
 
 def both(operand: Operand, instruction: Instruction) -> list[Register | None]:
-    """Where the two results of first | second go; one alone is the first."""
+    """Return the registers of the two results of first | second; of a single result, its register and None."""
     first, second = (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
     return [*targets(first, instruction), *targets(second, instruction)]
 

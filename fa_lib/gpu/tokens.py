@@ -16,6 +16,8 @@ TOKEN = re.compile(
 
 
 class Token(NamedTuple):
+    """A word of a PTX text, and its line, from 1."""
+
     text: str
     line: int
 

@@ -101,7 +101,7 @@ class Scheme:
         if self.per == "none":
             return self.element(x.clamp(-self.element.max, self.element.max))
         if self.per == "block":
-            return torch.cat([self._rounded(part, largest(part, (-2, -1))) for part in x.split(self.size, -2)], -2)
+            return torch.cat([self._rounded(rows, largest(rows, (-2, -1))) for rows in x.split(self.size, -2)], -2)
         if axis == -2:
             return self.apply(x.mT).mT
         if self.per == "group":

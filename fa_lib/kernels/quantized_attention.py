@@ -35,15 +35,19 @@ class QuantizedP(Dot):
     scheme: Scheme
 
     def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        """Compute Q Kᵀ, (..., n_q, n_kv), by the other Dot."""
         return self.sums.scores(Q, K)
 
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        """Compute C + P V, (..., n_q, d_v), of A = P (..., n_q, n_kv), quantised here, and B = V (..., n_kv, d_v)."""
         return self.sums.matmul(self.scheme.apply(A), B, C)
 
     def totals(self, P: Tensor) -> Tensor:
+        """Sum each row of P, (..., keys) -> (..., 1), before it is quantised."""
         return self.sums.totals(P)
 
     def exp_(self, x: Tensor) -> Tensor:
+        """Compute exp(x) of x's shape, by the other Dot."""
         return self.sums.exp_(x)
 
 

@@ -135,6 +135,7 @@ class ScoresRoundedBeforeScale(Exact):
     fmt: Format
 
     def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        """Compute Q Kᵀ, (..., n_q, n_kv), rounded."""
         return Format.of((8, self.fmt.precision)).round_(Q @ K.mT)
 
 

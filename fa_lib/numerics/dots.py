@@ -112,9 +112,11 @@ class Exact(Dot):
     """The exact sum, but for float64's own last bits: whoever stores it rounds it, once."""
 
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        """Compute C + A B, (..., m, n), as `Dot.matmul`."""
         return A @ B if C is None else C + A @ B
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return c + a @ b
 
 
@@ -127,15 +129,19 @@ class DoubleDouble(Dot):
     """
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         return sum_loops.threaded(double_double.rounded, a, b, c)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return self.with_numba(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
 
     def totals(self, P: Tensor) -> Tensor:
+        """Sum each row, (..., keys) -> (..., 1), in double-double."""
         return self.matmul(P.new_ones(1, P.shape[-1]), P.mT).mT
 
     def exp_(self, x: Tensor) -> Tensor:
+        """Compute exp(x) of x's shape, rounded from double-double; x is not overwritten."""
         values = x.cpu().contiguous().numpy()  # of any device: there is no other exp of so many bits
         high, _ = double_double.exp(values, np.zeros_like(values))
         return torch.from_numpy(high).to(x.device)
@@ -162,9 +168,11 @@ class Ordered(Dot):
             raise ValueError(f"fmt: got {self.fmt}, rounded {self.fmt.mode}; accepted is a format rounded to nearest")
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         return sum_loops.threaded(sum_loops.LOOPS[self.order], a, b, c, self.fmt.grid)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return sum_torch.ordered_sum(self.fmt, self.order, a, b.mT, c)
 
 

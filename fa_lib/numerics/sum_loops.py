@@ -224,16 +224,16 @@ def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:
     out = torch.empty(c.shape, dtype=torch.float64)
     x, y, z, result = (tensor.contiguous().numpy() for tensor in (a, b, c, out))
     size = a.shape[1] if out.numel() * a.shape[-1] < SLICE else -(-a.shape[1] // torch.get_num_threads())
-    parts = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
+    tasks = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
 
-    def work(part):
-        t, i = part
+    def work(task):
+        t, i = task
         loop(x[t, i], y[t], z[t, i], result[t, i], *args)
 
-    if len(parts) == 1 or torch.get_num_threads() == 1:
-        for part in parts:
-            work(part)
+    if len(tasks) == 1 or torch.get_num_threads() == 1:
+        for task in tasks:
+            work(task)
     else:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            list(pool.map(work, parts))
+            list(pool.map(work, tasks))
     return sum_torch.with_special(out, a, b.mT, c)

@@ -88,6 +88,7 @@ class TensorCore(Dot):
         return replace(core, two_level=two_level)
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         rule = self.inputs.emin, self.block, self.F, self.two_level or 0
 
         def sums(a, b, c):
@@ -96,6 +97,7 @@ class TensorCore(Dot):
         return self._in_blocks(sums, a, b, c)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return self._in_blocks(lambda a, b, c: sum_torch.tensor_core_sum(self, a, b.mT, c), a, b, c)
 
     def _in_blocks(self, sums: Callable[..., Tensor], a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -178,10 +180,12 @@ class ScaledCore(TensorCore):
         return [sum_torch.with_exponents(x, scale, fmt, self.group) for x, scale in zip((a, b), scales)]
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         rule = self.block, self.group, self.F, self.zero
         return sum_loops.threaded(sum_loops.grouped, a, b, c, rule, self.result.grid)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return sum_torch.block_scaled_sum(self, a, b.mT, c)
 
 

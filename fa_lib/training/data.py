@@ -31,7 +31,7 @@ def mixed(*numbers: int) -> int:
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """A torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
+    """Make a torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
     return torch.Generator().manual_seed(mixed(*numbers))
 
 

@@ -137,7 +137,7 @@ class Attention:
 
 
 def scheduler() -> Any:
-    """The schedule of the noise in training and in sampling, a FlowMatchEulerDiscreteScheduler.
+    """Make the schedule of the noise in training and in sampling, a FlowMatchEulerDiscreteScheduler.
 
     It is Any to the type checker: diffusers annotates its tensors as FloatTensor, which a Tensor is not.
     """
