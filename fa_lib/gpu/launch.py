@@ -137,7 +137,7 @@ class Kernel:
             memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watch), parameters, constants)
             begin = None
             if self.native is not None:
-                fields, buffers = of_memory(memory)
+                fields, buffers = of_memory(memory)  # buffers stay alive while the block runs
                 begin = partial(Advance, self.native, fields)
             block_run = Block(self.code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
