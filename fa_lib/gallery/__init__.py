@@ -10,13 +10,14 @@ from fa_lib.gallery.catalogue import CATALOGUES
 
 
 def __getattr__(name):
-    """The kernel of a key of ENTRIES or ON_CUDA.
+    """Find the kernel of a key of ENTRIES or ON_CUDA.
 
     Raises:
-        ImportError: it cannot run here, and why.
+        AttributeError: there is no such key.
+        ImportError: the kernel cannot run here; it says why.
     """
-    found = [entries[name] for entries in CATALOGUES.values() if name in entries]
-    if not found:
+    matches = [entries[name] for entries in CATALOGUES.values() if name in entries]
+    if not matches:
         accepted = ", ".join(dict.fromkeys(key for entries in CATALOGUES.values() for key in entries))
         raise AttributeError(f"fa_lib.gallery has no kernel {name!r}; accepted are {accepted}")
-    return next((entry for entry in found if not entry.problem), found[0]).kernel()
+    return next((entry for entry in matches if not entry.problem), matches[0]).kernel()

@@ -1,4 +1,4 @@
-"""What a kernel of another library needs to be called with torch tensors: layouts, arrays, masks, several calls."""
+"""Adapters for kernels of other libraries: torch tensors in their layouts, arrays and masks, and in several calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Kernel = Callable[..., Tensor]  # f(q, k, v, causal=False, scale=None) on (batch
 
 
 def softmax_scale(q: Tensor, scale: float | None) -> float:
-    """The factor of Q Kᵀ: `scale`, or 1 / sqrt(head_dim) where it is None."""
+    """Return the factor of Q Kᵀ: `scale`, or 1 / sqrt(head_dim) of q (..., head_dim) where it is None."""
     return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def only_default_scale(q: Tensor, scale: float | None, project: str) -> None:
-    """For a kernel that has no argument for the scale.
+    """Refuse another scale than the default, for a kernel that has no argument for it; q: (..., head_dim).
 
     Raises:
         NotImplementedError: scale is not 1 / sqrt(head_dim).
@@ -30,7 +30,7 @@ def only_default_scale(q: Tensor, scale: float | None, project: str) -> None:
 
 
 def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> None:
-    """For a kernel that does not have every dtype.
+    """Refuse a dtype that a kernel does not have; q: of any shape.
 
     Raises:
         NotImplementedError: q's dtype is none of `dtypes`.
@@ -41,12 +41,21 @@ def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> Non
 
 
 def visible(n_q: int, n_kv: int) -> Tensor:
-    """The causal mask aligned bottom-right, boolean (n_q, n_kv): True where query i sees key j <= i + n_kv - n_q."""
+    """Make the causal mask aligned bottom-right, bool (n_q, n_kv): True where query i sees key j <= i + n_kv - n_q."""
     return torch.ones(n_q, n_kv, dtype=torch.bool).tril(n_kv - n_q)
 
 
 def seen(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
-    """A causal mask and another one as one: boolean, or to be added to the scores; None where there is none."""
+    """Combine a causal mask and another mask.
+
+    Args:
+        q, k: (batch, heads, n, head_dim).
+        causal: whether there is a causal mask, aligned bottom-right.
+        mask: the other, bool or added to the scores, (..., n_q, n_kv); None is none.
+
+    Returns:
+        (..., n_q, n_kv), bool or to be added to the scores; None where there is no mask.
+    """
     if not causal:
         return mask
     below = visible(q.shape[2], k.shape[2]).to(q.device)
@@ -56,54 +65,75 @@ def seen(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | No
 
 
 def in_4_dims(mask: Tensor | None) -> Tensor | None:
-    """A mask (batch, heads, queries, keys), ones where it had no dimension."""
+    """Give a mask of up to 4 dimensions (..., n_q, n_kv) all 4, (batch, heads, n_q, n_kv), with 1 for the missing
+    ones."""
     return None if mask is None else mask[(None,) * (4 - mask.ndim)]
 
 
 def swapped(x: Any) -> Any:
-    """(batch, heads, n, head_dim) as (batch, n, heads, head_dim), and back: a tensor, or an array with `swapaxes`."""
+    """Turn (batch, heads, n, head_dim) into (batch, n, heads, head_dim), or back: a tensor, or an array with
+    `swapaxes`."""
     return x.swapaxes(1, 2)
 
 
 def packed(x: Tensor) -> Tensor:
-    """(batch, heads, n, head_dim) as (batch, n, heads * head_dim), a layout of ONNX Runtime."""
+    """Turn (batch, heads, n, head_dim) into (batch, n, heads * head_dim), a layout of ONNX Runtime."""
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
 def unpacked(x: Tensor, heads: int) -> Tensor:
-    """(batch, n, heads * head_dim) as (batch, heads, n, head_dim)."""
+    """Turn (batch, n, heads * head_dim) into (batch, heads, n, head_dim)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2).contiguous()
 
 
 def repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V with each head repeated for the heads of Q that share it, for libraries without GQA."""
+    """Repeat each head of K and V for the heads of Q that share it, for libraries without GQA.
+
+    Args:
+        q: (batch, heads, n_q, head_dim).
+        k, v: (batch, kv_heads, n_kv, head_dim).
+
+    Returns:
+        (k, v): (batch, heads, n_kv, head_dim) each.
+    """
     times = q.shape[1] // k.shape[1]
     return (k, v) if times == 1 else (k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
 
 
 def padded(x: Tensor, multiple: int) -> Tensor:
-    """x (batch, heads, n, head_dim) with rows of zeros after its n, up to a multiple. The caller hides padded keys."""
+    """Append rows of zeros to x (batch, heads, n, head_dim), until n is a multiple. The caller hides padded keys."""
     return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % multiple))
 
 
 def queries_at_a_time(fn: Kernel, count: int) -> Kernel:
-    """The kernel that asks `fn` for `count` queries in each call: 1 as in decoding, a few as in speculative decoding.
+    """Make the kernel that calls `fn` with `count` queries at a time: 1 as in decoding, a few as in speculative
+    decoding.
 
-    With causal=True a call gets the keys that its last query sees, and no more, as a KV cache holds them.
+    With causal=True each call gets only the keys that its last query sees, as a KV cache holds them.
+
+    Args:
+        fn: a kernel of q, k, v and o (batch, heads, n, head_dim).
+        count: queries of a call.
+
+    Returns:
+        A kernel of the same tensors.
     """
 
     def call(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         outputs = []
-        for some, keys in calls_of(q.shape[2], k.shape[2], count, causal):
-            mask, own = causal and some.stop - some.start > 1, slice(keys)
-            outputs.append(fn(q[:, :, some], k[:, :, own], v[:, :, own], causal=mask, scale=scale))
+        for rows, keys in calls_of(q.shape[2], k.shape[2], count, causal):
+            mask, own = causal and rows.stop - rows.start > 1, slice(keys)
+            outputs.append(fn(q[:, :, rows], k[:, :, own], v[:, :, own], causal=mask, scale=scale))
         return torch.cat(outputs, 2)
 
     return call
 
 
 def calls_of(n_q: int, n_kv: int, count: int, causal: bool) -> Iterator[tuple[slice, int]]:
-    """The queries of each call of at most `count`, and the number of keys that it gets: those that its last query sees.
+    """Cut a call into calls of at most `count` queries.
+
+    Yields:
+        (the slice of the queries, the number of keys, which are those that the last of them sees).
 
     Raises:
         NotImplementedError: a query would see no key.
@@ -117,17 +147,17 @@ def calls_of(n_q: int, n_kv: int, count: int, causal: bool) -> Iterator[tuple[sl
 
 
 def bf16_bits(x: Tensor) -> np.ndarray:
-    """A BF16 tensor's bits as an array of 16-bit whole numbers, since numpy has no BF16."""
+    """Return a BF16 tensor's bits as an int16 array of its shape, since numpy has no BF16."""
     return x.detach().contiguous().view(torch.int16).numpy()
 
 
 def from_bf16_bits(bits: np.ndarray) -> Tensor:
-    """The BF16 tensor of an array of 16-bit items that hold its bits; a copy."""
+    """Copy an array of 16-bit items, the bits of BF16 values, into a BF16 tensor of its shape."""
     return torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16)
 
 
 def to_numpy(x: Tensor) -> np.ndarray:
-    """A tensor as an array of its dtype; BF16 is ml_dtypes.bfloat16."""
+    """Return a tensor as an array of its shape and dtype; BF16 is ml_dtypes.bfloat16."""
     if x.dtype != torch.bfloat16:
         return x.detach().contiguous().numpy()
     import ml_dtypes  # pyright: ignore[reportMissingImports]
@@ -136,24 +166,31 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 
 def from_numpy(x: np.ndarray) -> Tensor:
-    """The tensor of an array, ml_dtypes.bfloat16 included; a copy, so that the library's memory may go."""
+    """Copy an array, also of ml_dtypes.bfloat16, into a tensor of its shape, so that the library's memory may go."""
     return from_bf16_bits(x) if x.dtype.name == "bfloat16" else torch.from_numpy(np.array(x))
 
 
 def to_jax(x: Tensor) -> Any:
-    """A tensor as a JAX array of its dtype, by DLPack, of a copy: JAX takes its arrays to be immutable."""
+    """Copy a tensor into a JAX array of its shape and dtype, by DLPack: JAX takes its arrays to be immutable."""
     import jax  # pyright: ignore[reportMissingImports]
 
     return jax.dlpack.from_dlpack(x.detach().clone(memory_format=torch.contiguous_format))
 
 
 def from_jax(x: Any) -> Tensor:
-    """The tensor of a JAX array, by DLPack; a copy."""
+    """Copy a JAX array into a tensor of its shape, by DLPack."""
     return torch.from_dlpack(x.block_until_ready()).clone()
 
 
 def through_jax(fn: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """fn(q, k, v), a function of JAX arrays, called with torch tensors, in q's dtype. Its gradients are jax.vjp's.
+    """Call a function of JAX arrays with torch tensors. Its gradients are jax.vjp's.
+
+    Args:
+        fn: fn(q, k, v) -> o, of JAX arrays.
+        q, k, v: (batch, heads, n, head_dim).
+
+    Returns:
+        o: (batch, heads, n_q, head_dim) in q's dtype.
 
     Raises:
         NotImplementedError: FP64, which JAX has only after jax.config.update("jax_enable_x64", True).

@@ -1,4 +1,5 @@
-"""The catalogue of the gallery: whose kernel it is, what it needs, and how it comes to be called in real use."""
+"""The catalogue of the gallery: each kernel's project, the packages it needs, and the calls that reach it in real
+use."""
 
 import importlib
 import re
@@ -37,35 +38,36 @@ class Entry:
 
     @property
     def problem(self) -> str:
-        """Why it cannot run here, in a sentence; "" where it can, as far as is seen before it is called."""
-        missing = [name for name in self.needs if installed(name) is None]
+        """Why it cannot run here, in a sentence; "" where nothing speaks against it before it is called."""
+        absent = [name for name in self.needs if installed(name) is None]
         if self.device == "cuda" and not torch.cuda.is_available():
             return "it needs a CUDA device, and there is none here"
-        if self.cannot or not missing:
+        if self.cannot or not absent:
             return self.cannot
         if self.device == "cuda":
-            return f"it needs {' and '.join(missing)}, not installed here; docs/gpu.md says how that comes to a GPU"
-        wanted = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in missing)
-        extra = "gallery" if set(missing) <= pins().keys() else "train"
+            return f"it needs {' and '.join(absent)}, not installed here; docs/gpu.md says how that comes to a GPU"
+        requirements = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in absent)
+        extra = "gallery" if set(absent) <= pins().keys() else "train"
         how = f"{'`make gallery` or ' if extra == 'gallery' else ''}pip install 'fa_lib[{extra}]' installs"
-        return f"it needs {wanted}, not installed here; {how} {'it' if len(missing) == 1 else 'them'}"
+        return f"it needs {requirements}, not installed here; {how} {'it' if len(absent) == 1 else 'them'}"
 
     def kernel(self) -> Callable:
-        """Its function f(q, k, v, causal=False, scale=None), with mask=None where it takes one.
+        """Import its function f(q, k, v, causal=False, scale=None), with mask=None where it takes one; q, k, v and o
+        are (batch, heads, n, head_dim).
 
         Raises:
-            ImportError: it cannot run here, and why.
+            ImportError: it cannot run here; it says why.
         """
         if self.problem:
             raise ImportError(f"{self.key} cannot run: {self.problem}")
         return getattr(importlib.import_module(f"fa_lib.gallery.{self.module}"), self.key)
 
 
-_version = cache(version)  # every look reads files; what is not there may come, and is not kept
+_version = cache(version)  # each call reads files; an absent distribution may be installed later, so it is not cached
 
 
 def installed(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Return the installed version of a distribution, or None."""
     try:
         return _version(distribution)
     except PackageNotFoundError:
@@ -74,23 +76,24 @@ def installed(distribution: str) -> str | None:
 
 @cache
 def pins() -> dict[str, str]:
-    """distribution -> version, of requirements.txt."""
+    """Read requirements.txt: a dict of distribution -> version."""
     return dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([\w.]+)$", REQUIREMENTS.read_text(), re.MULTILINE))
 
 
 def listing() -> str:
-    """Every kernel in three lines: its key and project; what it needs, and whether it runs here; its real use."""
-    told = []
+    """List every kernel in three lines: its key and project; the packages it needs, and whether it runs here; its
+    use."""
+    lines = []
     for entry in (*ENTRIES.values(), *ON_CUDA.values()):
-        held = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in entry.needs)
+        versions = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in entry.needs)
         runs = f"cannot run here: {entry.problem}" if entry.problem else "runs here"
         where = "" if entry.device == "cpu" else f" on {entry.device}"
-        told.append(f"gallery:{entry.key}{where} ({entry.project})\n    {held}; {runs}\n    in use: {entry.use}")
-    return "\n".join(told)
+        lines.append(f"gallery:{entry.key}{where} ({entry.project})\n    {versions}; {runs}\n    in use: {entry.use}")
+    return "\n".join(lines)
 
 
 def _entries(project: str, module: str, needs: tuple[str, ...], device: str = "cpu", **uses: str) -> list[Entry]:
-    """Entries of one file: key -> use."""
+    """Make the entries of one file; uses: key -> use."""
     return [Entry(key, project, module, needs, use, device=device) for key, use in uses.items()]
 
 

@@ -1,4 +1,7 @@
-"""The package flash-attn on CUDA: its compiled kernel, and the one in Triton that it also ships."""
+"""The package flash-attn on CUDA: its compiled kernel, and the one in Triton that it also ships.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 from torch import Tensor
 
@@ -7,12 +10,16 @@ from fa_lib.gallery.adapters import repeated, softmax_scale, swapped
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """flash_attn.flash_attn_func, as `kernels.flash`."""
+    """Call flash_attn.flash_attn_func, as `kernels.flash` does."""
     return kernels.flash(q, k, v, backend="flash_attn", causal=causal, scale=scale)
 
 
 def flash_attn_triton(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """flash_attn.flash_attn_triton.flash_attn_func, its tiles of 128 queries and 128 keys."""
+    """Call flash_attn.flash_attn_triton.flash_attn_func, with its tiles of 128 queries and 128 keys.
+
+    Raises:
+        NotImplementedError: causal with n_q unlike n_kv.
+    """
     from flash_attn.flash_attn_triton import flash_attn_func  # pyright: ignore[reportMissingImports]
 
     if causal and q.shape[2] != k.shape[2]:

@@ -1,4 +1,7 @@
-"""flash-attention-jax (lucidrains), whose tiles are 1,024 queries and 1,024 keys."""
+"""flash-attention-jax (lucidrains), whose tiles are 1,024 queries and 1,024 keys.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 from functools import cache
 
@@ -18,9 +21,13 @@ def _flash(causal):
 
 
 def flash_attention_jax(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """flash_attention_jax.flash_attention with a mask of keys that hides none, or causal_flash_attention.
+    """Call flash_attention_jax.flash_attention with a mask of keys that hides none, or causal_flash_attention.
 
-    Off its tiles it is wrong: a slice that would pass the end of K begins earlier instead, so keys count twice.
+    It is wrong where n is no multiple of its tiles: a slice that would pass the end of K begins earlier instead, so
+    keys count twice.
+
+    Raises:
+        NotImplementedError: causal with more queries than keys, another scale than the default, or FP64.
     """
     if causal and q.shape[2] > k.shape[2]:
         raise NotImplementedError("flash-attention-jax has no causal mask for more queries than keys")

@@ -4,6 +4,8 @@ Nothing is built: the wheels xllamacpp (llama.cpp) and pywhispercpp (whisper.cpp
 llama.cpp does, Q is given in FP32 and K, V in the type of the KV cache. Below 64 queries ggml takes a path that goes
 key by key; where V is stored in FP16 that path adds up O in FP16 (ggml-cpu/ops.cpp,
 ggml_compute_forward_flash_attn_ext_f16_one_chunk).
+
+For each kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. Errors are those of `Ggml`.
 """
 
 import ctypes
@@ -56,33 +58,34 @@ _SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
 
 @cache
 def _functions(wheel):
-    """name -> function of ggml, out of the shared libraries of an installed wheel."""
+    """Load ggml's functions, name -> function, from the shared libraries of an installed wheel."""
     paths = [file.locate() for start in FILES[wheel] for file in files(wheel) or () if str(file).startswith(start)]
     libraries = [ctypes.CDLL(str(path)) for path in paths]  # no RTLD_GLOBAL: two versions of ggml share a process
-    found = {}
+    functions = {}
     for name, (result, *arguments) in _SIGNATURES.items():
-        found[name] = next(getattr(library, name) for library in libraries if hasattr(library, name))
-        found[name].restype, found[name].argtypes = result, arguments
-    found["ggml_cpu_init"]()
-    return found
+        functions[name] = next(getattr(library, name) for library in libraries if hasattr(library, name))
+        functions[name].restype, functions[name].argtypes = result, arguments
+    functions["ggml_cpu_init"]()
+    return functions
 
 
 def version(wheel: str) -> str:
-    """The version of ggml inside a wheel of FILES, "0.13.1" for instance."""
+    """Return the version of ggml inside a wheel of FILES, such as "0.13.1"."""
     return _functions(wheel)["ggml_version"]().decode()
 
 
 @dataclass(frozen=True)
 class Ggml:
-    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`. K and V are stored once, as a KV
-    cache holds them, and each call of ggml's sees as many keys of it as its last query does.
+    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`. K and V are stored once, as in a
+    KV cache, and each call of ggml gets the keys that its last query sees.
 
     Attributes:
-        wheel: of FILES, which holds ggml.
-        k, v: the types of TYPES that K and V are stored in; None is their own dtype, as a cache of that type has it.
-        threads: ggml divides the keys among them where there is one query, and the queries otherwise.
-        precise: return FP32, as ggml does, and not q's dtype.
-        queries: in each call of ggml's, at most; None is all.
+        wheel: the wheel of FILES that holds ggml.
+        k, v: the types of TYPES that K and V are stored in; None is their own dtype.
+        threads: number of threads; ggml divides the keys among them where there is one query, and the queries
+            otherwise.
+        precise: whether o is FP32, as ggml returns it, and not in q's dtype.
+        queries: the most queries of one call of ggml; None is all.
     """
 
     wheel: str = "xllamacpp"
@@ -93,11 +96,21 @@ class Ggml:
     queries: int | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        """o (batch, heads, n_q, head_dim of v). q, k, v: (batch, heads, n, head_dim) in FP32, FP16 or BF16.
+        """Compute attention.
+
+        Args:
+            q, k, v: (batch, heads, n, head_dim) in FP32, FP16 or BF16.
+            causal: whether a query sees no later keys, aligned bottom-right.
+            scale: None is 1 / sqrt(head_dim).
+
+        Returns:
+            o: (batch, heads, n_q, head_dim of v).
 
         Raises:
             NotImplementedError: ggml does not have this dtype or head_dim.
-            ValueError: a type changes values of K or V that are not quantised, so that more than the type would differ.
+            ValueError: storing K or V in a type that is no quantised one changes their values, so that the results
+                would not differ by the type alone.
+            RuntimeError: ggml reports an error.
         """
         only_dtypes(q, (torch.float16, torch.bfloat16, torch.float32), "ggml")
         kinds = [kind or DTYPES[q.dtype] for kind in (self.k, self.v)]
@@ -110,23 +123,24 @@ class Ggml:
                 raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
         ggml, n_q, outputs = _functions(self.wheel), q.shape[2], []
         with _context(ggml, 4 * (k.numel() + v.numel())) as cache:
-            held = [_tensor(ggml, cache, x, kind) for x, kind in zip((k, v), kinds)]
-            whole = [(slice(0, n_q), k.shape[2])]
-            for some, keys in calls_of(n_q, k.shape[2], self.queries, causal) if self.queries else whole:
-                stored = [(of, x.shape, kind, keys) for of, x, kind in zip(held, (k, v), kinds)]
-                mask = causal and some.stop - some.start > 1
-                outputs.append(self._attend(ggml, q[:, :, some], stored, softmax_scale(q, scale), mask))
+            tensors = [_tensor(ggml, cache, x, kind) for x, kind in zip((k, v), kinds)]
+            one_call = [(slice(0, n_q), k.shape[2])]
+            for rows, keys in calls_of(n_q, k.shape[2], self.queries, causal) if self.queries else one_call:
+                views = [(tensor, x.shape, kind, keys) for tensor, x, kind in zip(tensors, (k, v), kinds)]
+                mask = causal and rows.stop - rows.start > 1
+                outputs.append(self._attend(ggml, q[:, :, rows], views, softmax_scale(q, scale), mask))
         o = torch.cat(outputs, 1).transpose(1, 2).contiguous()
         return o if self.precise else o.to(q.dtype)
 
-    def _attend(self, ggml, q, stored, scale, causal):
-        """One call: o (batch, n_q, heads, head_dim of v), FP32. stored: of K and V, as `_seen` takes them."""
-        (batch, heads, n_q, _), (_, shape, _, keys) = q.shape, stored[1]
+    def _attend(self, ggml, q, views, scale, causal):
+        """Make one call of ggml: o (batch, n_q, heads, head_dim of v), FP32. views: of K and V, arguments of
+        `_view`."""
+        (batch, heads, n_q, _), (_, shape, _, keys) = q.shape, views[1]
         o = torch.empty(batch, n_q, heads, shape[-1])
         mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
         with _context(ggml, 4 * (q.numel() + o.numel()) + mask_size) as context:
             mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
-            tensors = _tensor(ggml, context, q, "FP32"), *(_seen(ggml, context, *each) for each in stored)
+            tensors = _tensor(ggml, context, q, "FP32"), *(_view(ggml, context, *view) for view in views)
             out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
             ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
             graph = ggml["ggml_new_graph"](context)
@@ -140,7 +154,7 @@ class Ggml:
 
 @contextmanager
 def _context(ggml, size):
-    """A context of ggml with room for so many bytes of tensors, and for what it computes with."""
+    """Open a context of ggml with room for `size` bytes of tensors, and for its graph and buffers."""
     context = ggml["ggml_init"](_Parameters(size + SCRATCH, None, False))
     try:
         yield context
@@ -148,78 +162,79 @@ def _context(ggml, size):
         ggml["ggml_free"](context)
 
 
-def _seen(ggml, context, held, shape, kind, keys):
-    """A view of a tensor of `_tensor`, of a shape (batch, heads, n, head_dim): its first `keys` keys."""
+def _view(ggml, context, tensor, shape, kind, keys):
+    """Make a view of the first `keys` keys of a tensor of `_tensor`, which has the shape (batch, heads, n,
+    head_dim)."""
     batch, heads, n, width = shape
     row = ggml["ggml_row_size"](TYPES[kind], width)  # bytes
-    return ggml["ggml_view_4d"](context, held, width, keys, heads, batch, row, row * n, row * n * heads, 0)
+    return ggml["ggml_view_4d"](context, tensor, width, keys, heads, batch, row, row * n, row * n * heads, 0)
 
 
 def _tensor(ggml, context, x, kind):
-    """A ggml tensor of x (batch, heads, n, head_dim), stored as `kind`; ggml counts dimensions from the last."""
-    held = ggml["ggml_new_tensor_4d"](context, TYPES[kind], *reversed(x.shape))
-    data = ggml["ggml_get_data"](held)
+    """Store x (batch, heads, n, head_dim) as a ggml tensor of type `kind`; ggml counts dimensions from the last."""
+    tensor = ggml["ggml_new_tensor_4d"](context, TYPES[kind], *reversed(x.shape))
+    data = ggml["ggml_get_data"](tensor)
     x = x.detach().to(STORED.get(kind, torch.float32)).contiguous()
     if kind in STORED:
         ctypes.memmove(data, x.data_ptr(), x.numel() * x.element_size())
     else:
         rows, width = x.numel() // x.shape[-1], x.shape[-1]
         ggml["ggml_quantize_chunk"](TYPES[kind], x.data_ptr(), data, 0, rows, width, None)
-    return held
+    return tensor
 
 
 def _causal_mask(n_q, n_kv):
-    """0 where a key is seen and -inf where not, in FP16: (1, 1, n_q up to a multiple of MASK_ROWS, n_kv)."""
+    """Make the mask, FP16 (1, 1, n_q up to a multiple of MASK_ROWS, n_kv): 0 where a key is visible, else -inf."""
     rows = torch.zeros(n_q + -n_q % MASK_ROWS, n_kv, dtype=torch.float16)
     rows[:n_q].masked_fill_(~visible(n_q, n_kv), -math.inf)
     return rows[None, None]
 
 
 def ggml_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """llama.cpp's ggml, all queries in one call; below 64 of them it takes the path of decoding."""
+    """Call llama.cpp's ggml, all queries in one call; below 64 of them it takes the path of decoding."""
     return Ggml()(q, k, v, causal, scale)
 
 
 def ggml_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """llama.cpp's ggml, one query in each call, as in decoding."""
+    """Call llama.cpp's ggml, one query in each call, as in decoding."""
     return Ggml(queries=1)(q, k, v, causal, scale)
 
 
 def ggml_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """llama.cpp's ggml, 32 queries in each call, as in speculative decoding and small batches."""
+    """Call llama.cpp's ggml, 32 queries in each call, as in speculative decoding and small batches."""
     return Ggml(queries=32)(q, k, v, causal, scale)
 
 
 def ggml_decode_1_thread(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """`ggml_decode` on one thread, which adds up all keys in one sum."""
+    """Call `ggml_decode` on one thread, which adds up all keys in one sum."""
     return Ggml(threads=1, queries=1)(q, k, v, causal, scale)
 
 
 def ggml_decode_v_fp32(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """`ggml_decode` with the same values of V stored in FP32: one type is changed, and ggml adds up O in FP32."""
+    """Call `ggml_decode` with the same values of V stored in FP32: one type is changed, and ggml adds up O in FP32."""
     return Ggml(v="FP32", queries=1)(q, k, v, causal, scale)
 
 
 def ggml_q8_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """llama.cpp's ggml with a KV cache of q8_0, one query in each call."""
+    """Call llama.cpp's ggml with a KV cache of q8_0, one query in each call."""
     return Ggml(k="q8_0", v="q8_0", queries=1)(q, k, v, causal, scale)
 
 
 def ggml_q4_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """llama.cpp's ggml with a KV cache of q4_0, one query in each call."""
+    """Call llama.cpp's ggml with a KV cache of q4_0, one query in each call."""
     return Ggml(k="q4_0", v="q4_0", queries=1)(q, k, v, causal, scale)
 
 
 def whisper_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """whisper.cpp's ggml, all queries in one call."""
+    """Call whisper.cpp's ggml, all queries in one call."""
     return Ggml("pywhispercpp")(q, k, v, causal, scale)
 
 
 def whisper_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """whisper.cpp's ggml, one query in each call, as in decoding."""
+    """Call whisper.cpp's ggml, one query in each call, as in decoding."""
     return Ggml("pywhispercpp", queries=1)(q, k, v, causal, scale)
 
 
 def whisper_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """whisper.cpp's ggml, 32 queries in each call, as its beam search and speculative decoding have."""
+    """Call whisper.cpp's ggml, 32 queries in each call, as its beam search and speculative decoding have."""
     return Ggml("pywhispercpp", queries=32)(q, k, v, causal, scale)

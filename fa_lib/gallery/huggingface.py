@@ -1,6 +1,10 @@
-"""The attention of transformers and diffusers, as their models call it."""
+"""The attention of transformers and diffusers, as their models call it.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,15 +12,15 @@ from torch import Tensor
 from fa_lib.gallery.adapters import in_4_dims, repeated, seen, softmax_scale, swapped
 
 
-def _module(q, k):
-    """What transformers' attention functions read of the module that calls them."""
+def _module(q, k) -> Any:
+    """Stands for the torch module that calls transformers' attention functions: it has the attributes they read."""
     return SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
 
 
 def transformers_eager(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """eager_attention_forward of transformers' Llama: softmax in FP32, then P rounded to the inputs' format."""
+    """Call eager_attention_forward of transformers' Llama: softmax in FP32, then P rounded to the inputs' format."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     mask = seen(q, k, causal, mask)
@@ -29,7 +33,7 @@ def transformers_eager(
 def transformers_sdpa(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """transformers' "sdpa" with a mask always given, as in a batch of padded texts."""
+    """Call transformers' "sdpa" with a mask in every case, as in a batch of padded texts."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     n_q, n_kv = q.shape[2], k.shape[2]
@@ -43,23 +47,31 @@ def transformers_sdpa(
 def diffusers_native(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """diffusers' dispatch_attention_fn with its backend "native"; tensors (batch, n, heads, head_dim)."""
+    """Call diffusers' dispatch_attention_fn with its backend "native".
+
+    Raises:
+        NotImplementedError: causal with n_q unlike n_kv, or with another mask.
+    """
     from diffusers.models.attention_dispatch import attention_backend, dispatch_attention_fn
 
     if causal and (q.shape[2] != k.shape[2] or mask is not None):
         raise NotImplementedError(
             "diffusers' causal mask goes with no other, and is aligned top-left; accepted are as many queries as keys"
         )
-    grouped = q.shape[1] != k.shape[1]
+    shared_heads = q.shape[1] != k.shape[1]
     with attention_backend("native"):
         o = dispatch_attention_fn(
-            *map(swapped, (q, k, v)), attn_mask=in_4_dims(mask), is_causal=causal, scale=scale, enable_gqa=grouped
+            *map(swapped, (q, k, v)), attn_mask=in_4_dims(mask), is_causal=causal, scale=scale, enable_gqa=shared_heads
         )
     return swapped(o)
 
 
 def diffusers_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """diffusers' AttnProcessor: Attention.get_attention_scores, then torch.bmm with V."""
+    """Compute attention as diffusers' AttnProcessor does: Attention.get_attention_scores, then torch.bmm with V.
+
+    Raises:
+        NotImplementedError: causal.
+    """
     from diffusers.models.attention_processor import Attention
 
     if causal:

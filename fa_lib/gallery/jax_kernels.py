@@ -1,4 +1,7 @@
-"""The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's."""
+"""The attention of JAX itself, jax.nn.dot_product_attention: compiled by XLA, or cuDNN's.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 from functools import cache, partial
 
@@ -10,7 +13,7 @@ from fa_lib.gallery.adapters import in_4_dims, only_dtypes, seen, softmax_scale,
 
 @cache
 def _dot_product(own, scale, implementation):
-    """own: causal by the library's own mask, which is aligned top-left."""
+    """Compile the function. own: whether it is causal by the library's own mask, which is aligned top-left."""
     import jax
 
     def fn(mask, bias, q, k, v):
@@ -20,23 +23,25 @@ def _dot_product(own, scale, implementation):
     return jax.jit(fn)
 
 
-def _called(q, k, v, causal, scale, mask, implementation):
+def _call(q, k, v, causal, scale, mask, implementation):
     own = causal and mask is None and q.shape[2] == k.shape[2]
     mask = None if own else seen(q, k, causal, mask)
-    given = None if mask is None else to_jax(in_4_dims(mask))
-    both = (given, None) if mask is None or mask.dtype == torch.bool else (None, given)
-    return through_jax(partial(_dot_product(own, softmax_scale(q, scale), implementation), *both), q, k, v)
+    full = in_4_dims(mask)  # (batch, heads, n_q, n_kv), each of the first two also 1
+    array = None if full is None else to_jax(full)
+    mask_and_bias = (array, None) if mask is None or mask.dtype == torch.bool else (None, array)
+    return through_jax(partial(_dot_product(own, softmax_scale(q, scale), implementation), *mask_and_bias), q, k, v)
 
 
 def jax_dot_product(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs' format."""
+    """Call jax.nn.dot_product_attention, implementation "xla": softmax in FP32, then P rounded to the inputs'
+    format."""
     if q.device.type == "cpu":
         only_dtypes(q, (torch.bfloat16, torch.float32), "jax.nn.dot_product_attention on CPU")
-    return _called(q, k, v, causal, scale, mask, "xla")
+    return _call(q, k, v, causal, scale, mask, "xla")
 
 
 def jax_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """jax.nn.dot_product_attention(implementation="cudnn"), on CUDA alone."""
-    return _called(q, k, v, causal, scale, None, "cudnn")
+    """Call jax.nn.dot_product_attention(implementation="cudnn"), on CUDA alone."""
+    return _call(q, k, v, causal, scale, None, "cudnn")

@@ -1,5 +1,8 @@
 """The attention that Keras computes itself: MultiHeadAttention's, where it has dropout or its scores are asked for.
-Elsewhere Keras calls its backend's: scaled_dot_product_attention of torch, dot_product_attention of JAX."""
+Elsewhere Keras calls its backend's: scaled_dot_product_attention of torch, dot_product_attention of JAX.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 import os
 from functools import cache
@@ -26,7 +29,11 @@ def _layer(head_dim, dtype):
 def keras_written_out(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True."""
+    """Call MultiHeadAttention on the torch backend, between its projections, with return_attention_scores=True.
+
+    Raises:
+        NotImplementedError: another scale than the default, a mask that is added, or another backend of Keras.
+    """
     only_default_scale(q, scale, "Keras")
     layer = _layer(q.shape[3], f"{q.dtype}".removeprefix("torch."))
     mask = seen(q, k, causal, mask)

@@ -1,4 +1,7 @@
-"""MLX (Apple) on its CPU backend: mlx.core.fast.scaled_dot_product_attention."""
+"""MLX (Apple) on its CPU backend: mlx.core.fast.scaled_dot_product_attention.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 import numpy as np
 import torch
@@ -18,7 +21,11 @@ def _to_mlx(x):
 def mlx_sdpa(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """scaled_dot_product_attention on the CPU, where MLX writes S and P out."""
+    """Call scaled_dot_product_attention on the CPU, where MLX writes S and P out.
+
+    Raises:
+        NotImplementedError: FP64.
+    """
     import mlx.core as mx
 
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "MLX")

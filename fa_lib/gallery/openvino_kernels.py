@@ -1,4 +1,7 @@
-"""OpenVINO's CPU plugin: its operation ScaledDotProductAttention, in a model of that one operation."""
+"""OpenVINO's CPU plugin: its operation ScaledDotProductAttention, in a model of that one operation.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 from functools import cache
 
@@ -13,16 +16,17 @@ THREADS = 2
 
 
 def computes_fp16_in_bf16() -> bool:
-    """Whether this processor has instructions for BF16 and none for FP16: a hint of FP16 then means BF16."""
+    """Return whether this processor has instructions for BF16 and none for FP16: a hint of FP16 then means BF16."""
     import openvino
 
-    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return "BF16" in able and "FP16" not in able
+    formats = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in formats and "FP16" not in formats
 
 
 @cache
 def _model(kind, precision, masked, scale, head_dims):
-    """The compiled model: kind of its tensors and INFERENCE_PRECISION_HINT, names of NAMES; dims of q, k and v."""
+    """Compile the model. kind, precision: names of NAMES, of its tensors and of INFERENCE_PRECISION_HINT; head_dims: of
+    q, k and v."""
     import openvino
     from openvino import opset13
 
@@ -40,8 +44,8 @@ def _model(kind, precision, masked, scale, head_dims):
     return openvino.Core().compile_model(model, "CPU", config)
 
 
-def _given(x, kind):
-    """A tensor as OpenVINO's, a copy; numpy has no BF16, so its bits go as FP16 and are said to be BF16."""
+def _openvino_tensor(x, kind):
+    """Copy a tensor into one of OpenVINO's; numpy has no BF16, so its bits go as FP16 and are labelled BF16."""
     import openvino
 
     if kind == "bf16":
@@ -49,7 +53,7 @@ def _given(x, kind):
     return openvino.Tensor(x.detach().contiguous().numpy())
 
 
-def _called(q, k, v, mask, scale, kind):
+def _call(q, k, v, mask, scale, kind):
     only_dtypes(q, tuple(NAMES), "OpenVINO")
     if mask is not None and mask.dtype != torch.bool:
         raise NotImplementedError(f"this model of OpenVINO's takes a boolean mask; this one is {mask.dtype}")
@@ -57,9 +61,9 @@ def _called(q, k, v, mask, scale, kind):
     dims = (q.shape[3], k.shape[3], v.shape[3])
     model = _model(kind or precision, precision, mask is not None, softmax_scale(q, scale), dims)
     tensors = [x.float() if kind == "f32" else x for x in (q, k, v)]
-    feed = [_given(x, kind or precision) for x in tensors]
+    feed = [_openvino_tensor(x, kind or precision) for x in tensors]
     request = model.create_infer_request()
-    request.infer(dict(enumerate(feed + ([] if mask is None else [_given(in_4_dims(mask), "")]))))
+    request.infer(dict(enumerate(feed + ([] if mask is None else [_openvino_tensor(in_4_dims(mask), "")]))))
     out = request.get_output_tensor(0)
     if out.element_type.get_type_name() == "bf16":
         return from_bf16_bits(out.data.view(np.int16)).reshape(*q.shape[:3], dims[2]).to(q.dtype)
@@ -69,12 +73,20 @@ def _called(q, k, v, mask, scale, kind):
 def openvino_sdpa(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """A model in the inputs' format, computed with that format as INFERENCE_PRECISION_HINT."""
-    return _called(q, k, v, seen(q, k, causal, mask), scale, "")
+    """Run a model in the inputs' format, with that format as INFERENCE_PRECISION_HINT.
+
+    Raises:
+        NotImplementedError: FP64, or a mask that is added.
+    """
+    return _call(q, k, v, seen(q, k, causal, mask), scale, "")
 
 
 def openvino_sdpa_fp32_model(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """A model in FP32, computed with the inputs' format as INFERENCE_PRECISION_HINT."""
-    return _called(q, k, v, seen(q, k, causal, mask), scale, "f32")
+    """Run a model in FP32, with the inputs' format as INFERENCE_PRECISION_HINT.
+
+    Raises:
+        NotImplementedError: FP64, or a mask that is added.
+    """
+    return _call(q, k, v, seen(q, k, causal, mask), scale, "f32")

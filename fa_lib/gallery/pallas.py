@@ -2,7 +2,8 @@
 those for GPUs compiled by Triton on CUDA.
 
 Interpret mode runs a kernel's own operations in their formats, tile by tile, by XLA; a sum inside one product is the
-CPU's. Lengths off the kernels' tiles are padded, and padded keys are hidden by the kernel's own means.
+CPU's. Lengths that are no multiple of a tile are padded, and padded keys are hidden by the kernel's own means. For each
+kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype, and FP64 raises NotImplementedError.
 """
 
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ DECODE_SPLIT = 16  # the fewest keys of one split of the decode kernel
 
 @contextmanager
 def _interpreted():
-    """Every pallas_call in interpret mode, for kernels that do not pass `interpret` on."""
+    """Run every pallas_call in interpret mode, for kernels that do not pass `interpret` on."""
     from jax.experimental import pallas
 
     real = pallas.pallas_call
@@ -33,16 +34,16 @@ def _interpreted():
 
 
 def _segments(q, k):
-    """None where both lengths are whole tiles; else, for Q and for K with the padding behind them, int32 (batch, n): 1
-    for their own rows and 0 for padded ones. Given to a compiled function, so that one serves every length of as many
-    tiles."""
+    """Mark padded rows: None where the keys are whole tiles; else for Q and for K int32 (batch, n with padding), 1 for
+    their own rows and 0 for padded ones. They are arguments of a compiled function, so that one function serves all
+    lengths of as many tiles."""
     import jax.numpy as jnp
 
     if k.shape[2] % TILE == 0:
         return None
     lengths = q.shape[2], k.shape[2]
     own = ((jnp.arange(n + -n % TILE) < n).astype(jnp.int32) for n in lengths)
-    return tuple(jnp.broadcast_to(each, (q.shape[0], len(each))) for each in own)
+    return tuple(jnp.broadcast_to(row, (q.shape[0], len(row))) for row in own)
 
 
 @cache
@@ -58,7 +59,11 @@ def _tpu_flash(causal, scale):
 
 
 def pallas_tpu_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles."""
+    """Call jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles.
+
+    Raises:
+        NotImplementedError: causal with n_q unlike n_kv.
+    """
     if causal and q.shape[2] != k.shape[2]:
         raise NotImplementedError("Pallas' TPU flash attention aligns its causal mask top-left; it needs n_q = n_kv")
     fn = partial(_tpu_flash(causal, softmax_scale(q, scale)), _segments(q, k))
@@ -69,7 +74,7 @@ def pallas_tpu_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
 
 @cache
 def _splash(offset, scale, heads, n_q, n_kv):
-    """Of padded lengths; offset: of the causal mask, or None."""
+    """Compile the function for padded lengths; offset: of the causal mask, or None."""
     import jax
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -85,7 +90,7 @@ def _splash(offset, scale, heads, n_q, n_kv):
 
 
 def pallas_splash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """splash_attention of jax.experimental.pallas.ops.tpu; it has no scale, so its callers multiply Q, as here."""
+    """Call splash_attention of jax.experimental.pallas.ops.tpu; it has no scale, so its callers multiply Q, as here."""
     n_q, n_kv, segments = q.shape[2], k.shape[2], _segments(q, k)
     q, k, v = (padded(x, TILE) for x in (q, *repeated(q, k, v)))
     offset = n_kv - n_q if causal else None
@@ -106,7 +111,12 @@ def _gpu_mha(causal, scale, interpret):
 
 
 def pallas_gpu_mha(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles."""
+    """Call jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles.
+
+    Raises:
+        NotImplementedError: causal with n_q unlike n_kv, a length above a tile that is no multiple of it, or V of
+            another head_dim.
+    """
     if causal and q.shape[2] != k.shape[2]:
         raise NotImplementedError("Pallas' GPU mha aligns its causal mask top-left; it needs n_q = n_kv")
     for name, n in (("queries", q.shape[2]), ("keys", k.shape[2])):
@@ -122,31 +132,32 @@ def _gpu_decode(scale, k_splits, interpret):
     import jax
     from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 
-    def fn(q, k, v, seen):  # q (batch, heads, 1, head_dim); seen (batch,), or None where all keys are
-        how = dict(kv_seq_len=seen, sm_scale=scale, k_splits=k_splits, interpret=interpret)
+    def fn(q, k, v, lengths):  # q (batch, heads, 1, head_dim); lengths (batch,), or None for all keys
+        how = dict(kv_seq_len=lengths, sm_scale=scale, k_splits=k_splits, interpret=interpret)
         return gqa(q[:, :, 0], swapped(k), swapped(v), **how)[:, :, None]
 
     return jax.jit(fn)
 
 
 def decode_in_splits(k_splits: int):
-    """The kernel jax.experimental.pallas.ops.gpu.decode_attention.gqa, which divides the keys into `k_splits` parts
-    and writes each part's O in the inputs' format before it adds them up. One query in each call."""
+    """Make the kernel jax.experimental.pallas.ops.gpu.decode_attention.gqa, which divides the keys into `k_splits`
+    parts and writes each part's O in the inputs' format before it adds them up; one query in each call. The kernel
+    raises NotImplementedError where an input requires a gradient."""
 
-    def one(q, k, v, causal=False, scale=None):
+    def decode(q, k, v, causal=False, scale=None):
         if any(x.requires_grad for x in (q, k, v)) and torch.is_grad_enabled():
             raise NotImplementedError("Pallas' decode attention has no gradients")
         n_kv = k.shape[2]
         split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE
         k, v = (padded(x, split * k_splits) for x in (k, v))
         own = k.shape[2] == n_kv
-        seen = None if own else to_jax(torch.full(q.shape[:1], n_kv, dtype=torch.int32, device=q.device))
+        lengths = None if own else to_jax(torch.full(q.shape[:1], n_kv, dtype=torch.int32, device=q.device))
         fn = _gpu_decode(softmax_scale(q, scale), k_splits, q.device.type == "cpu")
-        return through_jax(partial(fn, seen=seen), q, k, v)
+        return through_jax(partial(fn, lengths=lengths), q, k, v)
 
-    return queries_at_a_time(one, 1)
+    return queries_at_a_time(decode, 1)
 
 
 def pallas_gpu_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """`decode_in_splits` with 16 splits, its default."""
+    """Call the kernel of `decode_in_splits` with 16 splits, its default."""
     return decode_in_splits(16)(q, k, v, causal, scale)

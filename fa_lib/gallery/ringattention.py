@@ -1,4 +1,8 @@
-"""ringattention (Large World Model), its JAX implementation, on a ring of one device."""
+"""ringattention (Large World Model), its JAX implementation, on a ring of one device.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. Another
+scale than the default, FP64, and causal with n_q unlike n_kv raise NotImplementedError.
+"""
 
 import importlib.util
 from functools import cache
@@ -13,9 +17,10 @@ CHUNK = 512  # of queries and of keys, as the README of ringattention calls it
 
 @cache
 def _module():
-    """ringattention_jax.py alone: the package's __init__ asks for jax.lib.xla_bridge, which JAX removed."""
+    """Import ringattention_jax.py alone: the package's __init__ asks for jax.lib.xla_bridge, which JAX removed."""
     (path,) = (file.locate() for file in files("ringattention") or () if file.name == "ringattention_jax.py")
     spec = importlib.util.spec_from_file_location("ringattention_jax", path)
+    assert spec is not None and spec.loader is not None  # of a file that is there
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -47,7 +52,7 @@ def _ring(causal, float32_logits, shape, n_kv, dtype):
     return jax.jit(lambda q, k, v: swapped(ring(*map(swapped, (q, k, v)))))
 
 
-def _called(q, k, v, causal, scale, float32_logits):
+def _call(q, k, v, causal, scale, float32_logits):
     if causal and q.shape[2] != k.shape[2]:
         raise NotImplementedError("ringattention aligns its causal mask top-left; it needs as many queries as keys")
     only_default_scale(q, scale, "ringattention")
@@ -57,10 +62,11 @@ def _called(q, k, v, causal, scale, float32_logits):
 
 
 def ring_fp32_logits(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """ringattention with float32_logits=True: Q and K become FP32 first, and with them all that it carries."""
-    return _called(q, k, v, causal, scale, True)
+    """Call ringattention with float32_logits=True: Q and K become FP32 first, and so do all sums that it carries."""
+    return _call(q, k, v, causal, scale, True)
 
 
 def ring_16_bit_logits(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """ringattention with float32_logits=False: S, P and all that chunks hand on are in the inputs' format."""
-    return _called(q, k, v, causal, scale, False)
+    """Call ringattention with float32_logits=False: S, P and the sums carried between chunks are in the inputs'
+    format."""
+    return _call(q, k, v, causal, scale, False)

@@ -1,4 +1,7 @@
-"""tokamax (Google DeepMind): tokamax.dot_product_attention by the implementation that never holds all of S."""
+"""tokamax (Google DeepMind): tokamax.dot_product_attention by the implementation that never holds all of S.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 from functools import cache
 
@@ -30,6 +33,10 @@ def _chunked(causal, scale, n_q, n_kv):
 
 
 def tokamax_chunked(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """tokamax.dot_product_attention(implementation="xla_chunked"): tiles of 512 queries and 1,024 keys."""
+    """Call tokamax.dot_product_attention(implementation="xla_chunked"): tiles of 512 queries and 1,024 keys.
+
+    Raises:
+        NotImplementedError: FP16 or FP64.
+    """
     only_dtypes(q, (torch.bfloat16, torch.float32), "tokamax on CPU")
     return through_jax(_chunked(causal, softmax_scale(q, scale), q.shape[2], k.shape[2]), q, k, v)

@@ -1,4 +1,7 @@
-"""Kernels written in Triton, on CUDA alone: xformers' split-K, SageAttention."""
+"""Kernels written in Triton, on CUDA alone: xformers' split-K, SageAttention.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
 
 import torch
 from torch import Tensor
@@ -7,9 +10,12 @@ from fa_lib.gallery.adapters import repeated, softmax_scale, swapped
 
 
 def xformers_split_k(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """xformers' memory_efficient_attention_forward by triton_splitk.FwOp, which chooses the number of parts.
+    """Call xformers' memory_efficient_attention_forward by triton_splitk.FwOp, which chooses the number of parts.
 
-    With a causal mask all sequences stand one behind another, as in decoding, and there are 16 queries at most.
+    With a causal mask all sequences are packed one behind another, as in decoding, with at most 16 queries.
+
+    Raises:
+        NotImplementedError: an input requires a gradient, or causal with more queries than keys.
     """
     from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
 
@@ -30,7 +36,7 @@ def xformers_split_k(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
 
 
 def xformers_default(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """xformers.ops.memory_efficient_attention by the operator that xformers chooses."""
+    """Call xformers.ops.memory_efficient_attention by the operator that xformers chooses."""
     from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
 
     bias = fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None
@@ -39,7 +45,11 @@ def xformers_default(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
 
 
 def sageattention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """sageattention.sageattn of version 1: Q and K in 8 bits, V in FP16. It writes into K: a copy."""
+    """Call sageattention.sageattn of version 1: Q and K in 8 bits, V in FP16. It writes into K, so it gets a copy.
+
+    Raises:
+        NotImplementedError: an input requires a gradient, or causal with n_q unlike n_kv.
+    """
     from sageattention import sageattn  # pyright: ignore[reportMissingImports]
 
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):

@@ -1,5 +1,5 @@
-"""Instructions that PTX calls approximate, as far off as its text allows: which value a GPU gives within that bound is
-not documented. A machine with a `wobble` draws it, so that a result can be shown not to depend on it.
+"""Instructions that PTX calls approximate, with errors up to the bounds of its text: which value a GPU gives within a
+bound is not documented. A machine with a `wobble` draws it, so that a result can be shown not to depend on it.
 
 As on a GPU the value is a function of the operands: the same ones give the same value, everywhere in a kernel.
 """
@@ -18,14 +18,14 @@ DIGITS = {"f32": 23, "f16": 10, "bf16": 7}  # behind the first, of a significand
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest error: the largest of what is named. ulps: units in the last place."""
+    """The largest error of an instruction: the largest of three bounds. ulps: units in the last place."""
 
     ulps: float = 0.0
     relative: float = 0.0
     absolute: float = 0.0
 
     def of(self, y: Lanes, digits: int) -> Lanes:
-        """Around results in float64."""
+        """Compute the bound of results y, float64 (32,), of a type with so many digits: float64 (32,)."""
         return np.maximum.reduce([self.ulps * _ulp(y, digits), self.relative * np.abs(y), y * 0 + self.absolute])
 
 
@@ -40,7 +40,8 @@ BOUNDS = {  # PTX ISA, section 9.7.3 and 9.7.4, of .approx, and of div.full
 
 
 def wobbling(instruction: Instruction, seed: int) -> Lanewise | None:
-    """What an approximate instruction does, off by any amount within its bound; None: it is none."""
+    """Make the function of an approximate instruction, with errors within its bound, drawn from `seed`; None for
+    another instruction."""
     if not {"approx", "full"} & {*instruction.words} or not instruction.types:
         return None
     kind = PAIRS.get(instruction.types[-1], instruction.types[-1])

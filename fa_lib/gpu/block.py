@@ -1,10 +1,10 @@
-"""A thread block: its warps, where each of their threads stands, its barriers, and who goes on when.
+"""A thread block: its warps, the next instruction of each thread, its barriers, and the order of execution.
 
-Of the threads of a warp that can go on, those that stand first in the text take the next step together: so threads that
-parted at a branch meet again behind it, and a warp needs no list of where they do.
+Of the threads of a warp that do not wait, those whose next instruction is first in the text execute it together. So
+threads that took different branches join again behind them, and a warp needs no list of the places where they do.
 
-Warps take turns in the order of their numbers; each goes on until all its threads wait. So every run of a kernel has
-the same order of atomic operations.
+Warps take turns in the order of their numbers; each runs until all its threads wait. So every run of a kernel has the
+same order of atomic operations.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,16 +17,16 @@ from fa_lib.gpu.lanes import WARP, Lanes, raw, read, write
 from fa_lib.gpu.memory import BadAccess, Fault, View
 from fa_lib.gpu.syntax import Instruction, Register
 
-IDLE = 10_000  # turns without a step that does more than look whether it may go on
+IDLE = 10_000  # turns of warps that only look whether they may go on; then they are stuck
 SPECIALS = {  # registers that the machine fills
     *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
     "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
     *(f"%lanemask_{word}" for word in ("eq", "lt", "le", "gt", "ge")),
 }  # fmt: skip
 Size: TypeAlias = tuple[int, int, int]
-Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it said where they go on
-Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that an instruction is for, together
-Compiled: TypeAlias = Callable[["Warp"], Callable[[], int]] | None  # of a warp, what goes on with it
+Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it set their next instruction
+Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that must execute an instruction together
+Compiled: TypeAlias = Callable[["Warp"], Callable[[], int]] | None  # of a warp, the function that advances it
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,11 @@ class Code:
     """A kernel as steps that a warp takes.
 
     Attributes:
-        name: of the kernel. instructions, steps, members: one of each for every instruction; the last instruction is an
-            end of its own. labels: the numbers of the instructions that they stand before. local: bytes of local memory
-            of a thread. dynamic: where the shared memory begins whose size the launch says.
+        name: of the kernel.
+        instructions, steps, members: one of each for every instruction; the last instruction is an added end.
+        labels: label -> number of the instruction behind it.
+        local: bytes of local memory of a thread.
+        dynamic: the first byte of the shared memory whose size the launch gives.
     """
 
     name: str
@@ -49,18 +51,23 @@ class Code:
 
 
 class Registers(dict):
-    """The lanes of a register, which are zeros until something is written."""
+    """Register -> its lanes (32,), which are zeros until something is written."""
 
     def __missing__(self, register: Register) -> Lanes:
         return self.setdefault(register, np.zeros(WARP, raw(register.type)))
 
 
 class Warp:
-    """Attributes:
-    at: of each lane the number of its next instruction. alive: lanes that have not ended.
-    blocked: lanes that wait at a barrier. held: lanes that wait for others of their warp, at an instruction that
-        these are to execute with them. local: (32, bytes) of local memory.
-    turn: False when the warp should let others go on. advance: goes on as far as a compiled machine can.
+    """32 threads that execute together.
+
+    Attributes:
+        at: (32,), the number of each lane's next instruction.
+        alive: bool (32,), lanes that have not ended.
+        blocked: bool (32,), lanes that wait at a barrier.
+        held: bool (32,), lanes that wait at an instruction until others of their warp come to it.
+        local: uint8 (32, bytes) of local memory.
+        turn: False when the warp should let others run.
+        advance: runs the warp as far as a compiled machine can; None without one.
     """
 
     def __init__(self, block: "Block", index: int, threads: int):
@@ -75,20 +82,24 @@ class Warp:
         self.advance = block.native(self) if block.native is not None else None
 
     def bits(self, register: Register) -> Lanes:
+        """Return the bits of a register, (32,)."""
         return self.registers[register]
 
     def read(self, register: Register, kind: str) -> Lanes:
+        """Return a register as values of a type of PTX, (32,)."""
         return read(self.bits(register), kind)
 
     def write(self, register: Register, values: Lanes, mask: Lanes) -> None:
+        """Write values (32,) to a register in the lanes of mask, bool (32,)."""
         np.copyto(self.bits(register), write(values, register.type), where=mask)
 
     @property
     def ready(self) -> bool:
+        """Whether a thread neither waits at a barrier nor has ended."""
         return bool((self.alive & ~self.blocked).any())
 
     def run(self) -> None:
-        """Until no thread can go on, or the warp gives up its turn."""
+        """Run until no thread can go on, or the warp gives up its turn."""
         code, self.turn, races = self.block.code, True, self.block.memory.shared.races
         if races is not None:
             races.now = self.index
@@ -100,40 +111,45 @@ class Warp:
                 return
             first = free & ~self.held
             at = int(self.at[first if first.any() else free].min())
-            here = free & (self.at == at)
-            mask = here
+            lanes = free & (self.at == at)
+            mask = lanes
             guard = code.instructions[at].guard
             if guard is not None:
                 register, false = guard
-                mask = here & (self.bits(register) != false)
-                self.at[here & ~mask] += 1
+                mask = lanes & (self.bits(register) != false)
+                self.at[lanes & ~mask] += 1
             if mask.any():
-                self.step(at, mask, bool((first & ~here).any()))
+                self.step(at, mask, bool((first & ~lanes).any()))
 
     def step(self, at: int, mask: Lanes, others: bool) -> None:
-        """One instruction in the lanes of mask. others: whether lanes that stand elsewhere can go on."""
+        """Execute one instruction in the lanes of mask, bool (32,). others: whether lanes at other instructions can go
+        on.
+
+        Raises:
+            Fault: the instruction may not do what it does, or lanes that must execute it do not come.
+        """
         code, block = self.block.code, self.block
         members = code.members[at]
         absent = members(self) & self.alive & ~mask if members is not None else None
         if absent is not None and absent.any():
             self.held |= mask
             if not others:
-                lane, missing = int(mask.argmax()), ", ".join(map(str, np.flatnonzero(absent)))
-                raise block.fault(f"lanes {missing} do not come to it", code.instructions[at], self, lane)
+                lane, numbers = int(mask.argmax()), ", ".join(map(str, np.flatnonzero(absent)))
+                raise block.fault(f"lanes {numbers} do not come to it", code.instructions[at], self, lane)
             return
         self.held[mask] = False
         block.steps += 1
         try:
-            moved = code.steps[at](self, mask)
+            jumped = code.steps[at](self, mask)
         except BadAccess as bad:
             raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
-        if not moved:
+        if not jumped:
             self.at[mask] += 1
 
 
 @dataclass
 class Barrier:
-    """Who waits at a barrier. expected: threads; None: all of the block that have not ended."""
+    """The threads at a barrier. expected: their number; None: all threads of the block that have not ended."""
 
     expected: int | None
     arrived: int = 0
@@ -141,9 +157,14 @@ class Barrier:
 
 
 class Block:
-    """Attributes:
-    number, grid, size: of the block in the grid (x, y, z), of the grid in blocks, of the block in threads.
-    steps: instructions that warps executed. memory: what they see.
+    """A thread block.
+
+    Attributes:
+        number: of the block in the grid, (x, y, z).
+        grid: size of the grid in blocks, (x, y, z).
+        size: of the block in threads, (x, y, z).
+        steps: number of instructions that warps executed.
+        memory: the memory that they see.
     """
 
     def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size, native: Compiled = None):
@@ -154,25 +175,25 @@ class Block:
         self.warps = [Warp(self, index, self.threads) for index in range(-(-self.threads // WARP))]
 
     def special(self, warp: int) -> dict[str, Lanes]:
-        """What SPECIALS hold."""
+        """Return the special registers of a warp: name of SPECIALS -> uint32 (32,)."""
         thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
         x, y, _ = self.size
         lane = np.arange(WARP, dtype=np.uint32)
-        one = np.uint32(1) << lane
+        bit = np.uint32(1) << lane
         own = dict(x=thread % x, y=thread // x % y, z=thread // (x * y))
         values: dict[str, object] = {f"%tid.{axis}": value for axis, value in own.items()}
         for name, triple in (("ntid", self.size), ("ctaid", self.number), ("nctaid", self.grid)):
             values |= {f"%{name}.{axis}": value for axis, value in zip("xyz", triple)}
         values |= {"%laneid": lane, "%warpid": warp, "%nwarpid": -(-self.threads // WARP), "%smid": 0, "%nsmid": 1}
-        values |= {"%lanemask_eq": one, "%lanemask_lt": one - 1, "%lanemask_le": one | (one - 1)}
-        values |= {"%lanemask_gt": ~(one | (one - 1)), "%lanemask_ge": ~(one - 1), "%gridid": 0}
+        values |= {"%lanemask_eq": bit, "%lanemask_lt": bit - 1, "%lanemask_le": bit | (bit - 1)}
+        values |= {"%lanemask_gt": ~(bit | (bit - 1)), "%lanemask_ge": ~(bit - 1), "%gridid": 0}
         return {name: np.broadcast_to(np.asarray(value).astype(np.uint32), WARP) for name, value in values.items()}
 
     def run(self) -> None:
-        """Until all threads have ended.
+        """Run until all threads have ended.
 
         Raises:
-            Fault: a thread does what it may not, or all wait for what never comes.
+            Fault: a thread does what it may not, or all threads wait and none can go on.
         """
         idle = 0
         while ready := [warp for warp in self.warps if warp.ready]:
@@ -189,7 +210,15 @@ class Block:
             raise self.fault("threads wait for what never comes", self.code.instructions[at], stuck, lane)
 
     def arrive(self, number: int, expected: int | None, warp: Warp, mask: Lanes, wait: bool) -> None:
-        """At a barrier; with the last of those who are expected, all go on."""
+        """Let the lanes of mask come to a barrier. When as many threads as expected have come, all go on.
+
+        Args:
+            number: of the barrier.
+            expected: number of threads; None: all of the block that have not ended.
+            warp: of the lanes.
+            mask: bool (32,).
+            wait: whether the lanes wait there.
+        """
         barrier = self.barriers.setdefault(number, Barrier(expected))
         barrier.arrived += int(mask.sum())
         if self.memory.shared.races is not None:
@@ -200,11 +229,12 @@ class Block:
         self.release(number)
 
     def ended(self) -> None:
-        """Threads have: barriers of all threads expect fewer."""
+        """Release barriers after threads have ended: barriers of all threads now expect fewer."""
         for number in [*self.barriers]:
             self.release(number)
 
     def release(self, number: int) -> None:
+        """Let the threads at a barrier go on, if all that it expects have come."""
         barrier = self.barriers[number]
         expected = barrier.expected
         if expected is None:
@@ -217,10 +247,11 @@ class Block:
             del self.barriers[number]
 
     def fault(self, reason: str, instruction: Instruction, warp: Warp, lane: int) -> Fault:
+        """Make a Fault that names the kernel, the line, the instruction, the block and the thread."""
         thread = WARP * warp.index + lane
         x, y, _ = self.size
         where = f"line {instruction.line} of its PTX"
         if instruction.source is not None:
             where = f"{instruction.source[0]}, line {instruction.source[1]} ({where})"
-        who = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
-        return Fault(f"{self.code.name}: {where}: {instruction}: {who}: {reason}")
+        thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
+        return Fault(f"{self.code.name}: {where}: {instruction}: {thread_name}: {reason}")

@@ -1,4 +1,4 @@
-"""What stands between a kernel's braces: declarations, labels, instructions."""
+"""The body of a kernel, between its braces: declarations, labels, instructions."""
 
 import re
 from dataclasses import dataclass, field
@@ -25,15 +25,22 @@ SPECIAL = re.compile(r"%(n?tid|n?ctaid|laneid|n?warpid|n?smid|gridid|clock|lanem
 
 @dataclass
 class _Scope:
-    """Names that are declared in { }: of registers, with their types; `first` ones of %r<8> are made when used."""
+    """Registers that are declared in { }. Those of a range such as %r<8> are made when they are used.
+
+    Attributes:
+        number: of the scope in its kernel.
+        registers: name -> type.
+        ranges: prefix -> (number of registers, type).
+    """
 
     number: int
     registers: dict[str, str] = field(default_factory=dict)
-    ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # prefix: how many, type
+    ranges: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 class Body:
-    """Reads what stands between a kernel's braces."""
+    """Reads the body of a kernel into `instructions`, `variables`, `labels` and `tables`. Each method raises a
+    ValueError, with the line, where the text is no PTX."""
 
     def __init__(self, tokens: Tokens, files: dict[str, str]):
         self.tokens, self.files = tokens, files
@@ -45,6 +52,7 @@ class Body:
         self.number, self.source = 0, None
 
     def read(self) -> None:
+        """Read the body, from { to }."""
         tokens = self.tokens
         tokens.take("{")
         self.open()
@@ -71,10 +79,12 @@ class Body:
                 self.instructions.append(self.instruction())
 
     def open(self) -> None:
+        """Begin a scope."""
         self.scopes.append(_Scope(self.number))
         self.number += 1
 
     def label(self) -> None:
+        """Read a label, or a list of labels of brx.idx."""
         name = self.tokens.take()
         self.tokens.take(":")
         if self.tokens.next == ".branchtargets":
@@ -84,13 +94,14 @@ class Body:
             self.labels[name] = len(self.instructions)
 
     def registers(self) -> None:
+        """Read a declaration of registers."""
         self.tokens.take(".reg")
         kind = self.tokens.take().lstrip(".")
         if kind not in BITS:
             self.tokens.at -= 1
             self.tokens.refuse(f"the type of a register: {', '.join(BITS)}")
 
-        def one():
+        def declare():
             name = self.tokens.take()
             if self.tokens.next == "<":
                 self.tokens.take()
@@ -99,36 +110,38 @@ class Body:
             else:
                 self.scopes[-1].registers[name] = kind
 
-        self.tokens.listed(one, ";")
+        self.tokens.listed(declare, ";")
 
     def register(self, name: str) -> Register | None:
-        """The register of that name in the innermost scope that has one."""
+        """Find the register of a name in the innermost scope that has one; None: no scope does."""
         prefix = name.rstrip("0123456789")
         for scope in reversed(self.scopes):
             kind = scope.registers.get(name)
             if kind is None and prefix != name and prefix in scope.ranges:
-                count, kind_of_all = scope.ranges[prefix]
-                kind = kind_of_all if int(name[len(prefix) :]) < count else None
+                count, range_kind = scope.ranges[prefix]
+                kind = range_kind if int(name[len(prefix) :]) < count else None
             if kind is not None:
                 return Register(name if scope.number == 0 else f"{name}@{scope.number}", kind)
         return None
 
     def instruction(self) -> Instruction:
+        """Read an instruction."""
         tokens, guard = self.tokens, None
         line = tokens.tokens[tokens.at].line
         if tokens.next == "@":
             tokens.take()
             false = tokens.next == "!" and bool(tokens.take())
-            found = self.register(tokens.take())
-            if found is None:
+            predicate = self.register(tokens.take())
+            if predicate is None:
                 tokens.at -= 1
                 tokens.refuse("a predicate that was declared")
-            guard = found, false
+            guard = predicate, false
         words = tuple(word for word in tokens.take().split(".") if word)
         operands = tokens.listed(self.operand, ";")
         return Instruction(words, (*operands,), guard, line, self.source)
 
     def operand(self) -> Operand:
+        """Read an operand."""
         tokens, word = self.tokens, self.tokens.next
         if word == "{":
             tokens.take()
@@ -140,11 +153,11 @@ class Body:
             return self.address()
         if word == "!":
             tokens.take()
-            found = self.register(tokens.take())
-            if found is None:
+            predicate = self.register(tokens.take())
+            if predicate is None:
                 tokens.at -= 1
                 tokens.refuse("a predicate that was declared")
-            return Negated(found)
+            return Negated(predicate)
         first = self.simple()
         if tokens.next == "|":
             tokens.take()
@@ -152,7 +165,7 @@ class Body:
         return first
 
     def simple(self) -> Register | Special | Immediate | Symbol | None:
-        """A register, a constant, or a name with what is added to it."""
+        """Read a register, a constant, or a name with a number added to it; None for "_"."""
         word = self.tokens.next
         if word == "-" or word[:1].isdigit():
             if word[:2] in ("0f", "0F"):
@@ -163,21 +176,22 @@ class Body:
         self.tokens.take()
         if word == "_":
             return None
-        found = self.register(word)
-        if found is not None:
-            return found
+        register = self.register(word)
+        if register is not None:
+            return register
         if SPECIAL.match(word):
             return Special(word)
         return Symbol(word, self.added())
 
     def added(self) -> int:
-        """The number behind a plus, 0 if there is none."""
+        """Read the number behind a plus or minus; 0 if there is none."""
         if self.tokens.next not in ("+", "-"):
             return 0
         sign = -1 if self.tokens.take() == "-" else 1
         return sign * self.tokens.number()
 
     def address(self) -> Address:
+        """Read [base + offset]."""
         self.tokens.take("[")
         base, offset = self.simple(), 0
         if isinstance(base, Symbol):

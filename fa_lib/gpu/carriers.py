@@ -15,7 +15,7 @@ PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
 
 
 def carried(bits: Lanes, kind: str, ftz: bool = False) -> Lanes:
-    """Float64. kind: f16, bf16, f32. ftz: subnormal numbers are zero of their sign."""
+    """Convert bits (32,) of f16, bf16 or f32 to float64. ftz: whether subnormal numbers become zero of their sign."""
     if kind == "bf16":
         bits = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
     x = bits.astype(np.float64)
@@ -23,52 +23,60 @@ def carried(bits: Lanes, kind: str, ftz: bool = False) -> Lanes:
 
 
 def flushed(x: Lanes, kind: str) -> Lanes:
+    """Replace numbers of x, float64 (32,), that are subnormal in a type by zero of their sign."""
     return np.where(np.abs(x) < SMALLEST[kind], np.copysign(0.0, x), x)
 
 
 def odd_sum(a: Lanes, b: Lanes) -> Lanes:
-    """a + b in float64, rounded to odd."""
+    """Add a and b, float64 (32,), rounded to odd."""
     s = a + b
-    there = s - a
-    error = (a - (s - there)) + (b - there)  # exact (Knuth)
+    b_part = s - a
+    error = (a - (s - b_part)) + (b - b_part)  # exact (Knuth)
     bits = s.view(np.int64)
     inexact = np.isfinite(s) & (error != 0) & (bits & 1 == 0)
     return np.where(inexact, bits + np.where((error > 0) == (s > 0), 1, -1), bits).view(np.float64)
 
 
 def bits_of(x: Lanes, kind: str, mode: str = "rn", ftz: bool = False) -> Lanes:
-    """Float64 rounded to f16, bf16 or f32, as its bits (of f16 and f32 as numbers). ftz: after rounding."""
+    """Round float64 (32,) to f16, bf16 or f32: numbers of f16 and f32, bits of bf16.
+
+    Args:
+        x: float64 (32,).
+        kind: "f16", "bf16" or "f32".
+        mode: of ROUNDINGS.
+        ftz: whether subnormal results become zero of their sign.
+    """
     if kind == "bf16":
         return _bf16(x, mode, ftz)
-    near = x.astype(np.float16 if kind == "f16" else np.float32)
+    nearest = x.astype(np.float16 if kind == "f16" else np.float32)
     if mode != "rn":
-        near = _directed(x, near, mode)
+        nearest = _directed(x, nearest, mode)
     if ftz:
-        near = flushed(near, kind).astype(near.dtype)
-    raw = near.view(NAN[kind].dtype)
-    return np.where(np.isnan(near), NAN[kind], raw).view(near.dtype)
+        nearest = flushed(nearest, kind).astype(nearest.dtype)
+    raw = nearest.view(NAN[kind].dtype)
+    return np.where(np.isnan(nearest), NAN[kind], raw).view(nearest.dtype)
 
 
-def _directed(x: Lanes, near: Lanes, mode: str) -> Lanes:
-    """One step back where rounding to nearest went the other way."""
-    wide = near.astype(np.float64)
+def _directed(x: Lanes, nearest: Lanes, mode: str) -> Lanes:
+    """Correct the number nearest to x by one step where a directed rounding gives the other neighbour."""
+    wide = nearest.astype(np.float64)
     toward = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}[mode]
     wrong = {"rz": np.abs(wide) > np.abs(x), "rm": wide > x, "rp": wide < x}[mode]
-    return np.where(wrong, np.nextafter(near, near.dtype.type(toward)), near)
+    return np.where(wrong, np.nextafter(nearest, nearest.dtype.type(toward)), nearest)
 
 
 def _bf16(x: Lanes, mode: str, ftz: bool) -> Lanes:
-    """By way of a float32 that is toward zero with a last bit that says whether there was more: 24 bits for 8."""
+    """Round to BF16 through a float32 that is rounded toward zero, with its last bit set where x had more bits."""
     cut = _directed(x, x.astype(np.float32), "rz")
     bits = cut.view(np.uint32) | (cut.astype(np.float64) != x).astype(np.uint32)
-    more, negative = bits & np.uint32(0xFFFF), (bits >> np.uint32(31)) == 1
+    rest, negative = bits & np.uint32(0xFFFF), (bits >> np.uint32(31)) == 1
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     half = np.uint32(0x8000)
     up = {
-        "rn": (more > half) | ((more == half) & (odd == 1)),
+        "rn": (rest > half) | ((rest == half) & (odd == 1)),
         "rz": np.zeros(x.shape, bool),
-        "rm": negative & (more > 0),
-        "rp": ~negative & (more > 0),
+        "rm": negative & (rest > 0),
+        "rp": ~negative & (rest > 0),
     }[mode]
     out = ((bits >> np.uint32(16)) + up.astype(np.uint32)).astype(np.uint16)
     out = np.where(np.isinf(x), np.where(x > 0, np.uint16(0x7F80), np.uint16(0xFF80)), out)

@@ -16,7 +16,11 @@ COMBINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def compared(instruction: Instruction, kind: str):
-    """The function of two operands of a type that says whether they compare so."""
+    """Make the function of two operands of a type, (32,) each, that compares them: bool (32,).
+
+    Raises:
+        ValueError: the type has no such comparison.
+    """
     word = instruction.words[1]
     ftz = "ftz" in instruction.words
     if kind not in FLOATS:
@@ -39,12 +43,16 @@ def compared(instruction: Instruction, kind: str):
 
 
 def combination(instruction: Instruction):
-    """How a third operand, a predicate, joins in; None: there is none."""
+    """Return the function that combines the comparison with a third operand, a predicate; None: there is none."""
     return next((COMBINED[word] for word in instruction.words[2:] if word in COMBINED), None)
 
 
 def set_predicate(instruction: Instruction) -> tuple[Lanewise, Lanewise]:
-    """setp's two results: of p|q the first, and the second, which has the opposite comparison."""
+    """Make setp's two results: p of p|q, and q, whose comparison is the opposite.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
     kind = instruction.types[0]
     if kind in PAIRS:
         raise refuse(instruction, "packed pairs are not modelled")
@@ -53,8 +61,8 @@ def set_predicate(instruction: Instruction) -> tuple[Lanewise, Lanewise]:
 
     def result(opposite):
         def run(a, b, c=None):
-            found = compare(a, b) != opposite
-            return found if combine is None else combine(found, c)
+            truth = compare(a, b) != opposite
+            return truth if combine is None else combine(truth, c)
 
         return Lanewise(takes, "pred", run)
 
@@ -62,21 +70,25 @@ def set_predicate(instruction: Instruction) -> tuple[Lanewise, Lanewise]:
 
 
 def set_number(instruction: Instruction) -> Lanewise:
-    """set: all bits, or 1.0, where it is true; else 0."""
+    """Make set: all bits, or 1.0, where the comparison is true; else 0.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
     gives, kind = instruction.types
     single = PAIRS.get(kind, kind)
     compare, combine = compared(instruction, single), combination(instruction)
     takes = (kind, kind) if combine is None else (kind, kind, "pred")
-    one = PAIRS.get(gives, gives)
-    true = {"f32": np.float32(1), "f16": np.float16(1), "bf16": np.uint16(0x3F80)}.get(one)
-    dtype = DTYPES[one]
+    single_result = PAIRS.get(gives, gives)
+    true = {"f32": np.float32(1), "f16": np.float16(1), "bf16": np.uint16(0x3F80)}.get(single_result)
+    dtype = DTYPES[single_result]
     true = dtype.type(-1) if dtype.kind == "i" else np.array(-1).astype(dtype)[()] if true is None else true
 
     def run(a, b, c=None):
-        found = [compare(x, y) for x, y in zip(halves(a, kind), halves(b, kind))]
+        truths = [compare(x, y) for x, y in zip(halves(a, kind), halves(b, kind))]
         if combine is not None:
-            found = [combine(each, c) for each in found]
-        return joined([np.where(each, true, np.zeros((), dtype)) for each in found])
+            truths = [combine(truth, c) for truth in truths]
+        return joined([np.where(truth, true, np.zeros((), dtype)) for truth in truths])
 
     if (kind in PAIRS) and gives in ("u32", "s32", "b32"):
         raise refuse(instruction, "pairs that become whole numbers are not modelled")
@@ -84,18 +96,19 @@ def set_number(instruction: Instruction) -> Lanewise:
 
 
 def select(instruction: Instruction) -> Lanewise:
+    """Make selp: the first operand where the predicate is true, else the second."""
     (kind,) = instruction.types
     return Lanewise((kind, kind, "pred"), kind, lambda a, b, p: np.where(p, a, b))
 
 
 def select_by_sign(instruction: Instruction) -> Lanewise:
-    """slct: the first where the third is 0 or more; of -0 too, and not of NaN."""
+    """Make slct: the first operand where the third is 0 or more (-0 too, NaN not), else the second."""
     gives, kind = instruction.types
     return Lanewise((gives, gives, kind), gives, lambda a, b, c: np.where(c >= 0, a, b))
 
 
 def copy_sign(instruction: Instruction) -> Lanewise:
-    """The second operand's size with the first's sign."""
+    """Make copysign: the second operand's magnitude with the first's sign."""
     (kind,) = instruction.types
 
     def run(a: Lanes, b: Lanes) -> Lanes:

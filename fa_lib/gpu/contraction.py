@@ -16,31 +16,31 @@ LOOSE = ({"f32"}, {"ftz", "f32"})  # words behind the name of a mul or an add th
 
 
 def contracted(entry: Entry) -> Entry:
-    """The kernel with such products and sums as fma.rn.f32. Instructions that stood for products are left out."""
-    count = Counter(register for each in entry.instructions for register in registers_of(each))
+    """Replace such products and sums of a kernel by fma.rn.f32, and remove the instructions of the products."""
+    count = Counter(register for instruction in entry.instructions for register in registers_of(instruction))
     starts = {*entry.labels.values()}
     products: dict[Register, int] = {}  # of this basic block, where their product stands
     joined: dict[int, Instruction] = {}
-    gone: set[int] = set()
+    removed: set[int] = set()
     for at, instruction in enumerate(entry.instructions):
         if at in starts or instruction.name in ("bra", "brx", "ret", "exit", "call"):
             products = {}
         if _loose(instruction, "add", "sub"):
-            found = next((x for x in instruction.operands[1:] if x in products), None)
-            if isinstance(found, Register):
-                where = products[found]
-                joined[at] = _fused(entry.instructions[where], instruction, found)
-                gone.add(where)
-        written = {*_items(instruction.operands[0])} if instruction.operands else set()
+            product = next((x for x in instruction.operands[1:] if x in products), None)
+            if isinstance(product, Register):
+                where = products[product]
+                joined[at] = _fused(entry.instructions[where], instruction, product)
+                removed.add(where)
+        results = {*_items(instruction.operands[0])} if instruction.operands else set()
         products = {
             result: where for result, where in products.items()
-            if not written & {result, *entry.instructions[where].operands[1:]}
+            if not results & {result, *entry.instructions[where].operands[1:]}
         }  # fmt: skip
         if _loose(instruction, "mul"):
-            products |= {result: at for result in written if count[result] == 2}  # here, and where it is used
-    kept = [at for at in range(len(entry.instructions)) if at not in gone]
-    labels = {name: bisect_left(kept, old) for name, old in entry.labels.items()}
-    return replace(entry, instructions=tuple(joined.get(at, entry.instructions[at]) for at in kept), labels=labels)
+            products |= {result: at for result in results if count[result] == 2}  # here, and where it is used
+    places = [at for at in range(len(entry.instructions)) if at not in removed]
+    labels = {name: bisect_left(places, old) for name, old in entry.labels.items()}
+    return replace(entry, instructions=tuple(joined.get(at, entry.instructions[at]) for at in places), labels=labels)
 
 
 def _loose(instruction: Instruction, *names: str) -> bool:
@@ -66,7 +66,7 @@ def _minus(operand: Operand) -> Operand:
 
 
 def registers_of(instruction: Instruction) -> Iterator[Register]:
-    """All that it reads and writes; one that it names twice is there twice."""
+    """Yield the registers that an instruction reads and writes; one that it names twice comes twice."""
     if instruction.guard is not None:
         yield instruction.guard[0]
     for operand in instruction.operands:

@@ -11,6 +11,11 @@ from fa_lib.gpu.syntax import Entry, Instruction, Symbol
 
 
 def branch(instruction: Instruction, entry: Entry) -> Step:
+    """Make the step of bra, to a label.
+
+    Raises:
+        ValueError: there is no such label.
+    """
     (to,) = instruction.operands
     if not isinstance(to, Symbol) or to.name not in entry.labels:
         raise refuse(instruction, f"there is no label {to}")
@@ -24,7 +29,11 @@ def branch(instruction: Instruction, entry: Entry) -> Step:
 
 
 def branch_by_table(instruction: Instruction, entry: Entry) -> Step:
-    """brx.idx: to the label of a list that a register says."""
+    """Make the step of brx.idx, to the label of a list whose number is in a register.
+
+    Raises:
+        ValueError: there is no such list.
+    """
     index, table = instruction.operands
     if not isinstance(table, Symbol) or table.name not in entry.tables:
         raise refuse(instruction, f"there is no list of labels {table}")
@@ -32,17 +41,19 @@ def branch_by_table(instruction: Instruction, entry: Entry) -> Step:
     value = source(index, "u32", instruction, {})
 
     def step(warp, mask):
-        which = value(warp).astype(np.int64)
-        beyond = mask & (which >= len(labels))
-        if beyond.any():
-            raise BadAccess(int(beyond.argmax()), f"label {which[beyond][0]} of a list of {len(labels)}")
-        warp.at[mask] = labels[which[mask]]
+        number = value(warp).astype(np.int64)
+        wrong = mask & (number >= len(labels))
+        if wrong.any():
+            raise BadAccess(int(wrong.argmax()), f"label {number[wrong][0]} of a list of {len(labels)}")
+        warp.at[mask] = labels[number[mask]]
         return True
 
     return step
 
 
 def end(instruction: Instruction) -> Step:
+    """Make the step of ret and exit: the threads end."""
+
     def step(warp, mask):
         warp.alive &= ~mask
         warp.block.ended()
@@ -52,6 +63,8 @@ def end(instruction: Instruction) -> Step:
 
 
 def trap(instruction: Instruction, reason: str = "the kernel ends itself") -> Step:
+    """Make the step of trap: a Fault for this reason."""
+
     def step(warp, mask):
         raise BadAccess(int(mask.argmax()), reason)
 
@@ -59,7 +72,11 @@ def trap(instruction: Instruction, reason: str = "the kernel ends itself") -> St
 
 
 def barrier(instruction: Instruction, names: Addresses) -> Step:
-    """bar and barrier: sync and arrive. bar.warp.sync does no more than bring lanes together."""
+    """Make the step of bar and barrier: sync and arrive. bar.warp.sync only brings lanes together.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
     words = instruction.words
     if words[:2] == ("bar", "warp"):
         return lambda warp, mask: None
@@ -79,6 +96,8 @@ def barrier(instruction: Instruction, names: Addresses) -> Step:
 
 
 def sleep(instruction: Instruction) -> Step:
+    """Make the step of nanosleep: the warp lets others run."""
+
     def step(warp, mask):
         warp.turn = False
 
@@ -86,10 +105,13 @@ def sleep(instruction: Instruction) -> Step:
 
 
 def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
-    """mbarrier in shared memory: init, arrive, test_wait, try_wait, inval.
+    """Make the step of an mbarrier in shared memory: init, arrive, test_wait, try_wait, inval.
 
     Its 64 bits are opaque in PTX. Here: the lower 16 bits are arrivals that are still due in this phase, the next 16
     those of every phase, and bit 32 is the phase's parity.
+
+    Raises:
+        ValueError: it is not modelled.
     """
     words = instruction.words
     operation = words[1]
@@ -99,58 +121,59 @@ def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
     results = 1 if operation in ("arrive", "test_wait", "try_wait") else 0
     into = targets(instruction.operands[0], instruction)[0] if results else None
     at = address(instruction.operands[results], instruction, names)
-    kind = "u64" if "wait" in operation and "parity" not in words else "u32"  # of what comes first behind the address
+    kind = "u64" if "wait" in operation and "parity" not in words else "u32"  # of the first operand behind the address
     behind = instruction.operands[results + 1 :]
-    more = [source(each, kind if i == 0 else "u32", instruction, names) for i, each in enumerate(behind)]
+    more = [source(operand, kind if i == 0 else "u32", instruction, names) for i, operand in enumerate(behind)]
 
-    def get(warp, starts, one):
-        return int(warp.block.memory.load("shared", starts, 8, one, warp.local).view(np.uint64)[one][0, 0])
+    def get(warp, starts, only):
+        return int(warp.block.memory.load("shared", starts, 8, only, warp.local).view(np.uint64)[only][0, 0])
 
-    def put(warp, starts, one, value):
+    def put(warp, starts, only, value):
         values = np.full((WARP, 1), value, np.uint64).view(np.uint8)
-        warp.block.memory.store("shared", starts, values, one, warp.local)
+        warp.block.memory.store("shared", starts, values, only, warp.local)
 
     def step(warp, mask):
         starts = into_shared(at(warp))
         for lane in np.flatnonzero(mask):
             with warp.block.memory.shared.together(starts[lane : lane + 1]):
-                one_lane(warp, starts, int(lane))
+                step_of_lane(warp, starts, int(lane))
 
-    def one_lane(warp, starts, lane):
-        one = np.arange(WARP) == lane
+    def step_of_lane(warp, starts, lane):
+        only = np.arange(WARP) == lane
         if operation == "init":
             count = int(more[0](warp)[lane])
-            put(warp, starts, one, count | count << 16)
+            put(warp, starts, only, count | count << 16)
         elif operation == "arrive":
-            state, count = get(warp, starts, one), int(more[0](warp)[lane]) if more else 1
-            due, every, parity = state & 0xFFFF, state >> 16 & 0xFFFF, state >> 32 & 1
+            state, count = get(warp, starts, only), int(more[0](warp)[lane]) if more else 1
+            due, per_phase, parity = state & 0xFFFF, state >> 16 & 0xFFFF, state >> 32 & 1
             due -= count
-            after = every | every << 16 | (parity ^ 1) << 32 if due == 0 else due | every << 16 | parity << 32
-            put(warp, starts, one, after)
+            if due == 0:
+                due, parity = per_phase, parity ^ 1
+            put(warp, starts, only, due | per_phase << 16 | parity << 32)
             if into is not None:
-                warp.write(into, np.full(WARP, state, np.uint64), one)
+                warp.write(into, np.full(WARP, state, np.uint64), only)
         elif operation in ("test_wait", "try_wait"):
-            asked = int(more[0](warp)[lane])
-            asked = asked & 1 if "parity" in words else asked >> 32 & 1
-            done = (get(warp, starts, one) >> 32 & 1) != asked
-            warp.write(into, np.full(WARP, done), one)
-            warp.turn = warp.turn and done
+            phase = int(more[0](warp)[lane])
+            phase = phase & 1 if "parity" in words else phase >> 32 & 1
+            passed = (get(warp, starts, only) >> 32 & 1) != phase
+            warp.write(into, np.full(WARP, passed), only)
+            warp.turn = warp.turn and passed
 
     return step
 
 
 def predicate_results(instruction: Instruction, meanings, names: Addresses) -> Step:
-    """setp: one result, or two."""
+    """Make the step of setp, with one result or two; meanings: of `choices.set_predicate`."""
     into, into_2 = both(instruction.operands[0], instruction)
     operands = instruction.operands[1:]
-    values = [source(each, kind, instruction, names) for each, kind in zip(operands, meanings[0].takes)]
+    values = [source(operand, kind, instruction, names) for operand, kind in zip(operands, meanings[0].takes)]
 
     def step(warp, mask):
         x = [value(warp) for value in values]
-        found = [meaning.run(*x) for meaning in meanings]
-        for register, each in zip((into, into_2), found):
+        results = [meaning.run(*x) for meaning in meanings]
+        for register, result in zip((into, into_2), results):
             if register is not None:
-                warp.write(register, each, mask)
+                warp.write(register, result, mask)
 
     return step
 

@@ -14,6 +14,11 @@ KNOWN = {"cvt", *ROUNDINGS, *WHOLE, "rna", "ftz", "sat", "relu", "satfinite", *B
 
 
 def convert(instruction: Instruction) -> Lanewise:
+    """Make the function of cvt.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
     words = instruction.words
     if unknown := {*words} - KNOWN:
         raise refuse(instruction, f"{', '.join(sorted(unknown))} is not modelled")
@@ -38,13 +43,13 @@ def convert(instruction: Instruction) -> Lanewise:
 
 
 def limits(kind: str) -> tuple[int, int]:
-    """The lowest and the highest whole number of a type."""
+    """Return the lowest and the highest whole number of a type."""
     bits = BITS[kind]
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
 def _clamped(x: Lanes, words: tuple[str, ...]) -> Lanes:
-    """Of float64, by sat and relu."""
+    """Clamp float64 (32,) as the words sat and relu say."""
     if "sat" in words:
         x = np.where(x > 0, np.minimum(x, 1.0), 0.0)
     return np.where(np.isnan(x) | (x > 0), x, 0.0) if "relu" in words else x
@@ -52,12 +57,12 @@ def _clamped(x: Lanes, words: tuple[str, ...]) -> Lanes:
 
 def _float_to_float(instruction: Instruction, kind: str, gives: str, mode: str):
     words = instruction.words
-    whole = next((WHOLE[word] for word in words if word in WHOLE), None)
+    to_whole = next((WHOLE[word] for word in words if word in WHOLE), None)
     ftz = "ftz" in words
 
     def run(a):
         x = a if kind == "f64" else carried(a, kind, ftz and kind == "f32")
-        x = _clamped(x if whole is None else whole(x), words)
+        x = _clamped(x if to_whole is None else to_whole(x), words)
         if gives == "f64":
             return x
         return bits_of(x, gives, mode, ftz and gives == "f32")
@@ -66,7 +71,7 @@ def _float_to_float(instruction: Instruction, kind: str, gives: str, mode: str):
 
 
 def _whole_to_float(instruction: Instruction, gives: str, mode: str):
-    """Whole numbers of 64 bits may need more than float64's 53: their last bits become one that says there are some."""
+    """Whole numbers of 64 bits may need more than float64's 53: one bit then stands for all lower ones that are set."""
 
     def run(a):
         if gives == "f64":
@@ -77,9 +82,9 @@ def _whole_to_float(instruction: Instruction, gives: str, mode: str):
             return bits_of(a.astype(np.float64), gives, mode)
         size = np.where(a < 0, -a, a).astype(np.uint64)
         low = size & np.uint64(0x7FF)
-        kept = (size & ~np.uint64(0x7FF)) | np.where(low != 0, np.uint64(0x800), np.uint64(0))
+        shortened = (size & ~np.uint64(0x7FF)) | np.where(low != 0, np.uint64(0x800), np.uint64(0))
         large = size >= np.uint64(1 << 53)
-        x = np.where(large, kept, size).astype(np.float64)
+        x = np.where(large, shortened, size).astype(np.float64)
         return bits_of(np.where(a < 0, -x, x), gives, mode)
 
     return run
@@ -87,13 +92,13 @@ def _whole_to_float(instruction: Instruction, gives: str, mode: str):
 
 def _float_to_whole(instruction: Instruction, kind: str, gives: str):
     """Beyond the limits the limit; of NaN 0, and of 64 bits the lowest bit pattern (PTX leaves it open)."""
-    whole = next((WHOLE[word] for word in instruction.words if word in WHOLE), None)
-    if whole is None:
+    to_whole = next((WHOLE[word] for word in instruction.words if word in WHOLE), None)
+    if to_whole is None:
         raise refuse(instruction, f"accepted are {', '.join(WHOLE)}")
     ftz, (low, high), dtype = "ftz" in instruction.words, limits(gives), DTYPES[gives]
 
     def run(a):
-        x = whole(a if kind == "f64" else carried(a, kind, ftz))
+        x = to_whole(a if kind == "f64" else carried(a, kind, ftz))
         inside = (x >= low) & (x <= high - (high >> 53))
         y = np.where(inside, x, 0.0).astype(np.int64 if gives[0] == "s" else np.uint64).astype(dtype)
         return np.where(
@@ -115,17 +120,17 @@ def _whole_to_whole(instruction: Instruction, gives: str):
 
 
 def _packed(instruction: Instruction, gives: str, mode: str) -> Lanewise:
-    """Two FP32 numbers to a pair, the first into its upper half."""
+    """Convert two FP32 numbers to a pair, the first into its upper half."""
     if instruction.types[1:] != ("f32",):
         raise refuse(instruction, "pairs are made of f32 alone")
-    one, words = gives[:-2], instruction.words
+    single, words = gives[:-2], instruction.words
 
     def half(x):
         y = _clamped(carried(x, "f32"), words)
         if "satfinite" in words:
-            largest = 65504.0 if one == "f16" else float(torch.finfo(torch.bfloat16).max)
+            largest = 65504.0 if single == "f16" else float(torch.finfo(torch.bfloat16).max)
             y = np.where(np.isnan(y), y, np.clip(y, -largest, largest))
-        return bits_of(y, one, mode).view(np.uint16).astype(np.uint32)
+        return bits_of(y, single, mode).view(np.uint16).astype(np.uint32)
 
     return Lanewise(("f32", "f32"), gives, lambda a, b: (half(a) << np.uint32(16)) | half(b))
 
@@ -140,8 +145,8 @@ def _to_tf32(instruction: Instruction) -> Lanewise:
             up = bits + np.uint32(0x1000)
         else:
             up = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
-        kept = np.where(np.isinf(a), bits, up & np.uint32(0xFFFFE000))
-        return np.where(np.isnan(a), np.uint32(0x7FFFFFFF), kept)
+        cut = np.where(np.isinf(a), bits, up & np.uint32(0xFFFFE000))
+        return np.where(np.isnan(a), np.uint32(0x7FFFFFFF), cut)
 
     if not {"rna", "rn"} & {*words} or {"satfinite", "relu"} & {*words}:
         raise refuse(instruction, "accepted are rn and rna")
@@ -149,7 +154,8 @@ def _to_tf32(instruction: Instruction) -> Lanewise:
 
 
 def _to_eight(instruction: Instruction, gives: str, kind: str) -> Lanewise:
-    """Two numbers to a pair of 8 bits, the first into its upper half; beyond the largest the largest. NaN: 0x7f."""
+    """Convert two numbers to a pair of 8 bits each, the first into its upper half; numbers beyond the largest become
+    the largest, and NaN 0x7f."""
     fmt, tops = EIGHT[gives], {"e4m3x2": 0x7E, "e5m2x2": 0x7B}
     if "satfinite" not in instruction.words:
         raise refuse(instruction, "accepted is satfinite")
@@ -157,8 +163,8 @@ def _to_eight(instruction: Instruction, gives: str, kind: str) -> Lanewise:
 
     def byte(x):
         y = np.where(x > 0, x, 0.0) if "relu" in instruction.words else x
-        near = round_to(torch.from_numpy(np.where(np.isnan(y), 0.0, np.clip(y, -fmt.max, fmt.max))), fmt)
-        code = near.to(dtype).view(torch.uint8).numpy()
+        rounded = round_to(torch.from_numpy(np.where(np.isnan(y), 0.0, np.clip(y, -fmt.max, fmt.max))), fmt)
+        code = rounded.to(dtype).view(torch.uint8).numpy()
         return np.where(np.isnan(x), np.uint8(0x7F), np.minimum(code & 0x7F, tops[gives]) | (code & 0x80)).astype(
             np.uint16
         )

@@ -1,4 +1,4 @@
-"""The GPU whose arithmetic a machine has: which matrix unit sums which instruction's products."""
+"""The GPU whose arithmetic a machine has, and the matrix unit that sums each instruction's products."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +20,12 @@ class GPU:
     """A GPU.
 
     Attributes:
-        name: of NAMES. capability: 80 is sm_80. processors: multiprocessors; of a card for servers.
-        shared_bytes: of shared memory, that a block may have.
-        wobble: None: approximate instructions are rounded correctly. A number: they are off by amounts within their
-            documented bounds, drawn by it.
+        name: of NAMES.
+        capability: 80 is sm_80.
+        processors: number of multiprocessors, of a card for servers.
+        shared_bytes: the most shared memory that a block may have.
+        wobble: None: approximate instructions are rounded correctly. A number: they get errors within their documented
+            bounds, drawn from this seed.
     """
 
     name: str
@@ -34,10 +36,10 @@ class GPU:
 
     @classmethod
     def of(cls, name: "str | GPU") -> "GPU":
-        """The GPU of that name; with ~ and a number, as "H100~3", one that has this `wobble`.
+        """Return the GPU of a name; "H100~3" is an H100 with `wobble` 3.
 
         Raises:
-            ValueError: its arithmetic is not known here.
+            ValueError: there is no such name.
         """
         if isinstance(name, GPU):
             return name
@@ -53,13 +55,13 @@ class GPU:
         return {}
 
     def core(self, inputs: str, result: str) -> TensorCore:
-        """What sums the products of mma.sync.
+        """Return the matrix unit that sums the products of mma.sync.
 
         Args:
             inputs, result: types of PTX: "bf16", "f32".
 
         Raises:
-            ValueError: this GPU has no such instruction, or how it adds is not known.
+            ValueError: this GPU has no such instruction, or its order of sums is not known.
         """
         if (inputs, result) not in self._cores:
             self._cores[inputs, result] = self._core(inputs, result)

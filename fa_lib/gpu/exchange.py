@@ -17,33 +17,38 @@ LANE = np.arange(WARP)
 
 
 def lanes_of(mask: Lanes) -> Lanes:
-    """Of 32 bits, the same in every lane that takes part, the lanes that are set."""
+    """Turn 32 bits, (32,) with one number in all lanes, into the lanes that are set, bool (32,)."""
     return (mask.astype(np.uint64) >> LANE.astype(np.uint64)) & np.uint64(1) == 1
 
 
 def as_bits(mask: Lanes) -> np.uint32:
+    """Turn lanes, bool (32,), into 32 bits."""
     return np.uint32((mask.astype(np.uint64) << LANE.astype(np.uint64)).sum())
 
 
 def shuffle(instruction: Instruction, names: Addresses) -> Step:
-    """shfl: each lane has the value of another one, in segments of the warp; p says whether that lane is of its own."""
+    """Make the step of shfl: each lane gets the value of another lane of its segment; p: whether there is such a lane.
+
+    Raises:
+        ValueError: its mode is not modelled.
+    """
     mode = instruction.words[2]
     into, into_p = both(instruction.operands[0], instruction)
-    value, by, clamp = (source(each, "u32", instruction, names) for each in instruction.operands[1:4])
+    value, by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[1:4])
 
     def step(warp, mask):
         b, c = by(warp).astype(np.int64) & 31, clamp(warp).astype(np.int64)
         segment, limit = c >> 8 & 31, c & 31
         low = LANE & segment
         high = low | (limit & ~segment)
-        other = {"up": LANE - b, "down": LANE + b, "bfly": LANE ^ b, "idx": low | (b & ~segment)}[mode]
-        inside = other >= high if mode == "up" else other <= high
-        other = np.where(inside, other, LANE)
-        absent = mask & ~mask[other]
+        partner = {"up": LANE - b, "down": LANE + b, "bfly": LANE ^ b, "idx": low | (b & ~segment)}[mode]
+        inside = partner >= high if mode == "up" else partner <= high
+        partner = np.where(inside, partner, LANE)
+        absent = mask & ~mask[partner]
         if absent.any():
             lane = int(absent.argmax())
-            raise BadAccess(lane, f"it reads lane {other[lane]}, which takes no part")
-        warp.write(into, value(warp)[other], mask)
+            raise BadAccess(lane, f"it reads lane {partner[lane]}, which takes no part")
+        warp.write(into, value(warp)[partner], mask)
         if into_p is not None:
             warp.write(into_p, inside, mask)
 
@@ -53,58 +58,63 @@ def shuffle(instruction: Instruction, names: Addresses) -> Step:
 
 
 def vote(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of vote: all, any, uni, ballot."""
     mode = instruction.words[2]
     (into,) = targets(instruction.operands[0], instruction)
     value = source(instruction.operands[1], "pred", instruction, names)
 
     def step(warp, mask):
         x = value(warp) & mask
-        found = {
+        results = {
             "all": x[mask].all(), "any": x.any(), "uni": x[mask].all() or not x.any(), "ballot": as_bits(x),
         }[mode]  # fmt: skip
-        warp.write(into, np.full(WARP, found), mask)
+        warp.write(into, np.full(WARP, results), mask)
 
     return step
 
 
 def match(instruction: Instruction, names: Addresses) -> Step:
-    """match: the lanes that have the same value; `all`: all lanes, if they all have it, else none."""
+    """Make the step of match. any: the lanes with the same value; all: all lanes, if all have one value, else none."""
     mode, kind = instruction.words[1], instruction.types[-1]
     into, into_p = both(instruction.operands[0], instruction)
     value = source(instruction.operands[1], kind, instruction, names)
 
     def step(warp, mask):
         x = value(warp)
-        same = np.array([as_bits(mask & (x == each)) for each in x], np.uint32)
+        lanes = np.array([as_bits(mask & (x == number)) for number in x], np.uint32)
         if mode == "all":
             everyone = bool((x[mask] == x[mask][0]).all())
-            same = np.full(WARP, as_bits(mask) if everyone else 0, np.uint32)
+            lanes = np.full(WARP, as_bits(mask) if everyone else 0, np.uint32)
             if into_p is not None:
                 warp.write(into_p, np.full(WARP, everyone), mask)
-        warp.write(into, same, mask)
+        warp.write(into, lanes, mask)
 
     return step
 
 
 def reduction(instruction: Instruction, names: Addresses) -> Step:
-    """redux: of whole numbers, the same result in every lane."""
+    """Make the step of redux, of whole numbers: every lane gets the same result.
+
+    Raises:
+        ValueError: its operation is not modelled.
+    """
     operation, (kind,) = instruction.words[2], instruction.types
-    whole = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    operations = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
              "xor": np.bitwise_xor}  # fmt: skip
-    if operation not in whole or kind[0] == "f":
+    if operation not in operations or kind[0] == "f":
         raise refuse(instruction, "that operation is not modelled")
     (into,) = targets(instruction.operands[0], instruction)
     value = source(instruction.operands[1], kind, instruction, names)
 
     def step(warp, mask):
         x = value(warp)[mask]
-        warp.write(into, np.full(WARP, reduce(whole[operation], x[1:], x[0]), DTYPES[kind]), mask)
+        warp.write(into, np.full(WARP, reduce(operations[operation], x[1:], x[0]), DTYPES[kind]), mask)
 
     return step
 
 
 def active(instruction: Instruction, names: Addresses) -> Step:
-    """activemask: the lanes that execute it together."""
+    """Make the step of activemask: the lanes that execute it together."""
     (into,) = targets(instruction.operands[0], instruction)
 
     def step(warp, mask):
@@ -114,7 +124,7 @@ def active(instruction: Instruction, names: Addresses) -> Step:
 
 
 def elect(instruction: Instruction, names: Addresses) -> Step:
-    """elect: one lane of those that take part, the first."""
+    """Make the step of elect: the first of the lanes that take part."""
     into, into_p = both(instruction.operands[0], instruction)
 
     def step(warp, mask):
@@ -127,7 +137,7 @@ def elect(instruction: Instruction, names: Addresses) -> Step:
 
 
 def transpose(instruction: Instruction, names: Addresses) -> Step:
-    """movmatrix: of a matrix of 8 x 8 in 16 bits."""
+    """Make the step of movmatrix: it transposes a matrix of 8 x 8 in 16 bits."""
     (into,) = targets(instruction.operands[0], instruction)
     value = source(instruction.operands[1], "b32", instruction, names)
 
@@ -139,12 +149,17 @@ def transpose(instruction: Instruction, names: Addresses) -> Step:
 
 
 def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """Make the step of mma.sync.
+
+    Raises:
+        ValueError: its product is not modelled.
+    """
     product = Product(instruction, gpu)
     into = targets(instruction.operands[0], instruction)
-    a, b, c = (sources(each, "b32", instruction, names) for each in instruction.operands[1:4])
+    a, b, c = (sources(operand, "b32", instruction, names) for operand in instruction.operands[1:4])
 
     def step(warp, mask):
-        results = product(*([np.ascontiguousarray(each(warp)) for each in of] for of in (a, b, c)))
+        results = product(*([np.ascontiguousarray(value(warp)) for value in values] for values in (a, b, c)))
         for register, bits in zip(into, results):
             if register is not None:
                 warp.write(register, bits, mask)
@@ -153,7 +168,8 @@ def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
 
 
 def members(instruction: Instruction, names: Addresses):
-    """The lanes that an instruction is for, together: by its last operand, or all; None: whoever comes."""
+    """Return the function of a warp that gives the lanes which must execute an instruction together, bool (32,): those
+    of its last operand, or all. None: it may be executed by any lanes."""
     name, words = instruction.name, instruction.words
     of_a_warp = words[:2] == ("bar", "warp")
     if "sync" not in words or (name in ("bar", "barrier", "mbarrier", "cp") and not of_a_warp):
@@ -163,11 +179,11 @@ def members(instruction: Instruction, names: Addresses):
     operand: Operand = instruction.operands[-1]
     mask = source(operand, "u32", instruction, names)
 
-    def named(warp: Warp) -> Lanes:
+    def lanes_of_operand(warp: Warp) -> Lanes:
         free = warp.alive & ~warp.blocked
         return lanes_of(np.full(WARP, mask(warp)[int(free.argmax())]))
 
-    return named
+    return lanes_of_operand
 
 
 EXCHANGES = {

@@ -1,5 +1,5 @@
-"""FlashAttention-2's own CUDA kernels, on a CPU in a GPU's arithmetic: what flash-attn 2.8.3's flash_attn_func computes
-without dropout, forward and backward, as flash_api.cpp calls them."""
+"""FlashAttention-2's own CUDA kernels, on a CPU in a GPU's arithmetic: flash-attn 2.8.3's flash_attn_func without
+dropout, forward and backward, as flash_api.cpp calls them."""
 
 from dataclasses import dataclass, replace
 from math import ceil, e, log2
@@ -28,12 +28,13 @@ MOST_SPLITS = 128
 
 @dataclass(frozen=True)
 class Options:
-    """Of a call.
+    """The options of a call.
 
     Attributes:
-        causal: aligned bottom-right. window: keys to the left and to the right that a query sees; -1: all; with causal
-            the left side counts alone.
-        softcap: 0 is none. scale: None is 1 / sqrt(d).
+        causal: whether it is causal, aligned bottom-right.
+        window: keys to the left and to the right that a query sees; -1: all; with causal only the left side counts.
+        softcap: 0 is none.
+        scale: None is 1 / sqrt(d).
     """
 
     causal: bool = False
@@ -42,14 +43,15 @@ class Options:
     scale: float | None = None
 
     def among(self, n_q: int, n_kv: int) -> "Options":
-        """As flash_api.cpp takes them: one query sees all keys, a side that sees them all has no end, and a causal call
-        that ends on the left, too, is a window."""
+        """Return the options as flash_api.cpp takes them for so many queries and keys: one query sees all keys, a side
+        that covers all keys has no limit, and a causal call with a limit on the left is a window."""
         causal = self.causal and n_q > 1
         left, right = (-1 if side >= n_kv or side < 0 else side for side in self.window)
         return replace(self, causal=causal and left < 0, window=(left, 0 if causal else right))
 
     @property
     def local(self) -> bool:
+        """Whether there is a window, and the call is not causal."""
         return not self.causal and self.window != (-1, -1)
 
 
@@ -65,15 +67,18 @@ def forward(
     gpu: str | GPU = "A100",
     splits: int | None = None,
 ) -> tuple[Float[Tensor, "batch heads n_q d"], Float32[Tensor, "batch heads n_q"]]:
-    """Attention.
+    """Compute attention.
 
     Args:
-        q, k, v: BF16 or FP16 on the CPU, head_dim a multiple of 8 up to 256; heads are a multiple of heads_kv.
-        splits: parts of the keys, worked on by blocks of their own and put together at the end; 1: none. None: as many
-            as flash_attn_func takes, from the numbers of rows, keys and the GPU's multiprocessors (`splits_of`).
+        q: (batch, heads, n_q, d), BF16 or FP16 on the CPU, d a multiple of 8 up to 256.
+        k, v: (batch, heads_kv, n_kv, d); heads are a multiple of heads_kv.
+        options: of the call.
+        gpu: a GPU, or its name.
+        splits: number of parts of the keys that separate blocks work on, to be combined at the end; 1: no split. None:
+            as many as flash_attn_func takes (`splits_of`).
 
     Returns:
-        O in the inputs' type, and the log-sum-exp of each row.
+        (O (batch, heads, n_q, d) in the inputs' type; the log-sum-exp of each row, FP32 (batch, heads, n_q)).
 
     Raises:
         ValueError: the kernel takes no such call.
@@ -83,8 +88,8 @@ def forward(
     (batch, heads, n_q, d), (heads_kv, n_kv) = q.shape, k.shape[1:3]
     options = options.among(n_q, n_kv)
     if n_q == 1 and heads > heads_kv and options.window == (-1, -1):  # the heads that share keys are its queries
-        grouped = q.reshape(batch, heads_kv, heads // heads_kv, d)
-        o, lse = _forward(grouped, k, v, options, gpu, splits)
+        shared_q = q.reshape(batch, heads_kv, heads // heads_kv, d)
+        o, lse = _forward(shared_q, k, v, options, gpu, splits)
         return o.reshape(batch, heads, 1, d), lse.reshape(batch, heads, 1)
     return _forward(q, k, v, options, gpu, splits)
 
@@ -116,10 +121,13 @@ def _forward(q, k, v, options, gpu, splits):
 
 
 def splits_of(heads: int, n_q: int, n_kv: int, head_dim: int, gpu: GPU) -> int:
-    """Parts of the keys that flash_attn_func takes: num_splits_heuristic of flash_api.cpp.
+    """Compute into how many parts flash_attn_func splits the keys: num_splits_heuristic of flash_api.cpp.
 
     Args:
-        heads: of all of the batch.
+        heads: number of heads, times the batch.
+        n_q, n_kv: numbers of queries and of keys.
+        head_dim: of Q, K and V.
+        gpu: the GPU.
     """
     processors = 2 * gpu.processors
     tiles = -(-n_kv // (256 if head_dim <= 64 else 128 if head_dim <= 128 else 64))
@@ -132,7 +140,7 @@ def splits_of(heads: int, n_q: int, n_kv: int, head_dim: int, gpu: GPU) -> int:
             waves = np.float32(blocks * splits) / np.float32(processors)
             efficiency[splits] = waves / np.float32(ceil(waves))
     best = max(efficiency.values(), default=0.0)
-    return next((splits for splits, each in efficiency.items() if each >= 0.85 * float(best)), 1)
+    return next((splits for splits, share in efficiency.items() if share >= 0.85 * float(best)), 1)
 
 
 def backward(
@@ -144,15 +152,20 @@ def backward(
     gpu: str | GPU = "A100",
     seed: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV, with flash-attn's deterministic=False.
+    """Compute the gradients, with flash-attn's deterministic=False.
 
-    Blocks of keys add what they know of dQ to one FP32 tensor, by atomic operations. On a GPU their order is chance;
-    here blocks come one after the other.
+    Blocks of keys add their parts of dQ to one FP32 tensor, by atomic operations. On a GPU their order is random; here
+    blocks come one after the other.
 
     Args:
-        inputs: q, k and v, as `forward` takes them. outputs: o and lse, what it returned. options, gpu: as it was
-            called. dO: of o's shape.
-        seed: of the order of the blocks; None: that of their numbers.
+        dO: (batch, heads, n_q, d).
+        inputs: (q, k, v), as `forward` takes them.
+        outputs: (o, lse), of `forward`.
+        options, gpu: as of the call of `forward`.
+        seed: of the order of the blocks; None: the order of their numbers.
+
+    Returns:
+        (dQ, dK, dV), of q's, k's and v's shapes and type.
 
     Raises:
         ValueError: the kernel takes no such call.
@@ -199,8 +212,8 @@ def _shuffled(grid, seed):
 def _launch(kernels: Kernels, name: str, grid, shared: int, values: dict, *more, order=None) -> None:
     # in a tile that is not full a kernel reads shared memory that nobody wrote; it hides what comes of it
     unwritten = None if kernels.even else NANS
-    given = kernels.parameters(values), *more
-    kernels.kernel(name)(grid, (kernels.threads,), shared, *given, blocks=order, unwritten=unwritten)
+    arguments = kernels.parameters(values), *more
+    kernels.kernel(name)(grid, (kernels.threads,), shared, *arguments, blocks=order, unwritten=unwritten)
 
 
 def _accepted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,7 +233,7 @@ def _accepted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _strided(name: str, x: Tensor) -> dict:
     strides = dict(batch_stride=x.stride(0), head_stride=x.stride(1), row_stride=x.stride(2), ptr=x)
-    return {f"{name}_{what}": value for what, value in strides.items()}
+    return {f"{name}_{field}": value for field, value in strides.items()}
 
 
 def _case(q: Tensor, k: Tensor, options: Options, gpu: GPU) -> Case:

@@ -1,7 +1,8 @@
-"""FlashAttention-2's CUDA kernels: which one its launch templates choose for a call, compiled from its source package.
+"""FlashAttention-2's CUDA kernels: the one that its launch templates choose for a call, compiled from its source
+package.
 
-Everything here follows flash_fwd_launch_template.h and flash_bwd_launch_template.h of flash-attn 2.8.3. To compile a
-kernel takes half a minute, once: compile_cuda keeps it.
+Everything here follows flash_fwd_launch_template.h and flash_bwd_launch_template.h of flash-attn 2.8.3. Compiling a
+kernel takes half a minute, once: compile_cuda stores it.
 """
 
 from collections.abc import Iterable
@@ -61,11 +62,15 @@ BACKWARD = (
 
 @dataclass(frozen=True)
 class Case:
-    """What a launch template switches on.
+    """The properties of a call by which a launch template chooses.
 
     Attributes:
-        head_dim: a multiple of 8. causal, softcap: whether the call is. local: whether it has a window and is not
-            causal. n_q, n_kv: queries and keys.
+        head_dim: a multiple of 8.
+        dtype: of TYPES.
+        gpu: the GPU.
+        causal, softcap: whether the call is causal, and has a softcap.
+        local: whether it has a window and is not causal.
+        n_q, n_kv: numbers of queries and of keys.
     """
 
     head_dim: int
@@ -79,17 +84,18 @@ class Case:
 
     @property
     def width(self) -> int:
+        """The head_dim of the kernel: the first of WIDTHS that is not below head_dim."""
         return next(width for width in WIDTHS if self.head_dim <= width)
 
     def even(self, block_q: int, block_kv: int) -> bool:
-        """Whether no tile is looked at for its end."""
+        """Return whether all tiles of this size are full, so that the kernel checks none for its end."""
         return (
             self.n_q % block_q == self.n_kv % block_kv == 0
             and not self.local and self.head_dim == self.width <= 128
         )  # fmt: skip
 
     def words(self, block_q: int, block_kv: int) -> dict[str, str]:
-        """The arguments of templates."""
+        """Return the arguments of the templates, name -> word of C++, for this size of tiles."""
         switches = dict(causal=self.causal, local=self.local, softcap=self.softcap)
         switches |= dict(even=self.even(block_q, block_kv), whole=self.head_dim == self.width)
         return {name: str(value).lower() for name, value in switches.items()}
@@ -99,8 +105,10 @@ class Kernels:
     """Kernels that were compiled together.
 
     Attributes:
-        block_q, block_kv, threads: of a tile, and of a block. even: whether all tiles are full. shared: bytes of shared
-            memory, of what is named in SOURCE.
+        block_q, block_kv: queries and keys of a tile.
+        threads: of a block.
+        even: whether all tiles are full.
+        shared: bytes of shared memory, of the constants that SOURCE names.
     """
 
     def __init__(self, text: str, first: str, gpu: GPU, fields: Iterable[str], tile: tuple[int, int, int], even: bool):
@@ -114,17 +122,18 @@ class Kernels:
         self.shared = variable("shared_bytes").view(np.uint32).tolist()
 
     def kernel(self, name: str) -> Kernel:
-        """The one whose name has this in it."""
+        """Return the kernel whose name contains `name`."""
         if name not in self._kernels:
             self._kernels[name] = Kernel(self._text, name, gpu=self._gpu)
         return self._kernels[name]
 
     def parameters(self, values: dict) -> Structure:
+        """Make the structure of the kernels' parameters, of field -> value."""
         return Structure(self._layout, self._size, values)
 
 
 def forward_kernels(case: Case) -> Kernels:
-    """flash_fwd_kernel, without dropout."""
+    """Compile flash_fwd_kernel, without dropout."""
     block_q, block_kv, warps = _forward_tile(case.width, case.gpu, case.causal)
     traits = f"Flash_fwd_kernel_traits<{case.width}, {block_q}, {block_kv}, {warps}, false, false, {TYPES[case.dtype]}>"
     tile = block_q, block_kv, warps
@@ -132,12 +141,13 @@ def forward_kernels(case: Case) -> Kernels:
 
 
 def split_kernels(case: Case) -> Kernels:
-    """flash_fwd_splitkv_kernel, of parts of the keys."""
+    """Compile flash_fwd_splitkv_kernel, which works on parts of the keys."""
     return _of_parts(SPLIT, case, ())
 
 
 def combining_kernels(case: Case, splits: int) -> Kernels:
-    """What puts so many parts together, from 2; compiled alone: the other does not depend on their number."""
+    """Compile the kernel that combines `splits` parts, from 2. It is compiled separately, because only it depends on
+    their number."""
     power = max((splits - 1).bit_length(), 1)
     return _of_parts(COMBINE, case, (("rows", f"{combined_rows(case.width)}"), ("power", f"{power}")))
 
@@ -149,12 +159,12 @@ def _of_parts(kernel: str, case: Case, more: tuple[tuple[str, str], ...]) -> Ker
 
 
 def combined_rows(width: int) -> int:
-    """Rows of O that a block of the combining kernel has."""
+    """Return how many rows of O a block of the combining kernel has."""
     return 4 if width % 128 == 0 else 8 if width % 64 == 0 else 16
 
 
 def backward_kernels(case: Case) -> Kernels:
-    """The dot products of dO and O; dK, dV and the sums of dQ; and dQ."""
+    """Compile three kernels: of the dot products of dO and O; of dK, dV and the sums of dQ; and of dQ."""
     tile, more = _backward_tile(case.width, case.gpu.shared_bytes)
     traits = f"Flash_bwd_kernel_traits<{case.width}, {', '.join(map(str, (*tile, *more)))}, {TYPES[case.dtype]}>"
     return _compiled(BACKWARD, traits, case, tile, ())
@@ -176,19 +186,19 @@ def _forward_tile(width: int, gpu: GPU, causal: bool) -> tuple[int, int, int]:
 def _backward_tile(width: int, shared_bytes: int) -> tuple[tuple[int, int, int], tuple[int | str, ...]]:
     """Queries, keys and warps, and how warps share them: run_mha_bwd_hdim32 to run_mha_bwd_hdim256."""
     room = shared_bytes // 1024
-    plain, kept, kept_alone = ("false", "false"), ("true", "false"), ("true", "true")  # whether V stays in registers
+    no, with_v, with_v_alone = ("false", "false"), ("true", "false"), ("true", "true")  # whether V stays in registers
     if width == 32:
-        return (128, 128, 8), (4, 4, 4, *kept)
+        return (128, 128, 8), (4, 4, 4, *with_v)
     if width == 64:
-        return ((128, 128, 8), (4, 4, 4, *plain)) if room >= 144 else ((64, 128, 8), (2, 4, 4, *kept))
+        return ((128, 128, 8), (4, 4, 4, *no)) if room >= 144 else ((64, 128, 8), (2, 4, 4, *with_v))
     if width == 96:
-        return (64, 128, 8), (2, 4, 4, *kept)
+        return (64, 128, 8), (2, 4, 4, *with_v)
     if width == 128:
-        return ((64, 128, 8), (2, 4, 2, *plain)) if room >= 144 else ((64, 64, 8), (4, 2, 2, *kept))
+        return ((64, 128, 8), (2, 4, 2, *no)) if room >= 144 else ((64, 64, 8), (4, 2, 2, *with_v))
     if width == 192:
-        return (64, 64, 8), (4, 2, 2, *(plain if room >= 136 else kept_alone))
+        return (64, 64, 8), (4, 2, 2, *(no if room >= 136 else with_v_alone))
     if room < 144:
-        return (64, 32, 8), (4, 1, 2, *kept_alone)
+        return (64, 32, 8), (4, 1, 2, *with_v_alone)
     return (64, 64, 8), (4, 2, 2, "false", "false" if room >= 176 else "true")
 
 
@@ -196,7 +206,7 @@ def _compiled(
     kernels: tuple[str, ...], traits: str, case: Case, tile: tuple[int, int, int], more: tuple[tuple[str, str], ...]
 ) -> Kernels:
     words = case.words(*tile[:2]) | dict(more)
-    instances = "\n".join(f"template __global__ void FLASH_NAMESPACE::{each.format(**words)};" for each in kernels)
+    instances = "\n".join(f"template __global__ void FLASH_NAMESPACE::{kernel.format(**words)};" for kernel in kernels)
     first = kernels[0].partition("<")[0]
     return _kernels(instances, first, traits, kernels is BACKWARD, case.gpu, tile, case.even(*tile[:2]))
 
@@ -211,10 +221,11 @@ def _kernels(
         header="flash_bwd_launch_template.h" if backward else "flash_fwd_launch_template.h",
         traits=traits, kernels=instances, parameters=parameters,
         shared="Traits::kSmemSize1colblock, Traits::kSmemdQSize" if backward else "Traits::kSmemSize",
-        fields=", ".join(f"offsetof({parameters}, {each}), sizeof({parameters}::{each})" for each in fields),
+        fields=", ".join(f"offsetof({parameters}, {field}), sizeof({parameters}::{field})" for field in fields),
     )  # fmt: skip
-    there = unpacked(FLASH_ATTN) / "csrc"
+    source = unpacked(FLASH_ATTN) / "csrc"
     include = [
-        PACKAGE / "gpu" / "headers", there / "flash_attn", there / "flash_attn" / "src", there / "cutlass" / "include",
+        PACKAGE / "gpu" / "headers", source / "flash_attn", source / "flash_attn" / "src",
+        source / "cutlass" / "include",
     ]  # fmt: skip
     return Kernels(compile_cuda(text, include=include, flags=FLAGS), first, gpu, fields, tile, even)

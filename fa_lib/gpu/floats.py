@@ -1,4 +1,4 @@
-"""Floating point: what each instruction of PTX does with it. The text: PTX ISA, "Floating Point Instructions" and
+"""Floating point: the meaning of each instruction of PTX. The text: PTX ISA, "Floating Point Instructions" and
 "Half Precision Floating Point Instructions".
 
 A result in FP32, FP16 or BF16 that is no number is the one NaN that the text names. Where an instruction says ftz,
@@ -22,7 +22,7 @@ KNOWN = {*ROUNDINGS, "ftz", "sat", "approx", "full", "NaN", "relu", "f16", "bf16
 
 
 def halves(bits: Lanes, kind: str) -> list[Lanes]:
-    """The two numbers of a packed pair, the lower half first; any other type is one."""
+    """Split a packed pair (32,) into its two numbers, the lower half first; any other type gives one."""
     if kind not in PAIRS:
         return [bits]
     dtype = DTYPES[PAIRS[kind]]
@@ -30,6 +30,7 @@ def halves(bits: Lanes, kind: str) -> list[Lanes]:
 
 
 def joined(numbers: list[Lanes]) -> Lanes:
+    """Pack the two numbers of `halves` into a pair (32,); return one number as it is."""
     if len(numbers) == 1:
         return numbers[0]
     low, high = (x.view(np.uint16).astype(np.uint32) for x in numbers)
@@ -43,7 +44,15 @@ TERMS = {  # of a sum
 
 
 def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
-    """An instruction of `count` operands. run: of float64; exact, or rounded to odd, or good to 2**-50."""
+    """Make the meaning of an instruction of `count` operands.
+
+    Args:
+        count: number of operands.
+        run: a function of float64 (32,), whose result is exact, rounded to odd, or good to 2**-50.
+
+    Returns:
+        A function of an Instruction that returns a Lanewise. It raises a ValueError for words that are not modelled.
+    """
 
     def meaning(instruction: Instruction) -> Lanewise:
         words = {*instruction.words[1:]}
@@ -57,10 +66,10 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
             return Lanewise((kind,) * count, kind, FP64.get(instruction.name, run))
         if mode != "rn" and instruction.name in ("div", "rcp", "sqrt"):
             raise refuse(instruction, f"{instruction.name} is modelled to nearest alone")
-        ftz, one = "ftz" in words, PAIRS.get(kind, kind)
+        ftz, single_kind = "ftz" in words, PAIRS.get(kind, kind)
 
         def single(*bits):
-            values = [carried(each, one, ftz) for each in bits]
+            values = [carried(numbers, single_kind, ftz) for numbers in bits]
             x = run(*values)
             if mode == "rm" and instruction.name in TERMS:  # downward a sum that is exactly 0 is -0, but for +0 and +0
                 negative = np.any([np.signbit(term) for term in TERMS[instruction.name](*values)], 0)
@@ -69,10 +78,10 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
                 x = np.where(x > 0, np.minimum(x, 1.0), 0.0)  # NaN is 0
             if "relu" in words:
                 x = np.where(np.isnan(x) | (x > 0), x, 0.0)
-            return bits_of(x, one, mode, ftz)
+            return bits_of(x, single_kind, mode, ftz)
 
         def lanes(*operands):
-            return joined([single(*each) for each in zip(*(halves(x, kind) for x in operands))])
+            return joined([single(*numbers) for numbers in zip(*(halves(x, kind) for x in operands))])
 
         return Lanewise((kind,) * count, kind, lanes)
 
@@ -80,14 +89,14 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
 
 
 def _fused64(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
-    """a b + c, rounded once, in FP64."""
+    """Compute a b + c in FP64, rounded once."""
     plain = a * b + c
-    whole = [
+    sums = [
         p if not (np.isfinite(x) and np.isfinite(y) and np.isfinite(z)) or p == 0 == x * y
         else _near64(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)), p)
         for x, y, z, p in zip(a, b, c, plain)
     ]  # fmt: skip
-    return np.array(whole, np.float64)
+    return np.array(sums, np.float64)
 
 
 def _near64(exact: Fraction, plain: float) -> float:
@@ -105,16 +114,17 @@ FP64 = {
 
 
 def _extreme(largest: bool) -> Meaning:
-    """min and max: of a number and NaN the number, unless `NaN` is said; +0 is above -0."""
+    """Make the meaning of min and max: of a number and NaN it is the number, or with the word NaN it is NaN; +0 >
+    -0."""
 
     def meaning(instruction: Instruction) -> Lanewise:
         nan_wins = "NaN" in instruction.words
 
         def run(a, b):
             above = (a > b) | ((a == b) & ~np.signbit(a))
-            chosen = np.where(above == largest, a, b)
-            other = np.where(np.isnan(a), b, np.where(np.isnan(b), a, chosen))
-            return np.where(np.isnan(a) | np.isnan(b), np.nan, chosen) if nan_wins else other
+            extreme = np.where(above == largest, a, b)
+            number = np.where(np.isnan(a), b, np.where(np.isnan(b), a, extreme))
+            return np.where(np.isnan(a) | np.isnan(b), np.nan, extreme) if nan_wins else number
 
         return elementwise(2, run)(instruction)
 
@@ -122,7 +132,7 @@ def _extreme(largest: bool) -> Meaning:
 
 
 def _sign(flip: bool) -> Meaning:
-    """neg and abs: of the sign's bit alone, of NaN too."""
+    """Make the meaning of neg and abs, which change only the sign's bit, of NaN too."""
 
     def meaning(instruction: Instruction) -> Lanewise:
         (kind,) = instruction.types
@@ -131,27 +141,28 @@ def _sign(flip: bool) -> Meaning:
         sign = dtype.type(1 << (8 * dtype.itemsize - 1))
         ftz = "ftz" in instruction.words
 
-        def one(x):
+        def change(x):
             if ftz:
                 x = bits_of(flushed(carried(x, single), single), single)
             bits = x.view(dtype)
             return (bits ^ sign if flip else bits & ~sign).view(x.dtype)
 
-        return Lanewise((kind,), kind, lambda a: joined([one(x) for x in halves(a, kind)]))
+        return Lanewise((kind,), kind, lambda a: joined([change(x) for x in halves(a, kind)]))
 
     return meaning
 
 
 def exp2(x: Lanes) -> Lanes:
-    """2**x. Beyond 1000 it is 0 or infinite in every type but FP64, which has no such instruction."""
-    near = np.clip(np.where(np.isnan(x), 0.0, x), -1000.0, 1000.0)
-    n = np.rint(near)
-    power = np.ldexp(series.polynomial(series.EXP2, near - n), n.astype(np.int64))
+    """Compute 2**x, float64 (32,). x is clipped to +-1000: FP64 has no such instruction, and shorter types have 0 or
+    infinity there."""
+    clipped = np.clip(np.where(np.isnan(x), 0.0, x), -1000.0, 1000.0)
+    n = np.rint(clipped)
+    power = np.ldexp(series.polynomial(series.EXP2, clipped - n), n.astype(np.int64))
     return np.where(np.isnan(x), np.nan, power)
 
 
 def log2(x: Lanes) -> Lanes:
-    """log2 x: of 1 exactly 0."""
+    """Compute log2 x, float64 (32,); of 1 it is exactly 0."""
     m, e = np.frexp(np.where((x > 0) & np.isfinite(x), x, 1.0))
     low = m < series.SQRT_HALF
     m, e = np.where(low, 2 * m, m), np.where(low, e - 1, e)
@@ -161,7 +172,7 @@ def log2(x: Lanes) -> Lanes:
 
 
 def tanh(x: Lanes) -> Lanes:
-    """Of small arguments by its series; of others by an exponential."""
+    """Compute tanh x, float64 (32,): of small arguments by its series, of others by an exponential."""
     z = np.minimum(np.abs(x), 20.0)
     t = exp2(z * (-2 / np.log(2)))
     small = z * series.polynomial(series.TANH, z * z)
@@ -170,16 +181,16 @@ def tanh(x: Lanes) -> Lanes:
 
 
 def _turn(x: Lanes, quarter: int) -> Lanes:
-    """sin(x), or cos(x) with quarter 1."""
+    """Compute sin(x), or cos(x) with quarter 1."""
     n = np.rint(np.where(np.isfinite(x), x, 0.0) * series.TWO_OVER_PI)
     r = (np.where(np.isfinite(x), x, 0.0) - n * series.HALF_PI[0]) - n * series.HALF_PI[1]
     sine, cosine = r * series.polynomial(series.SINE, r * r), series.polynomial(series.COSINE, r * r)
-    which = (n.astype(np.int64) + quarter) & 3
-    y = np.where(which & 1, cosine, sine)
-    return np.where(np.isfinite(x), np.where(which & 2, -y, y), np.nan)
+    quadrant = (n.astype(np.int64) + quarter) & 3
+    y = np.where(quadrant & 1, cosine, sine)
+    return np.where(np.isfinite(x), np.where(quadrant & 2, -y, y), np.nan)
 
 
-EXACTLY = {  # what may be asked for approximately: how many operands, and its value in float64
+EXACTLY = {  # of approximate instructions: the number of operands, and the value in float64
     "div": (2, lambda a, b: a / b), "rcp": (1, lambda a: 1 / a), "sqrt": (1, np.sqrt),
     "rsqrt": (1, lambda a: 1 / np.sqrt(a)), "ex2": (1, exp2), "lg2": (1, log2), "tanh": (1, tanh),
     "sin": (1, lambda a: _turn(a, 0)), "cos": (1, lambda a: _turn(a, 1)),

@@ -1,6 +1,6 @@
 """Values of a warp's 32 threads as numpy arrays: how the bits of registers are read and written as a type.
 
-A register holds bits alone, an unsigned array of its width. An instruction's type says what they mean. BF16, 8-bit
+A register holds bits only, an unsigned array of its width. The type of an instruction gives them a meaning. BF16, 8-bit
 floats and packed pairs stay bits: numpy has no type for them.
 """
 
@@ -24,11 +24,11 @@ FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
 
 @dataclass(frozen=True)
 class Lanewise:
-    """An instruction that does the same in every thread, from the values of that thread alone.
+    """An instruction that computes, in every thread, a result from that thread's values only.
 
     Attributes:
         takes, gives: types of its operands and of its result.
-        run: of arrays (32,) of DTYPES; so is the result.
+        run: a function of arrays (32,) of DTYPES; its result is one too.
     """
 
     takes: tuple[str, ...]
@@ -36,16 +36,16 @@ class Lanewise:
     run: Callable[..., Lanes]
 
 
-Meaning: TypeAlias = Callable[[Instruction], Lanewise]  # ValueError: it has none for these words
+Meaning: TypeAlias = Callable[[Instruction], Lanewise]  # it raises a ValueError for words without a meaning
 
 
 def raw(kind: str) -> np.dtype:
-    """The unsigned type of the bits of a register."""
+    """Return the unsigned dtype of the bits of a register of a type."""
     return DTYPES["pred"] if kind == "pred" else np.dtype(f"uint{BITS[kind]}")
 
 
 def read(bits: Lanes, kind: str) -> Lanes:
-    """The bits of a register, of which the lower ones are taken, as a type."""
+    """Return the bits of a register (32,), the lower ones of a wider register, as values of a type (32,)."""
     dtype = DTYPES[kind]
     if bits.dtype == dtype:
         return bits
@@ -55,7 +55,8 @@ def read(bits: Lanes, kind: str) -> Lanes:
 
 
 def write(values: Lanes, kind: str) -> Lanes:
-    """The bits of a register of a type that may be wider than the values' own: these are extended by their sign."""
+    """Return values (32,) as the bits (32,) of a register of a type. Where it is wider, signed values are extended by
+    their sign."""
     dtype = raw(kind)
     if values.dtype.itemsize == dtype.itemsize:
         return values.view(dtype)
@@ -63,4 +64,5 @@ def write(values: Lanes, kind: str) -> Lanes:
 
 
 def refuse(instruction: Instruction, reason: str) -> ValueError:
+    """Make the error of an instruction that is not modelled, or does not fit, with the reason."""
     return ValueError(f"{instruction}: {reason}")

@@ -25,7 +25,7 @@ from fa_lib.gpu.syntax import Entry, Parameter
 
 SIZES = (1, 2, 4, 8)  # of numbers and pointers, in bytes
 DELAY_S = 5  # after which a launch shows its progress, on a terminal
-LONGEST = 40  # characters of a name there
+LONGEST = 40  # characters of a name in the progress bar
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Structure:
     """A structure that a kernel takes by value.
 
     Attributes:
-        layout: (offset, size) in bytes, of each field. size: of the structure.
-        values: of fields; those that are not named are 0. Tensors are pointers.
+        layout: field -> (offset, size) in bytes.
+        size: of the structure, in bytes.
+        values: field -> value; fields without one are 0, and tensors are pointers.
     """
 
     layout: Mapping[str, tuple[int, int]]
@@ -44,7 +45,7 @@ class Structure:
 
 @dataclass
 class Done:
-    """What a launch did. instructions: that warps executed. blocks: that ran."""
+    """Counts of a launch: the instructions that its warps executed, and the blocks that ran."""
 
     instructions: int = 0
     blocks: int = 0
@@ -54,8 +55,9 @@ class Kernel:
     """A kernel of a PTX text, in the arithmetic of a GPU.
 
     Attributes:
-        text: of the PTX. entry: its name, parameters and instructions, as they are there.
-        ordered: whether the order of its blocks matters: it has atomic operations on what they share.
+        text: the PTX.
+        entry: name, parameters and instructions of the kernel, as they are in the text.
+        ordered: whether the order of its blocks matters, because it has atomic operations on memory that they share.
     """
 
     def __init__(
@@ -63,10 +65,12 @@ class Kernel:
     ):
         """
         Args:
-            ptx: text, as nvcc -ptx and Triton write it. entry: the kernel's name, or a part of it that no other one
-                has; None: the only one. compiled: False: numpy does everything, as the specification says.
-            races: two accesses of shared memory by different warps that no barrier puts in order, one of them a write,
-                are a Fault; numpy does everything then.
+            ptx: text, as nvcc -ptx and Triton write it.
+            entry: the kernel's name, or a part of it that no other kernel's name has; None: the only kernel.
+            gpu: a GPU, or its name.
+            compiled: whether compiled code runs the kernel; else numpy does everything, as the specification says.
+            races: whether a race is a Fault: two accesses of shared memory by different warps that no barrier puts in
+                order, one of them a write. numpy does everything then.
 
         Raises:
             ValueError: the text is no PTX, it has no such kernel, or the kernel has instructions that are not modelled.
@@ -87,10 +91,11 @@ class Kernel:
         )
 
     def variable(self, name: str) -> np.ndarray:
-        """The bytes of a variable of the module, in global or constant memory; they keep what kernels write.
+        """Return the bytes of a variable of the module, in global or constant memory, uint8 (size,). They keep what
+        kernels write.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such variable.
         """
         if name not in self._data:
             raise ValueError(
@@ -108,17 +113,16 @@ class Kernel:
         unwritten: int | None = None,
         threads: int | None = None,
     ) -> Done:
-        """Run it: tensors are read and written where they are.
+        """Run the kernel. Tensors are read and written in place.
 
         Args:
-            grid, block: blocks, and threads of a block, by x, y, z; what is left out is 1. shared: bytes of dynamic
-                shared memory of a block.
-            arguments: one for each parameter: tensors on the CPU, None (no pointer), numbers, Structures.
-            blocks: those of the grid that run, in this order; None: all, x fastest.
-            unwritten: what bytes of shared memory hold before something is written to them; None: to read them is a
-                Fault.
-            threads: of this process, each with a block of its own; None: as many as torch has. A kernel with atomic
-                operations on what blocks share has one: blocks come in their order.
+            grid, block: numbers of blocks, and of threads of a block, in x, y, z; missing ones are 1.
+            shared: bytes of dynamic shared memory of a block.
+            arguments: one for each parameter: tensors of any shape on the CPU, None (no pointer), numbers, Structures.
+            blocks: the blocks of the grid to run, in this order; None: all, x fastest.
+            unwritten: the value of bytes of shared memory before they are written; None: reading them is a Fault.
+            threads: number of threads of this process, each of which runs a block; None: as many as torch has. A
+                kernel that is `ordered` runs in one thread.
 
         Raises:
             ValueError: an argument does not fit.
@@ -129,16 +133,16 @@ class Kernel:
         outer, constants = Global([*spans, *self._spans]), Global(self._spans)
 
         def run(number: Size) -> int:
-            watched = Races(self.code.dynamic + shared, -(-int(np.prod(size)) // WARP)) if self.races else None
-            memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watched), parameters, constants)
+            watch = Races(self.code.dynamic + shared, -(-int(np.prod(size)) // WARP)) if self.races else None
+            memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watch), parameters, constants)
             begin = None
             if self.native is not None:
-                fields, kept = of_memory(memory)
+                fields, buffers = of_memory(memory)  # buffers stay alive while the block runs
                 begin = partial(Advance, self.native, fields)
-            one = Block(self.code, memory, number, grid, size, begin)
+            block_run = Block(self.code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
-                one.run()
-            return one.steps
+                block_run.run()
+            return block_run.steps
 
         if blocks is None:
             blocks = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid)))]
@@ -155,14 +159,14 @@ class Kernel:
         return Done(sum(steps), len(numbers))
 
     def _parameters(self, arguments: tuple) -> tuple[np.ndarray, list[Span]]:
-        """The bytes of all parameters, and the memory that they point to."""
-        named = self.entry.parameters
-        if len(arguments) != len(named):
-            accepted = f"the {len(named)} that {self.entry.name} takes"
+        """Return the bytes of all parameters, uint8, and the memory that they point to."""
+        parameters = self.entry.parameters
+        if len(arguments) != len(parameters):
+            accepted = f"the {len(parameters)} that {self.entry.name} takes"
             raise ValueError(f"arguments: got {len(arguments)}; accepted are {accepted}")
-        data = np.zeros(max((each.offset + each.size for each in named), default=0), np.uint8)
+        data = np.zeros(max((p.offset + p.size for p in parameters), default=0), np.uint8)
         storages: dict[int, Span] = {}
-        for index, (parameter, value) in enumerate(zip(named, arguments)):
+        for index, (parameter, value) in enumerate(zip(parameters, arguments)):
             place = data[parameter.offset : parameter.offset + parameter.size]
             if isinstance(value, Structure):
                 _fill(place, value, index, storages)
@@ -172,7 +176,7 @@ class Kernel:
 
 
 def _each(run: Callable[[Size], int], numbers: list[Size], threads: int) -> Iterator[int]:
-    """run(number) of each, in their order."""
+    """Yield run(number) for each number, in their order."""
     if threads <= 1:
         yield from map(run, numbers)
         return
@@ -184,12 +188,12 @@ def _each(run: Callable[[Size], int], numbers: list[Size], threads: int) -> Iter
 
 
 def _one(entries: dict[str, Entry], name: str | None) -> Entry:
-    found = [entry for entry in entries.values() if name is None or name in entry.name]
-    exact = [entry for entry in found if entry.name == name]
-    if len(exact or found) != 1:
-        there = ", ".join(entries) or "none: the text has no kernel"
-        raise ValueError(f"entry: got {name!r}; accepted is one of {there}")
-    return (exact or found)[0]
+    matches = [entry for entry in entries.values() if name is None or name in entry.name]
+    exact = [entry for entry in matches if entry.name == name]
+    if len(exact or matches) != 1:
+        names = ", ".join(entries) or "none: the text has no kernel"
+        raise ValueError(f"entry: got {name!r}; accepted is one of {names}")
+    return (exact or matches)[0]
 
 
 def _three(sizes: Iterable[int], name: str) -> Size:
@@ -222,7 +226,7 @@ def _fill(place: np.ndarray, structure: Structure, index: int, storages: dict[in
 
 
 def _bytes(value: Any, parameter: Parameter, name: str, storages: dict[int, Span]) -> bytes:
-    """A number or a pointer, as the parameter has it."""
+    """Convert a number or a tensor's pointer to the bytes of a parameter."""
     size, floating = parameter.size, (parameter.type or "").startswith("f") or isinstance(value, float)
     if isinstance(value, Tensor):
         value = _pointer(value, name, storages)

@@ -26,10 +26,15 @@ ALLOWED = {"mma", "sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4"}
 
 
 class Product:
-    """What one mma.sync instruction computes.
+    """The product of one mma.sync instruction.
 
     Attributes:
-        shape: (M, N, K). a, b: types of the factors. gives, takes: of the result, of what it is added to.
+        shape: (M, N, K).
+        a, b: types of the factors.
+        gives, takes: types of the result, and of the matrix that the product is added to.
+
+    Raises:
+        ValueError: the instruction is not modelled on this GPU.
     """
 
     def __init__(self, instruction: Instruction, gpu: GPU):
@@ -55,7 +60,7 @@ class Product:
                 raise refuse(instruction, str(error)) from None
 
     def __call__(self, a: list[Lanes], b: list[Lanes], c: list[Lanes]) -> list[Lanes]:
-        """The registers of the result, from those of A, B and C; bits."""
+        """Compute the registers of the result, (32,) each, from the registers of A, B and C; all are bits."""
         A, B = self._left(a), self._right(b)
         C = _from_rows(c, self.takes)
         if self.whole:
@@ -67,28 +72,28 @@ class Product:
         return _to_rows(bits.reshape(D.shape), BITS[self.gives])
 
     def _left(self, registers: list[Lanes]) -> np.ndarray:
-        """A (M, K) of its registers."""
+        """Assemble A (M, K) from its registers."""
         m, _, k = self.shape
         x = _elements(registers, self.a)  # (registers, 32, elements of one)
         e = x.shape[-1]
         A = np.zeros((m, k), x.dtype)
-        for r, each in enumerate(x):
-            A[(G + 8 * (r % 2))[:, None], (e * T + 4 * e * (r // 2))[:, None] + np.arange(e)] = each
+        for r, values in enumerate(x):
+            A[(G + 8 * (r % 2))[:, None], (e * T + 4 * e * (r // 2))[:, None] + np.arange(e)] = values
         return A
 
     def _right(self, registers: list[Lanes]) -> np.ndarray:
-        """B (K, N) of its registers."""
+        """Assemble B (K, N) from its registers."""
         _, n, k = self.shape
         x = _elements(registers, self.b)
         e = x.shape[-1]
         B = np.zeros((k, n), x.dtype)
-        for r, each in enumerate(x):
-            B[(e * T + 4 * e * r)[:, None] + np.arange(e), G[:, None]] = each
+        for r, values in enumerate(x):
+            B[(e * T + 4 * e * r)[:, None] + np.arange(e), G[:, None]] = values
         return B
 
 
 def _elements(registers: list[Lanes], kind: str) -> np.ndarray:
-    """(registers, 32, elements): whole numbers, or float64."""
+    """Unpack registers to (registers, 32, elements of a register): whole numbers, or float64."""
     bits = np.stack([np.ascontiguousarray(x) for x in registers])[..., None]
     if kind in ("s8", "u8"):
         return bits.view(np.int8 if kind == "s8" else np.uint8)
@@ -101,7 +106,7 @@ def _elements(registers: list[Lanes], kind: str) -> np.ndarray:
 
 
 def _from_rows(registers: list[Lanes], kind: str) -> np.ndarray:
-    """C (16, 8): of each lane two neighbours in row g, then two in row g + 8."""
+    """Assemble C (16, 8): each lane has two neighbours in row g, then two in row g + 8."""
     if kind == "f16":
         pairs = [x[:, None].view(np.float16).astype(np.float64) for x in registers]
     else:
@@ -112,7 +117,7 @@ def _from_rows(registers: list[Lanes], kind: str) -> np.ndarray:
 
 
 def _to_rows(bits: np.ndarray, width: int) -> list[Lanes]:
-    """Registers of (16, 8)."""
+    """Split (16, 8) into registers, the reverse of `_from_rows`."""
     pairs = [np.ascontiguousarray(bits[i : i + 8]).reshape(WARP, 2) for i in (0, 8)]
     if width == 16:
         return [np.ascontiguousarray(x).view(np.uint32)[:, 0] for x in pairs]

@@ -14,16 +14,16 @@ import numpy as np
 
 from fa_lib.gpu.lanes import WARP, Lanes
 
-NANS = 0xFF  # a byte of shared memory that nobody wrote, where reading it is allowed: all bits set are NaN in any float
+NANS = 0xFF  # for unwritten bytes of shared memory, where reading them is allowed: all bits set are NaN in any float
 SHARED, LOCAL, WINDOW = 1 << 60, 1 << 61, 1 << 32  # where the windows of generic addresses begin, and their size
 
 
 class Fault(RuntimeError):
-    """What a kernel may not do: with its name, line, block and thread, and the address."""
+    """A kernel did what no GPU allows; the message has its name, line, block and thread, and the address."""
 
 
 class BadAccess(Exception):
-    """Of one lane, before the machine knows where it is."""
+    """A forbidden access of one lane; `Block` turns it into a Fault that says where."""
 
     def __init__(self, lane: int, reason: str):
         super().__init__(reason)
@@ -32,19 +32,30 @@ class BadAccess(Exception):
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes from an address on. name: of the argument or variable that they belong to."""
+    """Bytes of memory.
+
+    Attributes:
+        base: address of the first byte.
+        data: uint8 (size,).
+        name: of the argument or variable that they belong to.
+    """
 
     base: int
-    data: np.ndarray  # (size,) uint8
+    data: np.ndarray
     name: str
 
     @property
     def end(self) -> int:
+        """The address behind the last byte."""
         return self.base + self.data.size
 
 
 class Global:
-    """What a launch may read and write: spans that do not overlap."""
+    """The global memory that a launch may read and write: spans that do not overlap.
+
+    Raises:
+        ValueError: two spans overlap.
+    """
 
     def __init__(self, spans: list[Span]):
         self.spans = sorted((span for span in spans if span.data.size), key=lambda span: span.base)
@@ -54,21 +65,29 @@ class Global:
         self.bases = np.array([span.base for span in self.spans], np.uint64)
 
     def of(self, addresses: Lanes, size: int, mask: Lanes) -> list[tuple[Span, Lanes]]:
-        """The spans in which the lanes' accesses lie, with the lanes.
+        """Find the spans of accesses.
+
+        Args:
+            addresses: uint64 (32,).
+            size: bytes of an access.
+            mask: bool (32,), the lanes that access memory.
+
+        Returns:
+            list of (span, its lanes, bool (32,)).
 
         Raises:
-            BadAccess: one lies in none.
+            BadAccess: an access lies in no span.
         """
-        found = np.searchsorted(self.bases, addresses, side="right").astype(int) - 1
+        indices = np.searchsorted(self.bases, addresses, side="right").astype(int) - 1
         parts = []
-        for index in np.unique(found[mask]):
-            lanes = mask & (found == index)
+        for index in np.unique(indices[mask]):
+            lanes = mask & (indices == index)
             span = self.spans[index] if index >= 0 else None
-            beyond = lanes if span is None else lanes & (addresses > np.uint64(max(span.end - size, 0)))
+            outside = lanes if span is None else lanes & (addresses > np.uint64(max(span.end - size, 0)))
             if span is not None and span.data.size < size:
-                beyond = lanes
-            if beyond.any():
-                lane = int(beyond.argmax())
+                outside = lanes
+            if outside.any():
+                lane = int(outside.argmax())
                 raise BadAccess(
                     lane, f"{size} bytes at {int(addresses[lane]):#x} are {self.near(int(addresses[lane]))}"
                 )
@@ -76,7 +95,7 @@ class Global:
         return parts
 
     def near(self, address: int) -> str:
-        """Where an address is that is in no span."""
+        """Say where an address is that lies in no span."""
         if not self.spans:
             return "in no tensor: the launch was given none"
         span = min(self.spans, key=lambda span: min(abs(address - span.base), abs(address - span.end)))
@@ -93,8 +112,9 @@ class Shared:
     """A block's shared memory.
 
     Args:
-        unwritten: what bytes hold that nothing was written to; None: to read them is a Fault.
-        races: a Races of fa_lib.gpu.races; None: they are not looked for.
+        size: in bytes.
+        unwritten: the value of bytes before they are written; None: reading them is a Fault.
+        races: a Races of fa_lib.gpu.races; None: races are not looked for.
     """
 
     def __init__(self, size: int, unwritten: int | None, races: Any = None):
@@ -102,19 +122,25 @@ class Shared:
         self.written = None if unwritten is not None else np.zeros(size, bool)
 
     def reads(self, starts: Lanes, size: int, lanes: Lanes) -> None:
-        """Raises:
-        BadAccess: what is read was never written, or this races with a write."""
+        """Check reads of `size` bytes from starts (lanes,), by the lanes, bool (32,).
+
+        Raises:
+            BadAccess: a byte was never written, or a read races with a write.
+        """
         if self.written is not None:
-            unknown = ~gather(self.written, starts, size).all(1)
-            if unknown.any():
-                lane, at = int(np.flatnonzero(lanes)[unknown.argmax()]), int(starts[unknown.argmax()])
+            unwritten = ~gather(self.written, starts, size).all(1)
+            if unwritten.any():
+                lane, at = int(np.flatnonzero(lanes)[unwritten.argmax()]), int(starts[unwritten.argmax()])
                 raise BadAccess(lane, f"shared memory at {at} was never written ({size} bytes are read)")
         if self.races is not None:
             self.races.reads(starts, size, lanes)
 
     def writes(self, starts: Lanes, size: int, lanes: Lanes) -> None:
-        """Raises:
-        BadAccess: this races with another access."""
+        """Note writes of `size` bytes from starts (lanes,), by the lanes, bool (32,).
+
+        Raises:
+            BadAccess: a write races with another access.
+        """
         if self.written is not None:
             self.written[starts.astype(np.int64)[:, None] + np.arange(size)] = True
         if self.races is not None:
@@ -122,7 +148,7 @@ class Shared:
 
     @contextmanager
     def together(self, starts: Lanes) -> Iterator[None]:
-        """Accesses that no other ones tear."""
+        """Make accesses at starts atomic: inside the context they race with none."""
         if self.races is None:
             yield
             return
@@ -136,11 +162,16 @@ class Shared:
 
 
 def gather(data: np.ndarray, starts: Lanes, size: int) -> np.ndarray:
-    """(lanes, size) uint8, each from its start on."""
+    """Read `size` bytes from each of starts (lanes,): uint8 (lanes, size)."""
     return data[starts.astype(np.int64)[:, None] + np.arange(size)]
 
 
 def check_aligned(addresses: Lanes, size: int, mask: Lanes) -> None:
+    """Check that the addresses (32,) of the lanes of mask are multiples of the size of an access.
+
+    Raises:
+        BadAccess: one is not.
+    """
     wrong = mask & (addresses % np.uint64(size) != 0)
     if wrong.any():
         lane = int(wrong.argmax())
@@ -148,13 +179,18 @@ def check_aligned(addresses: Lanes, size: int, mask: Lanes) -> None:
 
 
 class View:
-    """The memory of one block, for loads and stores of a warp. local: (WARP, size) of each warp."""
+    """The memory of one block, for loads and stores of a warp. In its methods `local` is uint8 (32, size), of the
+    warp."""
 
     def __init__(self, outer: Global, shared: Shared, parameters: np.ndarray, constants: Global):
         self.outer, self.shared, self.parameters, self.constants = outer, shared, parameters, constants
 
     def load(self, space: str, addresses: Lanes, size: int, mask: Lanes, local: np.ndarray) -> np.ndarray:
-        """(32, size) uint8; zeros where mask is not."""
+        """Load `size` bytes at addresses, uint64 (32,), of a space: uint8 (32, size), zeros where mask (32,) is False.
+
+        Raises:
+            BadAccess: a lane may not read there.
+        """
         out = np.zeros((WARP, size), np.uint8)
         for where, at, lanes, shared in self._places(space, addresses, size, mask, local):
             out[lanes] = where(at[lanes], None)
@@ -163,15 +199,20 @@ class View:
         return out
 
     def store(self, space: str, addresses: Lanes, values: np.ndarray, mask: Lanes, local: np.ndarray) -> None:
-        """values: (32, size) uint8. Of lanes that write to one address the last one's stay."""
+        """Store values, uint8 (32, size), at addresses, uint64 (32,), in the lanes of mask. Where several lanes write
+        to one address, the last one's values stay.
+
+        Raises:
+            BadAccess: a lane may not write there.
+        """
         for where, at, lanes, shared in self._places(space, addresses, values.shape[1], mask, local):
             where(at[lanes], values[lanes])
             if shared is not None:
                 shared.writes(at[lanes], values.shape[1], lanes)
 
     def _places(self, space, addresses, size, mask, local):
-        """(function of starts and values that reads or writes, starts, lanes, the Shared if it is) of each memory that
-        lanes access."""
+        """Yield, for each memory that lanes access, (function of starts and values that reads or writes, starts, lanes,
+        the Shared or None)."""
         addresses = addresses.astype(np.uint64)
         check_aligned(addresses, size, mask)
         if space == "generic":
@@ -190,9 +231,9 @@ class View:
         elif mask.any():
             data = {"shared": self.shared.data, "local": local, "param": self.parameters}[space]
             end = data.shape[-1] if space == "local" else data.size
-            beyond = mask & (addresses > np.uint64(max(end - size, 0))) if size <= end else mask
-            if beyond.any():
-                lane = int(beyond.argmax())
+            outside = mask & (addresses > np.uint64(max(end - size, 0))) if size <= end else mask
+            if outside.any():
+                lane = int(outside.argmax())
                 raise BadAccess(lane, f"{size} bytes at {int(addresses[lane])} of {space} memory, which has {end}")
             if space == "local":
                 starts = addresses + np.uint64(end) * np.arange(WARP, dtype=np.uint64)

@@ -20,7 +20,7 @@ MOST_LINES = 8  # of nvcc's words, in an error
 
 @cache
 def toolkit() -> Path:
-    """The folder of bin/nvcc and include/.
+    """Find the folder of bin/nvcc and include/.
 
     Raises:
         FileNotFoundError: the package is not installed.
@@ -29,16 +29,16 @@ def toolkit() -> Path:
         files = importlib.metadata.distribution(PACKAGE).files or ()
     except importlib.metadata.PackageNotFoundError:
         files = ()
-    found = next((file for file in files if file.name == "nvcc" and file.parent.name == "bin"), None)
-    if found is None:
+    program = next((file for file in files if file.name == "nvcc" and file.parent.name == "bin"), None)
+    if program is None:
         raise FileNotFoundError(
             f"nvcc: {PACKAGE} is not installed; `make test-gpu` installs it, pip install fa_lib[gpu]"
         )
-    return Path(str(found.locate())).parent.parent
+    return Path(str(program.locate())).parent.parent
 
 
 def version() -> str:
-    """Of the package.
+    """Return the version of nvcc's package.
 
     Raises:
         FileNotFoundError: it is not installed.
@@ -50,28 +50,36 @@ def version() -> str:
 def compile_cuda(
     source: str, *, capability: int = 80, include: Iterable[str | Path] = (), flags: Iterable[str] = ()
 ) -> str:
-    """PTX of a CUDA C++ text. It is kept below build/ptx, by text, flags, compiler and the files to include.
+    """Compile a CUDA C++ text to PTX. The result is stored below build/ptx, by text, flags, compiler and included
+    files.
 
     Args:
-        capability: 80 is sm_80. include: folders. flags: more of them.
+        source: the text.
+        capability: 80 is sm_80.
+        include: folders to include from.
+        flags: of nvcc, in addition to FLAGS.
+
+    Returns:
+        The PTX.
 
     Raises:
-        FileNotFoundError: nvcc is not installed. ValueError: it does not compile, with nvcc's first errors.
+        FileNotFoundError: nvcc is not installed.
+        ValueError: the text does not compile; with nvcc's first errors.
     """
     folders, flags = [Path(folder) for folder in include], [*FLAGS, *flags]
-    words = [source, str(capability), *flags, version(), *(_digest(each) for each in folders)]
+    words = [source, str(capability), *flags, version(), *(_digest(folder) for folder in folders)]
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
-    kept = build() / "ptx" / f"{key}.ptx"
-    if kept.is_file():
-        return kept.read_text()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(kept.with_suffix(".lock")):  # another process may be at it
-        if not kept.is_file():
-            with tempfile.TemporaryDirectory(dir=kept.parent) as part:
-                (Path(part) / "kernel.cu").write_text(source)
-                _run(Path(part), folders, flags, capability)
-                os.replace(Path(part) / "kernel.ptx", kept)
-    return kept.read_text()
+    stored = build() / "ptx" / f"{key}.ptx"
+    if stored.is_file():
+        return stored.read_text()
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(stored.with_suffix(".lock")):  # another process may be at it
+        if not stored.is_file():
+            with tempfile.TemporaryDirectory(dir=stored.parent) as temporary:
+                (Path(temporary) / "kernel.cu").write_text(source)
+                _run(Path(temporary), folders, flags, capability)
+                os.replace(Path(temporary) / "kernel.ptx", stored)
+    return stored.read_text()
 
 
 def _run(folder: Path, include: list[Path], flags: list[str], capability: int) -> None:
@@ -79,17 +87,17 @@ def _run(folder: Path, include: list[Path], flags: list[str], capability: int) -
     folders = [*include, home / "include", home / "include" / "cccl"]
     command = [
         str(home / "bin" / "nvcc"), *flags, f"-gencode=arch=compute_{capability},code=compute_{capability}", "-ptx",
-        *(f"-I{each}" for each in folders), "kernel.cu", "-o", "kernel.ptx",
+        *(f"-I{path}" for path in folders), "kernel.cu", "-o", "kernel.ptx",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if process.returncode:
+        lines = [line for line in process.stderr.splitlines() if "error" in line] or process.stderr.splitlines()
         raise ValueError("source: nvcc does not compile it: " + " | ".join(lines[:MOST_LINES]))
 
 
 @cache
 def _digest(folder: Path) -> str:
-    """Of the folder's files, with their names."""
+    """Hash the files of a folder, with their names."""
     total = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         total.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")

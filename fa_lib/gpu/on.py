@@ -22,13 +22,18 @@ FA2 = "fa2"
 
 
 def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
-    """A kernel f(q, k, v, ...) on CPU tensors, in a GPU's arithmetic.
+    """Return a kernel that runs on CPU tensors in a GPU's arithmetic.
 
     Args:
         name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or its name for `kernels.get`.
+        gpu: a GPU, or its name.
+
+    Returns:
+        A function f(q, k, v, ...) of tensors (batch, heads, n, head_dim).
 
     Raises:
-        ValueError: there is no such kernel, or no such GPU. ImportError: Triton is not installed.
+        ValueError: there is no such kernel, or no such GPU.
+        ImportError: Triton is not installed.
     """
     gpu = GPU.of(gpu)
     if name == FA2:
@@ -48,10 +53,11 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
 
 
 def __getattr__(name):
-    """The kernel of a name GPU:KERNEL.
+    """Return the kernel of a name GPU:KERNEL.
 
     Raises:
-        AttributeError, ImportError, ValueError: there is none, and why.
+        AttributeError: the name has no colon.
+        ImportError, ValueError: as `kernel`.
     """
     gpu, colon, of = name.partition(":")
     if not colon:
@@ -65,7 +71,7 @@ class _InItsArithmetic(torch.autograd.Function):
     @staticmethod
     def forward(ctx, fn, gpu, options, *inputs):
         ctx.gpu = gpu
-        ctx.inputs = [x.detach().requires_grad_(asked) for x, asked in zip(inputs, ctx.needs_input_grad[3:])]
+        ctx.inputs = [x.detach().requires_grad_(needed) for x, needed in zip(inputs, ctx.needs_input_grad[3:])]
         with torch.enable_grad(), pretended(gpu), triton(gpu):
             o = fn(*ctx.inputs, **options)
         ctx.o = o if isinstance(o, Tensor) else o[0]
@@ -76,15 +82,19 @@ class _InItsArithmetic(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        asked = [x for x in ctx.inputs if x.requires_grad]
+        inputs = [x for x in ctx.inputs if x.requires_grad]
         with pretended(ctx.gpu), triton(ctx.gpu):
-            found = iter(torch.autograd.grad(ctx.o, asked, gradients, allow_unused=True))
-        return None, None, None, *(next(found) if x.requires_grad else None for x in ctx.inputs)
+            results = iter(torch.autograd.grad(ctx.o, inputs, gradients, allow_unused=True))
+        return None, None, None, *(next(results) if x.requires_grad else None for x in ctx.inputs)
 
 
 def flash_attention_2(gpu: GPU) -> Callable:
-    """FlashAttention-2's kernels as flash_attn_func calls them, with gradients; head_dims that are no multiple of 8
-    are filled up with zeros, as there."""
+    """Return FlashAttention-2's kernels as flash_attn_func calls them, with gradients. A head_dim that is no multiple
+    of 8 is padded with zeros, as there.
+
+    Returns:
+        A function of q (batch, heads, n_q, head_dim), k and v (batch, heads_kv, n_kv, head_dim), and options.
+    """
 
     def fa2(
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None,

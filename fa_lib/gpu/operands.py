@@ -1,4 +1,4 @@
-"""Operands of an instruction as functions of a warp: what is read of them, and where results go."""
+"""Operands of an instruction: sources as functions of a warp, and the registers of results."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -27,7 +27,7 @@ Addresses: TypeAlias = Mapping[str, int]  # of names
 
 
 def constant(value: Immediate, kind: str) -> Lanes:
-    """A number in the text, as a type, in every lane."""
+    """Return a number of the text as a type, (32,)."""
     if value.type == "f64" and kind == "f32":
         return np.full(WARP, np.array([value.value], np.uint64).view(np.float64).astype(np.float32)[0])
     if kind == "pred":
@@ -38,7 +38,11 @@ def constant(value: Immediate, kind: str) -> Lanes:
 
 
 def source(operand: Operand, kind: str, instruction: Instruction, names: Addresses) -> Source:
-    """What an operand holds, as a type."""
+    """Return the function of a warp that reads an operand as a type, (32,).
+
+    Raises:
+        ValueError: the operand is not modelled.
+    """
     if isinstance(operand, Register):
         register = operand
         return lambda warp: warp.read(register, kind)
@@ -65,13 +69,22 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
 
 
 def named(name: str, instruction: Instruction, names: Addresses) -> int:
+    """Return the address of a name.
+
+    Raises:
+        ValueError: there is no such variable.
+    """
     if name not in names:
         raise refuse(instruction, f"there is no variable {name}")
     return names[name]
 
 
 def address(operand: Operand, instruction: Instruction, names: Addresses) -> Source:
-    """Of [base + offset], 64 bits."""
+    """Return the function of a warp that computes [base + offset], uint64 (32,).
+
+    Raises:
+        ValueError: the operand is no address.
+    """
     if not isinstance(operand, Address):
         raise refuse(instruction, f"got {operand} for an address")
     base, offset = operand
@@ -80,8 +93,8 @@ def address(operand: Operand, instruction: Instruction, names: Addresses) -> Sou
         wide = BITS[base.type] == 64
 
         def at(warp):
-            found = warp.bits(register).astype(np.uint64) + add
-            return found if wide else found & np.uint64(0xFFFFFFFF)
+            sums = warp.bits(register).astype(np.uint64) + add
+            return sums if wide else sums & np.uint64(0xFFFFFFFF)
 
         return at
     start = base.value if isinstance(base, Immediate) else named(base.name, instruction, names)
@@ -90,7 +103,11 @@ def address(operand: Operand, instruction: Instruction, names: Addresses) -> Sou
 
 
 def targets(operand: Operand, instruction: Instruction) -> list[Register | None]:
-    """Where results go; None: nowhere."""
+    """Return the registers of results; None for a result that is dropped.
+
+    Raises:
+        ValueError: an operand is no register.
+    """
     items = parts(operand)
     if not all(item is None or isinstance(item, Register) for item in items):
         raise refuse(instruction, f"got {operand} for a result")
@@ -98,27 +115,33 @@ def targets(operand: Operand, instruction: Instruction) -> list[Register | None]
 
 
 def both(operand: Operand, instruction: Instruction) -> list[Register | None]:
-    """Where the two results of first | second go; one alone is the first."""
+    """Return the registers of the two results of first | second; of a single result, its register and None."""
     first, second = (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
     return [*targets(first, instruction), *targets(second, instruction)]
 
 
 def whole(operand: Operand, instruction: Instruction) -> int:
-    """A number that the text says."""
+    """Return the number of an immediate operand.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not isinstance(operand, Immediate):
         raise refuse(instruction, f"got {operand}; accepted is a number")
     return operand.value
 
 
 def parts(operand: Operand) -> tuple[Operand, ...]:
-    """Of {a, b} a and b; anything else is itself."""
+    """Return a and b of {a, b}; of any other operand, the operand."""
     return operand.items if isinstance(operand, Vector) else (operand,)
 
 
 def sources(operand: Operand, kind: str, instruction: Instruction, names: Addresses) -> list[Source]:
+    """Return the sources of the operands of {a, b, ...}, or of one operand, as `source` does."""
     return [source(item, kind, instruction, names) for item in parts(operand)]
 
 
 def into_shared(addresses: Lanes) -> Lanes:
-    """Of a generic address that is one of shared memory, or an address of shared memory, the latter."""
+    """Convert generic addresses of shared memory, uint64 (32,), to addresses of shared memory; leave those as they
+    are."""
     return np.where(addresses >= np.uint64(SHARED), addresses - np.uint64(SHARED), addresses)

@@ -1,7 +1,7 @@
-"""A GPU that code believes in: functions that launch Triton kernels ask whether their tensors are on one, and which.
+"""A pretended GPU, for functions that launch Triton kernels and ask whether their tensors are on a GPU, and on which.
 
-Inside, CPU tensors say that they are CUDA's, tensors that are asked for there are made on the CPU, and torch.cuda tells
-of the GPU that is modelled.
+Inside `pretended`, CPU tensors report that they are on CUDA, new tensors for a CUDA device are made on the CPU, and
+torch.cuda describes the GPU that is modelled.
 """
 
 from collections.abc import Iterator
@@ -26,32 +26,34 @@ ANSWERS = {  # of tensors; their getters are no functions that torch lists
 
 
 class Pretending(TorchFunctionMode):
+    """Answers torch's functions as if tensors were on a GPU."""
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in ANSWERS:
             return ANSWERS[func](*args, **kwargs or {})
-        return func(*map(_here, args), **{name: _here(value) for name, value in (kwargs or {}).items()})
+        return func(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
 
 
-def _here(value: Any) -> Any:
-    """A device that is asked for, as the one there is."""
+def _on_cpu(value: Any) -> Any:
+    """Replace a CUDA device by the CPU."""
     cuda = isinstance(value, torch.device) and value.type == "cuda" or isinstance(value, str) and value[:4] == "cuda"
     return torch.device("cpu") if cuda else value
 
 
 @contextmanager
 def pretended(gpu: GPU) -> Iterator[None]:
-    """Inside, code believes that CPU tensors are on this GPU."""
+    """Make code inside the context take CPU tensors for tensors on this GPU."""
     capability = divmod(gpu.capability, 10)
     properties = SimpleNamespace(
         name=gpu.name, major=capability[0], minor=capability[1], multi_processor_count=gpu.processors,
         shared_memory_per_block_optin=gpu.shared_bytes, warp_size=32,
     )  # fmt: skip
-    stands_in: dict[str, Any] = dict(
+    substitutes: dict[str, Any] = dict(
         is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
         get_device_capability=lambda device=None: capability, get_device_name=lambda device=None: gpu.name,
         get_device_properties=lambda device=None: properties, synchronize=lambda device=None: None,
         device=lambda device: nullcontext(), device_of=lambda tensor: nullcontext(),
         current_stream=lambda device=None: SimpleNamespace(cuda_stream=0),
     )  # fmt: skip
-    with mock.patch.multiple(torch.cuda, **stands_in), Pretending():
+    with mock.patch.multiple(torch.cuda, **substitutes), Pretending():
         yield

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from fa_lib.gpu import control, exchange
 from fa_lib.gpu.approximate import wobbling
+from fa_lib.gpu.atomics import ATOMICS
 from fa_lib.gpu.block import Code, Step
 from fa_lib.gpu.choices import CHOICES, set_predicate
 from fa_lib.gpu.contraction import contracted
@@ -21,15 +22,15 @@ MOST_UNKNOWN = 12  # named in an error
 
 
 def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
-    """What an instruction does in each thread from its own values alone; None: it is of another kind.
+    """Return the Lanewise of an instruction that uses only each thread's own values; None: it is of another kind.
 
     Raises:
-        ValueError: it is of that kind, and not modelled.
+        ValueError: it is of this kind, and not modelled.
     """
     name, types = instruction.name, instruction.types
-    off = wobbling(instruction, gpu.wobble) if gpu.wobble is not None else None
-    if off is not None:
-        return off
+    wobble = wobbling(instruction, gpu.wobble) if gpu.wobble is not None else None
+    if wobble is not None:
+        return wobble
     if name == "cvt":
         return convert(instruction)
     if name in CHOICES:
@@ -47,7 +48,7 @@ def _aligned(start: int, align: int) -> int:
 
 
 def _place(variables: list[Variable], start: int, names: dict[str, int]) -> int:
-    """Give variables addresses from start on; where they end."""
+    """Give variables addresses from `start` on, and return the address behind them."""
     for variable in variables:
         names[variable.name] = _aligned(start, variable.align)
         start = names[variable.name] + (variable.size or 0)
@@ -55,22 +56,27 @@ def _place(variables: list[Variable], start: int, names: dict[str, int]) -> int:
 
 
 def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> tuple[Code, Addresses]:
-    """A kernel for a GPU, and the addresses of its variables.
+    """Look up the steps of a kernel for a GPU, and the addresses of its variables.
 
     Args:
-        addresses: of global and const variables. Those of parameters, shared and local variables are added.
+        entry: the kernel.
+        gpu: the GPU.
+        addresses: name -> address, of global and const variables.
+
+    Returns:
+        (the Code; name -> address, also of parameters, shared and local variables).
 
     Raises:
         ValueError: the kernel has instructions that are not modelled: all of them, with lines.
     """
     entry = contracted(entry)
-    names = dict(addresses) | {each.name: each.offset for each in entry.parameters}
-    sized = {space: [each for each in entry.variables if each.space == space and each.size is not None]
+    names = dict(addresses) | {variable.name: variable.offset for variable in entry.parameters}
+    sized = {space: [variable for variable in entry.variables if variable.space == space and variable.size is not None]
              for space in ("shared", "local")}  # fmt: skip
-    unsized = [each for each in entry.variables if each.space == "shared" and each.size is None]
+    unsized = [variable for variable in entry.variables if variable.space == "shared" and variable.size is None]
     local = _place(sized["local"], 0, names)
-    dynamic = _aligned(_place(sized["shared"], 0, names), max((16, *(each.align for each in unsized))))
-    names |= {each.name: dynamic for each in unsized}  # all of them begin there
+    dynamic = _aligned(_place(sized["shared"], 0, names), max((16, *(variable.align for variable in unsized))))
+    names |= {variable.name: dynamic for variable in unsized}  # all of them begin there
     last = entry.instructions[-1].line if entry.instructions else 0
     instructions = (*entry.instructions, Instruction(("ret",), (), None, last))
     steps: list[Step] = []
@@ -83,15 +89,19 @@ def ready(entry: Entry, gpu: GPU, addresses: Mapping[str, int]) -> tuple[Code, A
         except ValueError as error:
             unknown.setdefault(str(error), []).append(str(instruction.line))
     if unknown:
-        some = [f"{reason} (line {', '.join(lines[:3])})" for reason, lines in [*unknown.items()][:MOST_UNKNOWN]]
-        more = f"; and {len(unknown) - MOST_UNKNOWN} more" if len(unknown) > MOST_UNKNOWN else ""
-        raise ValueError(f"{entry.name}: instructions that are not modelled: {'; '.join(some)}{more}")
+        reasons = [f"{reason} (line {', '.join(lines[:3])})" for reason, lines in [*unknown.items()][:MOST_UNKNOWN]]
+        ending = f"; and {len(unknown) - MOST_UNKNOWN} more" if len(unknown) > MOST_UNKNOWN else ""
+        raise ValueError(f"{entry.name}: instructions that are not modelled: {'; '.join(reasons)}{ending}")
     members = tuple(exchange.members(instruction, names) for instruction in instructions)
     return Code(entry.name, instructions, (*steps,), members, entry.labels, local, dynamic), names
 
 
 def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> Step:
-    """What a warp does for it."""
+    """Return the step that a warp takes for an instruction.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
     name = instruction.name
     if name in ("bra", "brx"):
         return (control.branch if name == "bra" else control.branch_by_table)(instruction, entry)
@@ -109,7 +119,7 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
         return control.predicate_results(instruction, set_predicate(instruction), names)
     if name in ("ld", "st") and "param" in instruction.words and not _own(instruction, names):
         return nothing(instruction, names)  # of a call, which is a Fault itself
-    for table in (control.BARRIERS, exchange.EXCHANGES, MOVES):
+    for table in (control.BARRIERS, exchange.EXCHANGES, MOVES, ATOMICS):
         if name in table:
             return table[name](instruction, names)
     meaning = lanewise(instruction, gpu)
@@ -119,17 +129,21 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
 
 
 def _own(instruction: Instruction, names: Addresses) -> bool:
-    """Whether an address is one of the kernel's parameters, and not one of what it calls."""
-    bases = [each.base for each in instruction.operands if isinstance(each, Address)]
+    """Return whether an address is of the kernel's own parameters, and not of those of a function that it calls."""
+    bases = [operand.base for operand in instruction.operands if isinstance(operand, Address)]
     return not any(isinstance(base, Symbol) and base.name not in names for base in bases)
 
 
 def everywhere(instruction: Instruction, meaning: Lanewise, names: Addresses) -> Step:
-    """A lanewise instruction, of registers."""
+    """Make the step of a lanewise instruction.
+
+    Raises:
+        ValueError: it has another number of operands.
+    """
     to, *operands = instruction.operands
     if len(operands) != len(meaning.takes):
         raise refuse(instruction, f"got {len(operands)} operands; accepted are {len(meaning.takes)}")
-    values = [source(each, kind, instruction, names) for each, kind in zip(operands, meaning.takes)]
+    values = [source(operand, kind, instruction, names) for operand, kind in zip(operands, meaning.takes)]
     (into,) = targets(to, instruction)
     run = meaning.run
 

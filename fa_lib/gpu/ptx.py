@@ -13,10 +13,10 @@ NEWLINE_ENDS = (".version", ".target", ".address_size", ".file", ".loc")
 
 
 def parse(text: str) -> Module:
-    """The kernels of a PTX text.
+    """Parse a PTX text into a Module of its kernels.
 
     Raises:
-        ValueError: it is no PTX, with the line.
+        ValueError: it is no PTX; with the line.
     """
     return _Reader(text).module()
 
@@ -61,7 +61,7 @@ class _Reader(Tokens):
         return Module(says[".version"][0], says[".target"][0], entries, frozenset(functions))
 
     def function(self) -> str:
-        """The name of a device function. Nothing here runs one."""
+        """Read a device function, and return its name. No machine here runs one."""
         self.take(".func")
         if self.next == "(":
             self.skip("(", ")")

@@ -20,7 +20,15 @@ SQRT_HALF = 0.5**0.5
 
 
 def polynomial(coefficients, x):
-    """Their sum with the powers of x, by Horner: every product and every sum rounded."""
+    """Evaluate a polynomial by Horner's rule, each product and sum rounded.
+
+    Args:
+        coefficients: the lowest power's first.
+        x: float64, a number or an array.
+
+    Returns:
+        float64 of x's shape.
+    """
     total = x * 0.0 + coefficients[-1]
     for c in coefficients[-2::-1]:
         total = total * x + c

@@ -20,8 +20,9 @@ class Package:
     """A source package.
 
     Attributes:
-        name, version, sha256: of the archive. keep: the folders of it that are unpacked.
-        settings: environment variables, for its setup.py, which pip asks for its name.
+        name, version, sha256: of the archive.
+        keep: the folders of the archive to unpack.
+        settings: environment variables for its setup.py, which pip runs to learn its name.
     """
 
     name: str
@@ -41,43 +42,43 @@ FLASH_ATTN = Package(
 
 
 def unpacked(package: Package) -> Path:
-    """The folder with what it keeps: build/sources/<name>-<version>.
+    """Download and unpack a package, once, and return its folder, build/sources/<name>-<version>.
 
     Raises:
-        RuntimeError: pip cannot download it, or what it downloads has another hash; with pip's last words.
+        RuntimeError: pip cannot download it, or the archive has another hash; with the last line of pip's message.
     """
     folder = build() / "sources"
-    whole = folder / f"{package.name}-{package.version}"
-    if whole.is_dir():
-        return whole
+    target = folder / f"{package.name}-{package.version}"
+    if target.is_dir():
+        return target
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f".{whole.name}.lock"):
-        if not whole.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder) as part:
-                _unpack(_download(package, Path(part)), Path(part) / "kept", package.keep)
-                os.replace(Path(part) / "kept", whole)
-    return whole
+    with FileLock(folder / f".{target.name}.lock"):
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                _unpack(_download(package, Path(temporary)), Path(temporary) / "kept", package.keep)
+                os.replace(Path(temporary) / "kept", target)
+    return target
 
 
 def _download(package: Package, folder: Path) -> Path:
-    wanted = folder / "wanted.txt"
-    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+    requirements = folder / "wanted.txt"
+    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
     words = ["download", "--no-deps", "--no-build-isolation", "--no-binary", package.name, "--require-hashes"]
-    command = [sys.executable, "-m", "pip", *words, "--dest", str(folder), "--requirement", str(wanted)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | package.settings)
-    found = [*folder.glob("*.tar.gz")]
-    if done.returncode or len(found) != 1:
-        words = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no archive"]
+    command = [sys.executable, "-m", "pip", *words, "--dest", str(folder), "--requirement", str(requirements)]
+    process = subprocess.run(command, capture_output=True, text=True, env=os.environ | package.settings)
+    archives = [*folder.glob("*.tar.gz")]
+    if process.returncode or len(archives) != 1:
+        words = (process.stderr or process.stdout).strip().splitlines()[-1:] or ["no archive"]
         raise RuntimeError(f"{package.name} {package.version}: pip did not download its source: {words[0]}")
-    return found[0]
+    return archives[0]
 
 
 def _unpack(archive: Path, folder: Path, keep: tuple[str, ...]) -> None:
-    """What is below the folders `keep` of the archive's one folder."""
+    """Unpack the folders `keep`, which lie in the only folder of the archive."""
     with tarfile.open(archive) as file:
         file.extractall(folder / ".all", filter="data")
     (top,) = (folder / ".all").iterdir()
-    for each in keep:
-        (folder / each).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(top / each, folder / each)
+    for name in keep:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(top / name, folder / name)
     shutil.rmtree(folder / ".all")

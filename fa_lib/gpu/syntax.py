@@ -27,7 +27,12 @@ class Special(NamedTuple):
 
 
 class Immediate(NamedTuple):
-    """A constant: a whole number, or the bits of a float of 32 or 64 bits."""
+    """A constant.
+
+    Attributes:
+        value: a whole number, or the bits of a float.
+        type: "int", "f32" or "f64".
+    """
 
     value: int
     type: str = "int"
@@ -61,7 +66,7 @@ class Pair(NamedTuple):
 
 
 class Negated(NamedTuple):
-    """! of a predicate; of a float, with the other sign (contraction makes such operands)."""
+    """A predicate with !, or a float with its sign changed (`contraction` makes such operands)."""
 
     register: Register
 
@@ -74,9 +79,11 @@ class Instruction:
     """One instruction.
 
     Attributes:
-        words: of its name: ("mma", "sync", "aligned", "m16n8k16", ...). operands: in the order of the text.
-        guard: the predicate without which a thread skips it, and whether it must be false.
-        line: of the PTX text, from 1. source: file and line that it was compiled from, where the text says so.
+        words: of its name: ("mma", "sync", "aligned", "m16n8k16", ...).
+        operands: in the order of the text.
+        guard: (predicate, whether it must be false): other threads skip the instruction; None: all execute it.
+        line: of the PTX text, from 1.
+        source: (file, line) that it was compiled from, where the text says so.
     """
 
     words: tuple[str, ...]
@@ -87,11 +94,12 @@ class Instruction:
 
     @property
     def name(self) -> str:
+        """Its first word."""
         return self.words[0]
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types among its words, in order: of cvt.rn.f16.f32 ("f16", "f32")."""
+        """The types among its words, in their order: ("f16", "f32") of cvt.rn.f16.f32."""
         return tuple(word for word in self.words if word in BITS)
 
     def __str__(self):
@@ -100,7 +108,14 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A kernel's parameter. type: None is a structure, of `size` bytes. offset: of its first byte, among them all."""
+    """A parameter of a kernel.
+
+    Attributes:
+        name: of the parameter.
+        type: of PTX; None for a structure.
+        offset: of its first byte, in all parameters.
+        size: in bytes.
+    """
 
     name: str
     type: str | None
@@ -110,8 +125,15 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A named piece of memory. space: "shared", "local", "global", "const". data: what global memory begins with;
-    size: bytes; None is shared memory whose size the launch says."""
+    """A named piece of memory.
+
+    Attributes:
+        name: of the variable.
+        space: "shared", "local", "global" or "const".
+        align: in bytes.
+        size: in bytes; None for shared memory whose size the launch gives.
+        data: initial bytes of global and const memory; None: zeros.
+    """
 
     name: str
     space: str
@@ -122,23 +144,36 @@ class Variable:
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel: its parameters, variables, instructions, and the instruction that each label stands before.
-    most: the most threads of a block (x, y, z) that it was compiled for; None: it does not say."""
+    """A kernel.
+
+    Attributes:
+        name, parameters, variables, instructions: of the kernel.
+        labels: label -> number of the instruction behind it.
+        tables: name of a list of brx.idx -> its labels.
+        most: the most threads of a block (x, y, z) that it was compiled for; None: the text has no limit.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     variables: tuple[Variable, ...]
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
-    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # labels of brx.idx
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     most: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Module:
-    """A PTX text. version: of PTX. target: "sm_80"."""
+    """A PTX text.
+
+    Attributes:
+        version: of PTX.
+        target: such as "sm_80".
+        entries: name -> kernel.
+        functions: names of device functions, which no machine here runs.
+    """
 
     version: str
     target: str
     entries: dict[str, Entry]
-    functions: frozenset[str] = frozenset()  # that instructions may call, and that no machine here runs
+    functions: frozenset[str] = frozenset()

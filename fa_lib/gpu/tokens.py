@@ -16,27 +16,31 @@ TOKEN = re.compile(
 
 
 class Token(NamedTuple):
+    """A word of a PTX text, and its line, from 1."""
+
     text: str
     line: int
 
 
 def _split(text: str) -> list[Token]:
-    blank = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    blank = COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
     return [Token(word, number) for number, line in enumerate(blank.split("\n"), 1) for word in TOKEN.findall(line)]
 
 
 class Tokens:
-    """The words of a text, and which is next."""
+    """The words of a PTX text, read one after the other. Each method raises a ValueError, with the line, where the text
+    is no PTX."""
 
     def __init__(self, text: str):
         self.tokens, self.at = _split(text), 0
 
     @property
     def next(self) -> str:
+        """The next word; "" at the end."""
         return self.tokens[self.at].text if self.at < len(self.tokens) else ""
 
     def take(self, *accepted: str) -> str:
-        """The next token, which is one of those, if there are any."""
+        """Read the next word, which must be one of `accepted`, if there are any."""
         word = self.next
         if not word or (accepted and word not in accepted):
             self.refuse(" or ".join(accepted) or "more")
@@ -44,17 +48,19 @@ class Tokens:
         return word
 
     def refuse(self, accepted: str) -> NoReturn:
+        """Raise the ValueError of the next word; accepted: what may come there."""
         line = self.tokens[min(self.at, len(self.tokens) - 1)].line if self.tokens else 1
         raise ValueError(f"PTX, line {line}: got {self.next or 'the end of the text'!r}; accepted is {accepted}")
 
     def rest_of_line(self) -> list[str]:
+        """Read the remaining words of the line."""
         line, words = self.tokens[self.at].line, []
         while self.at < len(self.tokens) and self.tokens[self.at].line == line:
             words.append(self.take())
         return words
 
     def skip(self, opening: str, closing: str) -> None:
-        """Past a bracketed part, whose opening bracket is next."""
+        """Skip a bracketed part, whose opening bracket is next."""
         depth = 0
         while True:
             word = self.take()
@@ -63,10 +69,12 @@ class Tokens:
                 return
 
     def skip_to(self, *ends: str) -> None:
+        """Skip to one of these words, and read it."""
         while self.take() not in ends:
             pass
 
     def number(self) -> int:
+        """Read a whole number."""
         sign = -1 if self.next == "-" and self.take() else 1
         word = self.take()
         try:
@@ -76,16 +84,17 @@ class Tokens:
             self.refuse("a whole number")
 
     def listed(self, one: Callable[[], object], closing: str) -> list:
-        """one, one, ... closing; what is listed."""
-        found = []
+        """Read a list, "one, one, ... closing", by calls of `one`, and return their results."""
+        items = []
         while self.next != closing:
-            found.append(one())
+            items.append(one())
             if self.next != closing:
                 self.take(",")
         self.take(closing)
-        return found
+        return items
 
     def variable(self) -> Variable:
+        """Read the declaration of a variable."""
         space, align, kind = self.take().lstrip("."), 0, "b8"
         while self.next.startswith("."):
             word = self.take()

@@ -1,5 +1,5 @@
-"""Triton's kernels on CPU tensors, in a GPU's arithmetic: `with triton("H100"):`. Triton compiles them as for a GPU;
-what it would launch there runs here."""
+"""Triton's kernels on CPU tensors, in a GPU's arithmetic: `with triton("H100"):`. Triton compiles them as for a GPU,
+and this machine runs the result."""
 
 import warnings
 from collections.abc import Iterator
@@ -21,25 +21,31 @@ SHARED_BYTES = 227 * 1024  # of a block, at most
 
 @contextmanager
 def triton(gpu: str | GPU) -> Iterator[None]:
-    """Inside, every kernel of @triton.jit that is launched on CPU tensors runs in the arithmetic of a GPU.
+    """Run every kernel of @triton.jit that is launched on CPU tensors inside the context in the arithmetic of a GPU.
 
-    It is compiled for sm_80, for an L40S sm_89: what Triton writes for Hopper and Blackwell, wgmma and TMA, is not
-    modelled. Products are summed as the GPU that is asked for sums those of mma.sync. Autotuning takes the first
-    configuration, and warns.
+    It is compiled for sm_80, or for sm_89 on an L40S: Triton's code for Hopper and Blackwell, wgmma and TMA, is not
+    modelled. Products are summed as this GPU sums those of mma.sync. Autotuning takes the first configuration.
+
+    Args:
+        gpu: a GPU, or its name.
 
     Raises:
-        ValueError: the GPU's arithmetic is not known here. ModuleNotFoundError: Triton is not installed.
+        ValueError: there is no such GPU.
+        ModuleNotFoundError: Triton is not installed.
+
+    Warns:
+        UserWarning: Triton's autotuning takes the first configuration.
     """
     from triton import knobs, runtime  # pyright: ignore[reportMissingImports]
 
-    chosen = _driver(GPU.of(gpu))
+    driver = _driver(GPU.of(gpu))
     before = runtime.driver._active
-    runtime.driver.set_active(chosen)
-    knobs.runtime.kernel_load_start_hook.add(chosen.loading)
+    runtime.driver.set_active(driver)
+    knobs.runtime.kernel_load_start_hook.add(driver.loading)
     try:
         yield
     finally:
-        knobs.runtime.kernel_load_start_hook.remove(chosen.loading)
+        knobs.runtime.kernel_load_start_hook.remove(driver.loading)
         runtime.driver._active = before
 
 
@@ -47,7 +53,7 @@ _DRIVERS: dict[GPU, Any] = {}
 
 
 def _driver(gpu: GPU) -> Any:
-    """One for each GPU: Triton keeps kernels by the number of their device."""
+    """Return the driver of a GPU. Each GPU has its own: Triton stores kernels by the number of their device."""
     if gpu not in _DRIVERS:
         _DRIVERS[gpu] = _new_driver(gpu)
     return _DRIVERS[gpu]
@@ -62,7 +68,7 @@ def _new_driver(gpu: GPU) -> Any:
     order = count()
 
     def in_order(call, quantiles=None, **more):
-        """What a configuration takes: the first is the fastest."""
+        """Return the time of a configuration: the first is the fastest."""
         place = next(order)
         if place == 0:
             warnings.warn("Triton's autotuning takes the first configuration here: nothing is timed", stacklevel=2)
@@ -78,11 +84,11 @@ def _new_driver(gpu: GPU) -> Any:
             self.text = ""
 
         def loading(self, module, function, name, files, digest):
-            """Before `load`: where Triton keeps what it compiled."""
+            """Read the PTX that Triton compiled; Triton calls this before `load`."""
             self.text = next(Path(path).read_text() for file, path in files.items() if file.endswith(".ptx"))
 
         def load(self, name, binary, shared, device):
-            """Module, function, registers, spills and the most threads of a block."""
+            """Return module, function, registers, spills and the most threads of a block."""
             return None, Kernel(self.text, name, gpu=gpu), 0, 0, 1024
 
         def launcher_cls(self, source, metadata):
@@ -117,7 +123,11 @@ def _new_driver(gpu: GPU) -> Any:
 
 
 class Launcher:
-    """What Triton calls with a kernel's grid and arguments."""
+    """The object that Triton calls with a kernel's grid and arguments.
+
+    Raises:
+        NotImplementedError: an argument is a tensor descriptor.
+    """
 
     def __init__(self, source: Any, metadata: Any):
         self.kinds, self.metadata = [*source.signature.values()], metadata
@@ -125,12 +135,12 @@ class Launcher:
             if not isinstance(kind, str) or kind.startswith("tensordesc"):
                 raise NotImplementedError(f"an argument of type {kind}: tensor descriptors are not modelled")
 
-    def __call__(self, x, y, z, stream, kernel: Kernel, *given):
-        """given: what Triton packs and hooks, four of them, then the kernel's arguments."""
-        values = [value for value, kind in zip(given[4:], self.kinds) if kind != "constexpr"]
+    def __call__(self, x, y, z, stream, kernel: Kernel, *packed):
+        """Launch a kernel; packed: four arguments of Triton's own, then the kernel's arguments."""
+        values = [value for value, kind in zip(packed[4:], self.kinds) if kind != "constexpr"]
         scratch = getattr(self.metadata, "global_scratch_size", 0) or 0
         more = len(kernel.entry.parameters) - len(values)  # behind the arguments: scratch memory
         room = torch.zeros(x * y * z * scratch, dtype=torch.uint8) if scratch else None
-        with torch._C.DisableTorchFunction():  # a device that is pretended ends here
+        with torch._C.DisableTorchFunction():  # inside, torch sees the real device
             kernel((x, y, z), (32 * self.metadata.num_warps,), self.metadata.shared, *values, *[room, None][:more],
                    unwritten=NANS)  # fmt: skip

@@ -27,9 +27,9 @@ class Algorithm:
             from the format's subnormals. Whole; of "fa2" and "fa4". None is 0.
         maximum: the row maximum of a tile, a function of S (rows, B_c) that gives (rows, 1); None is the largest
             score. `exponentials.dynamic_maximum` is that of arXiv 2510.04212.
-        splits: parts of the keys, whole tiles each, that are worked on apart and merged by their log-sum-exp at the
-            end, as in flash decoding. Each part's O is in `precision.accumulator`.
-        reverse: the last tile first, as FlashAttention-2 has it on CUDA; with splits, the last of each part.
+        splits: number of parts of the keys, of whole tiles, that are computed separately and merged by their
+            log-sum-exp at the end, as in flash decoding. Each part's O is in `precision.accumulator`.
+        reverse: whether the last tile comes first, as in FlashAttention-2 on CUDA; with splits, the last of each part.
         scale_in_exponent: the scale is left out of S and multiplied in with the exponential, P = 2**(S c - m c) of one
             fused multiply-add, c = scale * log2(e) in `precision.exponent`; and O is multiplied by 1 / l instead of
             divided by l. As FlashAttention-2's CUDA source has it; of "fa2" and "fa4", without softcap and added masks.
@@ -76,7 +76,7 @@ class Algorithm:
 
     @classmethod
     def of(cls, spec: "Algorithm | str") -> "Algorithm":
-        """The Algorithm named by `spec`, or `spec` itself."""
+        """Return the Algorithm named by `spec`, or `spec` itself where it is one."""
         return spec if isinstance(spec, Algorithm) else cls(spec)
 
     @property
@@ -86,7 +86,7 @@ class Algorithm:
 
     @property
     def rescale_threshold(self) -> float:
-        """The same in units of S."""
+        """By how much a row's maximum may rise before it is replaced, in units of S."""
         return self.rescale_threshold_log2 * LN2
 
     @property

@@ -17,7 +17,18 @@ from fa_lib.kernels.rows import by_rows, dropped, flat, rows_at_once, run, store
 def differentiable(
     q: Tensor, k: Tensor, v: Tensor, forward: Callable, backward: Callable, sinks: Tensor | None = None
 ) -> Tensor:
-    """o of `forward(q, k, v) -> (o, statistics of its rows)`, with gradients of `backward` where one is asked for."""
+    """Call a kernel's forward pass, and give its output the gradients of `backward` where an input requires one.
+
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        forward: forward(q, k, v) -> (o, statistics of its rows (..., n_q, 1 or 2)).
+        backward: backward(q, k, v, o, statistics, dO) -> the gradients of q, k and v, and of sinks where there are any.
+        sinks: (heads,).
+
+    Returns:
+        o: (..., heads, n_q, d_v).
+    """
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks)):
         return _Attention.apply(q, k, v, sinks, forward, backward)
     return forward(q, k, v)[0]
@@ -36,20 +47,23 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dO):
         q, k, v, o, statistics, sinks = ctx.saved_tensors
         gradients = ctx.backward(q, k, v, o, statistics, dO)
-        held = [stored(g, x.dtype) for g, x in zip(gradients, (q, k, v) if sinks is None else (q, k, v, sinks))]
-        return *held, *[None] * (6 - len(held))
+        results = [stored(g, x.dtype) for g, x in zip(gradients, (q, k, v) if sinks is None else (q, k, v, sinks))]
+        return *results, *[None] * (6 - len(results))
 
 
 class Backward:
-    """dQ, dK and dV, and the gradient of the sinks where there are any.
+    """Computes dQ, dK and dV, and the gradient of the sinks where there are any, in the shapes of q, k, v and sinks.
 
     Args:
-        precision, options: of the forward call.
-        probabilities: P (rows, keys) from S, which it may overwrite, and the statistics of its rows.
-        tiling: Flash: dQ is summed over tiles of block_kv keys, dK and dV over tiles of block_q queries (and over the
-            Q heads that share them), each sum held in `precision.grad_sums`; delta = rowsum(dO ∘ O). Here B_r does
-            count. None is Baseline: each matrix product rounds once; delta = rowsum(P ∘ dP), as softmax's own
-            gradient has it.
+        precision, options: the Precision and the Options of the forward call.
+        probabilities: a function of S (rows, keys), which it may overwrite, and of the statistics of its rows; it
+            returns P (rows, keys).
+        tiling: a Tiling for Flash: dQ is summed over tiles of block_kv keys, dK and dV over tiles of block_q queries
+            (and over the Q heads that share them), each sum rounded to `precision.grad_sums`; delta = rowsum(dO ∘ O).
+            Here block_q changes results. None for Baseline: each matrix product rounds once; delta = rowsum(P ∘ dP), as
+            softmax's own gradient has it.
+
+    A call raises a ValueError where the precision's products quantise P.
     """
 
     def __init__(self, precision, options, probabilities, tiling):
@@ -88,7 +102,8 @@ class Backward:
         return dQ, *self.dk_dv(q, k, v, block_kv, add, rest), *sinks
 
     def sinks(self, statistics, delta):
-        """Gradient (heads,) of the sinks, from statistics and delta (heads of all leading dimensions, n_q, 1 or 2)."""
+        """Compute the gradient of the sinks, (heads,), from statistics (heads, n_q, 1 or 2) and delta (heads, n_q, 1),
+        heads being those of all leading dimensions."""
         p, total = self.p, torch.zeros_like(self.options.sinks)
         for head in range(delta.shape[0]):
             S = p.scores(self.options.sink(head)).repeat(self.options.n_q, 1)  # (n_q, 1)
@@ -97,15 +112,23 @@ class Backward:
         return p.output(p.grad_sums(total))
 
     def dk_dv(self, q, k, v, block_kv, add, rest):
+        """Compute dK and dV, in the shapes of k and v.
+
+        Args:
+            q, k, v: of the call.
+            block_kv: keys of a tile.
+            add: rounds a running sum.
+            rest: statistics, dO and delta, (heads, n_q, ...) each.
+        """
         p, options, shapes = self.p, self.options, (k.shape, v.shape)
         q, k, v = (flat(x, p) for x in (q, k, v))
         block_q = self.tiling.block_q if self.tiling else rows_at_once(q, options.n_kv, options)
         # Keys are independent here, as rows are elsewhere: tiles of block_kv keys are worked on together, as many as
         # leave each thread some; but one at a time where a format draws by the tensor that it is given.
-        drawn = any(getattr(p, step).mode == "stochastic" for step in p.steps())
+        stochastic = any(getattr(p, step).mode == "stochastic" for step in p.steps())
         threads = torch.get_num_threads() if k.device.type == "cpu" else 1
         share = -(-k.shape[0] * options.n_kv // (threads * block_kv))  # tiles
-        keys = block_kv * max(1, 0 if drawn else min(share, rows_at_once(k, block_q, options) // block_kv))
+        keys = block_kv * max(1, 0 if stochastic else min(share, rows_at_once(k, block_q, options) // block_kv))
         dK, dV = torch.zeros_like(k), torch.zeros_like(v)
 
         def work(task):
@@ -114,18 +137,19 @@ class Backward:
             blocks = [(j, min(j + block_kv, last)) for j in range(first, last, block_kv)]
             for head in range(kv * options.group, (kv + 1) * options.group):
                 for i in range(0, options.n_q, block_q):
-                    here = slice(i, min(i + block_q, options.n_q))
-                    scores = options.rows(head, here, p.products)
+                    rows = slice(i, min(i + block_q, options.n_q))
+                    scores = options.rows(head, rows, p.products)
                     seen = [block for block in blocks if scores.sees(*block)]  # neighbours all
                     if not seen:
                         continue
-                    there = slice(seen[0][0], seen[-1][1])
-                    j, k_j, v_j, dK_j, dV_j = there.start, *(x[kv, there] for x in (k, v, dK, dV))  # (keys, head_dim)
-                    q_i, statistics_i, dO_i, delta_i = (x[head, here] for x in (q, *rest))
+                    j = seen[0][0]
+                    columns = slice(j, seen[-1][1])
+                    k_j, v_j, dK_j, dV_j = (x[kv, columns] for x in (k, v, dK, dV))  # (keys, head_dim)
+                    q_i, statistics_i, dO_i, delta_i = (x[head, rows] for x in (q, *rest))
                     P, dS = self.pair(scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i)
                     P = dropped(p, scores, P, j)
-                    dV[kv, there] = add(p.products.matmul(P.mT, dO_i).add_(dV_j))
-                    dK[kv, there] = add(p.products.matmul(dS.mT, q_i).mul_(options.scale).add_(dK_j))
+                    dV[kv, columns] = add(p.products.matmul(P.mT, dO_i).add_(dV_j))
+                    dK[kv, columns] = add(p.products.matmul(dS.mT, q_i).mul_(options.scale).add_(dK_j))
             for x in (dK, dV):
                 x[kv, first:last] = p.output(p.grad_sums(x[kv, first:last]))
 
@@ -133,14 +157,14 @@ class Backward:
         return tuple(x.reshape(shape) for x, shape in zip((dK, dV), shapes))
 
     def factors(self, scores, q_i, k_j, v_j, j, statistics_i, dO_i):
-        """P before dropout, and dP, of one tile: both (rows, B_c)."""
+        """Compute P before dropout, and dP, of one tile: both (rows, B_c)."""
         p = self.p
         P = self.probabilities(p.scores.round_(scores(q_i, k_j, j)), statistics_i)
         dP = p.scores.round_(p.products.matmul(dO_i, v_j.mT))
         return P, dP if scores.keeps_all else p.scores(scores.drop(dP, j))
 
     def pair(self, scores, q_i, k_j, v_j, j, statistics_i, dO_i, delta_i):
-        """P before dropout, and dS as handed to the matrix products, of one tile: both (rows, B_c)."""
+        """Compute P before dropout, and dS as it enters the matrix products, of one tile: both (rows, B_c)."""
         P, dP = self.factors(scores, q_i, k_j, v_j, j, statistics_i, dO_i)
         dS = self.p.exponent.round_(dP.sub_(delta_i)).mul_(P)
         softcap = self.options.softcap

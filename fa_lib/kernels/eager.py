@@ -28,12 +28,21 @@ def unfused(
     scale: float | None = None,
     mask: Tensor | None = None,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """Baseline Attention as a framework runs it unfused: S, P and O written out in q's dtype, gradients by autograd.
-    S is scaled before it is rounded, as torch.baddbmm does with its alpha.
+    """Compute Baseline Attention as a framework runs it unfused: S, P and O are written in q's dtype, gradients are
+    autograd's. S is scaled before it is rounded, as torch.baddbmm does with its alpha.
 
-    `reference` with `Precision.materialized` is its emulation. A row that sees no key is NaN, as it is there.
+    `reference` with `Precision.materialized` is its emulation. A row that sees no key is NaN, as in a framework.
 
-    Args, Returns, Raises: as `reference`, of whose options it has causal, scale and mask.
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        causal, scale, mask: as `options.Asked`.
+
+    Returns:
+        o: (..., heads, n_q, d_v) in q's dtype.
+
+    Raises:
+        ValueError: an argument does not fit.
     """
     check(q, k, v, causal=causal, scale=scale, mask=mask)
     k, v = (as_many_heads(x, q) for x in (k, v))
@@ -42,7 +51,16 @@ def unfused(
 
 
 def masked(S: Float[Tensor, "*lead n_q n_kv"], causal: bool, mask: Tensor | None) -> Float[Tensor, "*lead n_q n_kv"]:
-    """S with a mask added, or what is hidden at -inf; causal is aligned bottom-right."""
+    """Add a mask to S, or set hidden keys to -inf.
+
+    Args:
+        S: (..., n_q, n_kv).
+        causal: whether a query sees no later keys, aligned bottom-right.
+        mask: None, boolean (True is visible), or added to S; it broadcasts to S.
+
+    Returns:
+        (..., n_q, n_kv).
+    """
     n_q, n_kv = S.shape[-2:]
     if mask is not None:
         S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask.to(S.dtype)
@@ -62,13 +80,18 @@ def stepwise(
     mask: Tensor | None = None,
     block_kv: int = 64,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """`tiled` with `Precision.uniform`, algorithm "fa1", as a loop over tiles of tensors in q's dtype: what is carried
-    from tile to tile is in that dtype, and every operation rounds once. Its gradients are FlashAttention's, too.
+    """Compute Flash Attention by a loop over tiles in q's dtype, as `tiled` with `Precision.uniform` and "fa1" does: m,
+    l and O are carried in that dtype, and every operation rounds once. Its gradients are FlashAttention's, too.
 
     Args:
-        block_kv: keys handled at a time.
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
         causal, mask: it has none; accepted are False and None.
-        q, k, v, scale: as `reference`.
+        scale: as `reference`.
+        block_kv: keys of a tile.
+
+    Returns:
+        o: (..., heads, n_q, d_v) in q's dtype.
 
     Raises:
         ValueError: an argument does not fit.
@@ -123,6 +146,13 @@ def _scaled_product(a, b, scale, add=None):
 
 
 def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
-    """K or V (..., kv_heads, n_kv, features), each head repeated for the heads of Q that share it: (..., heads, n_kv,
-    features)."""
+    """Repeat each head of K or V for the heads of Q that share it.
+
+    Args:
+        x: (..., kv_heads, n_kv, features).
+        q: (..., heads, n_q, head_dim).
+
+    Returns:
+        (..., heads, n_kv, features).
+    """
     return x if x.ndim < 3 else x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)

@@ -21,7 +21,7 @@ _SMALLEST = -87.33654022216797  # below it the result is 0
 
 
 def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """exp(x) as torch's flash kernel on CPU computes it for BF16 and FP16: `fexp_u20` of ATen's vector library.
+    """Compute exp(x) as torch's flash kernel on CPU does for BF16 and FP16: `fexp_u20` of ATen's vector library.
 
     After Malossi, Ineichen, Bekas, Curioni (2015), "Fast exponential computation on SIMD architectures": 2**y is put
     together as the bits of a float32, its exponent from floor(y) and its mantissa from y's fraction f, corrected by a
@@ -29,10 +29,10 @@ def fast_exp(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     BF16's unit roundoff of 3.9e-3, and not beside FP16's of 4.9e-4.
 
     Args:
-        x: float64 tensor with FP32 values, x <= 0 (the arguments of softmax).
+        x: float64, any shape, with FP32 values, x <= 0 (the arguments of softmax).
 
     Returns:
-        float64 tensor with FP32 values.
+        float64 of x's shape, with FP32 values.
     """
     c0, c1, c2, c3 = (FP32(x.new_tensor(c)) for c in _COEFFICIENTS)
     y = FP32(x * _LOG2_E)
@@ -55,8 +55,8 @@ _EXP2 = {
 
 
 def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
-    """exp as FlashAttention-4 computes part of its exponentials, in FP32: 2**y = 2**floor(y) times a polynomial of the
-    fraction of y (Cody and Waite's range reduction), by fused multiply-adds.
+    """Make exp as FlashAttention-4 computes some of its exponentials, in FP32: 2**y = 2**floor(y) times a polynomial of
+    the fraction of y (Cody and Waite's range reduction), by fused multiply-adds.
 
     The largest relative errors are 8.8e-5, 3.1e-6 and 1.4e-7 for degrees 3, 4 and 5 (arXiv 2603.05451).
 
@@ -64,7 +64,7 @@ def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
         degree: of the polynomial: 3, 4 or 5.
 
     Returns:
-        a function of a float64 tensor with FP32 values <= some tens, for `tiled`.
+        A function of a float64 tensor of any shape, with FP32 values up to about 100; its result has that shape.
 
     Raises:
         ValueError: there is no polynomial of that degree.
@@ -74,18 +74,22 @@ def polynomial_exp(degree: int) -> Callable[[Tensor], Tensor]:
 
 
 def polynomial_exp2(degree: int) -> Callable[[Tensor], Tensor]:
-    """2**y by the polynomial of `polynomial_exp`, with the same argument, result, error, and Raises."""
+    """Make 2**y by the polynomial of `polynomial_exp`, with that function's argument, result and error.
+
+    Raises:
+        ValueError: there is no polynomial of that degree.
+    """
     if degree not in _EXP2:
         raise ValueError(f"degree: got {degree!r}; accepted are {', '.join(map(str, _EXP2))}")
-    highest, *others = _EXP2[degree][::-1]
+    highest, *lower = _EXP2[degree][::-1]
 
     def exp2(y):
         y = y.clamp(min=-200)  # -inf gives 0
-        whole = torch.floor(y)
-        f, result = y - whole, torch.full_like(y, highest)  # f exact
-        for c in others:
+        exponent = torch.floor(y)
+        f, result = y - exponent, torch.full_like(y, highest)  # f exact
+        for c in lower:
             result = FP32(result * f + c)
-        return FP32(result * torch.exp2(whole))
+        return FP32(result * torch.exp2(exponent))
 
     return exp2
 
@@ -94,7 +98,8 @@ RUN = 32  # keys of a tile that FlashAttention-4 converts together
 
 
 def mixed_exp2(period: int, share: int = 4, first: int = 1, degree: int = 3) -> Callable[[Tensor], Tensor]:
-    """2**y of a tile as FlashAttention-4 has it on Blackwell: a polynomial for some keys, `ex2.approx` for the others.
+    """Make 2**y of a tile as FlashAttention-4 computes it on Blackwell: a polynomial for some keys, `ex2.approx` for
+    the others.
 
     A tile's keys are taken RUN at a time. In each run but the last one and the first `first` ones, key k has the
     polynomial where k mod period >= period - share; k counts pairs of keys by their even member
@@ -102,10 +107,13 @@ def mixed_exp2(period: int, share: int = 4, first: int = 1, degree: int = 3) -> 
     table is not published.
 
     Args:
-        period: even, above share; 10 and 16 in the source. share: even. degree: of the polynomial.
+        period: even, above share; 10 and 16 in the source.
+        share: even.
+        first: number of the runs at the beginning without the polynomial.
+        degree: of the polynomial.
 
     Returns:
-        a function of a float64 tensor (rows, B_c) with FP32 values, for `tiled`.
+        A function of a float64 tensor (rows, B_c) with FP32 values; its result has that shape.
 
     Raises:
         ValueError: an argument does not fit.
@@ -124,17 +132,17 @@ def mixed_exp2(period: int, share: int = 4, first: int = 1, degree: int = 3) -> 
 
 
 def dynamic_maximum(beta: float) -> Callable[[Tensor], Tensor]:
-    """The row maximum of arXiv 2510.04212, section 4: where several keys attain it, it is replaced by beta times itself
-    if it is positive, and by 0 if it is negative, so that no P is exactly 1.
+    """Make the row maximum of arXiv 2510.04212, section 4: where several keys attain it, it is replaced by beta times
+    itself if it is positive, and by 0 if it is negative, so that no P is exactly 1.
 
     As printed it has no bound: a repeated maximum m above some 87 / (beta - 1) makes every P of the row 0 in FP32, and
     the row 0 / 0. It leaves a repeated maximum of 0 as it is.
 
     Args:
-        beta: above 1; there from 2 to 8.
+        beta: above 1; from 2 to 8 in the paper.
 
     Returns:
-        function of S (rows, B_c) giving (rows, 1), for `tiled`.
+        A function of S (rows, B_c) that returns (rows, 1), for `Algorithm.maximum`.
     """
 
     def maximum(S):

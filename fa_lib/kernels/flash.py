@@ -28,40 +28,46 @@ def flash(
     backend: str = "torch",
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """A compiled flash-attention kernel, with its own gradients.
+    """Call a compiled flash-attention kernel, with its own gradients.
 
     Args:
-        backend: "torch" is scaled_dot_product_attention held to its FLASH_ATTENTION backend: on CPU a compiled
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        backend: "torch" is scaled_dot_product_attention restricted to its FLASH_ATTENTION backend: on CPU a compiled
             kernel for BF16, FP16, FP32 and FP64 (ATen, FlashAttentionKernel.cpp), on CUDA FlashAttention-2 for
-            BF16 and FP16. "torch:FA3" and "torch:FA4" are what torch's registry has under these names.
+            BF16 and FP16. "torch:FA3" and "torch:FA4" are the kernels of these names in torch's registry.
             "flash_attn" is the flash-attn package's flash_attn_func.
-        q: (..., heads, n_q, head_dim). k, v: (..., kv_heads, n_kv, head_dim).
         options: of `options.Asked`. causal is aligned bottom-right, as in every kernel here (torch's own `is_causal`
             aligns top-left). mask: torch's CPU kernel only. window: flash_attn has it, torch's CPU kernel takes it as
-            a mask. softcap: flash_attn only. None has sinks, or dropout with a
-            given mask.
+            a mask. softcap: flash_attn only. None of them has sinks, or dropout with a mask of the caller.
 
     Returns:
-        o: q's shape and dtype.
+        o: (..., heads, n_q, d_v) in q's dtype.
 
     Raises:
         ValueError: an argument does not fit, the backend's name is unknown, or it lacks what is asked for.
         RuntimeError: the kernel cannot run here or on these inputs; what is missing is in the message.
     """
     lookup("backend", backend, BACKENDS)
-    asked = Asked.of(**options)
+    settings = Asked.of(**options)
     for name in BACKENDS[backend].lacks:
-        value = getattr(asked, name)
+        value = getattr(settings, name)
         if isinstance(value, Tensor) or value:
             shown = "a tensor" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"{name}: got {shown}; the kernel {backend!r} has none: use 'tiled'")
     check(q, k, v, **options)
-    return BACKENDS[backend].run(q, k, v, asked)
+    return BACKENDS[backend].run(q, k, v, settings)
 
 
 def refusal(backend: str = "torch", fmt: FormatLike = BF16, device: str = "cpu") -> str:
-    """Why a backend of `flash` cannot run a format here, by one small call, long enough for torch to pack K and V; ""
-    where it can."""
+    """Say why a backend of `flash` cannot run a format on this machine; "" where it can. It makes one small call, long
+    enough for torch to pack K and V.
+
+    Args:
+        backend: a key of BACKENDS.
+        fmt: of Q, K and V.
+        device: torch's.
+    """
     x = torch.zeros(1, 1, 1024, 32, dtype=Format.of(fmt).dtype, device=device)
     try:
         flash(x, x, x, backend=backend)
@@ -85,15 +91,15 @@ def _in_words(error):
     )
 
 
-def _torch(q, k, v, asked):
-    """scaled_dot_product_attention, held to its FLASH_ATTENTION backend."""
-    mask, own_causal = _sdpa_mask(q, k, asked)
+def _torch(q, k, v, settings):
+    """Call scaled_dot_product_attention, restricted to its FLASH_ATTENTION backend."""
+    mask, own_causal = _sdpa_mask(q, k, settings)
     four = [_four(x) for x in (q, k, v)]  # (batch, heads, n, features)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
             o = torch.nn.functional.scaled_dot_product_attention(
-                *four, attn_mask=mask, is_causal=own_causal, scale=asked.scale,
+                *four, attn_mask=mask, is_causal=own_causal, scale=settings.scale,
                 enable_gqa=four[0].shape[1] != four[1].shape[1],
             )  # fmt: skip
         except RuntimeError as error:
@@ -102,14 +108,14 @@ def _torch(q, k, v, asked):
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
-def _sdpa_mask(q, k, asked):
-    """torch's attn_mask, (batch, heads, n_q, n_kv) or None, and its is_causal, which aligns top-left: another alignment
-    and a window become a mask."""
-    mask, (lead, n_q, n_kv) = asked.mask, (q.shape[:-2], q.shape[-2], k.shape[-2])
-    own_causal = asked.causal and n_q == n_kv and mask is None and asked.window is None
-    if asked.window is not None or (asked.causal and not own_causal):
-        left, right = asked.window or (None, None)
-        visible = within(n_q, n_kv, left, 0 if asked.causal else right, q.device)  # (n_q, n_kv)
+def _sdpa_mask(q, k, settings):
+    """Return torch's attn_mask, (batch, heads, n_q, n_kv) or None, and its is_causal, which aligns top-left: another
+    alignment and a window become a mask."""
+    mask, (lead, n_q, n_kv) = settings.mask, (q.shape[:-2], q.shape[-2], k.shape[-2])
+    own_causal = settings.causal and n_q == n_kv and mask is None and settings.window is None
+    if settings.window is not None or (settings.causal and not own_causal):
+        left, right = settings.window or (None, None)
+        visible = within(n_q, n_kv, left, 0 if settings.causal else right, q.device)  # (n_q, n_kv)
         if mask is None or mask.dtype == torch.bool:
             mask = visible if mask is None else mask & visible
         else:
@@ -119,8 +125,8 @@ def _sdpa_mask(q, k, asked):
     return _four((mask if mask.dtype == torch.bool else mask.to(q.dtype)).expand(*lead, n_q, n_kv)), own_causal
 
 
-def _registered(name, q, k, v, asked):
-    """The same, with what torch's registry has under `name` for its flash backend."""
+def _registered(name, q, k, v, settings):
+    """Call `_torch` with the kernel that torch's registry has under `name` as its flash backend."""
     if q.device.type != "cuda":
         raise RuntimeError(f"torch:{name} needs a CUDA device, and the tensors are on {q.device}; here 'torch' can run")
     try:
@@ -128,7 +134,7 @@ def _registered(name, q, k, v, asked):
     except Exception as error:
         raise RuntimeError(f"torch's registry cannot activate {name}: {error}") from error
     try:
-        return _torch(q, k, v, asked)
+        return _torch(q, k, v, settings)
     finally:
         restore_flash_attention_impl()
 
@@ -138,24 +144,30 @@ def _four(x):
     return x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
 
 
-def _flash_attn(q, k, v, asked):
+def _flash_attn(q, k, v, settings):
     if q.device.type != "cuda":
         raise RuntimeError(f"flash_attn needs a CUDA device, and the tensors are on {q.device}; here 'torch' can run")
     try:
         from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise RuntimeError(f"the package flash-attn is missing ({error}); environment-cuda.yml has it") from error
-    sides = tuple(-1 if side is None else side for side in asked.window or (None, None))
+    sides = tuple(-1 if side is None else side for side in settings.window or (None, None))
     transposed = [_four(x).transpose(1, 2) for x in (q, k, v)]  # (batch, n, heads, head_dim)
     o = flash_attn_func(
-        *transposed, softmax_scale=asked.scale, causal=asked.causal, window_size=sides, softcap=asked.softcap or 0.0
-    )
+        *transposed, softmax_scale=settings.scale, causal=settings.causal, window_size=sides,
+        softcap=settings.softcap or 0.0,
+    )  # fmt: skip
     return o.transpose(1, 2).reshape(*q.shape[:-1], v.shape[-1])
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A kernel of `flash`. lacks: options of `options.Asked` that it has not. run: of q, k, v and what is asked."""
+    """A kernel of `flash`.
+
+    Attributes:
+        lacks: names of the options of `options.Asked` that it does not have.
+        run: the function, run(q, k, v, settings) -> o, on tensors as `flash` takes them; settings is an Asked.
+    """
 
     lacks: tuple[str, ...]
     run: Callable[[Tensor, Tensor, Tensor, Asked], Tensor]

@@ -20,40 +20,42 @@ def golden_pair(
     inputs: FormatLike,
     scale: float | None = None,
 ) -> tuple[Float64[Tensor, "*lead n_q d_v"], Float64[Tensor, "*lead n_q d_v"]]:
-    """The golden value as high + low, of which high is its rounding to FP64; the same bits on any machine.
+    """Compute the golden value as high + low, where high is its rounding to FP64; the same bits on any machine.
 
     Computed on the CPU, a few rows of Q at a time, on torch's number of threads. No option of attention but the scale.
 
     Args:
-        q, k, v: as `reference`, finite. inputs: the Format they are rounded to first, as of `golden`.
+        q: (..., heads, n_q, d), finite.
+        k: (..., kv_heads, n_kv, d), v: (..., kv_heads, n_kv, d_v), finite.
+        inputs: the Format that they are rounded to first, as of `golden`.
         scale: None is 1 / sqrt(d), rounded to float64.
 
     Returns:
-        high, low: float64 on q's device. Their sum's error is some n_kv² 2**-106 of the largest |v| at most; with d and
-        n_kv of some hundred and scores of some ten it is near 1e-30.
+        (high, low): float64 (..., heads, n_q, d_v) each, on q's device. Their sum's error is some n_kv² 2**-106 of the
+        largest |v| at most; with d and n_kv of some hundred and scores of some ten it is near 1e-30.
 
     Raises:
         ValueError: an argument does not fit, or an input is not finite.
     """
     refuse_nonfinite(q, k, v)
-    asked, fmt, device = Options.of(q, k, v, scale=scale), Format.of(inputs), q.device
+    settings, fmt, device = Options.of(q, k, v, scale=scale), Format.of(inputs), q.device
     Q, K, V = (fmt(x.detach().double().cpu().reshape(-1, *x.shape[-2:])).numpy() for x in (q, k, v))
     V = np.concatenate([V, np.ones_like(V[..., :1])], -1)  # its last column sums P
-    high, low = np.empty((2, len(Q), asked.n_q, V.shape[-1] - 1))
-    step = rows_at_once(torch.from_numpy(Q), asked.n_kv, asked)
+    high, low = np.empty((2, len(Q), settings.n_q, V.shape[-1] - 1))
+    step = rows_at_once(torch.from_numpy(Q), settings.n_kv, settings)
 
     def work(task):
         head, first = task
-        here, kv = slice(first, first + step), head // asked.group
-        S, S_low = double_double.matmul(Q[head, here], np.ascontiguousarray(K[kv].T))  # (rows, n_kv)
-        S, e = double_double.multiply(S, asked.scale)
+        rows, kv = slice(first, first + step), head // settings.group
+        S, S_low = double_double.matmul(Q[head, rows], np.ascontiguousarray(K[kv].T))  # (rows, n_kv)
+        S, e = double_double.multiply(S, settings.scale)
         x, y = double_double.add(S, -S.max(-1, keepdims=True))
-        P, P_low = double_double.exp(*double_double.add(x, y + (e + S_low * asked.scale)))  # (rows, n_kv)
+        P, P_low = double_double.exp(*double_double.add(x, y + (e + S_low * settings.scale)))  # (rows, n_kv)
         O, O_low = double_double.matmul(P, V[kv], P_low)  # (rows, d_v + 1)
         l, l_low = O[:, -1:], O_low[:, -1:]
-        high[head, here], low[head, here] = double_double.divide(O[:, :-1], O_low[:, :-1], l, l_low)
+        high[head, rows], low[head, rows] = double_double.divide(O[:, :-1], O_low[:, :-1], l, l_low)
 
-    run([(head, first) for head in range(len(Q)) for first in range(0, asked.n_q, step)], work, torch.device("cpu"))
-    shape = (*asked.lead, asked.n_q, V.shape[-1] - 1)
+    run([(head, first) for head in range(len(Q)) for first in range(0, settings.n_q, step)], work, torch.device("cpu"))
+    shape = (*settings.lead, settings.n_q, V.shape[-1] - 1)
     high, low = (torch.from_numpy(x).reshape(shape).to(device) for x in (high, low))
     return high, low

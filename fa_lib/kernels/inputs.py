@@ -44,19 +44,19 @@ UNEVEN = "off by one"  # of DISTRIBUTIONS: more keys than queries
 def draw(
     distribution: str, seed: int, shape: Sequence[int], kv_shape: Sequence[int] | None = None
 ) -> tuple[Float64[Tensor, "*q"], Float64[Tensor, "*kv"], Float64[Tensor, "*kv"]]:
-    """Q, K, V from a seed, the same values on every platform.
+    """Draw Q, K, V from a seed, the same values on every platform.
 
-    Draws are rounded to the FP32 grid: what is left of the platform (the last bit of its log and exp in the
-    tails of the normal distribution) is far below that, and captured tensors have no more bits either.
+    Draws are rounded to the FP32 grid. The platform's influence (the last bit of its log and exp in the tails of the
+    normal distribution) is far below that, and captured tensors have no more bits either.
 
     Args:
         distribution: a name of DISTRIBUTIONS.
         seed: whole number >= 0.
         shape: of Q, (batch, heads, sequence, head_dim) or any leading dimensions.
-        kv_shape: of K and V where it is another.
+        kv_shape: of K and V; None is Q's.
 
     Returns:
-        q, k, v: float64 tensors.
+        (q, k, v): float64, of these shapes; with "off by one", K and V have one key more.
 
     Raises:
         ValueError: unknown distribution, negative seed, a dimension below 1.
@@ -67,16 +67,17 @@ def draw(
         raise ValueError(f"seed: got {seed!r}; accepted is a whole number of at least 0")
     rng = np.random.Generator(np.random.PCG64(seed))
     tensors = []
-    for each in (shape, kv_shape or shape, kv_shape or shape):
-        if min(each) < 1:
-            raise ValueError(f"shape: got {tuple(each)}; accepted are dimensions of at least 1")
-        values = DISTRIBUTIONS[distribution](rng, tuple(each))
+    for size in (shape, kv_shape or shape, kv_shape or shape):
+        if min(size) < 1:
+            raise ValueError(f"shape: got {tuple(size)}; accepted are dimensions of at least 1")
+        values = DISTRIBUTIONS[distribution](rng, tuple(size))
         tensors.append(torch.from_numpy(values.astype(np.float32).astype(np.float64)))
     return _TROUBLE.get(distribution, lambda *x: x)(*tensors)
 
 
 def _sink(q, k, v):
-    """Every query has 3 along a direction of its own head that the first key has too, sqrt(head_dim) * 3 long."""
+    """Give every query the component 3 along one direction; the first key is that direction, 3 * sqrt(head_dim)
+    long."""
     d = q.shape[-1]
     along = torch.ones(d, dtype=q.dtype) / d**0.5
     k = k.clone()
@@ -85,7 +86,7 @@ def _sink(q, k, v):
 
 
 def _repeated_maxima(q, k, v):
-    """Every eighth key is one and the same, which scores 8 for every query, twice what the others reach."""
+    """Make every eighth key the same one; it scores 8 for every query, twice as much as the others reach."""
     d = q.shape[-1]
     along = torch.ones(d, dtype=q.dtype) / d**0.5
     k = k.clone()
@@ -108,25 +109,33 @@ _TROUBLE = {
 
 
 def load(path: str | Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K, V from a file: the tensors named q, k and v of `tensors`, each (batch, heads, sequence, head_dim) or any
-    leading dimensions, in the file's dtype."""
-    held = tensors(path)
-    require(held, path, held)
-    return held["q"], held["k"], held["v"]
+    """Read Q, K, V from a file.
+
+    Returns:
+        (q, k, v): the tensors of these names, each (batch, heads, sequence, head_dim) or with any leading dimensions,
+        in the file's dtype.
+
+    Raises:
+        FileNotFoundError, ValueError: as `tensors`; or one of the three is missing.
+    """
+    contents = tensors(path)
+    require(contents, path, contents)
+    return contents["q"], contents["k"], contents["v"]
 
 
 def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file: .safetensors, .npz, or .pt without pickle.
+    """Read the tensors of a file: .safetensors, .npz, or .pt without pickle.
 
     Args:
+        path: of the file.
         allow_large: read more than LARGE bytes too. Sizes are looked at before anything is unpacked.
 
     Returns:
-        dict of name -> tensor, in the file's dtype.
+        dict of name -> tensor, in the file's shape and dtype.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file's kind, content or size, with the path.
+        ValueError: the file's kind, content or size is not accepted; it names the path.
     """
     path = Path(path)
     if not allow_large and path.exists():
@@ -135,12 +144,12 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            held = load_file(path)
+            contents = load_file(path)
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
-                held = {name: torch.from_numpy(archive[name]) for name in archive.files}
+                contents = {name: torch.from_numpy(archive[name]) for name in archive.files}
         elif path.suffix == ".pt":
-            held = torch.load(path, weights_only=True, map_location="cpu")
+            contents = torch.load(path, weights_only=True, map_location="cpu")
         else:
             raise ValueError("accepted are .safetensors, .npz and .pt")
     except FileNotFoundError:
@@ -151,15 +160,20 @@ def tensors(path: str | Path, allow_large: bool = False) -> dict[str, Tensor]:
             f"{path}: cannot be read without pickle, which could run anything: {why}; safetensors.torch.save_file "
             "writes tensors alone"
         ) from error
-    if not isinstance(held, dict) or not all(isinstance(x, torch.Tensor) for x in held.values()):
-        raise ValueError(f"{path}: holds {type(held).__name__}; accepted are named tensors, q, k and v among them")
+    if not isinstance(contents, dict) or not all(isinstance(x, torch.Tensor) for x in contents.values()):
+        raise ValueError(f"{path}: holds {type(contents).__name__}; accepted are named tensors, q, k and v among them")
     if not allow_large:  # of few numbers in a file a view may make many
-        _refuse_large(path, sum(x.numel() * x.element_size() for x in held.values()))
-    return held
+        _refuse_large(path, sum(x.numel() * x.element_size() for x in contents.values()))
+    return contents
 
 
 def require(held: Mapping[str, Tensor], path: str | Path, there: Iterable[str]) -> None:
-    """See that q, k and v are among the tensors of a file. there: the names it has.
+    """Check that q, k and v are among the tensors of a file.
+
+    Args:
+        held: name -> tensor, of any shape.
+        path: of the file, for the message.
+        there: names of the file's tensors, for the message.
 
     Raises:
         ValueError: one of them is missing.
@@ -176,7 +190,8 @@ def _refuse_large(path, size):
 
 
 def _unpacked(path):
-    """The bytes that a file takes in memory, as it says itself: those that are unpacked of a zip file, such as .npz."""
+    """Return the bytes that a file takes in memory, as it says itself: the unpacked size of a zip file, such as
+    .npz."""
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(entry.file_size for entry in archive.infolist())

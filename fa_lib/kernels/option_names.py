@@ -18,21 +18,28 @@ NO_LIMIT = -1  # of a window_size
 
 
 def documented(name: str, doc: str) -> list[str] | None:
-    """The parameters of a function without a signature, such as torch's built-in ones, as its documentation begins with
-    them: "name(query, key, ..., scale=None)"; None where it does not."""
-    found = re.match(rf"\s*{re.escape(name)}\(([^()]*)\)", doc)
-    names = [each.partition("=")[0].partition(":")[0].strip() for each in found[1].split(",")] if found else []
+    """Read the parameters of a function without a signature, such as torch's built-in ones, from its documentation.
+
+    Args:
+        name: of the function.
+        doc: its documentation, which may begin with "name(query, key, ..., scale=None)".
+
+    Returns:
+        The parameters' names; None where the documentation does not begin so.
+    """
+    match = re.match(rf"\s*{re.escape(name)}\(([^()]*)\)", doc)
+    names = [word.partition("=")[0].partition(":")[0].strip() for word in match[1].split(",")] if match else []
     return names if names and all(map(str.isidentifier, names)) else None
 
 
 @dataclass(frozen=True)
 class OwnNames:
-    """What a kernel calls the options of a call.
+    """A kernel's names for the options of a call.
 
     Attributes:
-        options: option -> its name there, "" where it does not take it; empty where it takes any under fa_lib's names,
-            or keeps its parameters to itself.
-        shared_heads: it has to be told with enable_gqa where heads of Q share keys.
+        options: option -> the kernel's name for it, "" where it does not take it; empty where it takes any option under
+            fa_lib's names, or has no readable signature.
+        shared_heads: whether it needs enable_gqa=True where heads of Q share keys.
     """
 
     options: Mapping[str, str]
@@ -40,39 +47,53 @@ class OwnNames:
 
     @classmethod
     def of(cls, fn: Callable) -> "OwnNames":
-        """Of a kernel's signature. Where that has another's name for an option, its **kwargs are no options."""
+        """Read the names from a kernel's signature. Where it has another library's name for an option, its **kwargs are
+        not taken as options."""
         names, takes_any = _parameters(fn)
-        own = {option: next((each for each in given if each in names), "") for option, given in OPTION_NAMES.items()}
-        if takes_any and all(each in ("", option) for option, each in own.items()):
+        own = {option: next((n for n in aliases if n in names), "") for option, aliases in OPTION_NAMES.items()}
+        if takes_any and all(name in ("", option) for option, name in own.items()):
             own = {}
         return cls(own, "enable_gqa" in names)
 
     @property
     def are_ours(self) -> bool:
-        """Whether a call needs no other names than fa_lib's."""
-        return not self.shared_heads and all(each in ("", option) for option, each in self.options.items())
+        """Whether fa_lib's names are all that a call needs."""
+        return not self.shared_heads and all(name in ("", option) for option, name in self.options.items())
 
     def given(self, options: Mapping[str, Any], shared: bool) -> dict[str, Any]:
-        """The options of a call as the kernel takes them. shared: whether heads of Q share keys.
+        """Give the options of a call the kernel's names.
+
+        Args:
+            options: fa_lib's name -> value.
+            shared: whether heads of Q share keys.
+
+        Returns:
+            dict of the kernel's name -> value.
 
         Raises:
-            TypeError: it does not take one.
+            TypeError: the kernel does not take an option.
         """
-        found: dict[str, Any] = {}
+        renamed_options: dict[str, Any] = {}
         for option, x in options.items():
             name = self.options.get(option, option)
             if not name:
                 raise TypeError(f"takes no option {option!r}")
             if name == "window_size" and x is not None:
                 x = tuple(NO_LIMIT if side is None else side for side in x)
-            found[name] = x
-        return found | dict(enable_gqa=True) if self.shared_heads and shared else found
+            renamed_options[name] = x
+        return renamed_options | dict(enable_gqa=True) if self.shared_heads and shared else renamed_options
 
 
 def renamed(fn: Callable, heads: int = -3) -> Callable:
-    """A kernel whose options are asked for by fa_lib's names; the kernel itself where it has these, or takes any.
+    """Wrap a kernel so that its options have fa_lib's names. A kernel that has these, or takes any, is returned as it
+    is.
 
-    Its signature has the options that it takes. heads: the dimension of its tensors that counts heads.
+    Args:
+        fn: the kernel, fn(q, k, v, **options), on tensors of any layout.
+        heads: the dimension of its tensors that counts heads.
+
+    Returns:
+        A kernel of the same tensors. Its signature has the options that fn takes.
     """
     own = OwnNames.of(fn)
     if own.are_ours:
@@ -89,18 +110,18 @@ def renamed(fn: Callable, heads: int = -3) -> Callable:
 
 
 def _parameters(fn) -> tuple[set[str], bool]:
-    """The names of a kernel's parameters, and whether it takes others, or keeps its own to itself."""
+    """Return the names of a kernel's parameters, and whether it takes others or has no readable signature."""
     try:
-        given = inspect.signature(fn).parameters
+        parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
-        found = documented(getattr(fn, "__name__", ""), getattr(fn, "__doc__", None) or "")
-        return {*(found or ())}, found is None
-    return {*given}, any(p.kind is p.VAR_KEYWORD for p in given.values())
+        names = documented(getattr(fn, "__name__", ""), getattr(fn, "__doc__", None) or "")
+        return {*(names or ())}, names is None
+    return {*parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _signature(own: Mapping[str, str]):
     """Of q, k, v and those options that a kernel takes; where `own` is empty, of any."""
     kinds = inspect.Parameter
-    found = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in "qkv"]
-    found += [kinds(option, kinds.KEYWORD_ONLY, default=None) for option, name in own.items() if name]
-    return inspect.Signature(found if own else [*found, kinds("options", kinds.VAR_KEYWORD)])
+    parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in "qkv"]
+    parameters += [kinds(option, kinds.KEYWORD_ONLY, default=None) for option, name in own.items() if name]
+    return inspect.Signature(parameters if own else [*parameters, kinds("options", kinds.VAR_KEYWORD)])

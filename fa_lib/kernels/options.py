@@ -15,17 +15,17 @@ from fa_lib.numerics.dots import EXACT, Dot
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call may ask for beside Q, K and V: the options of every kernel.
+    """The options of a call, of every kernel: all arguments but Q, K and V.
 
     Attributes:
         causal: query i sees the keys up to i + n_kv - n_q (bottom-right, as flash-attn).
         scale: of Q Kᵀ; None is 1 / sqrt(head_dim).
-        mask: what broadcasts to (batch, heads, n_q, n_kv): boolean, True visible, or added to S.
+        mask: broadcasts to (batch, heads, n_q, n_kv): boolean, True is visible, or floating-point, added to S.
         window: (left, right): query i sees the keys from i + n_kv - n_q - left to i + n_kv - n_q + right; a None has
             no limit. (flash-attn writes -1 for no limit.)
         softcap: S becomes softcap * tanh(S / softcap), before masks.
-        keep: boolean, what broadcasts to (batch, heads, n_q, n_kv): the entries of P that dropout leaves.
-        dropout_p: what is kept is divided by 1 - dropout_p.
+        keep: boolean, broadcasts to (batch, heads, n_q, n_kv): the entries of P that dropout leaves.
+        dropout_p: the entries that dropout leaves are divided by 1 - dropout_p.
         sinks: (heads,), a logit for each head of Q: one more term of the softmax's sum, with no key and no value, as in
             gpt-oss. It is neither scaled nor capped, and no mask hides it.
     """
@@ -41,7 +41,7 @@ class Asked:
 
     @classmethod
     def of(cls, **options) -> "Asked":
-        """The options of a call.
+        """Make the Asked of a call's options.
 
         Raises:
             ValueError: there is no such option.
@@ -54,18 +54,20 @@ class Asked:
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
-    """The contract of every kernel: shapes that fit, options that mean something.
+    """Check a call as every kernel must: the shapes fit one another, and each option has an accepted value.
 
     Args:
-        q, k, v: as `reference`. options: of `Asked`.
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        options: of `Asked`.
 
     Returns:
-        the options.
+        The options.
 
     Raises:
-        ValueError: names the argument, what came and what is accepted.
+        ValueError: names the argument, its value and what is accepted.
     """
-    asked = Asked.of(**options)
+    settings = Asked.of(**options)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
             raise ValueError(
@@ -84,21 +86,21 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
     if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
         raise ValueError(f"k: got {k.shape[-3]} heads; accepted is a divisor of q's {q.shape[-3]} heads (GQA)")
     for name in ("scale", "softcap"):
-        x = getattr(asked, name)
+        x = getattr(settings, name)
         if x is not None and not (_is_number(x) and math.isfinite(x) and x > 0):
             raise ValueError(f"{name}: got {x!r}; accepted is a finite number above 0, or None")
-    if not isinstance(asked.causal, (bool, np.bool_)):
-        raise ValueError(f"causal: got {asked.causal!r}; accepted are True and False")
-    window, p = asked.window, asked.dropout_p
+    if not isinstance(settings.causal, (bool, np.bool_)):
+        raise ValueError(f"causal: got {settings.causal!r}; accepted are True and False")
+    window, p = settings.window, settings.dropout_p
     if window is not None and not (
         isinstance(window, (tuple, list)) and len(window) == 2 and all(map(_is_side, window))
     ):
         raise ValueError(f"window: got {window!r}; accepted is (left, right), keys from 0, or None for no limit")
-    if not (_is_number(p) and 0 <= p < 1) or (p > 0) != (asked.keep is not None):
+    if not (_is_number(p) and 0 <= p < 1) or (p > 0) != (settings.keep is not None):
         raise ValueError(f"dropout_p: got {p!r}; accepted is 0 <= p < 1, above 0 together with a keep mask")
     full = (*q.shape[:-1], k.shape[-2])
     for name, kinds in (("mask", "boolean or floating-point"), ("keep", "boolean")):
-        x = getattr(asked, name)
+        x = getattr(settings, name)
         if x is None:
             continue
         if not isinstance(x, Tensor) or not (x.dtype == torch.bool or (name == "mask" and x.is_floating_point())):
@@ -109,10 +111,10 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
             fits = False
         if not fits:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}")
-    x, due = asked.sinks, (q.shape[-3] if q.ndim > 2 else 1,)
+    x, due = settings.sinks, (q.shape[-3] if q.ndim > 2 else 1,)
     if x is not None and not (isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape) == due):
         raise ValueError(f"sinks: got {_describe(x)}; accepted is a floating-point tensor of shape {due}, one a head")
-    return asked
+    return settings
 
 
 def _is_number(x):
@@ -125,8 +127,13 @@ def _is_side(x):
 
 
 def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: torch.device) -> Tensor:
-    """What a window leaves, a boolean mask (n_q, n_kv): a query sees the keys from its own - left to its own + right,
-    where the last query's own is the last key; None is no limit."""
+    """Make the mask of a window, bool (n_q, n_kv), True where a key is visible.
+
+    Args:
+        n_q, n_kv: numbers of queries and of keys. Query i stands at key i + n_kv - n_q, so the last at the last.
+        left, right: how many keys before and after its own a query sees; None is no limit.
+        device: of the mask.
+    """
     visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=device)
     if right is not None:
         visible = visible.tril(n_kv - n_q + right)
@@ -134,17 +141,23 @@ def within(n_q: int, n_kv: int, left: int | None, right: int | None, device: tor
 
 
 def visible_rows(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-    """Whether each row of a call sees a key: boolean, and broadcasts to (*lead, n_q).
+    """Find the rows of a call that see a key.
+
+    Args:
+        q, k, v, options: as `check`.
+
+    Returns:
+        bool, broadcasts to (..., heads, n_q).
 
     Raises:
         ValueError: as `check`.
     """
-    asked, n_q, n_kv = check(q, k, v, **options), q.shape[-2], k.shape[-2]
-    left, right = asked.window or (None, None)
-    near = within(n_q, n_kv, left, 0 if asked.causal else right, q.device)
-    if asked.mask is None:
-        return near.any(-1)
-    return (near & (asked.mask if asked.mask.dtype == torch.bool else asked.mask > -math.inf)).any(-1)
+    settings, n_q, n_kv = check(q, k, v, **options), q.shape[-2], k.shape[-2]
+    left, right = settings.window or (None, None)
+    inside = within(n_q, n_kv, left, 0 if settings.causal else right, q.device)
+    if settings.mask is None:
+        return inside.any(-1)
+    return (inside & (settings.mask if settings.mask.dtype == torch.bool else settings.mask > -math.inf)).any(-1)
 
 
 def _describe(x):
@@ -152,7 +165,7 @@ def _describe(x):
 
 
 def finite(x: Tensor) -> bool:
-    """Whether no value of a tensor, of any shape, is NaN or infinite, in one pass over it."""
+    """Return whether all values of a tensor, of any shape, are finite, in one pass over it."""
     if not x.numel():
         return True
     low, high = x.aminmax()  # NaN, if there is one
@@ -161,7 +174,7 @@ def finite(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """What a call asks for beside Q, K and V, for the whole problem; `rows` cuts it for some rows of one head."""
+    """The options of a call, checked and expanded to its tensors; `rows` cuts out those of some rows of one head."""
 
     lead: tuple  # leading dimensions of q, the heads included
     n_q: int
@@ -178,41 +191,44 @@ class Options:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, **options) -> "Options":
-        """The options of a call, checked against its tensors: q (*lead, n_q, head_dim), k and v (*kv_lead, n_kv,
-        head_dim and d_v).
+        """Check the options of a call against its tensors, and expand them.
+
+        Args:
+            q, k, v, options: as `check`.
 
         Raises:
             ValueError: as `check`.
         """
-        asked = check(q, k, v, **options)
+        settings = check(q, k, v, **options)
         lead, n_q, n_kv = tuple(q.shape[:-2]), q.shape[-2], k.shape[-2]
-        left, right = asked.window or (None, None)
-        if asked.causal:
+        left, right = settings.window or (None, None)
+        if settings.causal:
             right = 0 if right is None else min(right, 0)
 
-        def whole(x: Tensor | None) -> Tensor | None:
+        def expanded(x: Tensor | None) -> Tensor | None:
             x = x if x is None or x.dtype == torch.bool else x.detach().double()
             return x if x is None else x.expand(*lead, n_q, n_kv)
 
         group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
-        scale = asked.scale or 1 / math.sqrt(q.shape[-1])
-        mask, keep = whole(asked.mask), whole(asked.keep)
-        sinks = None if asked.sinks is None else asked.sinks.detach().double().to(q.device)
-        return cls(lead, n_q, n_kv, group, scale, left, right, mask, asked.softcap, keep, asked.dropout_p, sinks)
+        scale = settings.scale or 1 / math.sqrt(q.shape[-1])
+        mask, keep = expanded(settings.mask), expanded(settings.keep)
+        sinks = None if settings.sinks is None else settings.sinks.detach().double().to(q.device)
+        return cls(lead, n_q, n_kv, group, scale, left, right, mask, settings.softcap, keep, settings.dropout_p, sinks)
 
     def sink(self, head: int) -> Tensor | None:
-        """The sink's logit (1, 1) of flattened head `head`."""
+        """Return the sink's logit (1, 1) of flattened head `head`; None where there are no sinks."""
         return None if self.sinks is None else self.sinks[head % len(self.sinks)].reshape(1, 1)
 
     def rows(self, head: int, here: slice, products: Dot = EXACT) -> "Scores":
-        """The scores that the rows `here`, a slice, of flattened head `head` see; products: sums Q Kᵀ."""
+        """Make the Scores of the rows `here`, a slice, of flattened head `head`; products: the Dot that sums Q Kᵀ."""
         index = np.unravel_index(head, self.lead)
         mask, keep = (None if x is None else x[index][here] for x in (self.mask, self.keep))
         return Scores(self, here, mask, keep, self.sink(head), products)
 
 
 class Scores:
-    """S of some rows of one head, tile by tile: scaled, capped, masked, not yet rounded."""
+    """Computes S of the rows `here` of one head, tile by tile: scaled, capped, masked, not yet rounded. mask and keep:
+    (rows, n_kv) of these rows, or None; sink: (1, 1) or None; products: the Dot that sums Q Kᵀ."""
 
     def __init__(
         self, options: Options, here: slice, mask: Tensor | None, keep: Tensor | None, sink: Tensor | None,
@@ -224,14 +240,23 @@ class Scores:
         self.trivial = mask is None and options.left is None and options.right is None
 
     def sees(self, j: int, stop: int) -> bool:
-        """False where no row sees any of the keys j .. stop - 1 for causality or the window."""
+        """Return whether causality and the window let a row see any of the keys j .. stop - 1."""
         o = self.o
         return not (
             o.right is not None and j > self.last + o.right or o.left is not None and stop <= self.first - o.left
         )
 
     def __call__(self, q: Tensor, k: Tensor, j: int) -> Float64[Tensor, "rows keys"]:
-        """S (rows, keys) in float64 of the rows against keys k, the first of them j; what is hidden at -inf."""
+        """Compute S of the rows against keys.
+
+        Args:
+            q: float64 (rows, head_dim).
+            k: float64 (keys, head_dim).
+            j: index of the first key.
+
+        Returns:
+            float64 (rows, keys); -inf where a key is hidden.
+        """
         S = self.capped(q, k)
         if self.mask is not None:
             tile = self.mask[:, j : j + S.shape[1]]
@@ -249,14 +274,14 @@ class Scores:
         return torch.arange(j, stop, device=device) - own
 
     def capped(self, q: Tensor, k: Tensor) -> Tensor:
-        """S (rows, keys) before masks, of q (rows, head_dim) and k (keys, head_dim): scale * Q Kᵀ, and softcap *
-        tanh(S / softcap) where there is one."""
+        """Compute S (rows, keys) before masks, of q (rows, head_dim) and k (keys, head_dim): scale * Q Kᵀ, and softcap
+        * tanh(S / softcap) where there is one."""
         S = self.products.scores(q, k).mul_(self.o.scale)
         return S if self.o.softcap is None else S.div_(self.o.softcap).tanh_().mul_(self.o.softcap)
 
     def seen(self, S: Tensor) -> Tensor | Literal[True]:
-        """Rows of an unrounded S that see a key of it: (rows, 1), or True where nothing is masked. A score that
-        overflows when rounded, or is NaN, is no hidden key."""
+        """Find the rows of an unrounded S (rows, keys) that see a key of it: bool (rows, 1), or True where nothing is
+        masked. A score that overflows when rounded, or is NaN, is no hidden key."""
         return True if self.trivial else S.amax(-1, keepdim=True) != -math.inf
 
     @property
@@ -265,7 +290,7 @@ class Scores:
         return self.keep_mask is None
 
     def drop(self, P: Tensor, j: int) -> Tensor:
-        """P (rows, keys) of keys from j on with dropout: what is not kept is 0, the rest divided by 1 - p."""
+        """Apply dropout to P (rows, keys) of the keys from j on: dropped entries are 0, the rest divided by 1 - p."""
         if self.keep_mask is None:
             return P
         return P * self.keep_mask[:, j : j + P.shape[1]] / (1 - self.o.dropout_p)

@@ -25,9 +25,9 @@ class Precision:
         grads: dS as handed to dS K and dSᵀ Q. (dP is a product like S, and rounded as `scores`.)
         delta: rowsum(dO ∘ O).
         grad_sums: dQ, dK and dV while tiles are added to them. (torch's CPU kernel holds them in the inputs' format.)
-        products: the Dot by which Q Kᵀ, P V and the five products of the backward pass are summed. What it gives is
-            then rounded, as the step it is. With DOUBLE_DOUBLE row sums and exponentials of the forward pass, too, are
-            the same on any machine.
+        products: the Dot by which Q Kᵀ, P V and the five products of the backward pass are summed. Its result is then
+            rounded as the step says. With DOUBLE_DOUBLE row sums and exponentials of the forward pass, too, are the
+            same on any machine.
 
     Every Format's field takes what `Format.of` takes. `dataclasses.replace(p, accumulator=BF16)` changes one step.
 
@@ -57,27 +57,27 @@ class Precision:
 
     @classmethod
     def steps(cls) -> tuple[str, ...]:
-        """The names of the fields that are Formats."""
+        """List the names of the fields that are Formats."""
         return tuple(field.name for field in fields(cls) if field.name != "products")
 
     @classmethod
     def uniform(cls, fmt: FormatLike) -> "Precision":
-        """Every step in `fmt`: the re-implementation of arXiv 2405.02803."""
-        given: dict[str, Any] = dict.fromkeys(cls.steps(), Format.of(fmt))
-        return cls(**given)
+        """Put every step in `fmt`, as the re-implementation of arXiv 2405.02803 does."""
+        formats: dict[str, Any] = dict.fromkeys(cls.steps(), Format.of(fmt))
+        return cls(**formats)
 
     @classmethod
     def materialized(cls, fmt: FormatLike) -> "Precision":
-        """PyTorch's unfused attention: each matrix it writes (S, P, O) in `fmt`, the inside of its softmax and
-        of its matrix products, the scale among it, in FP32 (in `fmt` where that is wider). The paper's Baseline."""
+        """Put the matrices S, P and O in `fmt`, and the inside of softmax and of matrix products, the scale among it,
+        in FP32 (in `fmt` where that is wider): PyTorch's unfused attention, the paper's Baseline."""
         return replace(cls.kernel(fmt), scores=Format.of(fmt))
 
     @classmethod
     def kernel(cls, fmt: FormatLike) -> "Precision":
-        """Flash kernels as shipped: Q, K, V, P and the output in `fmt`; scores, row statistics and the output
-        accumulator in FP32 (in `fmt` where that is wider)."""
+        """Put Q, K, V, P and the output in `fmt`, and scores, row statistics and the output accumulator in FP32 (in
+        `fmt` where that is wider), as flash kernels as shipped do."""
         fmt = Format.of(fmt)
         wide = fmt if fmt.precision > FP32.precision else FP32
         narrow = ("inputs", "probs", "output", "grads")
-        given: dict[str, Any] = {name: fmt if name in narrow else wide for name in cls.steps()}
-        return cls(**given)
+        formats: dict[str, Any] = {name: fmt if name in narrow else wide for name in cls.steps()}
+        return cls(**formats)

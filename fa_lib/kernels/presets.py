@@ -17,7 +17,16 @@ def baseline(
     v: Float[Tensor, "*kv_lead n_kv d_v"],
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """Baseline Attention: S, P and O written in q's dtype, the softmax inside in FP32 (`Precision.materialized`)."""
+    """Emulate Baseline Attention: S, P and O in q's dtype, the softmax inside in FP32 (`Precision.materialized`).
+
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        options: as `reference`.
+
+    Returns:
+        o: (..., heads, n_q, d_v) in q's dtype.
+    """
     return reference(q, k, v, precision=Precision.materialized(q.dtype), **options)
 
 
@@ -27,7 +36,16 @@ def as_shipped(
     v: Float[Tensor, "*kv_lead n_kv d_v"],
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """FlashAttention-2 as shipped: O and l carried in FP32 from tile to tile (`Precision.kernel`), tiles of 64."""
+    """Emulate FlashAttention-2 as shipped: O and l carried in FP32 (`Precision.kernel`), in tiles of 64.
+
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        options: as `tiled`.
+
+    Returns:
+        o: (..., heads, n_q, d_v) in q's dtype.
+    """
     return tiled(q, k, v, tiling=Tiling(64, 64), precision=Precision.kernel(q.dtype), **options)
 
 
@@ -37,6 +55,15 @@ def every_step(
     v: Float[Tensor, "*kv_lead n_kv d_v"],
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """Flash of arXiv 2405.02803: every step in q's dtype, O and l too (`Precision.uniform`, fa1), tiles of 64."""
-    given: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=Precision.uniform(q.dtype), algorithm="fa1")
-    return tiled(q, k, v, **given | options)
+    """Emulate Flash of arXiv 2405.02803: every step in q's dtype, O and l too (`Precision.uniform`, fa1), tiles of 64.
+
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        options: as `tiled`.
+
+    Returns:
+        o: (..., heads, n_q, d_v) in q's dtype.
+    """
+    defaults: dict[str, Any] = dict(tiling=Tiling(64, 64), precision=Precision.uniform(q.dtype), algorithm="fa1")
+    return tiled(q, k, v, **defaults | options)

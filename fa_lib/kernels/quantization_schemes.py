@@ -1,4 +1,5 @@
-"""Q, K, V and P as kernels of few bits hold them: elements in FP8 or FP4, scales, and what spreads outliers first."""
+"""Q, K, V and P as low-precision kernels store them: elements in FP8 or FP4, scales, and how outliers are spread
+first."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ PER = ("none", "tensor", "head", "block", "token", "group")
 @dataclass(frozen=True)
 class Scheme:
     """How a tensor is quantised. Each part is divided by a scale, rounded to a format of few bits, and multiplied by
-    the scale again. (A kernel keeps the scales apart and multiplies products by them: the same values.)
+    the scale again. (A kernel stores the scales separately and multiplies products by them: the same values.)
 
     A scale is amax / element.max, amax the part's largest absolute value, rounded to the scales' format; but one in
     E8M0 is 2**(floor(log2(amax)) - element.emax), as the OCP MX specification v1.0 has it (section 6.3), by which the
@@ -28,12 +29,12 @@ class Scheme:
 
     Attributes:
         element: Format of the elements.
-        per: what has a scale of its own: "none" (there is no scale), "tensor", "head" (a sequence), "block" (`size`
+        per: which part has its own scale: "none" (there is no scale), "tensor", "head" (a sequence), "block" (`size`
             rows of a sequence; arXiv 2407.08608, section 3.3), "token" (a row), "group" (`size` neighbours in a row).
         size: of a block or a group.
         scale: Format of a scale.
-        outer: what has an FP32 scale beside: None, "tensor", or "token" (SageAttention3's two-level P, arXiv 2505.11594
-            version 3, section 3).
+        outer: which part has an FP32 scale in addition: None, "tensor", or "token" (SageAttention3's two-level P, arXiv
+            2505.11594 version 3, section 3).
         up: whether a scale in E8M0 is rounded up.
 
     Raises:
@@ -60,10 +61,10 @@ class Scheme:
 
     @classmethod
     def of(cls, spec: "Scheme | str") -> "Scheme":
-        """The Scheme named by `spec`, a key of SCHEMES, or `spec` itself.
+        """Return the Scheme named by `spec`, a key of SCHEMES, or `spec` itself where it is one.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: there is no Scheme of that name.
         """
         if isinstance(spec, Scheme):
             return spec
@@ -77,15 +78,18 @@ class Scheme:
         return self.per in ("none", "token", "group") and self.outer != "tensor"
 
     def apply(self, x: Float64[Tensor, "... n d"], axis: int = -1) -> Float64[Tensor, "... n d"]:
-        """The values of x once quantised.
+        """Quantise x and return its values.
 
         A part that is zero stays zero, and so does one whose scale rounds to zero. A part with a value that is not
         finite is NaN.
 
         Args:
             x: float64 (..., sequence, features).
-            axis: along which tokens and groups run: that over which the product sums. -1 for Q, K and P; -2 for V, of
-                which a "token" is then a channel.
+            axis: along which tokens and groups run, the axis over which the product sums: -1 for Q, K and P; -2 for V,
+                whose "token" is then a channel.
+
+        Returns:
+            float64 of x's shape.
 
         Raises:
             ValueError: x is no float64, or its axis is no multiple of a group's size; an axis other than -1 and -2.
@@ -97,7 +101,7 @@ class Scheme:
         if self.per == "none":
             return self.element(x.clamp(-self.element.max, self.element.max))
         if self.per == "block":
-            return torch.cat([self._rounded(part, largest(part, (-2, -1))) for part in x.split(self.size, -2)], -2)
+            return torch.cat([self._rounded(rows, largest(rows, (-2, -1))) for rows in x.split(self.size, -2)], -2)
         if axis == -2:
             return self.apply(x.mT).mT
         if self.per == "group":
@@ -109,14 +113,15 @@ class Scheme:
     def groups(
         self, x: Float64[Tensor, "... n d"], axis: int = -1, outer: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What a kernel keeps of x, which is near the product of the three.
+        """Quantise x in groups, and return the parts that a kernel stores; x is near the product of the three.
 
         Args:
-            x, axis: as `apply`. outer: the outer scale, where it is known; None is x's own.
+            x, axis: as `apply`.
+            outer: the outer scale, (..., 1), where it is known; None is x's own.
 
         Returns:
-            elements, of x's shape; scales, one for `size` elements along the axis; the outer scale (..., 1), 1 where
-            the scheme has none.
+            (elements, of x's shape (..., n, d); scales, (..., n, d / size), or (..., n / size, d) along axis -2; the
+            outer scale, (..., 1) or (1, 1), 1 where the scheme has none).
 
         Raises:
             ValueError: x's axis is no multiple of a group's size.
@@ -134,14 +139,15 @@ class Scheme:
         return elements.flatten(-2), scales.squeeze(-1), outer
 
     def outer_scale(self, x: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... 1"]:
-        """The FP32 scale of a tensor, or of each of its rows; 1 where the scheme has none."""
+        """Compute the FP32 scale of x (..., n, d): (1, 1) of the tensor, or (..., n, 1) of each row; (1, 1) of 1 where
+        the scheme has none."""
         if not self.outer:
             return x.new_ones(1, 1)
-        found = largest(x, -1) if self.outer == "token" else x.abs().amax().reshape(1, 1)
-        return FP32(nonzero(found) / (self.element.max * self.scale.max))
+        amax = largest(x, -1) if self.outer == "token" else x.abs().amax().reshape(1, 1)
+        return FP32(nonzero(amax) / (self.element.max * self.scale.max))
 
     def _scale(self, amax: Tensor, outer: Tensor | float = 1.0) -> Tensor:
-        """The scale for each amax, the outer one left out; NaN where amax is not finite."""
+        """Compute the scale for each amax, without the outer one; NaN where amax is not finite."""
         if self.scale == E8M0:
             e = torch.frexp(amax)[1].long() - 1 - self.element.emax  # frexp's mantissa is in [1/2, 1)
             e += amax > self.element.max * power(e) if self.up else 0
@@ -151,17 +157,17 @@ class Scheme:
         return torch.where(amax.isfinite(), scale, torch.nan)
 
     def _elements(self, x: Tensor, scale: Tensor) -> Tensor:
-        """x / scale, to the grid of elements; 0 where the scale is."""
+        """Round x / scale to the grid of elements; 0 where the scale is 0."""
         return self.element((x / scale).clamp(-self.element.max, self.element.max)).where(scale != 0, 0.0)
 
     def _rounded(self, x: Tensor, amax: Tensor) -> Tensor:
-        """x by one scale for each amax, which broadcasts to it."""
+        """Quantise x with one scale for each amax, which broadcasts to x."""
         scale = self._scale(amax)
         return self._elements(x, scale) * scale
 
 
 def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """The largest absolute value over some dimensions, which are kept."""
+    """Compute the largest absolute value of x, of any shape, over the dimensions `dims`, which stay with size 1."""
     return x.abs().amax(dims, keepdim=True)
 
 
@@ -185,19 +191,23 @@ SCHEMES = {
 
 
 def smoothed(k: Float64[Tensor, "*kv_lead n_kv d"]) -> Float64[Tensor, "*kv_lead n_kv d"]:
-    """K less its mean over the keys, both in FP32: every score of a row less by one number, so the same softmax
-    (SageAttention, arXiv 2410.02367)."""
+    """Subtract from K (..., n_kv, d) its mean over the keys, in FP32. Every score of a row becomes less by one number,
+    so that softmax is the same (SageAttention, arXiv 2410.02367)."""
     return FP32(k - FP32(k.mean(-2, keepdim=True)))
 
 
 def rotated(
     q: Float64[Tensor, "*lead n_q d"], k: Float64[Tensor, "*kv_lead n_kv d"], seed: int
 ) -> tuple[Float64[Tensor, "*lead n_q d"], Float64[Tensor, "*kv_lead n_kv d"]]:
-    """Q and K, each row multiplied by random signs and a Hadamard matrix: the same scores, and outliers spread over the
-    row (incoherent processing, arXiv 2407.08608, section 3.3).
+    """Multiply each row of Q and K by random signs and a Hadamard matrix: the scores stay the same, and outliers are
+    spread over the row (incoherent processing, arXiv 2407.08608, section 3.3).
 
     Args:
-        q, k: float64 (..., sequence, head_dim), head_dim a power of two. seed: of the signs.
+        q, k: float64 (..., sequence, head_dim), head_dim a power of two.
+        seed: of the signs.
+
+    Returns:
+        (q, k), of their shapes.
 
     Raises:
         ValueError: head_dim is no power of two.
@@ -210,7 +220,7 @@ def rotated(
 
 
 def _hadamard(x):
-    """Each row times the Hadamard matrix of its length, by sums and differences of halves."""
+    """Multiply each row by the Hadamard matrix of its length, by sums and differences of halves."""
     half = 1
     while half < x.shape[-1]:
         pairs = x.unflatten(-1, (-1, 2, half))  # (..., groups, 2, half)

@@ -23,22 +23,31 @@ OPERANDS = ("q", "k", "v", "p")
 
 @dataclass(frozen=True)
 class QuantizedP(Dot):
-    """The sums of another Dot, with P quantised by a scheme before it meets V."""
+    """The sums of another Dot, with P quantised by a scheme before its product with V.
+
+    Attributes:
+        sums: the other Dot.
+        scheme: of P.
+    """
 
     has_gradients = False
     sums: Dot
     scheme: Scheme
 
     def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        """Compute Q Kᵀ, (..., n_q, n_kv), by the other Dot."""
         return self.sums.scores(Q, K)
 
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        """Compute C + P V, (..., n_q, d_v), of A = P (..., n_q, n_kv), quantised here, and B = V (..., n_kv, d_v)."""
         return self.sums.matmul(self.scheme.apply(A), B, C)
 
     def totals(self, P: Tensor) -> Tensor:
+        """Sum each row of P, (..., keys) -> (..., 1), before it is quantised."""
         return self.sums.totals(P)
 
     def exp_(self, x: Tensor) -> Tensor:
+        """Compute exp(x) of x's shape, by the other Dot."""
         return self.sums.exp_(x)
 
 
@@ -51,10 +60,10 @@ class Quantization:
     kernel multiplies what it reads by the scales before the product.
 
     Attributes:
-        q, k, v, p: Schemes, or what `Scheme.of` takes. P is quantised tile by tile, so its scales are of a row.
-        smooth: K less its mean over the keys first (`quantization_schemes.smoothed`).
-        rotate: Q and K rotated first, after that (`quantization_schemes.rotated`).
-        cached: K and V are of a cache.
+        q, k, v, p: Schemes, or names that `Scheme.of` takes. P is quantised tile by tile, so its scales are of a row.
+        smooth: whether K's mean over the keys is subtracted first (`quantization_schemes.smoothed`).
+        rotate: whether Q and K are rotated then (`quantization_schemes.rotated`).
+        cached: whether K and V are of a cache.
 
     Raises:
         ValueError: there is no such Scheme, or P's has scales over several rows.
@@ -70,8 +79,8 @@ class Quantization:
 
     def __post_init__(self):
         for name in OPERANDS:
-            given = getattr(self, name)
-            object.__setattr__(self, name, None if given is None else Scheme.of(given))
+            scheme = getattr(self, name)
+            object.__setattr__(self, name, None if scheme is None else Scheme.of(scheme))
         if self.p and not self.p.by_row:
             scales = f"{self.p.per!r} with outer {self.p.outer!r}"
             raise ValueError(f"p: got scales per {scales}; accepted are none, token and group, outer None or 'token'")
@@ -80,10 +89,14 @@ class Quantization:
     def of(
         cls, qkv: Scheme | str, p: Scheme | str | None = None, *, smooth: bool = False, rotate: bool = False
     ) -> "Quantization":
-        """Q, K and V by one scheme, P by its own.
+        """Quantise Q, K and V by one scheme, and P by another.
 
-        p: None is qkv's, if its scales are of a row; else, without a scale, its elements' format (FlashAttention-3 has
-        it so, and raises P by 2**8: Algorithm(p_exponent_offset=8)), or with groups the scales alone.
+        Args:
+            qkv: of Q, K and V.
+            p: of P. None is qkv, if its scales are of a row; else qkv without an outer scale, if it has groups; else
+                qkv's elements without a scale, as in FlashAttention-3, which multiplies P by 2**8
+                (Algorithm(p_exponent_offset=8)).
+            smooth, rotate: as above.
         """
         qkv = Scheme.of(qkv)
         if p is None:
@@ -92,29 +105,33 @@ class Quantization:
 
     @classmethod
     def cache(cls, kv: Scheme | str, *, smooth: bool = False, rotate: bool = False) -> "Quantization":
-        """K and V of a cache by one scheme, Q and P in BF16, as servers have it."""
+        """Quantise K and V of a cache by one scheme, and leave Q and P in BF16, as servers do."""
         kv = Scheme.of(kv)
         return cls(k=kv, v=kv, cached=True, smooth=smooth, rotate=rotate)
 
     def only(self, operand: str) -> "Quantization":
-        """With this operand quantised, "q", "k", "v" or "p", and the others in BF16.
+        """Quantise only one operand, "q", "k", "v" or "p", and leave the others in BF16.
 
         Raises:
             ValueError: there is no such operand.
         """
         if operand not in OPERANDS:
             raise ValueError(f"operand: got {operand!r}; accepted are {', '.join(OPERANDS)}")
-        given: dict[str, Any] = {name: None for name in OPERANDS if name != operand}
-        return replace(self, **given)
+        others: dict[str, Any] = {name: None for name in OPERANDS if name != operand}
+        return replace(self, **others)
 
     def steps(self, precision: Precision) -> Precision:
-        """A Precision whose products quantise P; where P is not quantised, the one given."""
+        """Return `precision` with products that quantise P; where P is not quantised, `precision` itself."""
         if self.p is None:
             return precision
         return replace(precision, probs=FP64, products=QuantizedP(precision.products, self.p))
 
     def spread(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Q (..., n_q, head_dim) and K (..., n_kv, head_dim), smoothed and rotated where asked."""
+        """Smooth K (..., n_kv, head_dim) where `smooth`, and rotate it and Q (..., n_q, head_dim) where `rotate`.
+
+        Returns:
+            (q, k), of their shapes.
+        """
         k = smoothed(k) if self.smooth else k
         return rotated(q, k, seed=0) if self.rotate else (q, k)
 
@@ -125,7 +142,16 @@ class Quantization:
         v: Float64[Tensor, "*kv_lead n_kv d_v"],
         otherwise: Format = BF16,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V as the products take them: on the quantised grid, or in the format given."""
+        """Smooth, rotate and quantise Q, K and V.
+
+        Args:
+            q: float64 (..., heads, n_q, d).
+            k: float64 (..., kv_heads, n_kv, d), v: float64 (..., kv_heads, n_kv, d_v).
+            otherwise: the Format of an operand without a scheme.
+
+        Returns:
+            (q, k, v), of their shapes.
+        """
         q, k = self.spread(q, k)
         axes = (-1, -1, -1 if self.cached else -2)
         schemes = (self.q, self.k, self.v)
@@ -144,44 +170,46 @@ def attention(
     algorithm: Algorithm | str = "fa2",
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """`tiled` with operands quantised as declared. Forward alone: the result has no gradient.
+    """Compute attention by `tiled` with quantised operands. It is a forward pass: the result has no gradient.
 
     Products are summed as `precision.products` says, from the values of the elements times their scales; or, where it
     is a unit with block scales (`tensor_cores.TensorCore.of("B200", "MXFP8")`), as that sums elements and scales
     (`block_scaled_products`). Then Q, K, V and P must have groups like the unit's.
 
     Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
         quantization: a Quantization.
-        precision: of the other steps, and by its inputs and probs of what is not quantised; None is
+        precision: of the other steps; its inputs and probs are of operands that are not quantised. None is
             `Precision.kernel(BF16)`.
-        q, k, v, tiling, algorithm, options: as `tiled`.
+        tiling, algorithm, options: as `tiled`.
 
     Returns:
-        o: (batch, heads, n_q, head_dim) in q's dtype.
+        o: (..., heads, n_q, d_v) in q's dtype.
 
     Raises:
         ValueError: an argument does not fit; head_dim, the keys, or a tile of them is no multiple of a group; smooth
         with sinks or softcap, which see more of a score than its distance from the others; an operand or a cache that
         the unit of `precision.products` cannot multiply.
     """
-    asked = check(q, k, v, **options)
-    if quantization.smooth and (asked.sinks is not None or asked.softcap is not None):
+    settings = check(q, k, v, **options)
+    if quantization.smooth and (settings.sinks is not None or settings.softcap is not None):
         raise ValueError("smooth: got True with sinks or softcap; accepted is it without them: they change the result")
     p = quantization.p
     for name, length in (("tiling", tiling.block_kv), ("k", k.shape[-2])):
         if p and p.per == "group" and length % p.size:
-            what = "keys a tile" if name == "tiling" else "keys"
-            raise ValueError(f"{name}: got {length} {what}; accepted is a multiple of P's groups, {p.size}")
+            unit = "keys a tile" if name == "tiling" else "keys"
+            raise ValueError(f"{name}: got {length} {unit}; accepted is a multiple of P's groups, {p.size}")
     steps = precision or Precision.kernel(BF16)
     q_, k_, v_ = (x.detach().double() for x in (q, k, v))
     if isinstance(steps.products, ScaledCore):
         if quantization.cached:
             raise ValueError("quantization: got a cache with block-scaled products; accepted is V in groups of keys")
-        loaded = (*quantization.spread(q_, k_), v_)
+        operands = (*quantization.spread(q_, k_), v_)
         schemes = {name: getattr(quantization, name) for name in OPERANDS}
-        products = ScaledProducts.of(steps.products, schemes, dict(zip("qkv", loaded)))
+        products = ScaledProducts.of(steps.products, schemes, dict(zip("qkv", operands)))
         steps = replace(steps, inputs=FP64, probs=FP64, products=products)
     else:
-        loaded = quantization.loaded(q_, k_, v_, steps.inputs)
+        operands = quantization.loaded(q_, k_, v_, steps.inputs)
         steps = replace(quantization.steps(steps), inputs=FP64)
-    return stored(tiled(*loaded, tiling=tiling, precision=steps, algorithm=algorithm, **options), q.dtype)
+    return stored(tiled(*operands, tiling=tiling, precision=steps, algorithm=algorithm, **options), q.dtype)

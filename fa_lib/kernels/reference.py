@@ -21,7 +21,7 @@ def reference(
     precision: Precision,
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says. Differentiable.
+    """Compute Baseline Attention (arXiv 2405.02803, section 2), each step rounded as `precision` says. Differentiable.
 
     With `Precision.materialized(fmt)` it is PyTorch's unfused attention in fmt, the paper's Baseline. It is not
     torch's MATH backend, which upcasts 16-bit inputs to FP32.
@@ -39,7 +39,7 @@ def reference(
     Raises:
         ValueError: an argument does not fit.
     """
-    asked = Options.of(q, k, v, **options)
+    settings = Options.of(q, k, v, **options)
     p = rounding(precision)
 
     def rows(q, k, v, scores):
@@ -60,7 +60,7 @@ def reference(
         return torch.cat([p.output(O), m, l], -1)
 
     def forward(q, k, v):
-        out = by_rows(rows, (q, k, v), p, asked, features=v.shape[-1] + 2, width=k.shape[-2])
+        out = by_rows(rows, (q, k, v), p, settings, features=v.shape[-1] + 2, width=k.shape[-2])
         return stored(out[..., :-2], q.dtype), out[..., -2:]
 
     def probabilities(S, m_l):
@@ -68,7 +68,7 @@ def reference(
         P = p.exponent.round_(p.products.exp_(p.exponent.round_(S.sub_(m))))
         return p.probs.round_(p.exponent.round_(P.div_(nonzero(l))))
 
-    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling=None), options.get("sinks"))
+    return differentiable(q, k, v, forward, Backward(p, settings, probabilities, tiling=None), options.get("sinks"))
 
 
 def golden(
@@ -80,17 +80,19 @@ def golden(
     allow_nonfinite: bool = False,
     **options,
 ) -> Float64[Tensor, "*lead n_q d_v"]:
-    """The golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too. (Of a kernel that
-    runs in FP64 itself: `golden_pair`.)
+    """Compute the golden value: Baseline Attention in FP64. Differentiable: its gradients are golden too. (For kernels
+    that run in FP64 themselves there is `golden_pair`.)
 
     Args:
-        inputs: the Format Q, K and V are rounded to first. FP64 takes them as they are. A kernel in BF16 never saw
-            more than BF16 inputs; with inputs=BF16 it is not charged for their rounding, with FP64 it is.
-        allow_nonfinite: let NaN and infinities through instead of refusing them.
-        q, k, v, options: as `reference`.
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        inputs: the Format that Q, K and V are rounded to first; FP64 takes them as they are. A kernel in BF16 gets BF16
+            inputs: with inputs=BF16 their rounding is not part of its error, with FP64 it is.
+        allow_nonfinite: whether NaN and infinities are accepted.
+        options: as `reference`.
 
     Returns:
-        o: float64, whatever q's dtype.
+        o: float64 (..., heads, n_q, d_v), whatever q's dtype.
 
     Raises:
         ValueError: an argument does not fit, or an input is not finite.
@@ -106,7 +108,11 @@ def golden(
 
 
 def refuse_nonfinite(q: Tensor, k: Tensor, v: Tensor, otherwise: str = "") -> None:
-    """Accept finite inputs of a golden value, of any shapes. otherwise: what else is accepted, for the message.
+    """Refuse inputs of a golden value, of any shapes, that are not finite.
+
+    Args:
+        q, k, v: the inputs.
+        otherwise: a further way to be accepted, for the message.
 
     Raises:
         ValueError: q, k or v holds NaN or an infinity.
@@ -114,5 +120,5 @@ def refuse_nonfinite(q: Tensor, k: Tensor, v: Tensor, otherwise: str = "") -> No
     for name, x in (("q", q), ("k", k), ("v", v)):
         if isinstance(x, torch.Tensor) and not finite(x):
             count = int((~x.isfinite()).sum())
-            told = "values are NaN or infinite, so no golden value exists; accepted are finite inputs"
-            raise ValueError(f"{name}: {count} {told}{otherwise}")
+            sentence = "values are NaN or infinite, so no golden value exists; accepted are finite inputs"
+            raise ValueError(f"{name}: {count} {sentence}{otherwise}")

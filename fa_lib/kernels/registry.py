@@ -42,15 +42,19 @@ def register(name: str, fn: Callable) -> None:
 
 
 def get(name: str | Callable, gpu: str = "") -> Callable:
-    """The kernel registered under `name`, or the function that "package.module:function" names; a function is itself.
-    "NAME@bshd" is the kernel of that name, which has this layout of LAYOUTS, behind the layout of all others.
+    """Find a kernel by name.
 
     Args:
-        gpu: "A100", "L40S", "H100", "B200": the kernel launches Triton kernels, or is "fa2", FlashAttention-2's own,
-            and runs on the CPU in this GPU's arithmetic (docs/gpu_machine.md); "": as it is.
+        name: of a registered kernel, or "package.module:function"; "NAME@bshd" for a kernel whose tensors have this
+            layout of LAYOUTS: it is adapted to (batch, heads, sequence, head_dim). A function is returned as it is.
+        gpu: "A100", "L40S", "H100" or "B200" for a kernel that launches Triton kernels, or "fa2", FlashAttention-2's
+            own: it runs on the CPU in this GPU's arithmetic (docs/gpu_machine.md). "": the kernel as it is.
+
+    Returns:
+        A function of q, k, v (batch, heads, sequence, head_dim) and options.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such kernel or layout.
     """
     if gpu:
         return importlib.import_module(ON_GPU).kernel(name, gpu)
@@ -71,34 +75,34 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
         raise ValueError(f"kernel: got {name!r}; accepted are {accepted} ({words})")
     module, function = name.split(":", 1)
     try:
-        found = getattr(importlib.import_module(module), function)
+        kernel = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:  # a module may end the process that imports it
         raise unavailable(name, repr(error)) from error
-    if not callable(found):
-        raise uncallable(name, type(found).__name__)
-    return found
+    if not callable(kernel):
+        raise uncallable(name, type(kernel).__name__)
+    return kernel
 
 
 def on_gpu(name: str, gpu: str) -> str:
-    """The name of `get(name, gpu)`, for workers and notebooks."""
+    """Return a name for `get` of the kernel `get(name, gpu)`, for workers and notebooks."""
     return f"{ON_GPU}:{gpu}:{name}" if gpu else name
 
 
 def unavailable(name: str, error: str) -> ValueError:
-    """Of a kernel that cannot be imported, for that error."""
+    """Make the error of a kernel that cannot be imported; error: what its import raised."""
     where = "modules are looked for in the current folder and on PYTHONPATH"
     return ValueError(f"kernel: got {name!r}; it cannot be had: {error} ({where})")
 
 
 def uncallable(name: str, type_name: str) -> ValueError:
-    """Of a kernel's name that names something else."""
+    """Make the error of a kernel's name that names something else, of a type with this name."""
     return ValueError(f"kernel: got {name!r}, a {type_name}; accepted is a function f(q, k, v, ...)")
 
 
 @contextmanager
 def standing_in(name: str, fn: Callable) -> Iterator[None]:
-    """In this process, and until the end, `get(name)` is fn: the function that package.module:function names is neither
-    imported nor called."""
+    """Let `get(name)` return fn in this process, until the context ends: the function that name,
+    package.module:function, means is neither imported nor called."""
     register(name, fn)
     try:
         yield
@@ -107,9 +111,11 @@ def standing_in(name: str, fn: Callable) -> Iterator[None]:
 
 
 def plain(name: str | Callable) -> Callable:
-    """The kernel of a name, to be called f(q, k, v, **options): one that takes a Precision runs with every step in its
-    inputs' format, in tiles of 64, by fa1, as in the paper; one that has other names for its options takes fa_lib's
-    (`option_names`)."""
+    """Find a kernel by name and make it callable as f(q, k, v, **options) on (batch, heads, sequence, head_dim).
+
+    A kernel that takes a Precision runs with every step in its inputs' format, in tiles of 64, by fa1, as in the paper.
+    A kernel with other names for its options takes fa_lib's (`option_names`).
+    """
     return _plain(get(name))
 
 
@@ -122,17 +128,17 @@ def _with_precision(fn):
 
 
 def _uniform(fn, q, k, v, **options):
-    given = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
-    return fn(q, k, v, **{n: x for n, x in given.items() if n in inspect.signature(fn).parameters} | options)
+    defaults = dict(precision=Precision.uniform(q.dtype), tiling=Tiling(64, 64), algorithm="fa1")
+    return fn(q, k, v, **{n: x for n, x in defaults.items() if n in inspect.signature(fn).parameters} | options)
 
 
 def available() -> tuple[str, ...]:
-    """Names of the registered kernels."""
+    """List the names of the registered kernels."""
     return tuple(_KERNELS)
 
 
 def emulates(fn: Callable) -> bool:
-    """True where a kernel has to be given a Precision, and so runs in any format; others run in their inputs' dtype."""
+    """Return whether a kernel requires a Precision, and so runs in any format; others run in their inputs' dtype."""
     try:
         precision = inspect.signature(fn).parameters.get("precision")
         return precision is not None and precision.default is precision.empty

@@ -19,9 +19,9 @@ FEWEST = 64  # rows at once: products of fewer are slow
 
 
 def flat(x: Float[Tensor, "*lead n d"], precision: Precision) -> Float64[Tensor, "heads n d"]:
-    """(heads, sequence, features) in float64, rounded to `precision.inputs`."""
-    whole = x.detach().double().reshape(-1, *x.shape[-2:]).contiguous()
-    return whole if x.dtype == precision.inputs.dtype else precision.inputs(whole)  # then it is on the grid already
+    """Flatten the leading dimensions of x (..., n, d), and round it to `precision.inputs`: float64 (heads, n, d)."""
+    values = x.detach().double().reshape(-1, *x.shape[-2:]).contiguous()
+    return values if x.dtype == precision.inputs.dtype else precision.inputs(values)  # then it is on the grid already
 
 
 def by_rows(
@@ -39,12 +39,14 @@ def by_rows(
 
     Args:
         kernel: takes q_i (rows, head_dim), k (n_kv, head_dim), v (n_kv, features), float64 and rounded to
-            `precision.inputs`, the Scores of these rows, and the same rows of what is beside; returns (rows, features).
-        tensors: Q, K and V of the call. options: its Options.
+            `precision.inputs`, the Scores of these rows, and the same rows of `beside`; returns (rows, features).
+        tensors: Q, K and V of the call.
+        precision: its Precision.
+        options: its Options.
         features: of the result.
-        width: keys the kernel works on at once, from which the number of rows that fit the cache follows.
-        rows: that number instead of the one that follows.
-        beside: more tensors (heads, n_q, ...) cut as q is.
+        width: number of keys that the kernel works on at once; it decides how many rows fit the cache.
+        rows: number of rows to work on at once; None is as many as fit the cache.
+        beside: more tensors (heads, n_q, ...); the kernel gets their rows too.
 
     Returns:
         float64 tensor (*lead, n_q, features).
@@ -55,24 +57,33 @@ def by_rows(
 
     def work(task):
         head, first = task
-        here = slice(first, min(first + step, options.n_q))
+        span = slice(first, min(first + step, options.n_q))
         kv = head // options.group
-        scores = options.rows(head, here, precision.products)
-        out[head, here] = kernel(q[head, here], k[kv], v[kv], scores, *(x[head, here] for x in beside))
+        scores = options.rows(head, span, precision.products)
+        out[head, span] = kernel(q[head, span], k[kv], v[kv], scores, *(x[head, span] for x in beside))
 
     run([(head, first) for head in range(q.shape[0]) for first in range(0, options.n_q, step)], work, q.device)
     return out.reshape(*options.lead, options.n_q, features)
 
 
 def rows_at_once(q: Tensor, width: int, options: Options) -> int:
-    """How many rows of q (heads, n_q, head_dim) have a tile of S, `width` keys wide, that fits the cache; but at least
-    FEWEST, though it may not fit then."""
+    """Compute how many rows of q (heads, n_q, head_dim) to work on at once: as many as have a tile of S, `width` keys
+    wide, that fits the cache; at least FEWEST."""
     return max(FEWEST, CHUNK.get(q.device.type, CHUNK["cuda"]) // max(min(width, options.n_kv), q.shape[-1]))
 
 
 def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """j, K_j (B_c, head_dim) and V_j (B_c, d_v) of every tile that some row sees, j its first key; k: (n_kv,
-    head_dim), v: (n_kv, d_v)."""
+    """Cut K and V into tiles, and leave out those that no row sees.
+
+    Args:
+        k: (n_kv, head_dim).
+        v: (n_kv, d_v).
+        block_kv: keys of a tile.
+        scores: of the rows.
+
+    Yields:
+        (j, the tile's first key; K_j (B_c, head_dim); V_j (B_c, d_v)).
+    """
     for j in range(0, k.shape[0], block_kv):
         stop = min(j + block_kv, k.shape[0])
         if scores.sees(j, stop):
@@ -80,7 +91,7 @@ def tiles(k: Tensor, v: Tensor, block_kv: int, scores: Scores) -> Iterator[tuple
 
 
 def run(tasks: list, work: Callable, device: torch.device) -> None:
-    """work(task) for every task, on as many threads as torch uses."""
+    """Call work(task) for every task, on as many threads as torch uses."""
     threads = min(torch.get_num_threads(), len(tasks)) if device.type == "cpu" else 1
     if threads == 1:
         for task in tasks:
@@ -98,7 +109,7 @@ def run(tasks: list, work: Callable, device: torch.device) -> None:
 
 
 def rounding(precision: Precision) -> Precision:
-    """`precision`, if it is one.
+    """Return `precision`, after a check that it is a Precision.
 
     Raises:
         ValueError: it is none.
@@ -111,16 +122,16 @@ def rounding(precision: Precision) -> Precision:
 
 
 def dropped(p: Precision, scores: Scores, P: Tensor, j: int) -> Tensor:
-    """P (rows, B_c) of the keys from j on, on the grid of `p.exponent`, as handed to the matrix product: with dropout,
-    rounded."""
+    """Apply dropout to P (rows, B_c) of the keys from j on, and round it to `p.probs`, as it enters the matrix product.
+    P is on the grid of `p.exponent`."""
     return P if scores.keeps_all and p.probs == p.exponent else p.probs(scores.drop(P, j))
 
 
 def nonzero(x: Tensor) -> Tensor:
-    """What to divide by, in x's shape: 1 where x is 0. So a row that sees no key, and its sum l, is 0 / 1 = 0."""
+    """Replace 0 by 1 in a divisor x, of any shape. So a row that sees no key, whose sum l is 0, becomes 0 / 1 = 0."""
     return torch.where(x == 0, 1.0, x)
 
 
 def stored(o: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """Values in the dtype a kernel returns: float64 is rounded straight to it, what has it already stays."""
+    """Convert o, of any shape, to the dtype that a kernel returns: float64 is rounded straight to it."""
     return o.contiguous() if o.dtype == dtype else round_to(o, str(dtype)).to(dtype)

@@ -47,12 +47,15 @@ CALLS = by_key((
 
 @dataclass(frozen=True)
 class Case:
-    """A call on one draw, that kernels are held to the rule on.
+    """A call on one draw of inputs, on which the rule judges kernels.
 
     Attributes:
-        shape: a key of CALLS. head_dim: its own.
+        shape: a key of CALLS.
+        head_dim: of Q, K and V.
         distribution, seed: of Q, K and V; dO is normal.
-        fmt: name of the format that inputs are rounded to. gradients: whether those count. device: torch's.
+        fmt: name of the format that inputs are rounded to.
+        gradients: whether gradients are judged too.
+        device: torch's.
     """
 
     shape: str
@@ -64,10 +67,14 @@ class Case:
     device: str = "cpu"
 
     def results(self, fn: Callable, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What a kernel makes of it in a dtype, the format's where none is named.
+        """Call a kernel on the case.
+
+        Args:
+            fn: the kernel.
+            dtype: of the inputs; None is the format's.
 
         Returns:
-            "o" (batch, heads, n_q, head_dim), and with gradients "dq", "dk" and "dv" in the shapes of q, k and v.
+            dict: "o" (batch, heads, n_q, head_dim), and with gradients "dq", "dk" and "dv" in the shapes of q, k, v.
 
         Raises:
             ValueError: there is no such shape.
@@ -82,24 +89,31 @@ class Case:
 
 
 def baseline_for(fmt: Format | str) -> Callable:
-    """The Baseline that errors are counted in.
+    """Return the Baseline kernel whose error is the unit of all errors in a format.
 
-    In 16 bits it is emulated, its sums exact beside the format (`eager_baseline`). In FP32 and FP64 a real kernel
-    rounds its sums too, and how much that costs is a matter of their order. There the yardstick is Baseline with its
-    sums taken one term after the other, the plainest order there is: a kernel that adds more carefully is better than
-    it, and one that computes a step in 16 bits is tens of times worse and more.
+    In 16 bits it is emulated, and its sums are exact (`eager_baseline`). In FP32 and FP64 a real kernel rounds its sums
+    too, and the error depends on their order. There it is Baseline with sums taken one term after the other, the
+    plainest order (`sequential`): a kernel that adds more carefully is better, and one that computes a step in 16 bits
+    is tens of times worse or more.
     """
     return sequential if Format.of(fmt).precision >= FP32.precision else eager_baseline
 
 
 def eager_baseline(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-    """`kernels.baseline` as eager code runs it: in 16 bits Q Kᵀ is written, multiplied by the scale, and written again.
+    """Compute `kernels.baseline` as eager code runs it: in 16 bits Q Kᵀ is written, multiplied by the scale, and
+    written again.
 
     Where the scale is a power of two, as with head_dim 16, 64 and 256, the second rounding changes nothing, and this
     is `kernels.baseline`; with head_dim 96 or 128 it is one rounding more. (The eager attention of Hugging Face rounds
     the scores so; the reference of flash-attention's tests rounds Q or K once more, after scaling it.)
 
-    Args, Returns, Raises: as `kernels.baseline`.
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        options: as `kernels.baseline`.
+
+    Returns:
+        o: (..., heads, n_q, d_v) in q's dtype.
     """
     scale = options.get("scale") or q.shape[-1] ** -0.5
     if math.frexp(scale)[0] == 0.5:
@@ -108,28 +122,29 @@ def eager_baseline(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
 
 
 def rounds_scores_twice(fmt: Format) -> Precision:
-    """`Precision.materialized`, in formats narrower than FP32 with scores that are rounded before their scale, too."""
-    whole = Precision.materialized(fmt)
-    return whole if fmt.precision >= FP32.precision else replace(whole, products=ScoresRoundedBeforeScale(fmt))
+    """Return `Precision.materialized`; in formats narrower than FP32, scores are rounded before the scale too."""
+    precision = Precision.materialized(fmt)
+    return precision if fmt.precision >= FP32.precision else replace(precision, products=ScoresRoundedBeforeScale(fmt))
 
 
 @dataclass(frozen=True)
 class ScoresRoundedBeforeScale(Exact):
-    """Exact sums, but that Q Kᵀ is rounded before it is scaled: to as many bits as `fmt` has, with FP32's exponents,
-    since in FP16 it may be beyond 65,504 until it is scaled."""
+    """Exact sums, and Q Kᵀ rounded before it is scaled: to as many bits as `fmt` has, with FP32's exponents, since in
+    FP16 it may exceed 65,504 before the scale."""
 
     fmt: Format
 
     def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        """Compute Q Kᵀ, (..., n_q, n_kv), rounded."""
         return Format.of((8, self.fmt.precision)).round_(Q @ K.mT)
 
 
 def exact(case: Case) -> dict[str, Tensor]:
-    """What every kernel is held to.
+    """Compute the golden values of a Case, and Baseline's errors.
 
     Returns:
-        the golden values of a Case under the names of ALLOWED, in the shapes of `Case.results`, and "baseline", the
-        largest error of Baseline in each, in their order.
+        dict: the golden values under the names of ALLOWED, in the shapes of `Case.results`; and "baseline", (names,),
+        the largest error of Baseline in each, in their order.
     """
     golden = case.results(partial(kernels.golden, inputs=Format.of(case.fmt)), torch.float64)
     baseline = case.results(baseline_for(case.fmt))
@@ -138,7 +153,16 @@ def exact(case: Case) -> dict[str, Tensor]:
 
 
 def rule_rows(kernel: str | Callable, case: Case, truth: dict[str, Tensor]) -> list[dict]:
-    """The rows of `rule` of one kernel. truth: of `exact`, for the same Case."""
+    """Judge one kernel on a Case.
+
+    Args:
+        kernel: a name for `kernels.get`, or a function.
+        case: the Case.
+        truth: of `exact`, for the same Case.
+
+    Returns:
+        list of dicts, the rows of `rule`.
+    """
     rows = []
     for (tensor, x), own in zip(case.results(kernels.plain(kernel)).items(), truth["baseline"].tolist()):
         d, allowed = deviation(x, truth[tensor]), ALLOWED[tensor]
@@ -157,14 +181,14 @@ def rule(
     gradients: bool = True,
     device: str = "cpu",
 ) -> list[dict]:
-    """A cell: the largest errors of kernels in units of Baseline's own in the same format, on one draw.
+    """Compute the largest errors of kernels over Baseline's in the same format, on one draw: a cell of a sweep.
 
     Args:
         shape, head_dim, distribution, fmt, seed, gradients, device: of a Case.
         names: of kernels: registered, or package.module:function.
 
     Returns:
-        rows: kernel, tensor ("o", "dq", "dk", "dv"; without `gradients` only "o"), error, baseline, ratio
+        list of dicts: kernel, tensor ("o", "dq", "dk", "dv"; without `gradients` only "o"), error, baseline, ratio
         (`metrics.over_baseline`), allowed (of ALLOWED), passed, relative (of the Deviation).
 
     Raises:

@@ -14,24 +14,33 @@ def sequential(
     q: Float[Tensor, "*lead n_q d"], k: Float[Tensor, "*kv_lead n_kv d"], v: Float[Tensor, "*kv_lead n_kv d_v"],
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:  # fmt: skip
-    """Attention written out, whose sums, over head_dim and over keys, are taken in order: each product and addition
+    """Compute attention with sums, over head_dim and over keys, that are taken in order: each product and addition
     rounds.
 
-    A library adds many terms apart and then together, so its FP32 sums are 5 to 7 times better at 2,048 keys than those
+    A library adds terms in many partial sums, so its FP32 sums are 5 to 7 times more accurate at 2,048 keys than those
     of a plain loop. Both are FP32. Its gradients are those of torch's own sums. A row that sees no key is 0.
 
-    Args, Returns, Raises: as `kernels.reference`, of whose options it has all but dropout.
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        options: as `kernels.reference`, without dropout.
+
+    Returns:
+        o: (..., heads, n_q, d_v) in q's dtype.
+
+    Raises:
+        ValueError: an argument does not fit, or there is dropout.
     """
-    asked = check(q, k, v, **options)
-    if asked.keep is not None:
+    settings = check(q, k, v, **options)
+    if settings.keep is not None:
         raise ValueError("keep: got a mask of dropout; accepted is a call without dropout")
-    scale, softcap, added, blind = asked.scale or 1 / math.sqrt(q.shape[-1]), asked.softcap, None, None
-    if asked.causal or asked.mask is not None or asked.window is not None:
-        added = _added(q, k, asked)  # (..., n_q, n_kv)
+    scale, softcap, added, blind = settings.scale or 1 / math.sqrt(q.shape[-1]), settings.softcap, None, None
+    if settings.causal or settings.mask is not None or settings.window is not None:
+        added = _added(q, k, settings)  # (..., n_q, n_kv)
         blind = added.amax(-1, keepdim=True) == -math.inf  # (..., n_q, 1)
         added = added.masked_fill(blind, 0.0)  # such a row sees all keys instead, and is 0 afterwards
-    if asked.sinks is not None:
-        k, v, added = _with_sink(q, k, v, added, asked.sinks)
+    if settings.sinks is not None:
+        k, v, added = _with_sink(q, k, v, added, settings.sinks)
     k, v = (as_many_heads(x, q) for x in (k, v))
     with torch.no_grad():
         o = _in_order(q, k, v, scale, added, softcap)
@@ -41,24 +50,24 @@ def sequential(
     return o if blind is None else o.masked_fill(blind, 0.0)
 
 
-def _added(q, k, asked):
-    """What is added to the scores: 0, what a mask adds, or -inf where a key is hidden."""
+def _added(q, k, settings):
+    """Make the tensor that is added to the scores: 0, a mask's values, or -inf where a key is hidden."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
-    left, right = asked.window or (None, None)
-    near, mask = within(n_q, n_kv, left, 0 if asked.causal else right, q.device), asked.mask
+    left, right = settings.window or (None, None)
+    inside, mask = within(n_q, n_kv, left, 0 if settings.causal else right, q.device), settings.mask
     added = q.new_zeros(n_q, n_kv)
     if mask is not None:
         added = added.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else added + mask.to(q.dtype)
-    return added.masked_fill(~near, -math.inf)
+    return added.masked_fill(~inside, -math.inf)
 
 
 def _with_sink(q, k, v, added, sinks):
-    """One more key, the last: its score is the sink's, and its value 0."""
+    """Add one more key, the last: its score is the sink's, and its value 0."""
     k, v = (torch.cat([x, torch.zeros_like(x[..., :1, :])], -2) for x in (k, v))
-    whole = q.new_zeros(*q.shape[:-1], k.shape[-2])
-    whole[..., :-1] = 0.0 if added is None else added
-    whole[..., -1] = sinks.to(q)[:, None]
-    return k, v, whole
+    scores = q.new_zeros(*q.shape[:-1], k.shape[-2])
+    scores[..., :-1] = 0.0 if added is None else added
+    scores[..., -1] = sinks.to(q)[:, None]
+    return k, v, scores
 
 
 def _masked(S, added, softcap):

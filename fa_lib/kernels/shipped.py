@@ -1,6 +1,6 @@
 """Real kernels in the emulator's words: the arguments with which `tiled` does what they do.
 
-Each is put together from its source. Three were held against the kernel itself: `torch_cpu`; `fa2_cuda` and
+Each is put together from its source. Three were compared with the kernel itself: `torch_cpu`; `fa2_cuda` and
 `fa2_splitkv` by fa_lib.gpu, which runs FlashAttention-2's code on a CPU (`experiments.original`). Left out of CUDA's,
 each a matter of FP32's last bits: the tables of `ex2.approx` (2**y is exact here) and of `rcp.approx`, the
 order in which a warp adds up a row sum, and multiply-adds that a compiler fuses unasked.
@@ -26,7 +26,7 @@ AMPERE_ON, HOPPER, BLACKWELL = (
 
 
 def torch_cpu(fmt: FormatLike, n_q: int) -> dict[str, Any]:
-    """torch's flash kernel on CPU (ATen, FlashAttentionKernel.cpp) for n_q queries.
+    """Describe torch's flash kernel on CPU (ATen, FlashAttentionKernel.cpp) for n_q queries.
 
     Tiles of 512 keys, and of 256, 64 or 32 queries. In BF16 and FP16 the scores, row statistics and O are FP32, P is
     rounded before P V but not in the row sums, and the exponential of P is `fast_exp` where the processor has AVX2 or
@@ -44,12 +44,12 @@ def torch_cpu(fmt: FormatLike, n_q: int) -> dict[str, Any]:
 
 
 def vectorised() -> bool:
-    """True where torch's CPU kernels run as AVX2 or AVX512 code."""
+    """Return whether torch's CPU kernels run as AVX2 or AVX512 code."""
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
-    """FlashAttention-2 on CUDA (sm80 and later): the last tile of keys first, the scale multiplied in with the
+    """Describe FlashAttention-2 on CUDA (sm80 and later): the last tile of keys first, the scale multiplied in with the
     exponential, O multiplied by 1 / l (`Algorithm.scale_in_exponent`).
 
     Tiles of 128 keys at head_dim up to 64, of 64 above; an L40S (sm89) takes 32 at head_dim from 97 to 128 without
@@ -57,9 +57,11 @@ def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
     result depends on, is that of an A100. Left out: what the module leaves out.
 
     Args:
-        unit: of AMPERE_ON: products are summed as its matrix unit does, and O is what P V begins with; "": sums are
+        fmt: of the inputs.
+        head_dim: up to 256.
+        unit: of AMPERE_ON: products are summed as its matrix unit does, and the sum P V begins with O; "": sums are
             exact, and O is added to them.
-        causal: whether the call will be: it chooses the tile.
+        causal: whether the call will be causal: it chooses the tile.
 
     Returns:
         dict of tiling, precision and algorithm, for `tiled`.
@@ -72,8 +74,8 @@ def fa2_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
 
 
 def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> dict[str, Any]:
-    """FlashAttention-2's split-KV kernel on CUDA, of decoding: as `fa2_cuda`, with tiles of 256 keys at head_dim up to
-    64, of 128 up to 128 and of 64 above, in `splits` parts of whole tiles, the O of each part in FP32.
+    """Describe FlashAttention-2's split-KV kernel on CUDA, of decoding: as `fa2_cuda`, with tiles of 256 keys at
+    head_dim up to 64, of 128 up to 128 and of 64 above, in `splits` parts of whole tiles, the O of each part in FP32.
 
     One part has tiles of 128 keys up to 64 and of 64 above, as the newest source has it (run_mha_fwd_splitkv_dispatch).
     Left out beside what the module leaves out: parts are merged by their log-sum-exp in FP32, here sum of
@@ -82,9 +84,14 @@ def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> 
     caller says it.
 
     Args:
-        splits: parts of the keys, from 1. unit: as of `fa2_cuda`.
+        fmt, head_dim, unit: as of `fa2_cuda`.
+        splits: number of parts of the keys, from 1.
 
-    Returns, Raises: as `fa2_cuda`; and ValueError where splits is no whole number from 1.
+    Returns:
+        dict of tiling, precision and algorithm, for `tiled`.
+
+    Raises:
+        ValueError: as `fa2_cuda`; or splits is no whole number from 1.
     """
     _refuse(head_dim, unit, AMPERE_ON)
     widths = (128, 64, 64) if splits == 1 else (256, 128, 64)
@@ -92,12 +99,13 @@ def fa2_splitkv(fmt: FormatLike, head_dim: int, splits: int, unit: str = "") -> 
 
 
 def torch_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
-    """torch's own flash kernel on CUDA, a copy of FlashAttention-2 (ATen, native/transformers/cuda/flash_attn).
+    """Describe torch's own flash kernel on CUDA, a copy of FlashAttention-2 (ATen,
+    native/transformers/cuda/flash_attn).
 
     The copy that was read still has a kernel for head_dim 129 to 160, of tiles of 32 keys (64 on an L40S); for
     the rest `fa2_cuda` is it, and few queries go to `fa2_splitkv`.
 
-    Args, Returns, Raises: as `fa2_cuda`.
+    Arguments, result and errors are those of `fa2_cuda`.
     """
     keys = _fa2_keys(head_dim, unit, causal)
     return _fa2(fmt, 32 if 128 < head_dim <= 160 and unit != "L40S" else keys, unit, accumulate_in_mma=bool(unit))
@@ -106,7 +114,7 @@ def torch_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool =
 def fa3_cuda(
     fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False, two_level: bool = False
 ) -> dict[str, Any]:
-    """FlashAttention-3 on Hopper: as `fa2_cuda`, with larger tiles, O always chained through the MMA; and FP8.
+    """Describe FlashAttention-3 on Hopper: as `fa2_cuda`, with larger tiles, O always chained through the MMA; and FP8.
 
     Tiles of keys by head_dim (hopper/tile_size.h): 16 bits 192 up to 64 (causal 128), 144 up to 96, 176 up to 128
     (causal 128), 112 up to 192, 80 above; E4M3 160, 128, 224, 160, 128.
@@ -116,12 +124,18 @@ def fa3_cuda(
     what the module leaves out: which 32 keys an FP8 instruction takes together, since the kernel permutes them.
 
     Args:
-        fmt: FP16, BF16 or E4M3. unit: of HOPPER, or "". causal: as of `fa2_cuda`.
+        fmt: FP16, BF16 or E4M3.
+        head_dim, causal: as of `fa2_cuda`.
+        unit: of HOPPER, or "".
         two_level: whether P V begins at zero in each tile, and is then added to O in FP32: not in FlashAttention-3's
             source, where this is an open request (flash-attention, pull request 2250), but in vLLM's copy of it
             (vllm-project/flash-attention, pull request 104).
 
-    Returns, Raises: as `fa2_cuda`; and ValueError for another format.
+    Returns:
+        dict of tiling, precision and algorithm, for `tiled`.
+
+    Raises:
+        ValueError: as `fa2_cuda`; or it is another format.
     """
     fmt = _one_of(fmt, FP16, BF16, E4M3)
     _refuse(head_dim, unit, HOPPER)
@@ -129,14 +143,15 @@ def fa3_cuda(
     if causal and fmt != E4M3:
         widths = (128, 144, 128, 112, 80)
     keys = _by(head_dim, (64, 96, 128, 192, 256), widths)
-    given = _fa2(fmt, keys, unit, accumulate_in_mma=not two_level, p_exponent_offset=8 if fmt == E4M3 else None)
+    arguments = _fa2(fmt, keys, unit, accumulate_in_mma=not two_level, p_exponent_offset=8 if fmt == E4M3 else None)
     if fmt != E4M3:
-        return given
-    return given | dict(precision=replace(given["precision"], output=BF16, grads=BF16))
+        return arguments
+    return arguments | dict(precision=replace(arguments["precision"], output=BF16, grads=BF16))
 
 
 def fa4_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
-    """FlashAttention-4 on a B200 (sm100), 16 bits and head_dim up to 128: as `fa2_cuda` with tiles of 128 keys, and
+    """Describe FlashAttention-4 on a B200 (sm100), 16 bits and head_dim up to 128: as `fa2_cuda` with tiles of 128
+    keys, and with two changes:
 
     - m is replaced, and O and l rescaled, only where the row's maximum has risen by more than 2**8 since
       (SoftmaxSm100.update_row_max of flash_attn/cute/softmax.py, rescale_threshold of flash_fwd_sm100.py);
@@ -148,28 +163,41 @@ def fa4_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
     FP8, whose threshold and offset have changed from request to request (2578, 2694, 2717, 2731).
 
     Args:
-        fmt: FP16 or BF16. unit: of BLACKWELL, or "". causal: as of `fa2_cuda`: it chooses the period.
+        fmt: FP16 or BF16.
+        head_dim: up to 128.
+        unit: of BLACKWELL, or "".
+        causal: whether the call will be causal: it chooses the period.
 
-    Returns, Raises: as `fa2_cuda`; and ValueError for another format.
+    Returns:
+        dict of tiling, precision and algorithm, for `tiled`.
+
+    Raises:
+        ValueError: as `fa2_cuda`; or it is another format.
     """
     fmt = _one_of(fmt, FP16, BF16)
-    _refuse(head_dim, unit, BLACKWELL, most=128)
+    _refuse(head_dim, unit, BLACKWELL, limit=128)
     power = mixed_exp2(10 if head_dim > 96 and not causal else 16)
-    given = _fa2(fmt, 128, unit, accumulate_in_mma=True)
-    return given | dict(algorithm=replace(given["algorithm"], name="fa4", threshold=8, exp2=power))
+    arguments = _fa2(fmt, 128, unit, accumulate_in_mma=True)
+    return arguments | dict(algorithm=replace(arguments["algorithm"], name="fa4", threshold=8, exp2=power))
 
 
 def cudnn(fmt: FormatLike, tiling: Tiling, unit: str = "") -> dict[str, Any]:
-    """cuDNN's attention as far as it is known: FlashAttention-2's algorithm, with sums in FP32 where nothing else is
-    asked (NVIDIA's documentation of cuDNN's attention operation).
+    """Describe cuDNN's attention as far as it is known: FlashAttention-2's algorithm, with sums in FP32, its default
+    (NVIDIA's documentation of cuDNN's attention operation).
 
     Not published, and so not modelled: its tiles, which the caller gives; their order; where the scale is multiplied
     in; its exponential; whether O is chained. Here the first tile is first, S is scaled, O divided by l.
 
     Args:
-        fmt: FP16 or BF16. tiling: a Tiling. unit: of AMPERE_ON, or "".
+        fmt: FP16 or BF16.
+        tiling: a Tiling.
+        unit: of AMPERE_ON, or "".
 
-    Returns, Raises: as `fa2_cuda`; and ValueError for another format.
+    Returns:
+        dict of tiling, precision and algorithm, for `tiled`.
+
+    Raises:
+        ValueError: as `fa2_cuda`; or it is another format.
     """
     fmt = _one_of(fmt, FP16, BF16)
     _refuse_unit(unit, AMPERE_ON)
@@ -177,7 +205,7 @@ def cudnn(fmt: FormatLike, tiling: Tiling, unit: str = "") -> dict[str, Any]:
 
 
 def _fa2(fmt: FormatLike, keys: int, unit: str, **more: Any) -> dict[str, Any]:
-    """FlashAttention-2 with tiles of so many keys. more: of an Algorithm."""
+    """Describe FlashAttention-2 with tiles of `keys` keys. more: further fields of the Algorithm."""
     fmt = Format.of(fmt)
     algorithm = Algorithm("fa2", reverse=True, scale_in_exponent=True, **more)
     return dict(tiling=Tiling(128, keys), precision=_summed(Precision.kernel(fmt), fmt, unit), algorithm=algorithm)
@@ -191,7 +219,7 @@ def _fa2_keys(head_dim: int, unit: str, causal: bool) -> int:
 
 
 def _by(head_dim: int, ends: tuple[int, ...], widths: tuple[int, ...]) -> int:
-    """The width of the first end that is not below head_dim."""
+    """Return the width of the first end that is not below head_dim."""
     return next(width for end, width in zip(ends, widths) if head_dim <= end)
 
 
@@ -204,14 +232,14 @@ def _refuse_unit(unit: str, units: tuple[str, ...]) -> None:
         raise ValueError(f"unit: got {unit!r}; the kernel runs on {', '.join(units)}; accepted is one of them, or ''")
 
 
-def _refuse(head_dim: int, unit: str, units: tuple[str, ...], most: int = 256) -> None:
+def _refuse(head_dim: int, unit: str, units: tuple[str, ...], limit: int = 256) -> None:
     _refuse_unit(unit, units)
-    if type(head_dim) is not int or not 0 < head_dim <= most:
-        raise ValueError(f"head_dim: got {head_dim!r}; accepted is a whole number from 1 to {most}")
+    if type(head_dim) is not int or not 0 < head_dim <= limit:
+        raise ValueError(f"head_dim: got {head_dim!r}; accepted is a whole number from 1 to {limit}")
 
 
 def _one_of(fmt: FormatLike, *accepted: Format) -> Format:
-    found = Format.of(fmt)
-    if found not in accepted:
-        raise ValueError(f"fmt: got {found}; accepted are {', '.join(map(str, accepted))}")
-    return found
+    own = Format.of(fmt)
+    if own not in accepted:
+        raise ValueError(f"fmt: got {own}; accepted are {', '.join(map(str, accepted))}")
+    return own

@@ -31,44 +31,45 @@ def tiled(
     rows: int | None = None,
     **options,
 ) -> Float[Tensor, "*lead n_q d_v"]:
-    """Flash Attention with online softmax, each step rounded as `precision` says. Differentiable, as FA is.
+    """Compute Flash Attention with online softmax, each step rounded as `precision` says. Differentiable, as FA is.
 
-    A sink is where the row maximum and the row sum begin: m = sink, l = 1, O = 0 (of the first part, with splits).
+    With a sink the row maximum and the row sum begin there: m = sink, l = 1, O = 0 (of the first part, with splits).
 
-    A tile in which a row sees no key leaves that row as it was, as kernels do that skip such tiles. Rows are
-    independent, so in the forward pass `tiling.block_q` cannot change a result, and the rows worked on at once are
-    chosen for speed.
+    A tile in which a row sees no key leaves that row as it was, as in kernels that skip such tiles. Rows are
+    independent, so in the forward pass `tiling.block_q` cannot change a result, and the number of rows that are worked
+    on at once is chosen for speed.
 
     Args:
-        tiling: a Tiling; block_kv keys are handled at a time. The gradients dK and dV are summed over tiles of
-            block_q queries.
+        q: (..., heads, n_q, head_dim).
+        k, v: (..., kv_heads, n_kv, head_dim), V with head_dim d_v.
+        tiling: a Tiling of block_kv keys. The gradients dK and dV are summed over tiles of block_q queries.
         precision: a Precision.
         algorithm: an Algorithm, or the name of one: "fa1", "fa2", "fa4".
-        rows: rows worked on at once instead of the choice made here; no result depends on it.
-        q, k, v, options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
+        rows: number of rows to work on at once; None lets the function choose. No result depends on it.
+        options: as `reference`: causal, scale, mask, window, softcap, keep, dropout_p, sinks.
 
     Returns:
-        o: (batch, heads, n_q, head_dim) in q's dtype, its values on the grid of `precision.output`. A row that
-        sees no key is zero.
+        o: (..., heads, n_q, d_v) in q's dtype, its values on the grid of `precision.output`. A row that sees no key is
+        zero.
 
     Raises:
         ValueError: an argument does not fit.
     """
     if not isinstance(tiling, Tiling):
         raise ValueError(f"tiling: got {tiling!r}; accepted is a Tiling(block_q, block_kv)")
-    how, asked, p = Algorithm.of(algorithm), Options.of(q, k, v, **options), rounding(precision)
-    forward_pass = Forward.of(p, how, asked.scale, tiling.block_kv)
-    forward_asked = unscaled(asked) if how.scale_in_exponent else asked
+    how, settings, p = Algorithm.of(algorithm), Options.of(q, k, v, **options), rounding(precision)
+    forward_pass = Forward.of(p, how, settings.scale, tiling.block_kv)
+    forward_settings = unscaled(settings) if how.scale_in_exponent else settings
 
     def forward(q, k, v):
         features, width = v.shape[-1] + 1, tiling.block_kv
-        out = by_rows(forward_pass.rows, (q, k, v), p, forward_asked, features=features, width=width, rows=rows)
+        out = by_rows(forward_pass.rows, (q, k, v), p, forward_settings, features=features, width=width, rows=rows)
         return stored(out[..., :-1], q.dtype), out[..., -1:]
 
     def probabilities(S, L):
         return p.exponent.round_(p.products.exp_(p.exponent.round_(S.sub_(L))))  # P, divided by the row sum already
 
-    return differentiable(q, k, v, forward, Backward(p, asked, probabilities, tiling), options.get("sinks"))
+    return differentiable(q, k, v, forward, Backward(p, settings, probabilities, tiling), options.get("sinks"))
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,12 @@ class Forward:
     """The forward pass over some rows of one head.
 
     Attributes:
-        p: a Precision. how: an Algorithm. block_kv: keys of a tile.
-        unit: of a score and of m: the scale, where the exponential multiplies it in.
-        tile: m, l and O after one more tile, as `fa1_tile`. last: O of l and of O after the last tile.
+        p: a Precision.
+        how: an Algorithm.
+        block_kv: keys of a tile.
+        unit: the unit of S and m: the scale, where the exponential multiplies it in, else 1.
+        tile: a function as `fa1_tile`: m, l and O after one more tile.
+        last: a function as `fa2_last`: the output after the last tile.
     """
 
     p: Steps
@@ -90,7 +94,7 @@ class Forward:
 
     @classmethod
     def of(cls, p: Steps, how: Algorithm, scale: float, block_kv: int) -> "Forward":
-        """An algorithm's steps."""
+        """Choose the steps of an algorithm."""
         last = times_last if how.scale_in_exponent or how.reciprocal else fa2_last
         if how.scale_in_exponent:
             c = p.exponent(torch.tensor(scale / LN2, dtype=torch.float64))
@@ -100,18 +104,20 @@ class Forward:
         return cls(p, how, block_kv, 1.0, fa2_tile, last)
 
     def rows(self, q_i: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        """O and the log-sum-exp (rows, d_v + 1) of Q (rows, head_dim), K (n_kv, head_dim) and V (n_kv, d_v)."""
-        every = list(tiles(k, v, self.block_kv, scores))
-        size = max(1, -(-len(every) // self.how.splits))  # tiles of a part
+        """Compute O and then the log-sum-exp, (rows, d_v + 1), of q_i (rows, head_dim), k (n_kv, head_dim) and v (n_kv,
+        d_v), of one head."""
+        all_tiles = list(tiles(k, v, self.block_kv, scores))
+        size = max(1, -(-len(all_tiles) // self.how.splits))  # tiles of a part
         parts, sink = [], scores.sink  # where the first part begins
-        for i in range(0, max(1, len(every)), size):
-            some = every[i : i + size][:: -1 if self.how.reverse else 1]
-            parts.append(self.part(q_i, some, v.shape[1], scores, sink))
+        for i in range(0, max(1, len(all_tiles)), size):
+            part_tiles = all_tiles[i : i + size][:: -1 if self.how.reverse else 1]
+            parts.append(self.part(q_i, part_tiles, v.shape[1], scores, sink))
             sink = None
         return parts[0] if len(parts) == 1 else merged(self.p, parts)
 
     def part(self, q_i: Tensor, some_tiles: list, features: int, scores: Scores, sink: Tensor | None) -> Tensor:
-        """The same of some tiles; with splits, O is not rounded to the output's format."""
+        """Compute O and then the log-sum-exp, (rows, features + 1), over some tiles of keys (of `rows.tiles`); sink is
+        (1, 1) or None. With splits, O is not rounded to the output's format."""
         p, how = self.p, self.how
         m = q_i.new_full((q_i.shape[0], 1), -torch.inf)  # running row maximum (rows, 1)
         l = torch.zeros_like(m)  # running row sum (rows, 1)
@@ -135,7 +141,7 @@ class Forward:
 
 
 def merged(p: Precision, parts: list[Tensor]) -> Tensor:
-    """O and L of all keys from those of its parts: sum of exp(L_i - L) O_i."""
+    """Merge O and L of parts of the keys, (rows, d_v + 1) each, into those of all keys: sum of exp(L_i - L) O_i."""
     O, L = (torch.stack(x) for x in zip(*((x[:, :-1], x[:, -1:]) for x in parts)))  # (parts, rows, head_dim), (.., 1)
     m = L.amax(0)  # (rows, 1)
     m = m.where(m != -torch.inf, 0.0)  # of a row that saw no key
@@ -148,12 +154,19 @@ def merged(p: Precision, parts: list[Tensor]) -> Tensor:
 def fa1_tile(
     p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
 ) -> Carried:
-    """m, l and O after one more tile.
+    """Update m, l and O with one more tile; O is divided by l.
 
     Args:
-        p: a Precision. how: an Algorithm. dropped: P after dropout, rounded, of P.
-        S: (rows, B_c), overwritten. v: (B_c, head_dim). m_tile: (rows, 1). carried: m, l and O so far; O is
-            overwritten.
+        p: a Precision.
+        how: an Algorithm.
+        dropped: a function of P (rows, B_c) that applies dropout and rounds.
+        S: (rows, B_c), overwritten.
+        v: (B_c, d_v).
+        m_tile: (rows, 1), the tile's row maxima.
+        carried: (m (rows, 1), l (rows, 1), O (rows, d_v)) so far; O is overwritten.
+
+    Returns:
+        (m, l, O) after the tile.
     """
     m, l, O = carried
     P = p.exponent.round_(exp_of(p, how)(p.exponent.round_(S.sub_(m_tile))))  # (rows, B_c)
@@ -168,18 +181,19 @@ def fa1_tile(
 
 
 def fa1_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
+    """Return O (rows, d_v) as it is after the last tile: it is divided by l already."""
     return O
 
 
 def exp_of(p: Steps, how: Algorithm) -> Callable:
-    """The exponential of S - m."""
+    """Return the function that is the exponential of S - m: it takes and returns (rows, B_c), and may overwrite it."""
     return p.products.exp_ if how.exp is torch.exp else how.exp
 
 
 def fa2_tile(
     p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
 ) -> Carried:
-    """As `fa1_tile`, and O is not divided by l."""
+    """Update m, l and O with one more tile, as `fa1_tile`; O is not divided by l."""
     m, l, O = carried
     m_new = torch.maximum(m, m_tile)
     if how.rescale_threshold:
@@ -193,7 +207,8 @@ def fa2_tile(
 def fa2_sums(
     p: Steps, how: Algorithm, dropped: Tensor, P: Tensor, a: Tensor, v: Tensor, l: Tensor, O: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """l and O, rescaled by a, and with a tile of P added."""
+    """Multiply l (rows, 1) and O (rows, d_v), which is overwritten, by a (rows, 1), and add a tile to them: P (rows,
+    B_c), and dropped (rows, B_c), P after dropout and rounding, times v (B_c, d_v)."""
     l = p.row_sum(p.row_sum(a * l) + p.row_sum(p.products.totals(P)))
     O = p.accumulator.round_(O.mul_(a))  # (rows, head_dim)
     if how.accumulate_in_mma:
@@ -202,11 +217,12 @@ def fa2_sums(
 
 
 def fa2_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
+    """Divide O (rows, d_v) by l (rows, 1) after the last tile."""
     return p.accumulator(O / nonzero(l))
 
 
 def unscaled(asked: Options) -> Options:
-    """The options of a call whose scores are Q Kᵀ alone.
+    """Return the options of a call with scale 1, so that its scores are Q Kᵀ.
 
     Raises:
         ValueError: something is added to the scores, or caps them, which happens after the scale.
@@ -221,7 +237,8 @@ def unscaled(asked: Options) -> Options:
 def folded_tile(
     c: Tensor, p: Steps, how: Algorithm, dropped: Callable, S: Tensor, v: Tensor, m_tile: Tensor, carried: Carried
 ) -> Carried:
-    """As `fa2_tile` for scores without their scale; c: scale * log2(e), rounded."""
+    """Update m, l and O with one more tile, as `fa2_tile`, for scores without their scale; c: scale * log2(e), rounded,
+    a tensor of one number."""
     m, l, O = carried
     m_new = torch.maximum(m, m_tile)
     if how.rescale_threshold_log2:
@@ -233,6 +250,7 @@ def folded_tile(
 
 
 def times_last(p: Steps, l: Tensor, O: Tensor) -> Tensor:
+    """Multiply O (rows, d_v) by 1 / l, l (rows, 1), after the last tile."""
     return p.accumulator(O * p.row_sum(1 / nonzero(l)))
 
 
@@ -244,16 +262,19 @@ def rescales(
     precision: Precision,
     **options,
 ) -> Int[Tensor, "*lead n_q"]:
-    """How often each row's maximum is raised by a tile after its first: the rescales that change a value.
+    """Count how often a tile after its first raises each row's maximum: the rescales that change a value.
 
-    Args: as `tiled`.
+    Args:
+        q: (..., heads, n_q, head_dim).
+        k: (..., kv_heads, n_kv, head_dim).
+        tiling, precision, options: as `tiled`.
 
     Returns:
-        int64 tensor (batch, heads, n_q).
+        int64 (..., heads, n_q).
     """
-    asked, p = Options.of(q, k, k, **options), precision
+    settings, p = Options.of(q, k, k, **options), precision
 
-    def few_rows(q_i, k, _, scores):
+    def count_rows(q_i, k, _, scores):
         m = None if scores.sink is None else p.maximum(p.scores(scores.sink))
         count = torch.zeros(q_i.shape[0], 1, dtype=q_i.dtype, device=q_i.device)
         for j, k_j, _ in tiles(k, k, tiling.block_kv, scores):
@@ -264,4 +285,4 @@ def rescales(
             m = m_tile if m is None else torch.maximum(m, m_tile)
         return count
 
-    return by_rows(few_rows, (q, k, k), p, asked, features=1, width=tiling.block_kv).squeeze(-1).long()
+    return by_rows(count_rows, (q, k, k), p, settings, features=1, width=tiling.block_kv).squeeze(-1).long()

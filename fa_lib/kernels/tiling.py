@@ -24,8 +24,12 @@ class Tiling:
 
     @classmethod
     def from_sram(cls, elements: int, head_dim: int) -> "Tiling":
-        """FlashAttention's choice for an SRAM of M elements (arXiv 2205.14135, Algorithm 1, line 1):
+        """Choose as FlashAttention does for an SRAM of M elements (arXiv 2205.14135, Algorithm 1, line 1):
         B_c = ceil(M / 4d), B_r = min(ceil(M / 4d), d).
+
+        Args:
+            elements: M.
+            head_dim: d.
 
         Raises:
             ValueError: elements or head_dim is below 1.
@@ -41,10 +45,10 @@ class Tiling:
         return self.block_q * self.block_kv
 
     def swapped(self) -> "Tiling":
-        """The two sizes exchanged."""
+        """Exchange the two sizes."""
         return Tiling(self.block_kv, self.block_q)
 
     def square(self) -> "Tiling":
-        """The square tile of (to the nearest whole side) the same area."""
+        """Return the square tile of the same area, to the nearest whole side."""
         side = round(math.sqrt(self.area))
         return Tiling(side, side)

@@ -27,18 +27,24 @@ class Variant:
     cost: str = ""
 
     def of(self, precision: Precision, algorithm: Algorithm | str = "fa2") -> dict[str, Any]:
-        """Arguments `precision` and `algorithm` of `tiled`: those given, changed."""
-        changed = replace(Algorithm.of(algorithm), **self.algorithm)
-        return dict(precision=replace(precision, **self.steps), algorithm=changed)
+        """Change the arguments of `tiled`.
+
+        Returns:
+            dict: precision and algorithm.
+        """
+        new_algorithm = replace(Algorithm.of(algorithm), **self.algorithm)
+        return dict(precision=replace(precision, **self.steps), algorithm=new_algorithm)
 
 
 @dataclass(frozen=True)
 class Call:
-    """Shapes of Q and of K, V, and what is asked beside them.
+    """Shapes of Q, K and V, and the options of a call.
 
     Attributes:
         key: as tables hold and show it.
-        n_q, n_kv, heads, kv_heads: sizes. head_dim: None where the caller chooses it. v_dim: of V; None is head_dim.
+        n_q, n_kv, heads, kv_heads: sizes.
+        head_dim: None where the caller chooses it.
+        v_dim: head_dim of V; None is head_dim.
         options: of every kernel: causal, scale, mask, window.
     """
 
@@ -52,7 +58,7 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
 
     def shapes(self, head_dim: int, batch: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(batch, heads, n_q, head_dim) of Q, and (batch, kv_heads, n_kv, head_dim) of K and V."""
+        """Return the shapes of Q, (batch, heads, n_q, head_dim), and of K and V, (batch, kv_heads, n_kv, head_dim)."""
         d = self.head_dim or head_dim
         return (batch, self.heads, self.n_q, d), (batch, self.kv_heads, self.n_kv, d)
 
@@ -61,5 +67,5 @@ Named = TypeVar("Named", bound=Variant | Call)
 
 
 def by_key(rows: Iterable[Named]) -> dict[str, Named]:
-    """key -> Variant or Call, in their order."""
+    """Make a dict of key -> Variant or Call, in their order."""
     return {row.key: row for row in rows}

@@ -31,10 +31,11 @@ class Dot:
     def __call__(
         self, a: Float64[Tensor, "... k"], b: Float64[Tensor, "... k"], c: Float64[Tensor, "..."] | None = None
     ) -> Float64[Tensor, "..."]:
-        """c + sum_k a_k b_k.
+        """Compute c + sum_k a_k b_k.
 
         Args:
-            a, b: (..., k), that broadcast. c: (...), what the sum begins with; None is 0.
+            a, b: float64 (..., k); they broadcast.
+            c: float64 (...), the term that the sum begins with; None is 0.
 
         Returns:
             float64 (...).
@@ -55,7 +56,16 @@ class Dot:
     def matmul(
         self, A: Float64[Tensor, "... m k"], B: Float64[Tensor, "... k n"], C: Float64[Tensor, "... m n"] | None = None
     ) -> Float64[Tensor, "... m n"]:
-        """C + A B, every element as `__call__` has it."""
+        """Compute C + A B, each element as `__call__` does.
+
+        Args:
+            A: float64 (..., m, k).
+            B: float64 (..., k, n).
+            C: float64 (..., m, n); None is 0.
+
+        Returns:
+            float64 (..., m, n).
+        """
         lead = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
         m, n = A.shape[-2], B.shape[-1]
         C = A.new_zeros(*lead, m, n) if C is None else C.expand(*lead, m, n)
@@ -64,23 +74,33 @@ class Dot:
         return product(A, B, C).reshape(*lead, m, n)
 
     def scores(self, Q: Float64[Tensor, "... m d"], K: Float64[Tensor, "... n d"]) -> Float64[Tensor, "... m n"]:
-        """Q Kᵀ. P V is a `matmul`: a Dot may quantise the operands of each product in its own way."""
+        """Compute Q Kᵀ, float64 (..., m, n), of Q (..., m, d) and K (..., n, d). P V is a `matmul`: a Dot may quantise
+        the operands of each product in its own way."""
         return self.matmul(Q, K.mT)
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """c + a b on a CPU; a: (batch, m, k), b: (batch, k, n), c: (batch, m, n)."""
+        """Compute c + a b (batch, m, n) on a CPU; a: (batch, m, k), b: (batch, k, n), c: (batch, m, n).
+
+        Raises:
+            NotImplementedError: the subclass does not define it.
+        """
         raise NotImplementedError
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """The same in torch's operations, on any device."""
+        """Compute c + a b as `with_numba` does, in torch's operations, on any device.
+
+        Raises:
+            NotImplementedError: the subclass does not define it.
+        """
         raise NotImplementedError
 
     def totals(self, P: Tensor) -> Tensor:
-        """The sum of each row, (..., keys) -> (..., 1): exact, but for float64's own last bits."""
+        """Sum each row, (..., keys) -> (..., 1): exact, but for float64's own last bits."""
         return P.sum(-1, keepdim=True)
 
     def exp_(self, x: Tensor) -> Tensor:
-        """exp(x), x overwritten: torch's, whose last bit of float64 changes with the processor's instructions."""
+        """Compute exp(x) of x's shape, and overwrite x. It is torch's exp, whose last bit of float64 changes with the
+        processor's instructions."""
         if not x.is_cpu or x.numel() < FEW or not x.amin() < VANISHES:
             return torch.exp_(x)
         hidden = x < VANISHES  # on a CPU, torch takes twenty times as long and more where exp(x) is 0
@@ -92,9 +112,11 @@ class Exact(Dot):
     """The exact sum, but for float64's own last bits: whoever stores it rounds it, once."""
 
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None) -> Tensor:
+        """Compute C + A B, (..., m, n), as `Dot.matmul`."""
         return A @ B if C is None else C + A @ B
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return c + a @ b
 
 
@@ -107,15 +129,19 @@ class DoubleDouble(Dot):
     """
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         return sum_loops.threaded(double_double.rounded, a, b, c)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return self.with_numba(*(x.cpu() for x in (a, b, c))).to(a.device)  # on a CPU, whatever the device
 
     def totals(self, P: Tensor) -> Tensor:
+        """Sum each row, (..., keys) -> (..., 1), in double-double."""
         return self.matmul(P.new_ones(1, P.shape[-1]), P.mT).mT
 
     def exp_(self, x: Tensor) -> Tensor:
+        """Compute exp(x) of x's shape, rounded from double-double; x is not overwritten."""
         values = x.cpu().contiguous().numpy()  # of any device: there is no other exp of so many bits
         high, _ = double_double.exp(values, np.zeros_like(values))
         return torch.from_numpy(high).to(x.device)
@@ -123,8 +149,16 @@ class DoubleDouble(Dot):
 
 @dataclass(frozen=True)
 class Ordered(Dot):
-    """Every product and every addition is rounded to a format, in an order: "sequential", c first; or "pairwise":
-    neighbours, then neighbours of these sums, what is left over last, then c."""
+    """Every product and every addition is rounded to a format, in an order.
+
+    Attributes:
+        fmt: the Format.
+        order: "sequential", c first; or "pairwise": neighbours, then neighbours of these sums, a sum without a
+            neighbour last, then c.
+
+    Raises:
+        ValueError: the format is not rounded to nearest.
+    """
 
     fmt: Format
     order: str = "sequential"
@@ -134,9 +168,11 @@ class Ordered(Dot):
             raise ValueError(f"fmt: got {self.fmt}, rounded {self.fmt.mode}; accepted is a format rounded to nearest")
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         return sum_loops.threaded(sum_loops.LOOPS[self.order], a, b, c, self.fmt.grid)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return sum_torch.ordered_sum(self.fmt, self.order, a, b.mT, c)
 
 
@@ -144,10 +180,11 @@ EXACT, DOUBLE_DOUBLE = Exact(), DoubleDouble()
 
 
 def SEQUENTIAL(fmt: FormatLike) -> Ordered:
-    """Every product and addition rounded to fmt, in order: one thread of a processor without fused multiply-add."""
+    """Make the Dot that rounds each product and addition to fmt, in order: as one thread of a processor without fused
+    multiply-add does."""
     return Ordered(Format.of(fmt))
 
 
 def PAIRWISE(fmt: FormatLike) -> Ordered:
-    """Every product and addition rounded to fmt, neighbours first."""
+    """Make the Dot that rounds each product and addition to fmt, neighbours first."""
     return Ordered(Format.of(fmt), "pairwise")

@@ -23,14 +23,28 @@ SMALLEST, LARGEST = -746.0, 710.0  # where exp is 0 and infinity in float64
 
 
 def add(a, b):
-    """a + b without error: (high, low). Knuth, The Art of Computer Programming, 4.2.2, theorem B."""
+    """Add without error: a + b is high + low. Knuth, The Art of Computer Programming, 4.2.2, theorem B.
+
+    Args:
+        a, b: numbers, arrays or tensors of float64 that broadcast.
+
+    Returns:
+        (high, low), of their shape.
+    """
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
 
 
 def multiply(a, b):
-    """a × b without error where nothing over- or underflows: (high, low). Dekker (1971)."""
+    """Multiply without error where nothing over- or underflows: a × b is high + low. Dekker (1971).
+
+    Args:
+        a, b: numbers, arrays or tensors of float64 that broadcast.
+
+    Returns:
+        (high, low), of their shape.
+    """
     t, u = SPLITTER * a, SPLITTER * b
     a_high, b_high = t - (t - a), u - (u - b)  # of at most 26 bits
     a_low, b_low = a - a_high, b - b_high
@@ -72,21 +86,21 @@ def _onto(s, e, x, x_low, y):
 def _matmul(a, a_low, b, c, high, low):
     m, n = c.shape
     s, e = np.empty(LANES), np.empty(LANES)
-    whole = b.shape[0] - b.shape[0] % 4
+    full = b.shape[0] - b.shape[0] % 4
     for j0 in range(0, n, LANES):
         width = min(LANES, n - j0)
         rows = np.ascontiguousarray(b[:, j0 : j0 + width])
         for i in range(m):
             for j in range(width):
                 s[j], e[j] = c[i, j0 + j], 0.0
-            for k in range(0, whole, 4):  # sums are loaded and stored once for four products
+            for k in range(0, full, 4):  # sums are loaded and stored once for four products
                 row_0, row_1, row_2, row_3 = rows[k], rows[k + 1], rows[k + 2], rows[k + 3]
                 for j in range(width):
                     t, f = _onto(s[j], e[j], a[i, k], a_low[i, k], row_0[j])
                     t, f = _onto(t, f, a[i, k + 1], a_low[i, k + 1], row_1[j])
                     t, f = _onto(t, f, a[i, k + 2], a_low[i, k + 2], row_2[j])
                     s[j], e[j] = _onto(t, f, a[i, k + 3], a_low[i, k + 3], row_3[j])
-            for k in range(whole, rows.shape[0]):
+            for k in range(full, rows.shape[0]):
                 for j in range(width):
                     s[j], e[j] = _onto(s[j], e[j], a[i, k], a_low[i, k], rows[k, j])
             for j in range(width):
@@ -97,7 +111,7 @@ def _matmul(a, a_low, b, c, high, low):
 def _exp(x, y, high, low, values, values_low, constants):
     per, first, second, third, sixth_low, twenty_fourth_low = constants
     steps, r, s = np.empty(LANES), np.empty(LANES), np.empty(LANES)
-    v, v_low, one, other = np.empty(LANES), np.empty(LANES), np.empty(LANES), np.empty(LANES)
+    v, v_low, half, rest = np.empty(LANES), np.empty(LANES), np.empty(LANES), np.empty(LANES)
     for start in range(0, x.size, LANES):
         width = min(LANES, x.size - start)
         for i in range(width):  # x + y = k ln 2 / STEPS + r + s
@@ -110,10 +124,13 @@ def _exp(x, y, high, low, values, values_low, constants):
             r[i], s[i] = _add(t, ((e1 + e2) + e3) + e4)
             steps[i] = k
         for i in range(width):
-            whole = np.int64(steps[i])
-            v[i], v_low[i] = values[whole & (STEPS - 1)], values_low[whole & (STEPS - 1)]
-            n = whole >> SHIFT
-            one[i], other[i] = power_of_two(n >> 1), power_of_two(n - (n >> 1))  # 2**n, which may be no float64
+            step = np.int64(steps[i])
+            v[i], v_low[i] = values[step & (STEPS - 1)], values_low[step & (STEPS - 1)]
+            n = step >> SHIFT
+            half[i], rest[i] = (
+                power_of_two(n >> 1),
+                power_of_two(n - (n >> 1)),
+            )  # 2**n, which may be no float64
         for i in range(width):  # its series, below r**4 in float64, times 2**(k / STEPS)
             t = r[i]
             h, g = _add(1 / 24, t * (1 / 120 + t * (1 / 720 + t * (1 / 5040 + t / 40320))))
@@ -122,7 +139,7 @@ def _exp(x, y, high, low, values, values_low, constants):
             h, g = _step(1.0, 0.0, h, g, t, s[i])
             h, g = _step(1.0, 0.0, h, g, t, s[i])
             h, g = _step(0.0, 0.0, h, g, v[i], v_low[i])
-            high[start + i], low[start + i] = h * one[i] * other[i], g * one[i] * other[i]
+            high[start + i], low[start + i] = h * half[i] * rest[i], g * half[i] * rest[i]
         for i in range(start, start + width):
             if np.isnan(x[i]):
                 high[i] = x[i]
@@ -131,13 +148,18 @@ def _exp(x, y, high, low, values, values_low, constants):
 
 
 def matmul(a, b, a_low=None, c=None):
-    """c + (a + a_low) b as (high, low): products and sums in double-double, in order, c first.
+    """Compute c + (a + a_low) b: products and sums in double-double, in order, c first.
 
     Its error is at most some k² 2**-106 of sum |a| |b| (Ogita, Rump, Oishi 2005, "Accurate sum and dot product",
     algorithm 5.3), and of the size of k**0.5 2**-106 where its roundings are independent.
 
     Args:
-        a, a_low: float64 arrays (m, k), a_low below an ulp of a. b: (k, n). c: (m, n). What is left out is 0.
+        a, a_low: float64 arrays (m, k), a_low below an ulp of a; None is 0.
+        b: float64 (k, n).
+        c: float64 (m, n); None is 0.
+
+    Returns:
+        (high, low), float64 (m, n) each.
     """
     shape = a.shape[0], b.shape[1]
     high, low = np.empty(shape), np.empty(shape)
@@ -146,23 +168,26 @@ def matmul(a, b, a_low=None, c=None):
 
 
 def rounded(a, b, c, out):
-    """out = c + a b, the sum rounded to float64 once."""
+    """Write c + a b to out, the sum rounded to float64 once; a: (m, k), b: (k, n), c and out: (m, n)."""
     out[:] = matmul(a, b, c=c)[0]
 
 
 def divide(a, a_low, b, b_low):
-    """(a + a_low) / (b + b_low) as (high, low)."""
+    """Divide a + a_low by b + b_low, numbers or arrays of float64 that broadcast: (high, low)."""
     first = a / b
     p, e = multiply(first, b)
     return add(first, (((a - p) - e) + a_low - first * b_low) / b)
 
 
 def exp(x, y):
-    """exp(x + y) as (high, low), to 2**-98 of its value; high is the rounding of the value to float64, its subnormal
-    range excepted.
+    """Compute exp(x + y) as high + low, to 2**-98 of its value.
 
     Args:
-        x, y: float64 arrays of one shape, y below an ulp of x. High is NaN for NaN; beyond float64 it is 0 or infinity.
+        x, y: float64 arrays of one shape, y below an ulp of x.
+
+    Returns:
+        (high, low), of their shape. high is the value rounded to float64, but in the subnormal range. It is NaN for
+        NaN; beyond float64 it is 0 or infinity.
     """
     high, low = np.empty(x.shape), np.empty(x.shape)
     _exp(x.ravel(), y.ravel(), high.ravel(), low.ravel(), *_table())

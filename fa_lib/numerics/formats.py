@@ -42,8 +42,9 @@ class Format:
         emin, emax: exponents of the smallest and of the largest normal number.
         max: the largest finite value.
         has_inf: overflow gives infinity if True, and saturates to `max` if False.
-        mode: how a value is rounded to it, one of MODES. seed: of "stochastic": what is drawn depends on it and on the
-            values that are rounded, so that a kernel's result is the same on any number of threads.
+        mode: how a value is rounded to it, one of MODES.
+        seed: of "stochastic" rounding. The random numbers depend on it and on the values that are rounded, so that a
+            kernel's result is the same on any number of threads.
 
     A format is callable: `BF16(x)` is `round_to(x, BF16)`.
 
@@ -66,8 +67,11 @@ class Format:
 
     @classmethod
     def of(cls, spec: "FormatLike") -> "Format":
-        """The Format named by `spec`: a Format, a name ("bfloat16", "BF16", any signed gfloat name), a
-        torch.dtype, or a pair (exponent bits 2..10, precision 2..24) laid out as IEEE 754 does.
+        """Return the Format that `spec` names.
+
+        Args:
+            spec: a Format, a name ("bfloat16", "BF16", any signed gfloat name), a torch.dtype, or a pair (exponent bits
+                2..10, precision 2..24) laid out as IEEE 754 does.
 
         Raises:
             ValueError: the name is not known, or the pair is out of range or not of whole numbers.
@@ -103,7 +107,14 @@ class Format:
         return (self.emin + BIAS) << 52, (self.emax + 1 + BIAS) << 52
 
     def ulp(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-        """Spacing of the format's grid at the values `x` (float64 tensor), subnormal range included."""
+        """Compute the spacing of the format's grid at the values x, subnormal range included.
+
+        Args:
+            x: float64, any shape.
+
+        Returns:
+            float64 of x's shape.
+        """
         if self.precision == 53:
             return torch.nextafter(x.abs(), torch.full_like(x, math.inf)) - x.abs()
         field = (x.view(torch.int64) & EXPONENT_FIELD).clamp_(*self.quantum_limits)
@@ -111,14 +122,16 @@ class Format:
 
     @cached_property
     def grid(self) -> tuple:
-        """Precision, quantum_limits, the largest value and what is beyond it: the format as compiled loops take it."""
+        """The format as compiled loops take it: (precision, the two quantum_limits, the largest value, the value that
+        overflow gives)."""
         return (self.precision, *self.quantum_limits, self.max, math.inf if self.has_inf else self.max)
 
     def __call__(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         return round_to(x, self)
 
     def round_(self, x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-        """`round_to(x, self)`, written over x where x is contiguous, on a CPU, and rounded to nearest."""
+        """Round x as `round_to(x, self)` does. The result, of x's shape, is written over x where x is contiguous, on a
+        CPU, and rounded to nearest."""
         if self.mode != "nearest" or not (x.is_cpu and x.is_contiguous()):
             return self(x)
         return _nearest_of(_roundable(x), x, self)
@@ -131,13 +144,13 @@ FormatLike: TypeAlias = Format | str | torch.dtype | tuple[int, int]
 
 
 def stochastic(fmt: FormatLike, seed: int) -> Format:
-    """`fmt` with stochastic rounding, for a field of a Precision."""
+    """Return `fmt` with stochastic rounding, for a field of a Precision."""
     fmt = Format.of(fmt)
     return replace(fmt, name=f"{fmt} stochastic", mode="stochastic", seed=seed)
 
 
 def truncated(fmt: FormatLike) -> Format:
-    """`fmt` with rounding toward zero, for a field of a Precision."""
+    """Return `fmt` with rounding toward zero, for a field of a Precision."""
     fmt = Format.of(fmt)
     return replace(fmt, name=f"{fmt} truncated", mode="toward_zero")
 
@@ -148,8 +161,8 @@ def _refuse_unknown(mode):
 
 
 def _ieee(exponent_bits, precision, name=None):
-    whole = type(exponent_bits) is int and type(precision) is int
-    if not (whole and 2 <= exponent_bits <= 10 and 2 <= precision <= 24):
+    integers = type(exponent_bits) is int and type(precision) is int
+    if not (integers and 2 <= exponent_bits <= 10 and 2 <= precision <= 24):
         raise ValueError(
             f"format: got (exponent_bits={exponent_bits!r}, precision={precision!r}); accepted are 2..10 exponent "
             "bits and 2..24 significant bits, for which emulation in float64 is exact"
@@ -208,8 +221,8 @@ def round_to(
     """
     fmt = Format.of(fmt)
     if mode is None and fmt.mode == "stochastic" and generator is None:
-        mixed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), fmt.seed)
-        generator = torch.Generator(x.device).manual_seed(mixed)
+        own_seed = zlib.crc32(x.contiguous().cpu().numpy().tobytes(), fmt.seed)
+        generator = torch.Generator(x.device).manual_seed(own_seed)
     mode = mode or fmt.mode
     _refuse_unknown(mode)
     x = _roundable(x)
@@ -222,7 +235,7 @@ def round_to(
     out = torch.empty_like(x)
     if mode == "nearest":
         return _nearest_of(x, out, fmt)
-    values, rounded, draws = (each.view(-1).numpy() for each in (x, out, x if draw is None else draw))
+    values, rounded, draws = (tensor.view(-1).numpy() for tensor in (x, out, x if draw is None else draw))
     directed(values, rounded, draws, mode == "stochastic", fmt.grid)
     return out
 
@@ -236,8 +249,8 @@ def _roundable(x: Tensor) -> Tensor:
 
 
 def _nearest_of(x, out, fmt):
-    """x rounded to nearest, written to out, which may be x; both contiguous. Many values are cut for as many threads as
-    torch uses."""
+    """Round x to nearest and write it to out, which may be x; both are contiguous. Many values are split for as many
+    threads as torch uses."""
     if fmt.precision == 53:
         return x
     size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
@@ -247,11 +260,11 @@ def _nearest_of(x, out, fmt):
     slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), fmt.grid) for i in range(0, size, SLICE)]
     threads = torch.get_num_threads()
     if size < MANY or threads == 1:
-        for each in slices:
-            _round_at(*each)
+        for piece in slices:
+            _round_at(*piece)
     else:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda each: _round_at(*each), slices))
+            list(pool.map(lambda piece: _round_at(*piece), slices))
     return out
 
 
@@ -263,16 +276,16 @@ def _round_at(start, to, count, grid):
 
 
 def _round_torch(x, draw, fmt, mode):
-    """The same on any device, in torch's operations; held to the CPU kernels bit for bit by a test."""
+    """Round x in torch's operations, on any device. A test compares it with the CPU loops bit for bit."""
     quantum = fmt.ulp(x)
     steps = x.abs() / quantum
     if mode == "nearest":
-        whole = steps.round()  # half to even
+        count = steps.round()  # half to even
     else:
-        whole = steps.floor()
+        count = steps.floor()
         if mode == "stochastic":
-            whole = whole + (draw < steps - whole)
-    r = whole * quantum
+            count = count + (draw < steps - count)
+    r = count * quantum
     over = math.inf if fmt.has_inf else fmt.max
     if mode == "toward_zero":
         r = torch.where((r > fmt.max) & ~x.isinf(), fmt.max, r)

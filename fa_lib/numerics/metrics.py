@@ -51,11 +51,12 @@ def deviation(
     fmt: FormatLike | None = None,
     beyond: Float64[Tensor, "*shape"] | None = None,
 ) -> Deviation:
-    """The Deviation of `out` from `golden`, tensors of one shape (..., head_dim), computed in float64.
+    """Compute the Deviation of `out` from `golden`, in float64.
 
     Args:
+        out, golden: tensors of one shape (..., head_dim).
         fmt: the Format that ulp are counted in; None is that of out's dtype.
-        beyond: what the golden value has beyond float64, as `kernels.golden_pair` gives it; None is 0.
+        beyond: float64 of that shape, the low part of the golden value, as `kernels.golden_pair` gives it; None is 0.
 
     Raises:
         ValueError: the shapes differ or are empty.
@@ -88,7 +89,7 @@ def deviation(
 
 
 def over_baseline(error: Any, baseline: Any) -> Any:
-    """How many times Baseline's error an error is: the one place where two errors are divided.
+    """Divide an error by Baseline's error. All quotients of two errors are computed here.
 
     Args:
         error, baseline: two numbers of at least 0, or two pandas objects of them.
@@ -105,7 +106,8 @@ def over_baseline(error: Any, baseline: Any) -> Any:
 
 
 def wasserstein(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
-    """The 1-D Wasserstein distance between the values of two tensors: the area between their distribution functions.
+    """Compute the 1-D Wasserstein distance between the values of two tensors: the area between their distribution
+    functions.
 
     For equal sizes it is the mean of |sort(a) - sort(b)|. It does not see which value moved where.
 
@@ -128,9 +130,9 @@ def wasserstein(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
             a, b = pool.map(_sorted, (a, b))
     if a.size == b.size:
         return float(_mean_distance(a, b))
-    both = _sorted(np.concatenate((a, b)))
-    share_a, share_b = (np.searchsorted(x, both[:-1], side="right") / x.size for x in (a, b))
-    return float(np.abs(share_a - share_b) @ np.diff(both).astype(np.float64))
+    merged = _sorted(np.concatenate((a, b)))
+    share_a, share_b = (np.searchsorted(x, merged[:-1], side="right") / x.size for x in (a, b))
+    return float(np.abs(share_a - share_b) @ np.diff(merged).astype(np.float64))
 
 
 def _values(x):

@@ -16,7 +16,7 @@ EXPONENT_FIELD = 0x7FF0000000000000  # of a float64
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
 def nearest(x, grid):
-    """One value to nearest, ties to even."""
+    """Round one float64 to nearest, ties to even, on a grid of `Format.grid`."""
     # Adding and subtracting c = 1.5 * 2**(e + 53 - precision), e the exponent of x held to the normal range,
     # leaves x rounded at its last kept bit by the adder's own round-to-nearest-even: normal and subnormal alike.
     precision, low, high, largest, over = grid
@@ -30,10 +30,11 @@ def nearest(x, grid):
 # some round wrongly in silence.
 @cache
 def nearest_loop() -> Callable:
-    """Function of an address, a count and a grid's five numbers: so many values from the address on are rounded to
-    nearest where they lie. It lets go of the GIL.
+    """Compile the loop that rounds many values in place, without holding the GIL.
 
-    It takes an address because to make an array of a tensor takes as long as to round some thousands of values.
+    Returns:
+        A function of an address, a count and a grid's five numbers. It rounds `count` float64 values that begin at the
+        address. It takes an address because making an array of a tensor takes as long as rounding thousands of values.
     """
 
     @numba.cfunc(types.void(types.CPointer(types.float64), *[types.int64] * 4, *[types.float64] * 2),
@@ -50,7 +51,13 @@ def nearest_loop() -> Callable:
 
 @numba.njit(nogil=True, error_model="numpy")
 def directed(x, out, draw, stochastic, grid):
-    """x toward zero, or stochastically: up in magnitude where draw is below the fraction of the gap."""
+    """Round x toward zero, or stochastically: up in magnitude where draw is below the fraction of the gap.
+
+    Args:
+        x, out, draw: float64 arrays (values,); the rounded values are written to out.
+        stochastic: whether to round stochastically.
+        grid: of `Format.grid`.
+    """
     precision, low, high, largest, over = grid
     bits = x.view(np.int64)
     q_bits = out.view(np.int64)
@@ -58,10 +65,10 @@ def directed(x, out, draw, stochastic, grid):
         q_bits[i] = min(max(bits[i] & EXPONENT_FIELD, low), high) - ((precision - 1) << 52)
         quantum = out[i]  # spacing of the grid at x, a power of two: the division below is exact
         steps = abs(x[i]) / quantum
-        whole = np.floor(steps)
-        if stochastic and draw[i] < steps - whole:
-            whole += 1.0
-        r = whole * quantum
+        count = np.floor(steps)
+        if stochastic and draw[i] < steps - count:
+            count += 1.0
+        r = count * quantum
         if r > largest:
             r = over if stochastic or np.isinf(x[i]) else largest
         out[i] = np.copysign(r, x[i])

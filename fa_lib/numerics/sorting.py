@@ -8,15 +8,22 @@ VALUES = 1 << BITS
 
 
 def sorted_values(x: np.ndarray) -> np.ndarray:
-    """A sorted copy of a one-dimensional array of float32; NaN stands at either end, by its sign."""
+    """Return a sorted copy of float32 values (n,); NaN stands at either end, by its sign."""
     keys = x.view(np.uint32).copy()
     return by_digits(keys, np.empty_like(keys)).view(np.float32)
 
 
 @numba.njit(nogil=True)
 def by_digits(keys, other):
-    """The bits of float32 values, sorted: by each digit, lowest first, with equals kept in order. Both arrays are
-    overwritten, and one of them is returned."""
+    """Sort the bits of float32 values by each digit, lowest first; equal ones stay in order.
+
+    Args:
+        keys: uint32 (n,), the bits.
+        other: uint32 (n,), working space. Both arrays are overwritten.
+
+    Returns:
+        The one of the two arrays that holds the sorted bits.
+    """
     counts = np.zeros((DIGITS, VALUES), np.int64)
     for i in range(keys.size):
         # Bits have the order of values, as unsigned numbers, once a negative value's are flipped, and else its sign.

@@ -22,6 +22,7 @@ SLICE = 1 << 16  # products that are worth a thread
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
 def power_of_two(e):
+    """Compute 2**e, a float64, for e from -1022 to 1023."""
     return np.int64(np.int64(e + 1023) << 52).view(np.float64)
 
 
@@ -32,18 +33,23 @@ def _field(x):
 
 @numba.njit(nogil=True, error_model="numpy", inline="always")
 def _toward_zero(x, grid):
-    """As `nearest`. grid: of `Format.grid`."""
-    precision, low, high, largest, beyond = grid
+    """Round one float64 toward zero. grid: of `Format.grid`."""
+    precision, low, high, largest, over = grid
     field = min(max(_field(x), low), high)
     c = np.int64(field + ((53 - precision) << 52) + (1 << 51)).view(np.float64)
     r = abs((x + c) - c)
     r -= np.int64(field - ((precision - 1) << 52)).view(np.float64) if r > abs(x) else 0.0  # one step less
-    return np.copysign(beyond if r > largest else r, x)
+    return np.copysign(over if r > largest else r, x)
 
 
 @numba.njit(nogil=True, error_model="numpy")
 def exponents(x, emin):
-    """floor(log2 |x|) of values on a format's grid, at least its emin, as its exponent field says; NOTHING of 0."""
+    """Compute floor(log2 |x|), int32 (m, n), at least emin, as a format's exponent field has it; NOTHING of 0.
+
+    Args:
+        x: float64 (m, n), on the grid of a format.
+        emin: of the format.
+    """
     out = np.empty(x.shape, np.int32)
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
@@ -54,8 +60,17 @@ def exponents(x, emin):
 
 @numba.njit(nogil=True, error_model="numpy")
 def chained(a, b, c, out, rule, grid, to_nearest):
-    """As a `TensorCore` adds. rule: emin of the factors' format, block, F, and after how many blocks the sum goes to
-    another in FP32 (0: never). grid: of the result's format."""
+    """Write c + a b to out, summed as a `TensorCore` sums.
+
+    Args:
+        a: float64 (m, k).
+        b: float64 (k, n).
+        c, out: float64 (m, n).
+        rule: emin of the factors' format, block, F, and the number of blocks after which the sum is added to another
+            in FP32 (0: never).
+        grid: of the result's format.
+        to_nearest: whether a sum is rounded to nearest; else toward zero.
+    """
     emin, block, F, flush = rule
     m, n, k_all = a.shape[0], b.shape[1], a.shape[1]
     ea, eb, emin_d = exponents(a, emin), exponents(b, emin), (grid[1] >> 52) - 1023
@@ -98,8 +113,15 @@ def chained(a, b, c, out, rule, grid, to_nearest):
 
 @numba.njit(nogil=True, error_model="numpy")
 def grouped(a, b, c, out, rule, grid):
-    """As a `ScaledCore` adds. a, b: as of `sum_torch.with_exponents`, along the sum. rule: block, products of a group,
-    F, and the exponent of a c of 0. grid: of the result's format."""
+    """Write c + a b to out, summed as a `ScaledCore` sums.
+
+    Args:
+        a: (m, k + k / group), of `sum_torch.with_exponents`.
+        b: (k + k / group, n), the same.
+        c, out: float64 (m, n).
+        rule: block, group (products of a group), F, and the exponent of a c of 0.
+        grid: of the result's format.
+    """
     block, group, F, zero = rule
     k_all, emin_d = a.shape[1] * group // (group + 1), (grid[1] >> 52) - 1023
     sums, scale, d = np.empty((block // group, LANES)), np.empty(LANES), np.empty(LANES)
@@ -139,7 +161,8 @@ def grouped(a, b, c, out, rule, grid):
 
 @numba.njit(nogil=True, error_model="numpy")
 def sequential(a, b, c, out, grid):
-    """Every product and every addition rounded to nearest, in order, c first; 53 bits are float64's own."""
+    """Write c + a b to out, every product and addition rounded to nearest, in order, c first. A grid of 53 bits leaves
+    float64's own rounding. Shapes: as of `chained`."""
     m, n = out.shape
     own, acc = grid[0] == 53, np.empty(LANES)
     for j0 in range(0, n, LANES):
@@ -156,7 +179,8 @@ def sequential(a, b, c, out, grid):
 
 @numba.njit(nogil=True, error_model="numpy")
 def pairwise(a, b, c, out, grid):
-    """Every product rounded to nearest, then the sums of neighbours, then of these, what is left over last; then c."""
+    """Write c + a b to out: every product is rounded to nearest, then the sums of neighbours, then the sums of these
+    (one without a neighbour goes last), and at the end c is added. Shapes: as of `chained`."""
     m, n = out.shape
     own, terms = grid[0] == 53, np.zeros((max(1, a.shape[1]), LANES))
     for j0 in range(0, n, LANES):
@@ -167,15 +191,15 @@ def pairwise(a, b, c, out, grid):
                 for j in range(width):
                     x = a_k * row[j]
                     terms[k, j] = x if own else nearest(x, grid)
-            left = a.shape[1]
-            while left > 1:
-                for k in range(left // 2):
+            count = a.shape[1]
+            while count > 1:
+                for k in range(count // 2):
                     for j in range(width):
                         x = terms[2 * k, j] + terms[2 * k + 1, j]
                         terms[k, j] = x if own else nearest(x, grid)
-                if left % 2:
-                    terms[left // 2, :width] = terms[left - 1, :width]
-                left = (left + 1) // 2
+                if count % 2:
+                    terms[count // 2, :width] = terms[count - 1, :width]
+                count = (count + 1) // 2
             for j in range(width):
                 x = c[i, j0 + j] + terms[0, j]
                 out[i, j0 + j] = x if own else nearest(x, grid)
@@ -185,21 +209,31 @@ LOOPS = {"sequential": sequential, "pairwise": pairwise}
 
 
 def threaded(loop: Callable, a: Tensor, b: Tensor, c: Tensor, *args) -> Tensor:
-    """c + a b by a loop of these, on as many threads as torch uses where there is enough to do; a: (batch, m, k), b:
-    (batch, k, n), c and the result: (batch, m, n)."""
+    """Compute c + a b by one of the loops, on as many threads as torch uses where there is enough to do.
+
+    Args:
+        loop: a loop of this file, or `double_double.rounded`.
+        a: float64 (batch, m, k).
+        b: float64 (batch, k, n).
+        c: float64 (batch, m, n).
+        args: the loop's further arguments.
+
+    Returns:
+        float64 (batch, m, n).
+    """
     out = torch.empty(c.shape, dtype=torch.float64)
-    x, y, z, there = (each.contiguous().numpy() for each in (a, b, c, out))
+    x, y, z, result = (tensor.contiguous().numpy() for tensor in (a, b, c, out))
     size = a.shape[1] if out.numel() * a.shape[-1] < SLICE else -(-a.shape[1] // torch.get_num_threads())
-    parts = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
+    tasks = [(t, slice(i, i + size)) for t in range(a.shape[0]) for i in range(0, a.shape[1], size)]
 
-    def work(part):
-        t, i = part
-        loop(x[t, i], y[t], z[t, i], there[t, i], *args)
+    def work(task):
+        t, i = task
+        loop(x[t, i], y[t], z[t, i], result[t, i], *args)
 
-    if len(parts) == 1 or torch.get_num_threads() == 1:
-        for part in parts:
-            work(part)
+    if len(tasks) == 1 or torch.get_num_threads() == 1:
+        for task in tasks:
+            work(task)
     else:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            list(pool.map(work, parts))
+            list(pool.map(work, tasks))
     return sum_torch.with_special(out, a, b.mT, c)

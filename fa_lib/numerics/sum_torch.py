@@ -13,13 +13,23 @@ NOTHING = -(1 << 20)  # the exponent of a zero: it aligns nothing
 
 
 def tensor_core_sum(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """c + a bᵀ as a `TensorCore` has it. a: (batch, m, k), b: (batch, n, k), c: (batch, m, n), float64."""
+    """Compute c + a bᵀ as a `TensorCore` sums.
 
-    def some(a, b, c):
+    Args:
+        core: the TensorCore.
+        a: float64 (batch, m, k).
+        b: float64 (batch, n, k).
+        c: float64 (batch, m, n).
+
+    Returns:
+        float64 (batch, m, n).
+    """
+
+    def sum_rows(a, b, c):
         d, total = (torch.zeros_like(c), c) if core.two_level else (c, torch.zeros_like(c))
         blocks = range(0, a.shape[-1], core.block)
         for i, first in enumerate(blocks):
-            x, y = (each[..., first : first + core.block] for each in (a, b))
+            x, y = (factors[..., first : first + core.block] for factors in (a, b))
             products = x[:, :, None] * y[:, None]  # (batch, rows, n, block)
             e = exponents(x, core.inputs)[:, :, None] + exponents(y, core.inputs)[:, None]
             top = torch.maximum(e.amax(-1), exponents(d, core.result))
@@ -34,27 +44,43 @@ def tensor_core_sum(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
                 d = d.where(d.isinf(), 0.0)
         return total if core.two_level else d
 
-    return in_chunks(some, a, b, c, core.block)
+    return in_chunks(sum_rows, a, b, c, core.block)
 
 
 def with_exponents(x: Tensor, scale: Tensor, fmt: Any, group: int) -> Tensor:
-    """The values of elements x (..., k) with their scales (..., k / size), and beside them (..., k / group) what each
-    group adds to the exponent of its term. fmt: one of `block_formats.BLOCKS`."""
+    """Multiply elements by their scales, and append the exponents of their groups.
+
+    Args:
+        x: float64 (..., k), the elements.
+        scale: float64 (..., k / size).
+        fmt: one of `block_formats.BLOCKS`.
+        group: number of elements whose products make one term.
+
+    Returns:
+        float64 (..., k + k / group): the k values, then the number that each group adds to the exponent of its term.
+    """
     e = exponents(scale, fmt.scale).repeat_interleave(fmt.size // group, -1)
     e = e + exponents(x, fmt.element) if group == 1 else e
     return torch.cat([x * scale.repeat_interleave(fmt.size, -1), e.double()], -1)
 
 
 def block_scaled_sum(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """c + a bᵀ as a `ScaledCore` has it; shapes as of `tensor_core_sum`, a and b as of `with_exponents`."""
+    """Compute c + a bᵀ, float64 (batch, m, n), as a `ScaledCore` sums.
+
+    Args:
+        core: the ScaledCore.
+        a, b: of `with_exponents`: (batch, m, k + k / group) and (batch, n, k + k / group).
+        c: float64 (batch, m, n).
+    """
     count = a.shape[-1] * core.group // (core.group + 1)  # of values
 
-    def some(a, b, d):
+    def sum_rows(a, b, d):
         for first in range(0, count, core.block):
             last = min(first + core.block, count)
-            x, y = (each[..., first:last].unflatten(-1, (-1, core.group)) for each in (a, b))
+            x, y = (factors[..., first:last].unflatten(-1, (-1, core.group)) for factors in (a, b))
             products = x[:, :, None] * y[:, None]  # (batch, rows, n, groups, group)
-            e_x, e_y = (each[..., count + first // core.group : count + last // core.group].long() for each in (a, b))
+            groups = slice(count + first // core.group, count + last // core.group)
+            e_x, e_y = (factors[..., groups].long() for factors in (a, b))
             e = (e_x[:, :, None] + e_y[:, None]).where((products != 0).any(-1), NOTHING)
             top = torch.maximum(e.amax(-1), exponents(d, core.result).where(d != 0, core.zero))
             scale = power(core.F - top)
@@ -62,13 +88,13 @@ def block_scaled_sum(core: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
             d = d.where(d.isinf(), overflowing(terms * power(top - core.F), core.result, False))
         return d
 
-    return in_chunks(some, a, b, c, core.block)
+    return in_chunks(sum_rows, a, b, c, core.block)
 
 
 def ordered_sum(fmt: Format, order: str, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """c + a bᵀ as an `Ordered` has it; shapes as of `tensor_core_sum`."""
+    """Compute c + a bᵀ as an `Ordered` of this format and order sums; shapes as of `tensor_core_sum`."""
 
-    def some(a, b, c):
+    def sum_rows(a, b, c):
         if order == "sequential":
             for k in range(a.shape[-1]):
                 c = fmt(c + fmt(a[:, :, None, k] * b[:, None, :, k]))
@@ -80,20 +106,30 @@ def ordered_sum(fmt: Format, order: str, a: Tensor, b: Tensor, c: Tensor) -> Ten
             terms = torch.cat([sums, terms[..., 2 * pairs :]], -1)
         return fmt(c + terms.sum(-1))
 
-    return in_chunks(some, a, b, c, 1 if order == "sequential" else a.shape[-1])
+    return in_chunks(sum_rows, a, b, c, 1 if order == "sequential" else a.shape[-1])
 
 
 def in_chunks(some: Callable, a: Tensor, b: Tensor, c: Tensor, width: int) -> Tensor:
-    """some(a, b, c) of a few rows of a at a time, and what is not finite as the exact sum has it; a: (batch, m, k), b:
-    (batch, n, k), c and the result: (batch, m, n)."""
+    """Call some(a, b, c) on so few rows of a at a time that the products fit in memory.
+
+    Args:
+        some: a function of rows of a, all of b, and the rows of c; it returns the sums, in c's shape.
+        a: float64 (batch, m, k).
+        b: float64 (batch, n, k).
+        c: float64 (batch, m, n).
+        width: products of one sum that `some` has in memory at once.
+
+    Returns:
+        float64 (batch, m, n); NaN and infinity as the exact sum has them.
+    """
     rows = max(1, CHUNK // max(1, a.shape[0] * b.shape[1] * width))
     parts = [some(a[:, i : i + rows], b, c[:, i : i + rows]) for i in range(0, a.shape[1], rows)]
     return with_special(torch.cat(parts, 1), a, b, c)
 
 
 def with_special(out: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """`out` (batch, m, n) with the exact sum's NaN and infinity where a factor or c is one; shapes as of
-    `in_chunks`."""
+    """Replace elements of out, float64 (batch, m, n), by the exact sum's NaN and infinity where a factor or c is not
+    finite; shapes as of `in_chunks`."""
     if all(x.sum().isfinite() for x in (a, b, c)):  # a sum that overflows is looked at like infinity
         return out
     rows, columns = (~x.isfinite().all(-1) for x in (a, b))
@@ -102,18 +138,18 @@ def with_special(out: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def exponents(x: Tensor, fmt: Format) -> Tensor:
-    """floor(log2 |x|) as int64 in x's shape, at least the format's emin; NOTHING of 0."""
+    """Compute floor(log2 |x|), int64 of x's shape, at least the format's emin; NOTHING of 0."""
     e = ((x.contiguous().view(torch.int64) >> 52 & 0x7FF) - 1023).clamp(min=fmt.emin)
     return e.where(x != 0, NOTHING)
 
 
 def power(e: Tensor) -> Tensor:
-    """2**e of int64, as float64, in e's shape."""
+    """Compute 2**e of int64 e, as float64 of e's shape."""
     return (e + 1023 << 52).view(torch.float64)
 
 
 def overflowing(x: Tensor, fmt: Format, to_nearest: bool) -> Tensor:
-    """x, of any shape, rounded to a format, to nearest or toward zero; what is beyond the largest number then is
-    infinity."""
+    """Round x, float64 of any shape, to a format, to nearest or toward zero. A value beyond the largest number becomes
+    infinity in both modes."""
     r = round_to(x, fmt, "nearest" if to_nearest else "toward_zero")
     return torch.copysign(r.abs().where(x.abs() < 2.0 ** (fmt.emax + 1), torch.inf), x)

@@ -24,18 +24,22 @@ Scales: TypeAlias = tuple[Tensor, Tensor] | None
 
 @dataclass(frozen=True)
 class TensorCore(Dot):
-    """c + sum_k a_k b_k as a GPU's matrix unit has it, `block` products at a time:
+    """Sums c + sum_k a_k b_k as a GPU's matrix unit does, `block` products at a time.
 
-    the products are exact; every term, c among them, is aligned to the largest exponent (of a product the sum of its
-    factors' exponents) and truncated F bits below it; the truncated terms are added exactly; and the sum is rounded to
-    the result's format, by which it is the next block's c. What is no block at the end is filled with zeros.
+    The products are exact. Every term, c among them, is aligned to the largest exponent (a product's exponent is the
+    sum of its factors' exponents) and truncated F bits below it. The truncated terms are added exactly, and the sum is
+    rounded to the result's format; it is the next block's c. An incomplete block at the end is filled with zeros.
 
     Attributes:
-        unit, inputs: "H100", and the Format of a and b. block, F: as above.
-        result, to_nearest: the Format of a sum, and whether it is rounded to nearest, ties to even; else toward zero.
+        unit: name of the GPU, "H100".
+        inputs: the Format of a and b.
+        block, F: as above.
+        result: the Format of a sum.
+        to_nearest: whether a sum is rounded to nearest, ties to even; else toward zero.
         two_level: after so many blocks the sum is added, in FP32, to another one, and begins anew; None: never.
-        source: where block, F and result are from. measured: a model with them has the bits of vectors that were
-            measured on that GPU (arXiv 2512.07004).
+        source: where block, F and result are from.
+        measured: whether a model with these numbers has the bits of vectors that were measured on that GPU (arXiv
+            2512.07004).
     """
 
     unit: str
@@ -52,37 +56,39 @@ class TensorCore(Dot):
     def of(
         cls, unit: str, inputs: FormatLike | Blocks, *, result: FormatLike | None = None, two_level: int | None = None
     ) -> "TensorCore":
-        """The matrix unit of a GPU.
+        """Return the matrix unit of a GPU for a format.
 
         Args:
-            unit: "V100", "A100", "L40S", "H100", "H200", "B200". inputs: the Format of a and b, of those in UNITS; with
-                block scales "MXFP8", "MXFP8_E5M2", "MXFP4" or "NVFP4", of a B200: a `ScaledCore`.
-            result: None is what the instruction gives by default; FP16 inputs have one that gives FP16, too.
+            unit: "V100", "A100", "L40S", "H100", "H200", "B200".
+            inputs: the Format of a and b, of those in UNITS; with block scales "MXFP8", "MXFP8_E5M2", "MXFP4" or
+                "NVFP4", of a B200: a `ScaledCore`.
+            result: the Format of a sum. None is the instruction's default; for FP16 inputs FP16 is accepted too.
             two_level: blocks after which a sum is added to another in FP32, as DeepSeek-V3 (4) does for FP8.
 
         Raises:
             ValueError: there is no such unit, or it has no such inputs or no such result.
         """
         fmt = inputs if isinstance(inputs, Blocks) else BLOCKS.get(str(inputs)) or Format.of(inputs)
-        there = {each.inputs: each for each in UNITS if each.unit == unit}
-        if not there:
+        by_inputs = {core_of_unit.inputs: core_of_unit for core_of_unit in UNITS if core_of_unit.unit == unit}
+        if not by_inputs:
             raise ValueError(f"unit: got {unit!r}; accepted are {', '.join(dict.fromkeys(u.unit for u in UNITS))}")
-        if fmt not in there:
-            raise ValueError(f"inputs: got {fmt} for {unit}; accepted are {', '.join(map(str, there))}")
-        found = there[fmt]
-        never = isinstance(found, ScaledCore)
-        if two_level is not None and (never or type(two_level) is not int or two_level < 1):
-            accepted = f"{'' if never else 'a whole number from 1, or '}None"
+        if fmt not in by_inputs:
+            raise ValueError(f"inputs: got {fmt} for {unit}; accepted are {', '.join(map(str, by_inputs))}")
+        core = by_inputs[fmt]
+        is_scaled = isinstance(core, ScaledCore)
+        if two_level is not None and (is_scaled or type(two_level) is not int or two_level < 1):
+            accepted = f"{'' if is_scaled else 'a whole number from 1, or '}None"
             raise ValueError(f"two_level: got {two_level!r} for {fmt}; accepted is {accepted}")
-        asked = found.result if result is None else Format.of(result)
-        if asked == FP16 == fmt:
-            found = replace(found, result=FP16, to_nearest=True)
-        if asked != found.result:
-            accepted = f"{found.result}{' and FP16' if fmt == FP16 else ''}"
-            raise ValueError(f"result: got {asked} for {fmt} on {unit}; accepted is {accepted}")
-        return replace(found, two_level=two_level)
+        requested = core.result if result is None else Format.of(result)
+        if requested == FP16 == fmt:
+            core = replace(core, result=FP16, to_nearest=True)
+        if requested != core.result:
+            accepted = f"{core.result}{' and FP16' if fmt == FP16 else ''}"
+            raise ValueError(f"result: got {requested} for {fmt} on {unit}; accepted is {accepted}")
+        return replace(core, two_level=two_level)
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         rule = self.inputs.emin, self.block, self.F, self.two_level or 0
 
         def sums(a, b, c):
@@ -91,11 +97,12 @@ class TensorCore(Dot):
         return self._in_blocks(sums, a, b, c)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return self._in_blocks(lambda a, b, c: sum_torch.tensor_core_sum(self, a, b.mT, c), a, b, c)
 
     def _in_blocks(self, sums: Callable[..., Tensor], a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """sums(a, b, c); one block after the other where there is an infinity: it may meet the opposite one, of a sum
-        that overflowed in an earlier block, and that is NaN."""
+        """Call sums(a, b, c), with one block after the other where there is an infinity: it may meet the opposite
+        infinity of a sum that overflowed in an earlier block, which gives NaN."""
         k, block = a.shape[-1], self.block
         if self.two_level or k <= block or all(x.sum().isfinite() for x in (a, b, c)):
             return sums(a, b, c)
@@ -106,7 +113,7 @@ class TensorCore(Dot):
 
 @dataclass(frozen=True)
 class ScaledCore(TensorCore):
-    """A TensorCore whose factors are elements with block scales. The rules are those of arXiv 2511.10909's simulator:
+    """A TensorCore whose factors are elements with block scales. The rules are those of arXiv 2511.10909's simulator.
 
     MXFP8: a term is a product with both scales; its exponent is the sum of the elements' and the scales' exponents.
     MXFP4 and NVFP4: a term is the exact sum of `group` products with both scales; its exponent is the sum of the
@@ -115,11 +122,12 @@ class ScaledCore(TensorCore):
 
     Subnormal elements and scales have the smallest exponent of their format. A c of 0 has the exponent `zero`.
 
-    Open: where c's exponent is above the scales' and below the largest product's, another model, held against a B200
+    Open: where c's exponent is above the scales' and below the largest product's, another model, compared with a B200
     (github.com/sf-tensor/tcgen05), truncates groups 35 bits below the scales'. To differ, these must lie 2**27 apart.
 
     Attributes:
-        inputs: one of BLOCKS. group, zero: as above.
+        inputs: one of BLOCKS.
+        group, zero: as above.
     """
 
     inputs: Blocks
@@ -127,10 +135,15 @@ class ScaledCore(TensorCore):
     zero: int = -133
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor | None = None, scales: Scales = None) -> Tensor:
-        """c + sum_k a_k b_k, float64 (...).
+        """Compute c + sum_k a_k b_k.
 
         Args:
-            a, b: float64 (..., K), elements. c: float64 (...), in FP32. scales: of each, float64 (..., K / size), >= 0.
+            a, b: float64 (..., K), elements.
+            c: float64 (...), in FP32; None is 0.
+            scales: a's and b's, float64 (..., K / size) each, >= 0.
+
+        Returns:
+            float64 (...).
 
         Raises:
             ValueError: there are no scales, or a tensor is no float64 or does not fit.
@@ -139,7 +152,20 @@ class ScaledCore(TensorCore):
         return super().__call__(a, b, c)
 
     def matmul(self, A: Tensor, B: Tensor, C: Tensor | None = None, scales: Scales = None) -> Tensor:
-        """C + A B, every element as `__call__` has it. scales: (..., m, K / size) and (..., K / size, n)."""
+        """Compute C + A B, each element as `__call__` does.
+
+        Args:
+            A: float64 (..., m, K), elements.
+            B: float64 (..., K, n), elements.
+            C: float64 (..., m, n), in FP32; None is 0.
+            scales: A's, (..., m, K / size), and B's, (..., K / size, n).
+
+        Returns:
+            float64 (..., m, n).
+
+        Raises:
+            ValueError: there are no scales, or a tensor is no float64 or does not fit.
+        """
         a, b = self._with_exponents(A, B.mT, scales and (scales[0], scales[1].mT))
         return super().matmul(a, b.mT, C)
 
@@ -154,10 +180,12 @@ class ScaledCore(TensorCore):
         return [sum_torch.with_exponents(x, scale, fmt, self.group) for x, scale in zip((a, b), scales)]
 
     def with_numba(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_numba`."""
         rule = self.block, self.group, self.F, self.zero
         return sum_loops.threaded(sum_loops.grouped, a, b, c, rule, self.result.grid)
 
     def with_torch(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Compute c + a b, (batch, m, n), as `Dot.with_torch`."""
         return sum_torch.block_scaled_sum(self, a, b.mT, c)
 
 

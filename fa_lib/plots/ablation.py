@@ -1,5 +1,7 @@
 """Figure 9: why ten times, by step of the kernel, by bits and tiles, and by what it is compared with."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -23,7 +25,7 @@ _CARRIED = ("row_sum", "accumulator")  # from tile to tile
 
 @styled
 def ladder(table: pd.DataFrame, caption: str) -> Figure:
-    """One step of a kernel changed at a time: how many times Baseline's error it then makes.
+    """Draw how many times Baseline's error a kernel makes with one step changed at a time.
 
     Args:
         table: of `experiments.ablation.ladder`.
@@ -51,7 +53,7 @@ def ladder(table: pd.DataFrame, caption: str) -> Figure:
     return captioned(figure, title, caption + POINTS)
 
 
-MARKED = {  # bits -> who carries so many
+MARKED = {  # bits -> the kernels that carry so many
     24: "FA1, FA2, FA3, torch: FP32",
     14: "Hopper's FP8 products: about 14 bits",
     11: "FP16's and TF32's significand",
@@ -61,7 +63,7 @@ MARKED = {  # bits -> who carries so many
 
 @styled
 def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
-    """Flash / Baseline over the bits of what is carried, and the number of tiles, for each kind of inputs.
+    """Draw Flash / Baseline over the bits of O and l and the number of tiles, a map for each kind of inputs.
 
     Args:
         table: of `experiments.ablation.carried`.
@@ -85,7 +87,7 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
             at = (len(grid.columns), list(grid.index).index(bits) + 0.5)
             style = dict(textcoords="offset points", va="center", fontsize=7, annotation_clip=False)
             axes[0][-1].annotate(words, at, (6, 0), **style)
-    bar = dict(location="left", label="max error, Flash / Baseline", pad=0.22)
+    bar: dict[str, Any] = dict(location="left", label="max error, Flash / Baseline", pad=0.22)
     figure.colorbar(axes[0][0].collections[0], ax=axes[0][0], format=FuncFormatter(lambda x, _: f"{2.0**x:g}"), **bar)
     seeds = table.groupby(["distribution", "bits", "tiles"]).times_max
     spread = ((seeds.max() - seeds.min()) / seeds.mean()).median()
@@ -94,7 +96,7 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
 
 
 def _frontier(ax, grid, values):
-    """A line over the map's rows of bits: where the law expects twice Baseline's largest error."""
+    """Draw a line over the map's rows of bits: where the law expects twice Baseline's largest error."""
     rows = list(grid.index)  # the most bits first
     bits = np.array([bits_for(2.0, BF16, tiles=tiles, values=values, count=128 * 64) for tiles in grid.columns])
     y = np.interp(-bits, [-row for row in rows], np.arange(len(rows)) + 0.5, right=np.nan)
@@ -110,7 +112,7 @@ _MEASURES = {  # of `experiments.ablation.references`: column -> mark
 
 @styled
 def references(table: pd.DataFrame, caption: str) -> Figure:
-    """How many times Baseline's error a kernel's is, by what both are held against.
+    """Draw how many times Baseline's error a kernel's is, by the reference of both.
 
     Baseline in the kernel's own format is no reference for itself: there the kernel's difference from it is divided by
     Baseline's error to the golden value.

@@ -14,11 +14,11 @@ from fa_lib.plots.style import BASELINE, FLASH, INK, band, in_roundoff, plain_ti
 
 @styled
 def algorithm_changes(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
-    """Figure 6: max difference against block area: (a) dimensions swapped, (b) square, (c) as given.
+    """Draw figure 6: max difference against block area: (a) dimensions swapped, (b) square, (c) as given.
 
     Args:
         table: of `compare`, Flash against Baseline alone, with the columns of `tiles_of_sram`.
-        recorded: device -> such a table, of `execution.results.recorded`: drawn beside the one made here.
+        recorded: device -> such a table, of `execution.results.recorded`, to draw beside this machine's.
     """
     formats, distributions = list(dict.fromkeys(table.fmt)), list(dict.fromkeys(table.distribution))
     size = (2.5 * len(formats), 7.2)
@@ -27,13 +27,14 @@ def algorithm_changes(table: pd.DataFrame, caption: str, recorded: Mapping[str, 
         for ax, variant in zip(axes[:, column], ("swapped", "square", None)):
             for distribution, color in zip(distributions, cycle((FLASH, BASELINE, INK))):
                 rows = table[(table.fmt == fmt) & (table.distribution == distribution)]
-                given = in_roundoff(rows[rows.variant == "as_given"], "area", "max")
-                band(ax, given, color, "o", f"{distribution} inputs, tiles as given")
+                given_tiles = in_roundoff(rows[rows.variant == "as_given"], "area", "max")
+                band(ax, given_tiles, color, "o", f"{distribution} inputs, tiles as given")
                 if variant:
-                    changed = in_roundoff(rows[rows.variant == variant], "area", "max")
-                    band(ax, changed, color, "s", f"{distribution} inputs, swapped or square", ls="--", mfc="white")
-                for shape, other in by_device(recorded):
-                    own = other[(other.fmt == fmt) & (other.distribution == distribution)]
+                    values = in_roundoff(rows[rows.variant == variant], "area", "max")
+                    label = f"{distribution} inputs, swapped or square"
+                    band(ax, values, color, "s", label, ls="--", mfc="white")
+                for shape, device_table in by_device(recorded):
+                    own = device_table[(device_table.fmt == fmt) & (device_table.distribution == distribution)]
                     own = in_roundoff(own[own.variant == (variant or "as_given")], "area", "max")
                     hollow(ax, own.index, own, color, shape, ls=":")
             ax.set(xscale="log", yscale="log")

@@ -19,8 +19,13 @@ _SIGN_STYLES = {"positive": (FLASH, "o"), "negative": (BASELINE, "s"), "both": (
 
 @dataclass(frozen=True)
 class _Style:
-    """How a cure is drawn: drift is whether its sum of errors is (that of dynamic_8 is a thousand times larger), size
-    that of its marker, larger around the marker of a cure that it equals."""
+    """How a cure is drawn.
+
+    Attributes:
+        color, marker, line: of matplotlib.
+        drift: whether its sum of errors is drawn (that of dynamic_8 is a thousand times larger).
+        size: of its marker; it is larger where it goes around the marker of a cure with equal results.
+    """
 
     color: str
     marker: str
@@ -43,8 +48,8 @@ _CURE_STYLES = {
 
 @styled
 def mechanism(by_repeats: pd.DataFrame, by_gap: pd.DataFrame, steps: pd.DataFrame, caption: str) -> Figure:
-    """Biased rounding: the error of O by the number of keys at the maximum, and by how far it stands above the other
-    scores; delta's over steps; and the cures.
+    """Draw biased rounding: the error of O by the number of keys at the maximum, and by how far it exceeds the other
+    scores; delta's error over steps; and the cures.
 
     Args:
         by_repeats, by_gap, steps: tables of `experiments.biased_rounding.bias`; steps with the columns step and run.
@@ -83,10 +88,10 @@ def mechanism(by_repeats: pd.DataFrame, by_gap: pd.DataFrame, steps: pd.DataFram
         sums.index += 1
         if look.drift:
             band(axes[1], sums, look.color, "", CURES[cure].label, ls=look.line)
-        each = rows.groupby("run")[["delta", "delta_rmse"]].mean()
+        by_run = rows.groupby("run")[["delta", "delta_rmse"]].mean()
         shape = dict(marker=look.marker, color=look.color, mfc="none" if look.line == "--" else look.color, ls="")
-        axes[2].plot(each.delta.abs(), each.delta_rmse, **shape, ms=4, alpha=0.4)
-        mean = each.mean()
+        axes[2].plot(by_run.delta.abs(), by_run.delta_rmse, **shape, ms=4, alpha=0.4)
+        mean = by_run.mean()
         axes[2].plot(abs(mean.delta), mean.delta_rmse, **shape, ms=look.size, label=CURES[cure].label)
     axes[1].set(xlabel="steps", ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)")
     axes[1].set_title("delta drifts; colours as at the right")
@@ -102,10 +107,11 @@ _FLASH_PAIRS = ("flash", "flash_emulated", "flash_fp32")  # of training: Flash a
 
 @styled
 def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> Figure:
-    """How far the steps that part two training runs point the same way, by pair of the study.
+    """Draw whether two training runs move apart in one direction, by pair of the study.
 
     Args:
-        table: of `training.distances.direction`. labels: pair -> label, in the order shown.
+        table: of `training.distances.direction`, with pair and seed.
+        labels: pair -> label, in the order shown.
     """
     figure, ax = plt.subplots(figsize=(6.6, 3.4))
     table = table.assign(kind=["flash" if pair in _FLASH_PAIRS else "other" for pair in table.pair])

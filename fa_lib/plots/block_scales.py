@@ -20,25 +20,25 @@ _MARKS = ((BASELINE, "s"), (FORMATS["FP16"][0], "^"), (FLASH, "o"), (INK, "D"))
 
 @styled
 def block_scales(table: pd.DataFrame, caption: str) -> Figure:
-    """Errors over BF16's by recipe; and, of recipes of which each operand was quantised alone, by operand.
+    """Draw errors over BF16's by recipe; and by operand, of the recipes that were also applied to single operands.
 
     Args:
         table: of `experiments.block_scales.block_scales`.
     """
     kinds = list(dict.fromkeys(table.kind))
     recipes = {key: recipe.label for key, recipe in RECIPES.items() if key in set(table.recipe)}
-    apart = [key for key in recipes if key in set(table.recipe[table.part.isin(_OPERANDS)])]
-    marks = {key: Mark(recipes[key], *mark) for key, mark in zip(apart, _MARKS)}
+    single_recipes = [key for key in recipes if key in set(table.recipe[table.part.isin(_OPERANDS)])]
+    marks = {key: Mark(recipes[key], *mark) for key, mark in zip(single_recipes, _MARKS)}
     size = (3.5 * len(kinds) + 1.6, 7.4)
     figure, axes = plt.subplots(
         2, len(kinds), figsize=size, sharex=True, sharey="row", height_ratios=(len(recipes), 6.5), squeeze=False
     )
     for column, kind in zip(axes.T, kinds):
         rows, first = table[table.kind == kind], kind == kinds[0]
-        whole, alone = (rows[rows.part.isin(names)] for names in (_PARTS, _OPERANDS))
-        whole = whole[whole.recipe.isin(recipes)]
-        points(column[0], whole, "times_rmse", ("recipe", recipes), ("part", _PARTS), "best" if first else "")
-        points(column[1], alone, "times_rmse", ("part", _OPERANDS), ("recipe", marks), "best" if first else "")
+        all_rows, single_rows = (rows[rows.part.isin(names)] for names in (_PARTS, _OPERANDS))
+        all_rows = all_rows[all_rows.recipe.isin(recipes)]
+        points(column[0], all_rows, "times_rmse", ("recipe", recipes), ("part", _PARTS), "best" if first else "")
+        points(column[1], single_rows, "times_rmse", ("part", _OPERANDS), ("recipe", marks), "best" if first else "")
         own = rows[rows.recipe == "bf16"].relative.mean()
         column[0].set(title=f"{_LABELS.get(kind, kind)}\nBF16: {own:.2%} of O", xlabel="")
         column[1].set(xlabel="rms error / BF16's")
@@ -54,21 +54,29 @@ def block_scales(table: pd.DataFrame, caption: str) -> Figure:
     above = axes[1][0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), borderaxespad=0.2)
     above.set_in_layout(False)
     first = table[table.kind == kinds[0]]
-    said = ", ".join(spans(first, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
+    words = ", ".join(spans(first, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
     where = _LABELS.get(kinds[0], kinds[0])
-    title = f"On {where}, the rms error is {said}: the format decides; outliers make scales matter"
+    title = f"On {where}, the rms error is {words}: the format decides; outliers make scales matter"
     return captioned(figure, title, caption + POINTS + " Shaded: 4 bits.")
 
 
 def bits(recipe: str) -> int:
-    """Of an element of Q, K and V."""
-    element = RECIPES[recipe].whole.k.element
+    """Return the bits of an element of Q, K and V under a recipe, a key of RECIPES."""
+    storage = RECIPES[recipe].whole.k
+    assert storage is not None  # a recipe quantises K
+    element = storage.element
     return element.exponent_bits + element.precision
 
 
 def spans(table: pd.DataFrame, count: int) -> str:
-    """In words, the least and the largest mean over seeds of recipes of that many bits, all of attention quantised."""
-    chosen = [key for key in RECIPES if bits(key) == count]
-    rows = table[table.recipe.isin(chosen) & (table.part == "all")]
+    """Say the least and the largest mean error over seeds, of the recipes of `count` bits with all of attention
+    quantised.
+
+    Args:
+        table: of `experiments.block_scales.block_scales`.
+        count: bits of an element.
+    """
+    recipes = [key for key in RECIPES if bits(key) == count]
+    rows = table[table.recipe.isin(recipes) & (table.part == "all")]
     means = rows.groupby(["kind", "recipe"]).times_rmse.mean()
     return f"{means.min():.0f} to {means.max():.0f} × BF16's in {count} bits"

@@ -13,17 +13,21 @@ KERNELS = {  # of `experiments.microbenchmark`
 
 
 def label(flash: str) -> str:
-    """The legend of a kernel that `compare` takes."""
+    """Return the legend of a kernel that `experiments.microbenchmark.compare` takes."""
     return "Flash, every step in the format" if flash == "tiled" else f"kernel {flash!r}"
 
 
 def settings(table: pd.DataFrame) -> str:
-    """The caption line of a figure of `compare`: every setting the paper leaves out."""
+    """Write the caption of a figure of `experiments.microbenchmark.compare`: every setting that the paper leaves out.
+
+    Args:
+        table: of `compare`.
+    """
     flash, algorithm = table.flash.iloc[0], table.algorithm.iloc[0]
-    given = {"N": table.n, "d": table.head_dim, "B_c": table.block_kv, "M": table.get("sram"), "heads": table.heads}
+    values_of = {"N": table.n, "d": table.head_dim, "B_c": table.block_kv, "M": table.get("sram"), "heads": table.heads}
     words = [f"{label(flash)} ({algorithm})" if flash == "tiled" else label(flash)]
     words.append("Baseline: S, P and O written in the format, its softmax inside in FP32 where nothing else is said")
-    words += [f"{name} = {span(values.unique())}" for name, values in given.items() if values is not None]
+    words += [f"{name} = {span(values.unique())}" for name, values in values_of.items() if values is not None]
     words.append(f"{table.seed.nunique()} seeds")
     if "golden" in set(table.against):
         when = "after" if table.golden_inputs.iloc[0] == "rounded" else "before"
@@ -38,13 +42,13 @@ def settings(table: pd.DataFrame) -> str:
 
 
 def span(values: Iterable) -> str:
-    """The one value, or the least to the largest."""
+    """Write the only value, or "least to largest"."""
     values = sorted(values)
     return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
 def seeds_of(table: pd.DataFrame) -> str:
-    """How many seeds the pairs of a table of `study.study` have, but for the same run again, of which one is enough."""
+    """Write how many seeds the pairs of a table of `study.study` have, without "rerun", which needs only one."""
     return f"{span(table[table.pair != 'rerun'].groupby('pair').seed.nunique().unique())} seeds"
 
 
@@ -52,7 +56,7 @@ POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean o
 
 
 def captioned(figure: Figure, title: str, caption: str) -> Figure:
-    """The message above, every setting the paper leaves out below."""
+    """Put a figure's message above it, and its caption below, and return the figure."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()), break_on_hyphens=False)
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#555555")

@@ -1,9 +1,10 @@
-"""The panel of notebook 00: every choice a control, and what it does to the deviation, drawn at once."""
+"""The panel of notebook 00: a control for each choice, and its effect on the deviation, drawn at once."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ipywidgets as widgets
 from IPython import get_ipython
@@ -43,7 +44,7 @@ STYLE = f"<style>\n{Path(__file__).with_suffix('.css').read_text()}</style>"
 
 
 def message(found: Found) -> str:
-    """What a comparison says, in one line."""
+    """Say in one line how far Flash and Baseline are from the golden value."""
     for key, d in found.deviations.items():
         if d.nonfinite:
             return f"{KERNELS[key]} gives {d.nonfinite:,} of {d.count:,} values that are NaN or infinite"
@@ -57,11 +58,11 @@ def message(found: Found) -> str:
 
 
 def reasons(setting: ExplorerSettings, found: Found) -> Iterator[str]:
-    """Sentences beside the verdict: what is carried from tile to tile, how often it is rescaled, and whether errors
-    have a sign."""
-    carried, flash = (setting.precision.accumulator, setting.precision.row_sum), found.deviations["flash"]
-    low = any(fmt.precision < FP32.precision for fmt in carried)
-    words = f"O in {carried[0]}, l in {carried[1]}: {'below FP32' if low else 'no less than kernels as shipped'}"
+    """Yield the sentences beside the verdict: the formats that O and l are carried in, how often they are rescaled, and
+    whether errors have a sign."""
+    sums, flash = (setting.precision.accumulator, setting.precision.row_sum), found.deviations["flash"]
+    low = any(fmt.precision < FP32.precision for fmt in sums)
+    words = f"O in {sums[0]}, l in {sums[1]}: {'below FP32' if low else 'no less than kernels as shipped'}"
     if found.tiles == 1:
         yield f"One tile: nothing is carried or rescaled. It has {words}."
     else:
@@ -75,7 +76,7 @@ def reasons(setting: ExplorerSettings, found: Found) -> Iterator[str]:
 
 
 def in_numbers(setting: ExplorerSettings, found: Found) -> str:
-    """Flash and Baseline in numbers, as HTML, and what the picture shows."""
+    """Write the errors of Flash and Baseline as an HTML table, with the picture's caption."""
     u = setting.fmt.unit_roundoff
     head = ("", "largest error", "99 % below", "rms", "mean signed error", "not finite")
     rows = [
@@ -91,26 +92,27 @@ def in_numbers(setting: ExplorerSettings, found: Found) -> str:
 
 
 def verdict_html(setting: ExplorerSettings, found: Found) -> str:
-    """The verdict and its reasons, as HTML."""
-    said, color = VERDICTS[found.verdict]
+    """Write the verdict and its reasons as HTML."""
+    word, color = VERDICTS[found.verdict]
     rule = f"The rule of the field: at most {ALLOWED['o']} × Baseline's largest error."
     items = "".join(f"<li>{sentence}</li>" for sentence in (rule, *reasons(setting, found)))
     return (
-        f"<div class='fa-head' role='status'><span class='fa-verdict' style='background: {color}'>{said}</span>"
+        f"<div class='fa-head' role='status'><span class='fa-verdict' style='background: {color}'>{word}</span>"
         f"<span>{message(found)}</span></div><ul class='fa-reasons'>{items}</ul>"
     )
 
 
 def explore() -> widgets.VBox:
-    """The panel: the verdict, below it the problem; then the kernel's controls, and beside them the picture and the
-    numbers, made anew at every change.
+    """Build the panel: the verdict, below it the problem; then the kernel's controls, and beside them the picture and
+    the numbers, computed again at every change.
 
-    A preset sets every step, and "sums in" those of SUMS; a step set by hand makes the preset "custom" where it agrees
-    with none. Another format takes a preset's steps along, and of a custom kernel those that were in the old format.
-    Products can be summed in as many ways as fit Q, K, V and P, for N up to LONGEST.
+    A preset sets every step, and "sums in" sets those of SUMS. A step set by hand makes the preset "custom" where no
+    preset has these formats. With another format, a preset's steps change along; in a custom kernel, those that were in
+    the old format do. The menu of products has the ways that fit the formats of Q, K, V and P; all but exact ones are
+    for N up to LONGEST.
 
     Returns:
-        an ipywidgets box. Its `controls` are the widgets by name, its `picture` an Image. It has the class fa-working
+        An ipywidgets box. Its `controls` are the widgets by name, its `picture` an Image. It has the class fa-working
         while it computes.
     """
     groups = _controls(ExplorerSettings())
@@ -150,7 +152,7 @@ def explore() -> widgets.VBox:
         kernel += [widgets.HTML(f"<b>{heading}</b>"), *group.values()]
     busy = widgets.HTML("<span>computing …</span>")
     busy.add_class("fa-busy")
-    panel = _box(
+    panel: Any = _box(
         widgets.VBox, "fa-panel", [
             widgets.HTML(STYLE, layout=dict(height="0", margin="0")),
             _box(widgets.VBox, "fa-above", [above, busy]),
@@ -174,44 +176,53 @@ def _box(kind, name, children):
 
 
 def follow(name: str, old, values: dict) -> dict:
-    """The other controls' values that a change of the one called `name` brings with it."""
+    """Compute how the other controls change with one of them.
+
+    Args:
+        name: of the control that changed.
+        old: its value before.
+        values: name -> value of all controls, after the change.
+
+    Returns:
+        dict of name -> new value, of the other controls that change.
+    """
     preset, fmt, now = values["preset"], values["fmt"], {step: values[step] for step in STEPS}
-    moved: dict = {}
+    changes: dict = {}
     if name in ("preset", "fmt") and preset in PRESETS:
-        moved = formats_of_steps(PRESETS[preset](fmt))
+        changes = formats_of_steps(PRESETS[preset](fmt))
     elif name == "fmt":
-        moved = {step: fmt for step in STEPS if now[step] == old}
+        changes = {step: fmt for step in STEPS if now[step] == old}
     elif name == "sums" and values["sums"] != APART:
-        moved = dict.fromkeys(SUMS, values["sums"])
+        changes = dict.fromkeys(SUMS, values["sums"])
     if name in ("fmt", "sums", *STEPS):
-        moved["preset"] = read(values | moved | {"products": "exact"}).preset
-    now |= moved
+        changes["preset"] = read(values | changes | {"products": "exact"}).preset
+    now |= changes
     if values["products"] not in products_for(now["inputs"], now["probs"]) or name == "n" and values["n"] > LONGEST:
-        moved["products"] = "exact"
+        changes["products"] = "exact"
     elif name == "products" and values["products"] != "exact" and values["n"] > LONGEST:
-        moved["n"] = LONGEST
+        changes["n"] = LONGEST
     sums = {now[step] for step in SUMS}
-    brought = moved | {"sums": sums.pop() if len(sums) == 1 else APART}
-    return {other: value for other, value in brought.items() if value != values[other]}
+    all_changes = changes | {"sums": sums.pop() if len(sums) == 1 else APART}
+    return {other: value for other, value in all_changes.items() if value != values[other]}
 
 
 def offered(values: dict) -> list[tuple[str, str]]:
-    """The menu of how products are summed: (label, key)."""
+    """List the menu of how products are summed, (label, key), for the controls' values."""
     return [(PRODUCTS.get(key, key), key) for key in products_for(values["inputs"], values["probs"])]
 
 
 def read(values: dict) -> ExplorerSettings:
-    """The ExplorerSettings of the controls' values."""
+    """Make the ExplorerSettings of the controls' values, name -> value."""
     products = products_for(values["inputs"], values["probs"])[values["products"]]
     steps = {step: values[step] for step in STEPS}
     precision = replace(Precision.uniform(values["fmt"]), **steps, products=products)
     tiling = Tiling(values["block_q"], values["block_kv"])
-    rest = {name: values[name] for name in ("algorithm", "n", "head_dim", "distribution", "seed", "causal")}
-    return ExplorerSettings(Format.of(values["fmt"]), precision, tiling=tiling, **rest)
+    others = {name: values[name] for name in ("algorithm", "n", "head_dim", "distribution", "seed", "causal")}
+    return ExplorerSettings(Format.of(values["fmt"]), precision, tiling=tiling, **others)
 
 
 def _controls(setting):
-    """Groups of widgets by name: a heading, and the choices below it."""
+    """Make groups of widgets: heading -> {name: widget}."""
     s, own = setting, formats_of_steps(setting.precision)
 
     def common(label, width):
@@ -224,17 +235,17 @@ def _controls(setting):
         options = [2**i for i in range(low, high + 1)]
         return widgets.SelectionSlider(options=options, value=value, tooltip=tooltip, **common(label, width))
 
-    summed = "How Q Kᵀ and P V are summed, in Flash and in Baseline: exactly, in order, or as a GPU's tensor core does."
-    inert = "Rows are independent: B_r cannot change the result, though the emulator does work on B_r rows at once."
+    tip = "How Q Kᵀ and P V are summed, in Flash and in Baseline: exactly, in order, or as a GPU's tensor core does."
+    rows_tip = "Rows are independent: B_r cannot change the result, though the emulator does work on B_r rows at once."
     groups = {
         "The kernel": dict(
             preset=menu("precision", [(label, key) for key, label in PRECISIONS.items()], s.preset),
             fmt=menu("format", FORMATS, s.fmt.name),
             sums=menu("sums in", [*zip(FORMATS, FORMATS), ("one each", APART)], s.precision.accumulator.name),
-            products=menu("products", offered(own), "exact", tooltip=summed),
+            products=menu("products", offered(own), "exact", tooltip=tip),
             algorithm=menu("algorithm", ALGORITHMS, s.algorithm),
             block_kv=powers("keys B_c", 4, 10, s.tiling.block_kv),
-            block_q=powers("rows B_r", 7, 10, s.tiling.block_q, inert),
+            block_q=powers("rows B_r", 7, 10, s.tiling.block_q, rows_tip),
         ),
         "Each step of it": {step: menu(CONTROLS[step], FORMATS, name) for step, name in own.items()},
         "The problem": dict(

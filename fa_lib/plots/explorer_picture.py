@@ -20,14 +20,14 @@ GROUPS = 32  # of neighbouring rows, whose means make a line
 
 
 def summed(products: Dot) -> str:
-    """How products are summed, in some words."""
+    """Say in a few words how a Dot sums products."""
     if isinstance(products, TensorCore):
         return f"by {products.unit}'s tensor core"
     return f"in order, in {products.fmt}" if isinstance(products, Ordered) else "exactly"
 
 
 def setting_line(setting: ExplorerSettings) -> str:
-    """A setting in one line."""
+    """Write a setting in one line."""
     s, (nearest, changed) = setting, setting.nearest_preset
     flash = ", ".join([PRECISIONS[nearest], *(f"{step} {fmt}" for step, fmt in changed.items())])
     flash += "" if s.precision.products == EXACT else f"; products summed {summed(s.precision.products)}"
@@ -38,9 +38,10 @@ def setting_line(setting: ExplorerSettings) -> str:
 
 @styled
 def picture(setting: ExplorerSettings, found: Found) -> Figure:
-    """Left: each row's largest error by position. Right: all signed errors. In units of the format's roundoff u."""
+    """Draw errors in units of the format's roundoff u: left each row's largest by position, right all signed ones."""
     u = setting.fmt.unit_roundoff
-    figure = Figure(figsize=(6.6, 2.9), dpi=170, layout="none")  # fixed margins: finding them takes longer than drawing
+    # fixed margins: finding them takes longer than drawing; matplotlib's stub of Figure lacks its own "none"
+    figure = Figure(figsize=(6.6, 2.9), dpi=170, layout="none")  # pyright: ignore[reportArgumentType]
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, gridspec_kw=dict(left=0.06, right=0.985, bottom=0.155, top=0.905, wspace=0.22))
     errors = {key: error / u for key, error in found.errors.items()}  # (n, head_dim)
@@ -59,9 +60,9 @@ def picture(setting: ExplorerSettings, found: Found) -> Figure:
         end, below = lines[key][-1], lines[key][-1] < lines[other][-1]
         left.annotate(KERNELS[key], (1, end), (-2, -16 if below else 9), ("axes fraction", "data"), "offset points",
                       color=COLORS[key], ha="right", fontweight="bold", annotation_clip=True)  # fmt: skip
-    drawn = torch.cat([*lines.values()])
-    drawn = drawn[drawn.isfinite() & (drawn > 0)]
-    low = 10 ** math.floor(math.log10(drawn.min() / 2)) if len(drawn) else reach / 100
+    line_values = torch.cat([*lines.values()])
+    line_values = line_values[line_values.isfinite() & (line_values > 0)]
+    low = 10 ** math.floor(math.log10(line_values.min() / 2)) if len(line_values) else reach / 100
     left.set(yscale="log", xlim=(0, setting.n), ylim=(low, 2 * reach), xlabel="position of the query")
     right.set(yscale="log", xlim=(-reach, reach), ylim=(0.7 / found.errors["flash"].numel(), 1))
     left.set_title("largest error of each row, in u")
@@ -74,21 +75,21 @@ def picture(setting: ExplorerSettings, found: Found) -> Figure:
 
 
 def caption(setting: ExplorerSettings) -> str:
-    """What the picture shows, in a line or two of HTML."""
+    """Write the picture's caption, a line or two of HTML."""
     marks = f"Points: rows; lines: means of {setting.n // GROUPS} rows"
     return f"Error: O − golden value, u = 2<sup>−{setting.fmt.precision}</sup>. {marks}. {setting_line(setting)}."
 
 
 def snapped(x: float) -> float:
-    """The next of 1, 2, 5 times a power of ten: a limit that stays where it is while a control moves a little."""
+    """Round up to 1, 2 or 5 times a power of ten: a limit that does not change while a control moves a little."""
     ten = 10.0 ** math.floor(math.log10(x)) if x > 0 else 1.0
     return next(step * ten for step in (1, 2, 5, 10) if step * ten >= x)
 
 
 @styled
 def png(setting: ExplorerSettings, found: Found) -> bytes:
-    """The picture as bytes of a PNG file, which says in its `Description` what it shows."""
+    """Draw the picture as the bytes of a PNG file, with the setting in its `Description`."""
     file = io.BytesIO()
-    shown = {"Description": setting_line(setting)}
-    picture(setting, found).canvas.print_png(file, metadata=shown, pil_kwargs=dict(compress_level=1))
+    metadata = {"Description": setting_line(setting)}
+    picture(setting, found).canvas.print_png(file, metadata=metadata, pil_kwargs=dict(compress_level=1))
     return file.getvalue()

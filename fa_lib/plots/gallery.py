@@ -23,51 +23,52 @@ MOST = 3000  # of the axis; what is larger, or not finite, stands there
 
 @styled
 def gallery(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
-    """A row for each kernel that was judged, the furthest off above; beside it what was found. Below, the same of other
-    devices, where other kernels run.
+    """Draw a row for each judged kernel, the one with the largest error above, with the findings beside it; below, the
+    same for other devices, where other kernels run.
 
     Args:
         table: of `judge_gallery.row`: key, project, verdict, found (a few words), times_1, times_16, times_many.
         recorded: device -> such a table.
     """
-    shown = [_judged(rows) for rows in (table, *recorded.values())]
-    heights = [0.235 * len(rows) + 0.6 for rows in shown]
-    shape = dict(height_ratios=heights, sharex=True, squeeze=False)
-    figure, axes = plt.subplots(len(shown), 1, figsize=(10.5, sum(heights) + 1.0), **shape)
-    for ax, rows in zip(axes[:, 0], shown):
+    parts = [_judged(rows) for rows in (table, *recorded.values())]
+    heights = [0.235 * len(rows) + 0.6 for rows in parts]
+    figure, axes = plt.subplots(
+        len(parts), 1, figsize=(10.5, sum(heights) + 1.0), height_ratios=heights, sharex=True, squeeze=False
+    )
+    for ax, rows in zip(axes[:, 0], parts):
         _rows(ax, rows)
     for ax, title in zip(axes[:, 0], ("CPU", *recorded) if recorded else ()):
         ax.set_title(title)
     axes[-1, 0].set_xlabel("largest error over Baseline's, worst of the formats, lengths and ordinary inputs")
     axes[0, 0].legend(loc="lower right", fontsize=7.5)
-    fails = (shown[0].verdict == "fails").sum()
-    title = f"Of {len(shown[0])} calls of shipped attention kernels {fails} fail; how many queries are asked can decide"
-    for device, rows in zip(recorded, shown[1:]):
+    fails = (parts[0].verdict == "fails").sum()
+    title = f"Of {len(parts[0])} calls of shipped attention kernels {fails} fail; how many queries are asked can decide"
+    for device, rows in zip(recorded, parts[1:]):
         title += f"\nOn {device}: {(rows.verdict == 'fails').sum()} of {len(rows)}"
     return captioned(figure, title, caption)
 
 
 def _judged(table):
-    """The kernels that have a verdict, the furthest off last."""
-    shown = table[table.verdict.isin(("passes", "fails"))].copy()
-    shown = shown.reindex(columns=shown.columns.union([f"times_{key}" for key in QUERIES], sort=False))
-    shown["worst"] = shown[[f"times_{key}" for key in QUERIES]].max(axis=1)
-    return shown.sort_values(["verdict", "worst"], ascending=[False, True]).reset_index(drop=True)
+    """Select the kernels that have a verdict, the one with the largest error last."""
+    rows = table[table.verdict.isin(("passes", "fails"))].copy()
+    rows = rows.reindex(columns=rows.columns.union([f"times_{key}" for key in QUERIES], sort=False))
+    rows["worst"] = rows[[f"times_{key}" for key in QUERIES]].max(axis=1)
+    return rows.sort_values(["verdict", "worst"], ascending=[False, True]).reset_index(drop=True)
 
 
-def _rows(ax, shown):
-    columns, y = [f"times_{key}" for key in QUERIES], np.arange(len(shown))
-    lows, highs = shown[columns].min(axis=1), shown["worst"]
+def _rows(ax, rows):
+    columns, y = [f"times_{key}" for key in QUERIES], np.arange(len(rows))
+    lows, highs = rows[columns].min(axis=1), rows["worst"]
     ax.hlines(y, lows.clip(upper=MOST), highs.clip(upper=MOST), color=GREY, lw=0.8)
     for key, (label, color, marker) in QUERIES.items():
-        ax.plot(shown[f"times_{key}"].clip(upper=MOST), y, ls="", color=color, marker=marker, ms=5, label=label)
+        ax.plot(rows[f"times_{key}"].clip(upper=MOST), y, ls="", color=color, marker=marker, ms=5, label=label)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
-    ax.annotate("the rule: 2", (ALLOWED["o"], len(shown) - 0.3), (4, 0), textcoords="offset points", fontsize=7)
-    ax.set(xscale="log", xlim=(0.2, MOST), ylim=(-0.7, len(shown) + 0.3), yticks=y)
-    ax.set_yticklabels([f"{row.project}: {row.key}" for row in shown.itertuples()], fontsize=7.5)
-    for label, verdict in zip(ax.get_yticklabels(), shown.verdict):
+    ax.annotate("the rule: 2", (ALLOWED["o"], len(rows) - 0.3), (4, 0), textcoords="offset points", fontsize=7)
+    ax.set(xscale="log", xlim=(0.2, MOST), ylim=(-0.7, len(rows) + 0.3), yticks=y)
+    ax.set_yticklabels([f"{row.project}: {row.key}" for row in rows.itertuples()], fontsize=7.5)
+    for label, verdict in zip(ax.get_yticklabels(), rows.verdict):
         label.set_color(FLASH if verdict == "fails" else INK)
-    for at, words in zip(y, shown.found):
+    for at, words in zip(y, rows.found):
         ax.annotate(words, (1, at), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                     va="center", fontsize=7, color=INK, annotation_clip=False)  # fmt: skip
     plain_ticks(ax.xaxis)
@@ -89,7 +90,7 @@ PANELS = {  # find -> title, column along the axis, its label
 
 @styled
 def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
-    """Largest error over Baseline's of the kernel, of its emulation, and of the kernel with one type changed.
+    """Draw the largest error over Baseline's, of the kernel, of its emulation, and of the kernel with one type changed.
 
     Args:
         tables: find -> rows of `experiments.finds`, uniform inputs.
@@ -97,10 +98,10 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
     figure, axes = plt.subplots(1, len(tables), figsize=(12.5, 3.6), squeeze=False)
     for ax, (find, rows) in zip(axes[0], tables.items()):
         title, column, label = PANELS[find]
-        for who, (name, color, marker) in WHO.items():
-            of = rows[rows.who == who].groupby(column).times_max
-            ax.plot(of.mean(), color=color, marker=marker, ms=7 if marker == "x" else 5, lw=1, label=name)
-            ax.fill_between(of.mean().index, of.min(), of.max(), color=color, alpha=0.15, lw=0)
+        for kind, (name, color, marker) in WHO.items():
+            times = rows[rows.who == kind].groupby(column).times_max
+            ax.plot(times.mean(), color=color, marker=marker, ms=7 if marker == "x" else 5, lw=1, label=name)
+            ax.fill_between(times.mean().index, times.min(), times.max(), color=color, alpha=0.15, lw=0)
         ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
         ax.set(xscale="log", yscale="log", title=title, xlabel=label, xticks=sorted(rows[column].unique()))
         ax.minorticks_off()

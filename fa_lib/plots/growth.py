@@ -8,6 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
@@ -21,10 +22,12 @@ SHOWN = (*PARTING, "fp16_scaled", "perturb_fp16")
 
 @styled
 def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, caption: str) -> Figure:
-    """Figure 7b: growth of the distance per step; what the first step predicts, over what was measured; a long run.
+    """Draw figure 7b: growth of the distance per step; the distance predicted from the first step over the measured
+    one; a long run.
 
     Args:
-        rates, predicted: of `training.growth`. long: of `study.study`; may be empty.
+        rates, predicted: of the functions of these names in `training.growth`.
+        long: of `study.study`; may be empty.
     """
     count = 3 if len(long) else 2
     figure, axes = plt.subplots(1, count, figsize=(4.4 * count + 2.6, 3.8))
@@ -63,35 +66,36 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
 
 
 def _title(ratio):
-    """What the prediction is worth at the last step."""
+    """Say how good the prediction is at the last step."""
     last = ratio[ratio.step == ratio.step.max()].groupby("pair", sort=False).ratio.apply(lambda x: geometric(x)[0])
-    each = [
-        f"{' to '.join(dict.fromkeys(_told(end) for end in (values.min(), values.max())))} in {name}"
+    words = [
+        f"{' to '.join(dict.fromkeys(_number(end) for end in (values.min(), values.max())))} in {name}"
         for name, values in (("BF16", last[~last.index.str.contains("fp32")]), ("FP32", last.filter(like="fp32")))
         if len(values)
     ]
-    far = f": predicted over measured {', '.join(each)}" if each else ""
-    return f"Figure 7b. A first step tells the curve in BF16{far}"
+    ending = f": predicted over measured {', '.join(words)}" if words else ""
+    return f"Figure 7b. A first step tells the curve in BF16{ending}"
 
 
-def _told(ratio):
+def _number(ratio):
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 @styled
 def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
-    """Figure 8d: the loss of each arm over its twin's, and the spectral entropy of the updates of Q and K.
+    """Draw figure 8d: the loss of each arm over its twin's, and the spectral entropy of the updates of Q and K.
 
     Args:
-        losses: loss over the twin's, by pair and seed. signals: of `spectra.entropies`, with arm and seed.
+        losses: of `training.distances.losses`, by pair and seed.
+        signals: of `training.campaign.signals`.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.9), width_ratios=(1.15, 1))
     names = [name for name in STYLE if name in losses.index.get_level_values("pair")][::-1]
     for y, name in enumerate(names):
         color, marker, _ = STYLE[name]
-        each = losses[name].dropna()
-        left.plot(100 * (each - 1), [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
-        mean, low, high = (100 * (x - 1) for x in geometric(each))
+        ratios = losses[name].dropna()
+        left.plot(100 * (ratios - 1), [y] * len(ratios), marker, color=color, ms=3.5, alpha=0.5, mew=0)
+        mean, low, high = (100 * (x - 1) for x in geometric(ratios))
         if np.isfinite(low):
             left.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
     left.axvline(0, color=INK, lw=0.9)
@@ -107,7 +111,7 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
 
 @styled
 def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
-    """Figure 8e: how many times less than low precision Flash moves the weights, over learning rate and step.
+    """Draw figure 8e: how many times less than low precision Flash moves the weights, over learning rate and step.
 
     Args:
         by_rate: learning rate -> table of `distances.less_by_step`.
@@ -118,14 +122,14 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
     }  # fmt: skip
     frame = pd.DataFrame(rows).T
     figure, ax = plt.subplots(figsize=(1.9 + 0.55 * frame.shape[1], 1.6 + 0.42 * len(frame)))
-    shown = sns.heatmap(
+    heatmap = sns.heatmap(
         np.log2(frame), ax=ax, cmap="vlag", center=0, vmin=-4, vmax=4, annot=frame.map("{:.2g}".format), fmt="",
         annot_kws=dict(size=7), cbar_kws=dict(label="low precision / Flash", ticks=[-4, -2, 0, 2, 4]),
     )  # fmt: skip
-    shown.collections[0].colorbar.set_ticklabels(["1/16", "1/4", "1", "4", "16"])
+    heatmap.collections[0].colorbar.set_ticklabels(["1/16", "1/4", "1", "4", "16"])
     inside = (frame >= 2) & (frame <= 5)
     for y, x in zip(*np.where(inside)):
-        ax.add_patch(plt.Rectangle((x, y), 1, 1, fill=False, ec=INK, lw=1.4))
+        ax.add_patch(Rectangle((x, y), 1, 1, fill=False, ec=INK, lw=1.4))
     labels = [f"{PAIRS[pair].label}, lr {rate:g}" for pair, rate in frame.index]
     ax.set_yticklabels(labels, rotation=0)
     ax.grid(False)
@@ -136,21 +140,21 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
 
 
 def said(losses: pd.Series) -> str:
-    """What becomes of Flash's loss, and of a nudge's, in a sentence."""
-    each = {}
+    """Say in a sentence by how much Flash changes the loss, and by how much a nudge does; losses: as of `health`."""
+    words = {}
     for name in ("flash", "perturb"):
         mean, low, high = (100 * (x - 1) for x in geometric(losses[name].dropna()))
-        each[name] = f"{mean:+.1f} %" + (f" ({low:+.0f} to {high:+.0f})" if low < high else "")
-    return f"Flash changes the loss by {each['flash']}, a nudge of 1e-7 by {each['perturb']}"
+        words[name] = f"{mean:+.1f} %" + (f" ({low:+.0f} to {high:+.0f})" if low < high else "")
+    return f"Flash changes the loss by {words['flash']}, a nudge of 1e-7 by {words['perturb']}"
 
 
 def _entropies(ax: Axes, signals: pd.DataFrame):
-    """Spectral entropy over training, of arms in BF16, FP16 and FP32."""
-    shown = {"baseline": ("Baseline, BF16", BASELINE, "D", "-"), "flash": ("Flash, BF16", FLASH, "o", "-"),
+    """Draw the spectral entropy over training, of arms in BF16, FP16 and FP32."""
+    styles = {"baseline": ("Baseline, BF16", BASELINE, "D", "-"), "flash": ("Flash, BF16", FLASH, "o", "-"),
              "flash_small_tiles": ("carried in BF16, 32 tiles", GREEN, "X", "--"),
              "fp32": ("Baseline, FP32", GREY, "^", ":"),
              "fp16": ("FP16, no loss scaling", FORMATS["FP16"][0], "v", "-")}  # fmt: skip
-    for arm, (label, color, marker, line) in shown.items():
+    for arm, (label, color, marker, line) in styles.items():
         own = signals[signals.arm == arm]
         if len(own):
             band(ax, by_seed(own, "step", "entropy"), color, marker, label, ls=line)

@@ -5,6 +5,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.measure.carry import LOST
@@ -38,28 +39,37 @@ MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
 
 
 @styled
-def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> plt.Figure | None:
-    """Four questions to a kernel: what it carries, how its error grows, what the rule says, what makes trouble.
+def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Figure | None:
+    """Draw four panels about a kernel: the precision of its sums, the growth of its error, the rule, and hard inputs.
 
     Args:
-        found: what was measured. A kernel that runs in no format has no figure: None.
+        judgement: of the kernel.
+        found: the measurements.
+        caption: of the figure.
+
+    Returns:
+        The figure; None for a kernel that runs in no format.
     """
     if not len(found.lengths):
         return None
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
-    for ax, (key, draw) in zip(axes.flat, _drawn(judgement, found).items()):
+    for ax, (key, draw) in zip(axes.flat, _drawings(judgement, found).items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
     return captioned(figure, sentences.title(judgement), caption)
 
 
 @styled
-def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, plt.Figure]:
-    """The same four as a figure each, without a title: keys of `anchors.PICTURES`; none where it runs in no format."""
-    return panels_of(_drawn(judgement, found), dict(sides=(4.4, 4.0))) if len(found.lengths) else {}
+def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, Figure]:
+    """Draw the four panels of `kernel_report` as a figure each, without a title.
+
+    Returns:
+        dict of key of `anchors.PICTURES` -> figure; {} for a kernel that runs in no format.
+    """
+    return panels_of(_drawings(judgement, found), dict(sides=(4.4, 4.0))) if len(found.lengths) else {}
 
 
-def _drawn(judgement, found):
+def _drawings(judgement, found):
     return {
         "sums": partial(_sums, sums=found.sums),
         "growth": partial(_growth, lengths=found.lengths, kernel=judgement.subject),
@@ -70,11 +80,11 @@ def _drawn(judgement, found):
 
 def _sums(ax, sums):
     worst = sums.groupby(["what", "fmt", "keys"])[["lost", "all"]].max().reset_index()  # over numbers of queries
-    for what, (marker, fill) in MARKERS.items():
-        for fmt, rows in worst[worst.what == what].groupby("fmt", sort=False):
+    for sum_name, (marker, fill) in MARKERS.items():
+        for fmt, rows in worst[worst.what == sum_name].groupby("fmt", sort=False):
             ax.plot(
                 rows["keys"], rows.lost.clip(lower=0.05), marker=marker, ms=4, lw=1.2, fillstyle=fill,
-                color=READABLE[fmt][0], label=f"{sentences.SUMS[what]}, {fmt}",
+                color=READABLE[fmt][0], label=f"{sentences.SUMS[sum_name]}, {fmt}",
             )  # fmt: skip
     all_lost = worst.groupby("keys")["all"].max()
     ax.plot(all_lost.index, all_lost, color=DIM, lw=1, ls=":", label="every tile lost")
@@ -89,7 +99,8 @@ def _sums(ax, sums):
 
 
 def _growth(ax, lengths, kernel):
-    """The kernel in the format where its error is largest, for each inputs at the number of queries where it is."""
+    """Draw the kernel in the format where its error is largest, for each inputs at the number of queries where it
+    is."""
     own = lengths[lengths.kernel == kernel]
     worst = own.loc[own.times_max.idxmax()] if own.times_max.notna().any() else own.iloc[0]
     beside = lengths[(lengths.kernel != kernel) & (lengths.fmt == worst.fmt)]
@@ -101,9 +112,9 @@ def _growth(ax, lengths, kernel):
             label = label if distribution == "uniform" else None
             ax.plot(values.index, values.mean(axis=1), color=color, lw=0.9, ls=ls, label=label)
         rows = own[own.distribution == distribution]
-        few = rows.groupby("few").times_max.mean().fillna(0).idxmax()
-        asked = queries_in_words(int(few)) if few else "N queries"
-        band(ax, _by_draw(rows[rows.few == few]), color, marker, f"{INPUTS[distribution]}, {asked}")
+        queries = rows.groupby("few").times_max.mean().fillna(0).idxmax()
+        words = queries_in_words(int(queries)) if queries else "N queries"
+        band(ax, _by_draw(rows[rows.few == queries]), color, marker, f"{INPUTS[distribution]}, {words}")
     ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
     ax.set(xscale="log", yscale="log", xticks=_legible(sorted(own.n.unique())), xlabel="sequence length N (keys)")
     no_minor_ticks(ax.xaxis)
@@ -116,18 +127,18 @@ def _growth(ax, lengths, kernel):
 
 
 def _legible(lengths):
-    """Those of ascending lengths whose labels have room between them on a logarithmic axis."""
-    kept = lengths[:1]
+    """Select those of ascending lengths whose labels have room between them on a logarithmic axis."""
+    legible = lengths[:1]
     for n in lengths[1:]:
-        if n >= 1.5 * kept[-1]:
-            kept.append(n)
-    return kept
+        if n >= 1.5 * legible[-1]:
+            legible.append(n)
+    return legible
 
 
 def _by_draw(rows):
-    """A frame, N x draws: a length that was drawn has one draw, which stands for all."""
+    """Make a frame, N x draws. A length with only one draw has that number in every column."""
     draws = rows.groupby("n").size().max()
-    return pd.DataFrame({n: np.resize(each.times_max, draws) for n, each in rows.groupby("n")}).T
+    return pd.DataFrame({n: np.resize(group.times_max, draws) for n, group in rows.groupby("n")}).T
 
 
 def _rule(ax, shapes):

@@ -18,7 +18,7 @@ _BITS = (  # colour and marker by bits, the fewest first
 
 @styled
 def law(table: pd.DataFrame, caption: str) -> Figure:
-    """Measured and predicted error against tiles: with enough bits, by inputs; and on uniform inputs, by bits.
+    """Draw measured and predicted error against tiles: with enough bits, by inputs; and on uniform inputs, by bits.
 
     Args:
         table: of `experiments.law.law`.
@@ -32,9 +32,9 @@ def law(table: pd.DataFrame, caption: str) -> Figure:
             own = rows[rows.algorithm == algorithm]
             if own.empty:
                 continue
-            measured = by_seed(own, "tiles", "measured")
-            dots(ax, measured.index, measured, color, marker, label)
-            ax.plot(measured.index, own.groupby("tiles").predicted.mean(), color=color, lw=1.2)
+            errors = by_seed(own, "tiles", "measured")
+            dots(ax, errors.index, errors, color, marker, label)
+            ax.plot(errors.index, own.groupby("tiles").predicted.mean(), color=color, lw=1.2)
         ax.plot([], [], color=GREY, lw=1.2, label="predicted, nothing fitted")
         ax.set(title=INPUTS[distribution])
     axes[0].set_ylabel("rms error of O / rms of O\n(units of roundoff u)")
@@ -44,8 +44,8 @@ def law(table: pd.DataFrame, caption: str) -> Figure:
         own = first[first.bits == count]
         ratio = by_seed(own.assign(times=own.measured / own.predicted), "tiles", "times")
         dots(axes[-1], ratio.index, ratio, color, marker, f"{count} bits")
-        more = own.assign(times=own.with_repeats / own.predicted).groupby("tiles").times.mean()
-        axes[-1].plot(more.index, more, color=color, lw=1.0, ls="--")
+        with_repeats = own.assign(times=own.with_repeats / own.predicted).groupby("tiles").times.mean()
+        axes[-1].plot(with_repeats.index, with_repeats, color=color, lw=1.0, ls="--")
     axes[-1].plot([], [], color=GREY, lw=1.0, ls="--", label="predicted with repeats")
     axes[-1].axhline(1, color=INK, lw=0.9)
     axes[-1].set(title=f"{distributions[0]} inputs, by bits of O and l", ylabel="measured / predicted")

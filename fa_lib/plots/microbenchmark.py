@@ -1,9 +1,10 @@
 """Figures 3 to 5, from tables of `experiments.microbenchmark.compare`.
 
-`recorded` is device -> such a table, of `execution.results.recorded`: drawn beside the one made here.
+In each function `recorded` is device -> such a table, of `execution.results.recorded`, to draw beside this machine's.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -43,7 +44,11 @@ FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
 
 @styled
 def precision(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
-    """Figure 3: max difference Flash - Baseline in one format, against the format."""
+    """Draw figure 3: max difference Flash - Baseline in one format, against the format.
+
+    Args:
+        table: of `compare`.
+    """
     distributions, figure, axes = panels(table, height=3.4)
     for ax, distribution in zip(axes, distributions):
         rows = table[(table.kernel == "flash") & (table.distribution == distribution)]
@@ -73,11 +78,12 @@ def golden_value(
     table: pd.DataFrame, by_tiles: pd.DataFrame, caption: str,
     recorded: Mapping[str, pd.DataFrame] = NONE, recorded_tiles: Mapping[str, pd.DataFrame] = NONE,
 ) -> Figure:  # fmt: skip
-    """Figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format; and how
-    many times Baseline's it is in the first format, against the number of tiles.
+    """Draw figure 4: max difference to the golden value in units of roundoff, Flash and both Baselines, by format; and
+    Flash's over Baseline's in the first format, against the number of tiles.
 
     Args:
-        table: of `compare`. by_tiles: the same in one format, at several N.
+        table: of `compare`.
+        by_tiles: of `compare`, in one format, at several N.
         recorded, recorded_tiles: device -> such a table, of each.
     """
     distributions = list(dict.fromkeys(table.distribution))
@@ -91,7 +97,7 @@ def golden_value(
         "baseline": (KERNELS["baseline"], BASELINE, "s", 0.0),
         "baseline_in_format": (KERNELS["baseline_in_format"], SOFTMAX, "D", 0.16),
     }
-    said = []  # format, times, distribution: where Baseline is a measure
+    times_of = []  # (format, times, distribution), where Baseline has an error
     for ax, distribution in zip(axes, distributions):
         rows = table[(table.distribution == distribution) & (table.against == "golden")]
         formats = list(dict.fromkeys(rows.fmt))
@@ -99,18 +105,18 @@ def golden_value(
         for kernel, (label, color, marker, shift) in series.items():
             dots(ax, np.arange(len(formats)) + shift, values[kernel].clip(lower=FLOOR), color, marker, label)
         times = over_baseline(values["flash"], values["baseline"])
-        means = {kernel: each.mean(axis=1, skipna=False) for kernel, each in values.items()}
+        means = {kernel: frame.mean(axis=1, skipna=False) for kernel, frame in values.items()}
         top = means["flash"]
         for shape, other in by_device(recorded):
             own = other[(other.distribution == distribution) & (other.against == "golden")]
             for kernel, (_, color, _, shift) in series.items():
-                found = in_roundoff(own[own.kernel == kernel], "fmt", "max").reindex(formats).clip(lower=FLOOR)
-                hollow(ax, np.arange(len(formats)) + shift - 0.07, found, color, shape, None)
-                top = np.fmax(top, found.max(axis=1))
+                largest = in_roundoff(own[own.kernel == kernel], "fmt", "max").reindex(formats).clip(lower=FLOOR)
+                hollow(ax, np.arange(len(formats)) + shift - 0.07, largest, color, shape, None)
+                top = np.fmax(top, largest.max(axis=1))
         for x, fmt in enumerate(formats):
             flash, baseline = (means[kernel][fmt] for kernel in ("flash", "baseline"))
             _say_times(ax, x + series["flash"][-1], (flash, baseline), times.loc[fmt], top[fmt])
-        said += [(fmt, times.loc[fmt].mean(), distribution) for fmt in formats if means["baseline"][fmt] > 0]
+        times_of += [(fmt, times.loc[fmt].mean(), distribution) for fmt in formats if means["baseline"][fmt] > 0]
         ax.axhline(0.5, color=INK, lw=0.8, ls=":")
         format_axis(ax, formats, distribution)
     axes[0].annotate("storing the answer: u / 2 where |O| < 1", (0.02, 0.5), (0, -9), fontsize=6.5, color=INK,
@@ -121,8 +127,8 @@ def golden_value(
     name_devices(axes[-2], recorded)
     axes[-2].legend(loc="upper left")
     title = "Figure 4. How much further than Baseline is Flash from the golden value?"
-    if said:
-        fmt, times, distribution = said[0]
+    if times_of:
+        fmt, times, distribution = times_of[0]
         where = f"on {distribution} inputs over {table.tiles.max()} tiles"
         flash = f"Figure 4. In {fmt}, {where}, Flash is {times:.0f} × further than Baseline"
         title = f"{flash} from the golden value"
@@ -132,7 +138,7 @@ def golden_value(
 
 
 def _against_tiles(ax, table, recorded):
-    """How many times Baseline's largest error Flash's is, and 2 sqrt(T)."""
+    """Draw how many times Baseline's largest error Flash's is, and 2 sqrt(T)."""
     fmt = table.fmt.iloc[0]
     for distribution, (color, marker) in zip(dict.fromkeys(table.distribution), _INPUTS):
         band(ax, _times(table, distribution), color, marker, f"{distribution} inputs")
@@ -149,13 +155,13 @@ def _against_tiles(ax, table, recorded):
 
 
 def _times(table, distribution):
-    """How many times Baseline's largest error Flash's is: tiles x seeds."""
+    """Divide Flash's largest error by Baseline's: a frame, tiles x seeds."""
     rows = table[(table.against == "golden") & (table.distribution == distribution)]
     return over_baseline(*(by_seed(rows[rows.kernel == name], "tiles", "max") for name in ("flash", "baseline")))
 
 
 def _say_times(ax, x, errors, times, top):
-    """A bar from Baseline to Flash, and how many times Baseline's error Flash's is, said above `top`."""
+    """Draw a bar from Baseline to Flash, and write above `top` how many times Baseline's error Flash's is."""
     (flash, baseline), color = errors, FLASH
     bar = dict(lw=6, alpha=0.25, zorder=1, solid_capstyle="butt")
     ax.plot([x, x], [max(baseline, FLOOR), flash], color=color, **bar)
@@ -167,8 +173,12 @@ def _say_times(ax, x, errors, times, top):
 
 @styled
 def sequence_length(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
-    """Figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff; and the
-    relative error of Flash (c), with what `theory` expects of it."""
+    """Draw figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff; and the
+    relative error of Flash (c), with the prediction of `theory`.
+
+    Args:
+        table: of `compare`.
+    """
     distributions, figure, axes = panels(table, rows=3, height=8.0)
     lengths = sorted({*table.n, *(n for other in recorded.values() for n in other.n)})
     tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
@@ -210,7 +220,7 @@ def _hollow_line(ax, values, fmt, shape, line="-"):
 
 
 def _relative(ax, table, tiles, recorded):
-    """Of Flash to the golden value, in the formats whose sums are exact, and the law for it."""
+    """Draw Flash's relative error to the golden value, in the formats whose sums are exact, and the law for it."""
     rows = table[(table.kernel == "flash") & (table.against == "golden")]
     formats = [fmt for fmt in dict.fromkeys(rows.fmt) if Format.of(fmt).precision <= FP16.precision]
     for fmt in formats:
@@ -220,7 +230,9 @@ def _relative(ax, table, tiles, recorded):
             _hollow_line(ax, in_roundoff(own, "n", "relative"), fmt, shape)
     values = VALUES.get(table.distribution.iloc[0])
     if values and formats and rows.flash.iloc[0] == "tiled":
-        given = dict(algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0]))
+        options: dict[str, Any] = dict(
+            algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0])
+        )
         fmt = Format.of(formats[0])
-        law = [expected(Precision.uniform(fmt), tiles=count, **given) / fmt.unit_roundoff for count in tiles.values()]
+        law = [expected(Precision.uniform(fmt), tiles=count, **options) / fmt.unit_roundoff for count in tiles.values()]
         ax.plot(list(tiles), law, color=INK, lw=1, ls="--", label="predicted by the law")

@@ -1,8 +1,9 @@
-"""The figure of a probe: what each kernel's error is at every layer of a model."""
+"""The figure of a probe: each kernel's error at every layer of a model."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.probe.probe import summary
@@ -20,15 +21,18 @@ POINTS = " Small points: a head at a step; large ones: the layer's largest error
 
 
 @styled
-def model_report(
-    judgement: Judgement, table: pd.DataFrame, caption: str, baseline: str = "baseline"
-) -> plt.Figure | None:
-    """Largest errors of kernels in a model, over Baseline's: a small point for each layer, head and step, a large one
-    for each layer, as in `probe.summary`.
+def model_report(judgement: Judgement, table: pd.DataFrame, caption: str, baseline: str = "baseline") -> Figure | None:
+    """Draw the largest errors of kernels in a model over Baseline's: a small point for each layer, head and step, a
+    large one for each layer, as in `probe.summary`.
 
     Args:
-        table: of a Probe with a baseline. Where nothing was compared there is no figure: None.
-        baseline: its name.
+        judgement: of the probe.
+        table: of a Probe with a baseline.
+        caption: of the figure.
+        baseline: name of the baseline.
+
+    Returns:
+        The figure; None where nothing was compared.
     """
     worst = summary(table, baseline)
     if not len(worst):
@@ -40,8 +44,12 @@ def model_report(
 
 
 @styled
-def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, plt.Figure]:
-    """The same without words around it: the key is one of `anchors.PICTURES`; none where nothing was compared."""
+def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, Figure]:
+    """Draw the figure of `model_report` without a title and a caption.
+
+    Returns:
+        dict of the key "layers" of `anchors.PICTURES` -> figure; {} where nothing was compared.
+    """
     worst = summary(table, baseline)
     if not len(worst):
         return {}
@@ -59,12 +67,12 @@ def _layers(ax, table, worst):
     for i, name in enumerate(worst):
         label, color, marker = DRAWN.get(name, (name, DIM, "D^v<>"[i % 5]))
         shift = 0.7 * ((i + 0.5) / len(worst.columns) - 0.5)
-        of = {layer: each.ratio for layer, each in rows[rows.kernel == name].groupby(["model", "layer"])}
+        ratios = {layer: group.ratio for layer, group in rows[rows.kernel == name].groupby(["model", "layer"])}
         for y, layer in enumerate(worst.index):
-            if layer not in of:  # refused
+            if layer not in ratios:  # refused
                 continue
-            at = y + shift + rng.uniform(-0.2, 0.2, len(of[layer])) / len(worst.columns)
-            ax.plot(of[layer], at, marker, color=color, ms=3, mew=0.6, mfc="none")
+            at = y + shift + rng.uniform(-0.2, 0.2, len(ratios[layer])) / len(worst.columns)
+            ax.plot(ratios[layer], at, marker, color=color, ms=3, mew=0.6, mfc="none")
             ax.plot(worst[name][layer], y + shift, marker, color=color, ms=7, label=label)
             label = None
     for level, label, line in ((1, "as far as Baseline", "-"), (ALLOWED["o"], "the rule's limit", ":")):
@@ -79,6 +87,6 @@ def _layers(ax, table, worst):
 
 
 def _names(places):
-    """Layers by name; with their model's where there are several."""
+    """Name the layers; with their model's name where there are several models."""
     several = len({model for model, _ in places}) > 1
     return [f"{model} {layer}" if several else layer.removeprefix("model.") or model for model, layer in places]

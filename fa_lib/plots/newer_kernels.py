@@ -12,7 +12,7 @@ from fa_lib.plots.style import BASELINE, FLASH, INK, INPUTS, band, by_seed, log_
 
 @styled
 def options(table: pd.DataFrame, caption: str) -> Figure:
-    """What newer kernels' options cost or buy, where O and l are carried in FP32 and in BF16.
+    """Draw how newer kernels' options change the error, where O and l are carried in FP32 and in BF16.
 
     Args:
         table: of `experiments.newer_kernels.options`.
@@ -47,19 +47,25 @@ _OFFSETS = {8: (FLASH, "o"), 4: (BASELINE, "s")}
 
 @styled
 def fp8(offsets: pd.DataFrame, table: pd.DataFrame, published: dict, caption: str) -> Figure:
-    """FP8 as published and as emulated: FlashAttention-4's offset of P, and FlashAttention-3's table.
+    """Draw errors of FP8 as published and as emulated: FlashAttention-4's offset of P, and FlashAttention-3's table.
 
     Args:
-        offsets: of `experiments.newer_kernels.fp8_offset`. table: of `fp8_table`.
+        offsets: of `experiments.newer_kernels.fp8_offset`.
+        table: of `experiments.newer_kernels.fp8_table`.
         published: offset -> {spread: relative error}, and key of FP8_KERNELS -> error.
     """
     figure, axes = plt.subplots(1, 2, figsize=(10.2, 3.4), width_ratios=(1, 1.15))
     for offset, (color, marker) in _OFFSETS.items():
         values = by_seed(offsets[offsets.offset == offset], "spread", "relative")
         band(axes[0], values, color, marker, f"P raised by 2^{offset}")
-        theirs = published[offset]
+        errors = published[offset]
         axes[0].plot(
-            list(theirs), list(theirs.values()), "x", color=INK, ms=7, label="published" if offset == 4 else None
+            list(errors),
+            list(errors.values()),
+            "x",
+            color=INK,
+            ms=7,
+            label="published" if offset == 4 else None,
         )
     axes[0].set(yscale="log", xlabel="standard deviation of the scores", ylabel="rms error / rms of O")
     axes[0].set_title("FlashAttention-4, P in E4M3")
@@ -71,8 +77,8 @@ def fp8(offsets: pd.DataFrame, table: pd.DataFrame, published: dict, caption: st
     lengths = sorted(rows.n.unique())
     marks = {n: Mark(f"N = {n}", color, marker) for n, color, marker in zip(lengths, (BASELINE, FLASH), "so")}
     points(axes[1], rows, "rmse", ("kernel", labels), ("n", marks), "lower right")
-    theirs = [published[key] for key in labels]
-    axes[1].plot(theirs, range(len(theirs)), "x", color=INK, ms=7, label="published")
+    errors = [published[key] for key in labels]
+    axes[1].plot(errors, range(len(errors)), "x", color=INK, ms=7, label="published")
     axes[1].set(xscale="log", xlabel="rms error")
     axes[1].set_title("FlashAttention-3 in FP8, inputs with outliers")
     axes[1].legend(loc="lower right")

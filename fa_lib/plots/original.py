@@ -12,24 +12,25 @@ from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
 from fa_lib.plots.style import BASELINE, FLASH, GREEN, ORANGE, styled
 
-LEAST = 2e-7  # stands for no difference, on a logarithmic axis
+LEAST = 2e-7  # drawn for no difference, on a logarithmic axis
 
 
 @styled
 def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> Figure:
-    """Figure 2c: the share of outputs whose bits are not the emulator's, by modelling choice, and by call.
+    """Draw figure 2c: the share of outputs whose bits are not the emulator's, by modelling choice, and by call.
 
     Args:
-        table, calls: of `experiments.original`'s original and called.
+        table: of `experiments.original.original`.
+        calls: of `experiments.original.called`.
     """
     figure, axes = plt.subplots(1, 2, figsize=(10.4, 4.6), width_ratios=(1, 1.15))
     longest = table[table.n == table.n.max()]
     first = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "A100")]
     inputs = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
     labels = {choice.key: choice.label for choice in CHOICES.values()}
-    points(axes[0], _seen(first), "shown", ("choice", labels), ("distribution", inputs), legend="upper right")
+    points(axes[0], _on_log_axis(first), "shown", ("choice", labels), ("distribution", inputs), legend="upper right")
     axes[0].set_title(f"one modelling choice undone, N = {longest.n.max()}\n(BF16, head_dim 64, no mask, A100)")
-    rest, labels = _every_call(longest[longest.choice == "model"], calls)
+    model_rows, labels = _every_call(longest[longest.choice == "model"], calls)
     marks = {
         f"{distribution} {gpu}": Mark(f"{distribution}, {gpu}", color, marker)
         for (distribution, gpu), color, marker in zip(
@@ -37,29 +38,29 @@ def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> F
             (FLASH, ORANGE, BASELINE, GREEN), "oDs^",
         )
     }  # fmt: skip
-    kinds = rest.assign(kind=rest.distribution + " " + rest.gpu)
+    kinds = model_rows.assign(kind=model_rows.distribution + " " + model_rows.gpu)
     points(axes[1], kinds, "shown", ("call", labels), ("kind", marks), legend="upper right")
     axes[1].set_title(f"the model by call, inputs and GPU\n(N = {longest.n.max()} where none is named)")
     for ax in axes:
         _log(ax)
     by = ["call", "gpu", "distribution"]
-    least = 1 - rest.groupby([*by, "fmt"]).different.mean().max()
+    least = 1 - model_rows.groupby([*by, "fmt"]).different.mean().max()
     share = math.floor(1000 * least) / 10
     words = f"FlashAttention-2's own CUDA kernel gives the emulator's bits in at least {share:g} % of outputs"
     return captioned(figure, f"Figure 2c. {words}", caption + POINTS + " At the left edge: no output differs.")
 
 
-def _seen(table: pd.DataFrame) -> pd.DataFrame:
+def _on_log_axis(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(shown=table.different.clip(lower=LEAST))
 
 
 def _every_call(model: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Rows of both tables, and the labels of their calls."""
+    """Concatenate the rows of both tables; and return the labels of their calls, key -> label."""
     words = model.fmt + ", head_dim " + model.head_dim.astype(str) + model.causal.map({True: ", causal", False: ""})
-    labels = {each: each for each in sorted(words.unique())}
+    labels = {word: word for word in sorted(words.unique())}
     labels |= {call.key: call.label for call in CALLS.values() if call.key in {*calls.call}}
-    both = pd.concat([model.assign(call=words), calls])
-    return _seen(both), labels
+    rows_of_both = pd.concat([model.assign(call=words), calls])
+    return _on_log_axis(rows_of_both), labels
 
 
 def _log(ax: Axes) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 @dataclass(frozen=True)
 class Mark:
-    """How one kind of points is drawn: its label, colour and marker (the marker of the means)."""
+    """How one kind of points is drawn: its label, colour, and the marker of its means."""
 
     label: str
     color: str
@@ -26,22 +26,24 @@ def points(
     legend: str = "",
     dodge: bool = True,
 ) -> None:
-    """Values along x, a row of the axis for each category, the first at the top.
+    """Draw values along x, in a row of the axis for each category, the first at the top.
 
     The arithmetic mean is drawn, on a logarithmic axis too: set the scale afterwards.
 
     Args:
-        table: a row for each point. value: its column of numbers.
+        ax: to draw into.
+        table: a row for each point; its columns are `value` and those of `category` and `hue`.
+        value: the column of numbers.
         category: a column of keys, and key -> label in the order shown.
         hue: a column of keys, and key -> Mark.
-        legend: where it stands, or "" for none.
-        dodge: whether the kinds have places of their own within a category.
+        legend: its place, or "" for none.
+        dodge: whether the kinds are drawn side by side within a category.
     """
     (column, labels), (kind, marks) = category, hue
     kinds = {key: mark.label for key, mark in marks.items()}
-    shown = table.assign(**{column: table[column].map(labels), kind: table[kind].map(kinds)})
+    labelled = table.assign(**{column: table[column].map(labels), kind: table[kind].map(kinds)})
     common = dict(
-        data=shown,
+        data=labelled,
         x=value,
         y=column,
         order=list(labels.values()),

@@ -21,7 +21,7 @@ _DELTA = {"keys": 1.0, "logit": 0.0}
 
 @styled
 def sinks(table: pd.DataFrame, caption: str) -> Figure:
-    """How many of P are 0 in E4M3 beside a sink, and what either cure gains.
+    """Draw how many of P are 0 in E4M3 beside a sink, and how much either cure helps.
 
     Args:
         table: of `experiments.fp8_probs.sink_cast`.
@@ -33,13 +33,13 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
     for (above, below), kind in zip(axes.T, kinds):
         rows = table[table.kind == kind]
         fine = np.linspace(rows.strength.min(), rows.strength.max(), 101)
-        of = {cast: by_seed(rows[rows.cast == cast], "strength", "mse") for cast in _CASTS}
+        errors = {cast: by_seed(rows[rows.cast == cast], "strength", "mse") for cast in _CASTS}
         for cast, (label, color, marker, scale) in _CASTS.items():
             band(above, by_seed(rows[rows.cast == cast], "strength", "lost"), color, marker, label)
             if scale is not None:
                 above.plot(fine, [lost_share(x, scale, _DELTA[kind]) for x in fine], ":", color=INK, lw=1)
             if cast != "forward":
-                band(below, of["forward"] / of[cast], color, marker, None)
+                band(below, errors["forward"] / errors[cast], color, marker, None)
         above.plot([], [], ":", color=INK, lw=1, label="predicted")
         above.set(title=_HEADS[kind], ylabel="P that are 0 in E4M3" if above is axes[0, 0] else "")
         above.yaxis.set_major_formatter(PercentFormatter(1))
@@ -58,19 +58,19 @@ def sinks(table: pd.DataFrame, caption: str) -> Figure:
 
 @styled
 def overflow(table: pd.DataFrame, caption: str) -> Figure:
-    """Where Q Kᵀ, unscaled, passes FP16's largest number, and how many rows are lost.
+    """Draw where Q Kᵀ, unscaled, exceeds FP16's largest number, and how many rows are lost.
 
     Args:
         table: of `experiments.overflow.overflow`.
     """
     cells = table.groupby(["amplitude", "mean"])
     largest = cells.largest.mean().unstack().iloc[::-1]
-    least, most = cells.unscaled.min(), cells.unscaled.max()
+    low, high = cells.unscaled.min(), cells.unscaled.max()
     figure, ax = plt.subplots(figsize=(5.6, 3.7))
     image = ax.imshow(largest, cmap="RdBu_r", vmin=0, vmax=2, aspect="auto", alpha=0.55)
     for i, amplitude in enumerate(largest.index):
         for j, mean in enumerate(largest.columns):
-            words, ends = f"{largest.loc[amplitude, mean]:.2f}", (least[amplitude, mean], most[amplitude, mean])
+            words, ends = f"{largest.loc[amplitude, mean]:.2f}", (low[amplitude, mean], high[amplitude, mean])
             if ends[1]:
                 shares = f"{ends[1]:.0%}" if ends[0] == ends[1] else f"{ends[0]:.0%} to {ends[1]:.0%}"
                 words += f"\n{shares}\nof rows NaN"

@@ -1,7 +1,8 @@
-"""Tables recorded on other devices, drawn beside the one made here: hollow marks, of one shape for each device."""
+"""Tables recorded on other devices, drawn beside this machine's: hollow marks, of one shape for each device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import cycle
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ SHAPES = ("*", "P", "X")  # of devices; no figure that they are drawn into has t
 
 
 def by_device(recorded: Mapping[str, pd.DataFrame]) -> list[tuple[str, pd.DataFrame]]:
-    """(shape, table) of each device.
+    """List (shape, table) of each device.
 
     Args:
         recorded: device -> table, of `execution.results.recorded`.
@@ -24,30 +25,37 @@ def by_device(recorded: Mapping[str, pd.DataFrame]) -> list[tuple[str, pd.DataFr
 
 
 def hollow(
-    ax: Axes, at: Iterable, values: pd.DataFrame, color: str, shape: str, label: str | None = None,
+    ax: Axes, at: Any, values: pd.DataFrame, color: str, shape: str, label: str | None = None,
     horizontal: bool = False, **style,
 ) -> None:  # fmt: skip
-    """A hollow mark for each mean over seeds, with a line from the least to the largest seed.
+    """Draw a hollow mark for each mean over seeds, with a line from the least to the largest seed.
 
     Args:
-        at: places along x; along y where `horizontal`. values: places x seeds, as `style.by_seed` gives them.
-        style: of the means: of matplotlib's `plot`.
+        ax: to draw into.
+        at: places along x, or along y where `horizontal`.
+        values: DataFrame, places x seeds, of `style.by_seed`.
+        color: of marks and lines.
+        shape: of the marks, one of SHAPES.
+        label: for the legend.
+        horizontal: whether values run along x.
+        style: further arguments of matplotlib's `plot`, for the means.
     """
     low, high, mean = (getattr(values, name)(axis=1, skipna=False) for name in ("min", "max", "mean"))
-    look = dict(color=color, marker=shape, label=label, mfc="none", ms=8, mew=0.8, lw=0.7, ls="", zorder=4) | style
+    look: dict[str, Any] = dict(color=color, marker=shape, label=label, mfc="none", ms=8, mew=0.8, zorder=4)
+    look |= dict(lw=0.7, ls="") | style
     ax.plot(*((mean, at) if horizontal else (at, mean)), **look)
     (ax.hlines if horizontal else ax.vlines)(at, low, high, color=color, lw=0.7)
 
 
 def name_devices(ax: Axes, recorded: Mapping[str, pd.DataFrame]) -> list[Line2D]:
-    """An entry for each device in a legend that is made after this."""
-    look = dict(ls="", color=INK, mfc="none", ms=8, mew=0.8)
+    """Add an entry for each device to a legend that is made afterwards; recorded: device -> table."""
+    look: dict[str, Any] = dict(ls="", color=INK, mfc="none", ms=8, mew=0.8)
     return [ax.plot([], [], marker=shape, label=name, **look)[0] for name, shape in zip(recorded, cycle(SHAPES))]
 
 
 def caption_of(recorded: Mapping[str, pd.DataFrame]) -> str:
-    """The caption's words: which devices, at which N, with how many seeds."""
-    each = [
+    """Write the caption's words: which devices, at which N, with how many seeds; "" without devices."""
+    devices = [
         f"{device} (N = {span(table.n.unique())}, {table.seed.nunique()} seeds)" for device, table in recorded.items()
     ]
-    return f" Hollow marks: recorded on {'; '.join(each)}: mean over seeds, line: min to max." if each else ""
+    return f" Hollow marks: recorded on {'; '.join(devices)}: mean over seeds, line: min to max." if devices else ""

@@ -1,4 +1,4 @@
-"""Figure 9b: is it the rescaling?"""
+"""Figure 9b: whether the error comes from rescaling."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -15,7 +15,8 @@ _LINES = {"as_drawn": {}, "every_tile": dict(ls="--", mfc="white")}
 
 @styled
 def rescaling(table: pd.DataFrame, caption: str) -> Figure:
-    """Relative error, and bias below, against the number of tiles: maximum found tile by tile, or known beforehand.
+    """Draw relative error, and bias below, against the number of tiles: maximum found tile by tile, or known
+    beforehand.
 
     Args:
         table: of `experiments.rescaling.rescaling`.

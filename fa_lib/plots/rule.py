@@ -19,7 +19,7 @@ _COLORS = {"as_shipped": SOFTMAX, "every_step": FLASH}
 
 @contextmanager
 def _seeded():
-    """numpy's global generator, from which seaborn draws its jitter, started anew and put back afterwards."""
+    """Seed numpy's global generator, from which seaborn draws its jitter, and restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(0)
     try:
@@ -30,11 +30,11 @@ def _seeded():
 
 @styled
 def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
-    """The rule of the field: largest errors in units of Baseline's own, every shape a point.
+    """Draw the rule of the field: largest errors in units of Baseline's, a point for each shape.
 
     Args:
         table: of `kernels.rule.rule`, with a column `distribution`.
-        recorded: device -> such a table: the largest of its shapes is drawn.
+        recorded: device -> such a table; only the largest error of its shapes is drawn.
     """
     distributions, figure, axes = panels(table, height=3.6)
     labels = {name: REFERENCE_KERNELS.get(name, name) for name in dict.fromkeys(table.kernel)}
@@ -58,10 +58,10 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
                 ax=ax,
             )
         for shape, other in by_device(recorded):
-            most = other[other.distribution == distribution].groupby(["kernel", "tensor"])[["ratio"]].max()
+            largest = other[other.distribution == distribution].groupby(["kernel", "tensor"])[["ratio"]].max()
             for i, name in enumerate(labels):
                 shift = WIDTH * ((i + 0.5) / len(labels) - 0.5)
-                own = most.reindex([(name, tensor) for tensor in tensors])
+                own = largest.reindex([(name, tensor) for tensor in tensors])
                 hollow(ax, np.arange(len(tensors)) + shift, own, _COLORS.get(name, BASELINE), shape)
         for i, tensor in enumerate(tensors):
             ax.hlines(ALLOWED[tensor], i - 0.42, i + 0.42, color=INK, lw=1.2)

@@ -3,8 +3,9 @@
 A function that draws a figure is `@styled`: importing this file changes no setting of matplotlib's.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -38,7 +39,7 @@ INPUTS = {
 
 
 def styled(draw: Callable) -> Callable:
-    """A figure function, drawn in the style of `paper.mplstyle`."""
+    """Decorate a function that draws a figure: it draws in the style of `paper.mplstyle`."""
 
     @wraps(draw)
     def in_style(*args, **kwargs):
@@ -49,33 +50,33 @@ def styled(draw: Callable) -> Callable:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Ticks as plain numbers: 0.01, 1, 1000."""
+    """Label ticks with plain numbers: 0.01, 1, 1000."""
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
 
 
 def decades(axis: Axis) -> None:
-    """A logarithmic axis that says 0.1, 1, 10."""
+    """Label a logarithmic axis at 0.1, 1, 10."""
     plain_ticks(axis)
     axis.set_minor_formatter(NullFormatter())
 
 
 def minor_2_and_5(axis: Axis) -> None:
-    """Of a logarithmic axis, minor ticks named at 2 and 5 alone."""
+    """Label the minor ticks of a logarithmic axis at 2 and 5 only."""
     axis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else ""))
 
 
 def log_ticks(axis: Axis) -> None:
-    """A logarithmic axis that says 1, 2, 5, 10."""
+    """Label a logarithmic axis at 1, 2, 5, 10."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     plain_ticks(axis)
     axis.set_minor_formatter(NullFormatter())
 
 
 def panels(table: pd.DataFrame, height: float, rows: int = 1):
-    """A column of panels for each distribution of a table.
+    """Make a figure with a column of panels for each distribution of a table.
 
     Returns:
-        distributions, figure, axes (columns,), or (rows, columns) where there are several rows.
+        (distributions, figure, axes); axes are (columns,), or (rows, columns) where there are several rows.
     """
     distributions = list(dict.fromkeys(table.distribution))
     size = (4.6 * len(distributions), height)
@@ -84,35 +85,39 @@ def panels(table: pd.DataFrame, height: float, rows: int = 1):
 
 
 PANEL = (4.4, 3.5)  # inches: of a page's panel, which a telephone shows at four fifths of that
-LINES = {  # of a panel: few, and seen; none through the words of a legend
+LINES: dict[Any, Any] = {  # of a panel: few, and seen; none through the words of a legend
     "grid.color": DIM, "grid.linewidth": 0.4, "grid.linestyle": ":",
     "legend.frameon": True, "legend.framealpha": 1, "legend.edgecolor": "none",
 }  # fmt: skip
 
 
 def panels_of(drawn: Mapping[str, Callable[[Axes], None]], sizes: Mapping[str, tuple[float, float]] | None = None):
-    """Each of some functions that draw into axes, in a figure of its own: key -> figure.
+    """Draw each of several functions into its own figure.
 
     Args:
-        sizes: in inches, of those that are not PANEL.
+        drawn: key -> function that draws into axes.
+        sizes: key -> size in inches, where it is not PANEL.
+
+    Returns:
+        dict of key -> figure.
     """
-    found = {}
+    figures = {}
     with plt.rc_context(LINES):
         for key, draw in drawn.items():
-            found[key], ax = plt.subplots(figsize=(sizes or {}).get(key, PANEL))
+            figures[key], ax = plt.subplots(figsize=(sizes or {}).get(key, PANEL))
             draw(ax)
-    return found
+    return figures
 
 
 def by_seed(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:
-    """A frame, index x seeds."""
+    """Pivot rows to a DataFrame, index x seeds, of the column `value`; rows has index, seed and value."""
     return rows.pivot(index=index, columns="seed", values=value)
 
 
 def in_roundoff(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:
-    """A frame, index x seeds, in units of each row's format's unit roundoff."""
-    scaled = rows[value] / rows.fmt.map(lambda fmt: Format.of(fmt).unit_roundoff).astype(float)  # also of no rows
-    return by_seed(rows.assign(**{value: scaled}), index, value)
+    """Pivot rows as `by_seed` does, with `value` in units of the unit roundoff of each row's format, its column fmt."""
+    quotients = rows[value] / rows.fmt.map(lambda fmt: Format.of(fmt).unit_roundoff).astype(float)  # also of no rows
+    return by_seed(rows.assign(**{value: quotients}), index, value)
 
 
 # Not seaborn's pointplot and lineplot: they leave a seed that is NaN or infinite out of the mean, and on an axis that
@@ -120,12 +125,15 @@ def in_roundoff(rows: pd.DataFrame, index: str, value: str) -> pd.DataFrame:
 # long.
 
 
-def dots(ax: Axes, x: Iterable, values: pd.DataFrame, color: str, marker: str, label: str | None, **style) -> None:
-    """A small point for each seed at the places x, and a large one for their mean.
+def dots(ax: Axes, x: Any, values: pd.DataFrame, color: str, marker: str, label: str | None, **style) -> None:
+    """Draw a small point for each seed at the places x, and a large one for their mean.
 
     Args:
-        values: x x seeds, as `by_seed` gives them. A mean that is not finite is not drawn.
-        style: of the means: of matplotlib's `plot`.
+        ax: to draw into.
+        x: places.
+        values: DataFrame, places x seeds, of `by_seed`. A mean that is not finite is not drawn.
+        color, marker, label: of the points, and of their entry in the legend.
+        style: further arguments of matplotlib's `plot`, for the means.
     """
     ax.plot(x, values.to_numpy(), marker, color=color, ms=3.2, alpha=0.35, mew=0)
     mean = values.mean(axis=1, skipna=False)
@@ -133,30 +141,33 @@ def dots(ax: Axes, x: Iterable, values: pd.DataFrame, color: str, marker: str, l
 
 
 def band(ax: Axes, values: pd.DataFrame, color: str, marker: str, label: str | None, **style) -> None:
-    """A line of means over seeds, and a band from their least to their largest value.
+    """Draw a line of means over seeds, and a band from their least to their largest value.
 
     Args:
-        values: x x seeds, as `by_seed` gives them; x are numbers. A mean that is not finite leaves a gap.
-        style: of the line: of matplotlib's `plot`.
+        ax: to draw into.
+        values: DataFrame, x x seeds, of `by_seed`; x are numbers. A mean that is not finite leaves a gap.
+        color, marker, label: of the line, and of its entry in the legend.
+        style: further arguments of matplotlib's `plot`, for the line.
     """
     values = values.sort_index()
     low, high, mean = (getattr(values, name)(axis=1, skipna=False) for name in ("min", "max", "mean"))
     ax.fill_between(values.index, low, high, color=color, alpha=0.15, lw=0)
-    ax.plot(values.index, mean, color=color, marker=marker, ms=3.5, label=label, **{"lw": 1.3} | style)
+    look: dict[str, Any] = dict(lw=1.3) | style
+    ax.plot(values.index, mean, color=color, marker=marker, ms=3.5, label=label, **look)
 
 
 def format_axis(ax: Axes, formats: list[str], distribution: str) -> None:
-    """An axis of number formats, with their unit roundoff."""
+    """Label the x axis with number formats and their unit roundoff."""
     labels = [f"{fmt}\n{power(fmt)}" for fmt in formats]
     ax.set(xticks=range(len(formats)), xticklabels=labels, xlim=(-0.5, len(formats) - 0.3))
     ax.set(title=INPUTS[distribution], xlabel="number format (unit roundoff u)")
 
 
 def power(fmt) -> str:
-    """The unit roundoff of a format as a power of two."""
+    """Write the unit roundoff of a format as a power of two."""
     return f"$2^{{-{Format.of(fmt).precision}}}$"
 
 
 def no_minor_ticks(axis: Axis) -> None:
-    """A logarithmic axis whose ticks are those given."""
+    """Remove the minor ticks of a logarithmic axis."""
     axis.set_minor_locator(NullLocator())

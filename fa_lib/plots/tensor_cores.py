@@ -1,4 +1,4 @@
-"""Figure 15: what the adders of tensor cores do to O over the length of the context."""
+"""Figure 15: how the adders of tensor cores change O, over the length of the context."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ STORED = 0.425  # u: the relative error of one rounding, root mean square (docs/
 
 @dataclass(frozen=True)
 class _Curve:
-    """How an adder is drawn, at one level of sums; named: whether its label says the level."""
+    """How an adder is drawn, at one level of sums; named: whether its label names the level."""
 
     unit: str
     color: str
@@ -44,8 +44,8 @@ _FP8 = (
 
 @styled
 def contexts(table: pd.DataFrame, caption: str) -> Figure:
-    """Relative error of O before it is stored (above) and its bias (below), against keys: FP16 and E4M3 on uniform
-    inputs, E4M3 on normal ones.
+    """Draw the relative error of O before it is stored (above) and its bias (below), against keys: FP16 and E4M3 on
+    uniform inputs, E4M3 on normal ones.
 
     Args:
         table: of `experiments.tensor_cores.sums`, with fmt, distribution, n and seed.
@@ -68,7 +68,7 @@ def contexts(table: pd.DataFrame, caption: str) -> Figure:
         above.set_xticks(sorted(table.n.unique()), labels=[_keys(n) for n in sorted(table.n.unique())])
         above.minorticks_off()
     for stored_in in ("FP16", "BF16"):
-        _stored(axes[0, 0], stored_in)
+        _storing_line(axes[0, 0], stored_in)
     axes[0, 0].legend(loc="center right", bbox_to_anchor=(1, 0.3), fontsize=7)
     axes[0, 2].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=7)
     axes[0, 0].set_ylabel("rms error of O / rms of O")
@@ -84,7 +84,7 @@ def _label(fmt: str, curve: _Curve) -> str:
     return f"{units}; {LEVELS[curve.level].label}" if curve.named else units
 
 
-def _stored(ax: Axes, fmt: str) -> None:
+def _storing_line(ax: Axes, fmt: str) -> None:
     error = STORED * Format.of(fmt).unit_roundoff
     ax.axhline(error, color=GREY, lw=0.8, ls=":")
     ax.annotate(f"storing O in {fmt}", (0.02, error), (0, 2), ("axes fraction", "data"), "offset points", fontsize=7)

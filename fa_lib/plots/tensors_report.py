@@ -4,6 +4,7 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement
@@ -28,17 +29,21 @@ RISKS = {  # column of `captured.risks` -> heading, what its full colour means
 @styled
 def tensors_report(
     judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, better: dict, caption: str, most: int = 24
-) -> plt.Figure:
-    """Heads by line: what makes them risky, how far kernels are on them; and what each change would buy.
+) -> Figure:
+    """Draw a line for each head: its risks, and the errors of kernels on it; and how much each change would help.
 
     Args:
-        risky: table of `captured.risks`. far: of `captured.deviations`. better: base -> rows of `captured.changes`.
-        most: heads drawn, the worst first.
+        judgement: of the tensors.
+        risky: of `captured.risks`.
+        far: of `captured.deviations`.
+        better: base -> rows of `captured.changes`.
+        caption: of the figure.
+        most: number of heads to draw, those with the largest errors.
     """
-    drawn, heads = _drawn(risky, far, better, most)
+    drawings, heads = _drawings(risky, far, better, most)
     height = max(4.5, 0.34 * len(heads) + 2.6)
     figure, axes = plt.subplots(1, 3, figsize=(13.5, height), width_ratios=(1.25, 0.8, 1.1))
-    for ax, (key, draw) in zip(axes, drawn.items()):
+    for ax, (key, draw) in zip(axes, drawings.items()):
         draw(ax)
         ax.set_title(PICTURES[key].title)
     if len(risky) > most:
@@ -47,28 +52,29 @@ def tensors_report(
 
 
 @styled
-def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, plt.Figure]:
-    """The same three as a figure each, without a title: keys of `anchors.PICTURES`."""
-    drawn, heads = _drawn(risky, far, better, most)
+def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, Figure]:
+    """Draw the three panels of `tensors_report` as a figure each, without a title: key of `anchors.PICTURES` ->
+    figure."""
+    drawings, heads = _drawings(risky, far, better, most)
     height = 0.3 * len(heads) + 1.6
     return panels_of(
-        drawn, dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
+        drawings, dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
     )
 
 
 def shortened(risky: pd.DataFrame, most: int = 24) -> str:
-    """What is said where not all heads are drawn; else ""."""
+    """Write a sentence where not all heads are drawn; else ""."""
     return f"The {most} heads with the largest errors of {len(risky)}." if len(risky) > most else ""
 
 
-def _drawn(risky, far, better, most):
-    """Functions that draw into axes, and the heads that they draw."""
-    ran = far[far.outcome == Outcome.ANSWERED]
-    worst = ran.groupby("head").times_max.max().sort_values(ascending=False)
+def _drawings(risky, far, better, most):
+    """Make the functions that draw into axes, key -> function; and list the heads that they draw."""
+    answered = far[far.outcome == Outcome.ANSWERED]
+    worst = answered.groupby("head").times_max.max().sort_values(ascending=False)
     heads = sorted(worst.index[:most].astype(int))
     return {
         "risks": partial(_risks, risky=risky.set_index("head").loc[heads]),
-        "errors": partial(_errors, far=ran[ran["head"].isin(heads)], heads=heads),
+        "errors": partial(_errors, far=answered[answered["head"].isin(heads)], heads=heads),
         "changes": partial(_changes, better=better),
     }, heads
 
@@ -106,13 +112,13 @@ def _errors(ax, far, heads):
 
 
 def _changes(ax, better):
-    tried = {row["change"] for rows in better.values() for row in rows[1:]}
-    names = [key for key in CHANGES if key in tried]  # cheapest first
+    changes = {row["change"] for rows in better.values() for row in rows[1:]}
+    names = [key for key in CHANGES if key in changes]  # cheapest first
     for (base, rows), color, shift in zip(better.items(), (BLUE, RUST), (-0.2, 0.2)):
         at = [names.index(row["change"]) + shift for row in rows[1:]]
-        less = [row["times_less"] for row in rows[1:]]
-        bars = ax.barh(at, [x - 1 for x in less], 0.36, left=1, color=color, label=f"of {base}")
-        ax.bar_label(bars, [f"{x:.1f} ×" if x >= 1 / BETTER else "" for x in less], fontsize=7, padding=2)
+        factors = [row["times_less"] for row in rows[1:]]
+        bars = ax.barh(at, [x - 1 for x in factors], 0.36, left=1, color=color, label=f"of {base}")
+        ax.bar_label(bars, [f"{x:.1f} ×" if x >= 1 / BETTER else "" for x in factors], fontsize=7, padding=2)
     ax.axvline(1, color=INK, lw=1)
     ax.set(xscale="log", yticks=range(len(names)), ylim=(len(names) - 0.5, -0.5))
     ax.set_yticklabels([f"{CHANGES[key].label}\ncosts {CHANGES[key].cost}" for key in names], fontsize=7)

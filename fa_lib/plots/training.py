@@ -54,7 +54,12 @@ RAN = {  # kernel: label, colour, marker, place
 
 @styled
 def inside(table: pd.DataFrame, caption: str) -> Figure:
-    """Several kernels at each attention call of a model in training: over the run, and by layer and head."""
+    """Draw the errors of several kernels at the attention calls of a model in training: over the run, and by layer and
+    head.
+
+    Args:
+        table: of `training.study.watch`, with seed.
+    """
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(1, 1, 1.15))
     rows, steps = table.assign(error=table.rmse / table.scale), sorted(table.step.unique())
     golden = rows[rows.against == "golden"].groupby(["kind", "layer", "head", "step", "seed", "kernel"]).error.mean()
@@ -85,7 +90,7 @@ def inside(table: pd.DataFrame, caption: str) -> Figure:
 
 
 def _by_layer(ax, golden, kernels):
-    """A point for each head and seed, by kind of attention and layer; golden: errors, a column for each kernel."""
+    """Draw a point for each head and seed, by kind of attention and layer; golden: errors, a column for each kernel."""
     layers, rng = golden.index.get_level_values("layer").max() + 1, np.random.default_rng(0)
     for name, (label, color, marker, shift) in kernels.items():
         ratio = (golden[name] / golden["ran"]).reset_index()
@@ -100,15 +105,15 @@ def _by_layer(ax, golden, kernels):
 
 @styled
 def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, caption: str) -> Figure:
-    """Figure 7: Wasserstein distance and max difference of the weights over training.
+    """Draw figure 7: Wasserstein distance and max difference of the weights over training.
 
     Args:
-        tables: machine -> table of `study.study`. predicted: of `growth.predicted`, of the first table's Wasserstein
-            distance: dashed lines.
+        tables: machine -> the differences of `training.study.study`.
+        predicted: of `training.growth.predicted`, of the first table's Wasserstein distance: dashed lines.
     """
     ends = at_end(next(iter(tables.values())), "wasserstein").unstack("pair")
-    nudged = (ends["flash"] / ends["perturb"]).dropna()
-    far = f"In BF16 Flash parts two runs {_times(nudged)} times as far as a nudge of 1e-7" if len(nudged) else ""
+    ratios = (ends["flash"] / ends["perturb"]).dropna()
+    message = f"In BF16 Flash parts two runs {_times(ratios)} times as far as a nudge of 1e-7" if len(ratios) else ""
     figure, axes = plt.subplots(len(tables), 2, figsize=(11.4, 3.8 * len(tables)), squeeze=False)
     metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
     for row, (machine, table) in zip(axes, tables.items()):
@@ -122,11 +127,11 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
     if len(predicted):
         axes[0][1].plot([], [], color=INK, lw=1.1, ls=(0, (2, 1.5)), label="left: predicted from the arm's first step")
     axes[0][1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7.5)
-    return captioned(figure, f"Figure 7. {far or 'Flash and Baseline runs drift apart'}", caption + BANDS)
+    return captioned(figure, f"Figure 7. {message or 'Flash and Baseline runs drift apart'}", caption + BANDS)
 
 
 def _times(ratios):
-    """The geometric mean of ratios, and its 95 % interval where there is one."""
+    """Write the geometric mean of ratios, and its 95 % interval where there is one."""
     mean, low, high = geometric(ratios)
     return f"{mean:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{mean:.2f}"
 
@@ -139,12 +144,15 @@ PARTING = (  # the curves of figure 7
 
 @styled
 def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
-    """Figure 8: the distance of the weights over training, and at the last step by arm, over the nudge's; tables:
-    machine -> table."""
+    """Draw figure 8: the distance of the weights over training, and at the last step by arm, over the nudge's.
+
+    Args:
+        tables: machine -> the differences of `training.study.study`.
+    """
     metric, words = "relative_wasserstein", "relative Wasserstein distance\n(the primary metric)"
     size = (10.4, 3.9 * len(tables))
     figure, axes = plt.subplots(len(tables), 2, figsize=size, squeeze=False, width_ratios=(1, 1.2))
-    said = []
+    times = []
     for (left, right), (machine, table) in zip(axes, tables.items()):
         _curves(left, table, metric, [name for name in LABELLED if name in set(table.pair)])
         left.set(yscale="log", xlabel="training iteration", ylabel=words, title=machine if len(tables) > 1 else "")
@@ -155,9 +163,9 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         ratio = ends.div(ends["perturb"], axis=0).drop(columns=["perturb", "rerun"], errors="ignore")
         names = [name for name in STYLE if name in ratio][::-1]
         for y, name in enumerate(names):
-            (color, marker, _), each = STYLE[name], ratio[name].dropna()
-            right.plot(each, [y] * len(each), marker, color=color, ms=3.5, alpha=0.5, mew=0)
-            mean, low, high = geometric(each)
+            (color, marker, _), ratios = STYLE[name], ratio[name].dropna()
+            right.plot(ratios, [y] * len(ratios), marker, color=color, ms=3.5, alpha=0.5, mew=0)
+            mean, low, high = geometric(ratios)
             right.errorbar(
                 mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1
             )
@@ -168,15 +176,15 @@ def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
         right.grid(axis="x")
         low, high = right.get_xlim()
         (log_ticks if high < 100 * low else decades)(right.xaxis)
-        said += [_times(ratio["flash"].dropna())] if "flash" in ratio else []
-    far = f"{said[0]} times as far as a nudge of 1e-7 does" if said else "next to other differences"
+        times += [_times(ratio["flash"].dropna())] if "flash" in ratio else []
+    message = f"{times[0]} times as far as a nudge of 1e-7 does" if times else "next to other differences"
     spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their geometric mean, its 95 % "
     spread += "interval."
-    return captioned(figure, f"Figure 8. Flash moves the weights {far}", caption + spread)
+    return captioned(figure, f"Figure 8. Flash moves the weights {message}", caption + spread)
 
 
 def _curves(ax, table, metric, pairs):
-    """A metric over training, with the range over seeds, for each pair."""
+    """Draw a metric over training, with the range over seeds, for each pair."""
     for name in pairs:
         values = by_seed(table[(table.pair == name) & (table.step > 0)], "step", metric)
         color, marker, line = STYLE[name]
@@ -185,14 +193,18 @@ def _curves(ax, table, metric, pairs):
 
 @styled
 def key_bias(table: pd.DataFrame, caption: str) -> Figure:
-    """Figure 8b: the share of the mean Wasserstein distance that the biases of key projections make."""
+    """Draw figure 8b: the share of the mean Wasserstein distance that the biases of key projections make.
+
+    Args:
+        table: the differences of `training.study.study`, with a column biased: whether the model has these biases.
+    """
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.5))
     for name, color, marker in (("flash", FLASH, "o"), ("bf16", BASELINE, "D")):
-        for biased, line in ((True, "-"), (False, "--")):
-            rows = table[(table.pair == name) & (table.biased == biased) & (table.step > 0)]
-            label = f"{PAIRS[name].label}, {'with' if biased else 'without'} the biases"
+        for has_biases, line in ((True, "-"), (False, "--")):
+            rows = table[(table.pair == name) & (table.biased == has_biases) & (table.step > 0)]
+            label = f"{PAIRS[name].label}, {'with' if has_biases else 'without'} the biases"
             band(axes[0], by_seed(rows, "step", "wasserstein"), color, marker, label, ls=line)
-            if biased:
+            if has_biases:
                 band(axes[1], by_seed(rows, "step", "key_bias") * 100, color, marker, PAIRS[name].label)
     axes[0].set(yscale="log", xlabel="training iteration", ylabel="Wasserstein distance,\nmean over tensors")
     axes[1].set(ylim=(0, 104), xlabel="training iteration", ylabel="% of it in the biases of key projections")
@@ -204,13 +216,18 @@ def key_bias(table: pd.DataFrame, caption: str) -> Figure:
 
 @styled
 def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], caption: str) -> Figure:
-    """Figure 8c: what the trained models draw from the same captions and noise; images: label -> uint8 tensor
-    (captions, 3, size, size)."""
+    """Draw figure 8c: the images that trained models draw from the same captions and noise.
+
+    Args:
+        images: label -> uint8 (captions, 3, size, size).
+        captions: of the images.
+        caption: of the figure.
+    """
     figure, axes = plt.subplots(
         len(images), len(captions), figsize=(1.45 * len(captions) + 1.6, 1.38 * len(images) + 0.9), squeeze=False
     )
-    for row, (label, of) in zip(axes, images.items()):
-        for ax, image in zip(row, of):
+    for row, (label, pictures) in zip(axes, images.items()):
+        for ax, image in zip(row, pictures):
             ax.imshow(image.permute(1, 2, 0).numpy())
             ax.set(xticks=[], yticks=[])
             ax.grid(False)
@@ -222,7 +239,7 @@ def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], captio
 
 
 def _wrapped(words, width):
-    """In as few lines as fit into a width, and as equal in length as can be: no last line of a word alone."""
+    """Wrap words into as few lines as a width allows, of lengths as equal as possible."""
     count = len(textwrap.wrap(words, width))
-    narrowest = next(less for less in range(1, width + 1) if len(textwrap.wrap(words, less)) == count)
+    narrowest = next(narrower for narrower in range(1, width + 1) if len(textwrap.wrap(words, narrower)) == count)
     return textwrap.fill(words, narrowest)

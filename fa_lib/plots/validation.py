@@ -21,11 +21,11 @@ def validation(
     exponential: tuple[Tensor, Tensor, Tensor], agreement: pd.DataFrame, caption: str,
     recorded: Mapping[str, pd.DataFrame] = NONE,
 ) -> Figure:  # fmt: skip
-    """Figure 2: the exponential inside torch's kernel, and the share of its bits that each modelling choice gets.
+    """Draw figure 2: the exponential inside torch's kernel, and the share of its bits that each modelling choice gets.
 
     Args:
-        exponential: x, measured, modelled, of `experiments.validation.exponential`.
-        agreement: table of `experiments.validation.agree`; its BF16 rows at the longest N are shown.
+        exponential: (x, measured, modelled), each (points,), of `experiments.validation.exponential`.
+        agreement: of `experiments.validation.agree`; its BF16 rows at the longest N are drawn.
         recorded: device -> such a table.
     """
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.4))
@@ -35,8 +35,8 @@ def validation(
     axes[0].set(xlabel="S − m", ylabel="relative error of exp (1e-4)", ylim=(-1.3, 2.2))
     axes[0].set_title("the kernel's exponential")
     axes[0].legend(loc="upper left")
-    rows = _shown(agreement)
-    elsewhere = {device: own for device, table in recorded.items() if len(own := _shown(table))}
+    rows = _bf16_rows(agreement)
+    elsewhere = {device: own for device, table in recorded.items() if len(own := _bf16_rows(table))}
     marks = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
     labels = {choice.key: choice.label for choice in CHOICES.values()}
     points(axes[1], rows, "different", ("choice", labels), ("distribution", marks), legend="lower left")
@@ -54,7 +54,7 @@ def validation(
     return captioned(figure, title, caption + POINTS + caption_of(elsewhere))
 
 
-def _shown(agreement):
-    """The BF16 rows at the longest N, and the share of outputs whose bits differ."""
+def _bf16_rows(agreement):
+    """Select the BF16 rows at the longest N, and add different, the share of outputs whose bits differ."""
     rows = agreement[(agreement.fmt == "BF16") & (agreement.n == agreement.n.max())]
     return rows.assign(different=(1 - rows.identical).clip(lower=1e-6))

@@ -23,7 +23,7 @@ from fa_lib.theory.rounding_counts import VALUES, accepted_kernel, is_count, rou
 
 
 def _log_sum_exp(keys: int) -> tuple[float, float]:
-    """L and log l of so many scores N(0, 1): exp(S) has the mean exp(1 / 2)."""
+    """Compute L and log l of `keys` scores N(0, 1): exp(S) has the mean exp(1 / 2)."""
     L = math.log(keys) + 0.5
     return L, L - special.ndtri(0.5 ** (1 / keys))
 
@@ -37,20 +37,21 @@ def expected(
     values: str = "one_sign",
     block_kv: int = 64,
 ) -> float:
-    """The root mean square of O's relative error: of O - golden over that of golden.
+    """Compute the error to expect of O: the root mean square of O - golden over that of golden.
 
     Args:
-        precision: a Precision. The inputs' own rounding is not in it: the golden value takes the inputs as the kernel
-            does.
-        tiles: of keys. algorithm: one of ALGORITHMS; "baseline" has no tiles. splits: parts of the keys that are worked
-            on apart and merged.
+        precision: formats of the kernel's steps. Rounding the inputs makes no error here: the golden value is computed
+            from the rounded inputs.
+        tiles: number of tiles of keys.
+        algorithm: one of ALGORITHMS; "baseline" has no tiles.
+        splits: number of parts of the keys that are computed separately and merged.
         values: a key of VALUES. "one_sign": V and so all terms of O have one sign and P varies little, as for uniform
             inputs; "zero_mean": V has a mean of zero and scores are N(0, 1), as for normal inputs; "one_sign_peaked":
             those scores, and V >= 0.
         block_kv: keys of a tile.
 
     Returns:
-        a plain number, not in units of u.
+        A plain number, not in units of u.
 
     Raises:
         ValueError: an argument is none of those accepted.
@@ -74,16 +75,19 @@ def expected(
 
 
 def stores(precision: Precision) -> bool:
-    """Whether O is rounded once more where it is stored."""
+    """Return whether O is rounded once more where it is stored."""
     return precision.output.precision < precision.accumulator.precision
 
 
 def expected_gradients(precision: Precision, *, tiles: int, values: str = "zero_mean") -> float:
-    """The root mean square of the relative error of a gradient that is summed over tiles: dQ over tiles of keys, dK and
-    dV over tiles of queries. Of it, what the sums, the matrix handed to them (dS or P) and storing make.
+    """Compute the error to expect of a gradient that is summed over tiles: dQ over tiles of keys, dK and dV over tiles
+    of queries. It is a relative root mean square, of three roundings: of the sums, of the matrix that enters them (dS
+    or P), and of storing.
 
     Args:
-        tiles: that are added up. values: of the terms, as for `expected`; gradients have a mean of zero.
+        precision: formats of the kernel's steps.
+        tiles: number of tiles that are added up.
+        values: of the terms, as for `expected`; gradients have a mean of zero.
 
     Raises:
         ValueError: values or tiles are none of those accepted.
@@ -91,9 +95,9 @@ def expected_gradients(precision: Precision, *, tiles: int, values: str = "zero_
     accepted_kernel("fa2", values, tiles)
     share = (np.arange(1, tiles + 1) / tiles) ** (2 * VALUES[values].growth)
     sums = share.sum() * (RMS * precision.grad_sums.unit_roundoff) ** 2
-    handed = (RMS * precision.grads.unit_roundoff) ** 2 if values == "zero_mean" else 0.0
+    matrix = (RMS * precision.grads.unit_roundoff) ** 2 if values == "zero_mean" else 0.0
     narrower = precision.output.precision < precision.grad_sums.precision
-    return math.sqrt(sums + handed + ((RMS * precision.output.unit_roundoff) ** 2 if narrower else 0.0))
+    return math.sqrt(sums + matrix + ((RMS * precision.output.unit_roundoff) ** 2 if narrower else 0.0))
 
 
 def largest_over_baseline(
@@ -106,13 +110,16 @@ def largest_over_baseline(
     count: int = 2**17,
     block_kv: int = 64,
 ) -> float:
-    """The largest error of `count` outputs over that of Baseline in a format, by `extremes.largest`: the roundings of O
-    and l and the storing are bounded, half an ulp each, P's own are many and normal.
+    """Compute the largest error of `count` outputs over Baseline's largest error, by `extremes.largest`: the roundings
+    of O and l and of storing are bounded, half an ulp each; those of P are many and normal.
 
     For FA1 in one format, V of one sign, T tiles and a hundred thousand outputs the ratio is about 2 sqrt(T).
 
     Args:
-        stored: the format of Baseline. count: outputs. Others: as `expected`.
+        precision: formats of the kernel's steps.
+        stored: the format of Baseline.
+        count: number of outputs.
+        tiles, algorithm, values, block_kv: as `expected`.
     """
 
     def error(precision, algorithm):
@@ -129,19 +136,25 @@ def largest_over_baseline(
 
 
 def bits(stored: FormatLike, *, tiles: int, values: str = "one_sign", algorithm: str = "fa2") -> float:
-    """How many significant bits O and l must be carried with, so that carrying makes an error as large as storing the
-    answer: the stored bits and about half of log2(tiles) more."""
+    """Compute with how many significant bits O and l must be carried for carrying to make an error as large as storing
+    the answer does: the stored bits and about half of log2(tiles) more.
+
+    Args:
+        stored: the format that the answer is stored in.
+        tiles, values, algorithm: as `expected`.
+    """
     return Format.of(stored).precision + 0.5 * math.log2(roundings(tiles, algorithm, values).carried())
 
 
-def bits_for(times: float, stored: FormatLike, **given) -> float:
-    """With how many significant bits of O and l the largest error of a kernel as shipped is so many times Baseline's.
+def bits_for(times: float, stored: FormatLike, **options) -> float:
+    """Compute with how many significant bits of O and l the largest error of a kernel as shipped is `times` Baseline's.
 
     Args:
-        times: over Baseline's largest error. given: as `largest_over_baseline`: tiles, algorithm ("fa2" where none is
-            given), values, count, block_kv.
+        times: the kernel's largest error over Baseline's.
+        stored: the format of Baseline.
+        options: as `largest_over_baseline`: tiles, algorithm (default "fa2"), values, count, block_kv.
     """
-    of_flash: dict[str, Any] = dict(algorithm="fa2") | given
+    of_flash: dict[str, Any] = dict(algorithm="fa2") | options
 
     def over(count):
         fmt = Format.of((8, count))
@@ -150,19 +163,21 @@ def bits_for(times: float, stored: FormatLike, **given) -> float:
 
     counts, limit = range(2, 25), math.log2(times)  # halved, since the error falls with every bit
     enough = bisect_left(counts, -limit, key=lambda count: -over(count))
-    near = counts[max(0, enough - 1) : enough + 1]
-    return float(np.interp(-limit, [-over(count) for count in near], near))
+    neighbours = counts[max(0, enough - 1) : enough + 1]
+    return float(np.interp(-limit, [-over(count) for count in neighbours], neighbours))
 
 
 def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
-    """The root mean square of the relative error that a running sum of positive terms makes where its roundings repeat.
+    """Compute the relative root mean square error of a running sum of positive terms whose roundings repeat.
 
     Within one binade of the sum, terms that hardly differ are cut at the same place of the grid, so that their errors
     have one sign and add up. Terms that differ by a standard deviation of s ulp of the sum dither the rounding: of the
     error's k-th harmonic, of amplitude 1 / (pi k) ulp, exp(-2 pi^2 k^2 s^2) is left.
 
     Args:
-        fmt: of the sum. tiles: terms. spread: the terms' standard deviation over their mean.
+        fmt: of the sum.
+        tiles: number of terms.
+        spread: the terms' standard deviation over their mean.
 
     Raises:
         ValueError: an argument is none of those accepted.
@@ -183,13 +198,16 @@ def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
 
 
 def onset(precision: Precision, *, spread: float, algorithm: str = "fa1", most: int = 2**16) -> int:
-    """The number of tiles, a power of two, from which on repeated errors of l outweigh independent ones.
+    """Find the number of tiles, a power of two, from which on repeated errors of l outweigh independent ones.
 
     Args:
-        spread: of the tiles' row sums: standard deviation over mean. most: where the search ends.
+        precision: formats of the kernel's steps.
+        spread: of the tiles' row sums: standard deviation over mean.
+        algorithm: as `expected`.
+        most: the largest number of tiles to try.
 
     Returns:
-        tiles; `most` where independence holds up to there.
+        The number of tiles; `most` where independence holds up to there.
     """
     tiles = 2
     while tiles < most:
@@ -203,18 +221,21 @@ def onset(precision: Precision, *, spread: float, algorithm: str = "fa1", most: 
 def bound(
     precision: Precision, *, tiles: int, algorithm: str = "fa2", rise: float = 0.0, keys: int = 0, failure: float = 0.0
 ) -> float:
-    """A forward error bound of online softmax: |O - golden| <= bound * sum_j P_j |v_j|, for any inputs, where only the
-    accumulator, the row sum and the factors round (P, given, is exact), and nothing underflows.
+    """Bound the forward error of online softmax: |O - golden| <= bound * sum_j P_j |v_j|, for any inputs.
+
+    Only the accumulator, the row sum and the factors round here (P is taken as exact), and nothing underflows.
 
     Args:
-        precision: its formats accumulator, row_sum and factors. tiles: of keys. algorithm: "fa1" or "fa2".
+        precision: its formats accumulator, row_sum and factors count.
+        tiles: number of tiles of keys.
+        algorithm: "fa1" or "fa2".
         rise: the most that scores of one row differ; the factors' exponents add up to no more.
+        keys: of a row, for the probabilistic bound, which must hold for all of them at once.
         failure: 0 for the deterministic bound, where n roundings make gamma_n; a probability for the bound that fails
             no more often, if rounding errors are independent with mean zero: n roundings then make about sqrt(n).
-        keys: of a row, for the probabilistic bound, which must hold for all of them at once.
 
     Returns:
-        the factor; infinity where the bound says nothing.
+        The factor; infinity where the bound says nothing.
 
     Raises:
         ValueError: the algorithm is neither, or tiles is no whole number from 1.
@@ -237,10 +258,15 @@ def bound(
 
 
 def gamma(n: int, u: float, strength: float | None = None) -> float:
-    """The most that n factors 1 + delta, |delta| <= u, change a product: n u / (1 - n u); or, with a strength lambda,
-    what they do not exceed with probability 1 - 2 exp(-lambda^2 (1 - u)^2 / 2) (Higham and Mary 2019, theorem 2.4),
-    where that is less."""
-    most = n * u / (1 - n * u) if n * u < 1 else math.inf
+    """Bound how much n factors 1 + delta, |delta| <= u, change a product, relatively.
+
+    Args:
+        n: number of factors.
+        u: the bound of each delta.
+        strength: None for the bound that always holds, n u / (1 - n u); or lambda, for the bound that holds with
+            probability 1 - 2 exp(-lambda^2 (1 - u)^2 / 2) (Higham and Mary 2019, theorem 2.4), where that is less.
+    """
+    certain = n * u / (1 - n * u) if n * u < 1 else math.inf
     if strength is None:
-        return most
-    return min(most, float(special.expm1(strength * math.sqrt(n) * u + n * u**2 / (1 - u))))
+        return certain
+    return min(certain, float(special.expm1(strength * math.sqrt(n) * u + n * u**2 / (1 - u))))

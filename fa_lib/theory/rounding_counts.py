@@ -14,13 +14,13 @@ ALGORITHMS = ("fa1", "fa2", "baseline")
 
 @dataclass(frozen=True)
 class Values:
-    """What the law needs to know of V and of the scores S.
+    """Statistics of V and of the scores S that the law needs.
 
     Attributes:
         growth: the power of t with which the sum over t tiles grows.
         square, variance: of V, over its mean squared; None where its mean is zero.
-        scores: the mean of S squared, where a key counts with its P squared. peaked: scores are N(0, 1), so that few
-            keys hold much of P; else P varies little.
+        scores: the mean of S squared, each key weighted with its P squared.
+        peaked: whether scores are N(0, 1), so that few keys hold much of P; else P varies little.
     """
 
     growth: float
@@ -30,8 +30,8 @@ class Values:
     peaked: bool
 
     def averaged(self, keys: int) -> float:
-        """What is left of the terms' own roundings, squared, in a sum over so many keys: sum of (P v)^2 over O^2, but
-        for `square`."""
+        """Return how far a sum over `keys` keys averages the squared roundings of its terms: sum of (P v)^2 over O^2,
+        without the factor `square`."""
         return 1.0 if self.square is None else (math.e if self.peaked else 1.0) / keys
 
 
@@ -44,11 +44,11 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Roundings:
-    """What the roundings of a kernel's parts count, as squared shares: 1 is a rounding of the whole result.
+    """The weights of a kernel's roundings, as squared shares of its result: 1 is a rounding of the whole result.
 
     Attributes:
-        accumulator, row_sum: of the running sums O and l, one for each rounding. terms: of P's own roundings, step ->
-            sum of the squared shares.
+        accumulator, row_sum: (roundings,) of the running sums O and l.
+        terms: of P's roundings: step -> sum of the squared shares.
     """
 
     accumulator: np.ndarray
@@ -56,14 +56,12 @@ class Roundings:
     terms: dict[str, float]
 
     def carried(self) -> float:
-        """Of O and l, all together."""
+        """Sum the weights of all roundings of O and l."""
         return float(self.accumulator.sum() + self.row_sum.sum())
 
 
 def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Roundings:
-    """The roundings of one part of the keys.
-
-    Args: as `theory.expected`.
+    """Count the roundings of one part of the keys. Arguments are those of `theory.expected`.
 
     Raises:
         ValueError: the algorithm, the values or the number of tiles is none of those accepted.
@@ -80,34 +78,35 @@ def roundings(tiles: int, algorithm: str, values: str, block_kv: int = 64) -> Ro
 
 
 def accepted_kernel(algorithm: str, values: str, tiles: int) -> None:
-    """See that a law's arguments mean something.
+    """Check a law's arguments.
 
     Raises:
-        ValueError: an algorithm, a key of VALUES, or a number of tiles that is not accepted.
+        ValueError: the algorithm is not of ALGORITHMS, values is no key of VALUES, or tiles is no whole number from 1.
     """
-    for name, got, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, VALUES)):
-        if got not in accepted:
-            raise ValueError(f"{name}: got {got!r}; accepted are {', '.join(accepted)}")
+    for name, value, accepted in (("algorithm", algorithm, ALGORITHMS), ("values", values, VALUES)):
+        if value not in accepted:
+            raise ValueError(f"{name}: got {value!r}; accepted are {', '.join(accepted)}")
     if not is_count(tiles):
         raise ValueError(f"tiles: got {tiles!r}; accepted is a whole number from 1")
 
 
 def is_count(x: Any) -> bool:
-    """Whether x is a whole number of at least 1, of Python's or numpy's."""
+    """Return whether x is a whole number of at least 1, of Python's or numpy's."""
     return isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= 1
 
 
 def weights(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) -> list[Any]:
-    """Of each rounding of a running sum, the square of the partial sum that it rounds.
+    """Compute, for each rounding of a running sum, the square of the partial sum that it rounds.
 
     Args:
         algorithm: one of ALGORITHMS.
-        share, own: arrays or tensors, tiles first: the squares of the sum up to a tile, and of the tile's own terms.
-        raised: the chance that a tile raises the row's maximum, or whether it does; tiles first, and as wide, or 1.
+        share, own: arrays or tensors (tiles, ...): the squares of the sum up to a tile, and of the tile's own terms.
+        raised: (tiles, ...), of share's shape or with 1 in its last dimensions: the chance that a tile raises the row's
+            maximum, or whether it does.
         divided: whether the sum is divided by the row sum, as O is.
 
     Returns:
-        of each kind of rounding one array, tiles first.
+        list with an array for each kind of rounding, (tiles, ...) or less by a tile or all but one.
 
     Raises:
         ValueError: there is no such algorithm.
@@ -116,18 +115,18 @@ def weights(algorithm: str, share: Any, own: Any, raised: Any, divided: bool) ->
         raise ValueError(f"algorithm: got {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
     if algorithm == "baseline":  # rounded once
         return [share[-1:]]
-    found = [own, share[1:]]  # P V; the additions, of which the first is to 0, and exact
+    squares = [own, share[1:]]  # P V; the additions, of which the first is to 0, and exact
     if algorithm == "fa1":
-        found.append((1 - raised) * own)  # a P V and a l: a is 1 in the tile that holds the maximum
+        squares.append((1 - raised) * own)  # a P V and a l: a is 1 in the tile that holds the maximum
         if divided:  # O l, with the l it was just divided by; where the maximum is raised, with another number
-            found.append(((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1])
+            squares.append(((1 - raised[1:]) * BACK + 2 * raised[1:]) * share[:-1])
     else:
-        found.append(raised[1:] * share[:-1])  # a O and a l
-    return [*found, share[-1:]] if divided else found
+        squares.append(raised[1:] * share[:-1])  # a O and a l
+    return [*squares, share[-1:]] if divided else squares
 
 
 def _of_terms(values: Values, keys: int, all_keys: int) -> dict[str, float]:
-    """The weight of P's own roundings. What is rounded before P is summed changes O by v - O, and not by v.
+    """Compute the weights of P's roundings. A rounding before P is summed changes O by v - O, and not by v.
 
     Args:
         keys: that share a maximum. all_keys: of a row.

@@ -30,14 +30,14 @@ FAR = 30.0  # the most that an exponent's error is taken for
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What an output may be.
+    """The golden value of a call, and how far a right kernel may be from it.
 
     Attributes:
-        golden, bound: float64, of O's shape: abs(o - golden) <= bound holds for every output of a right kernel, but for
-            one call in 1 / false_alarm.
-        of_row: (..., n_q, 1), the same for a row's error `along` golden: an error of the row sum, or a bias, is small
-            in each output, and in all of them on one side.
-        seen: (..., n_q, 1), whether a row sees a key; golden and bound are 0 where it does not.
+        golden, bound: float64 (..., n_q, d_v): abs(o - golden) <= bound holds for every output of a right kernel, in
+            all calls but one in 1 / false_alarm.
+        of_row: float64 (..., n_q, 1), the bound of a row's error `along` golden: an error of the row sum, or a bias, is
+            small in each output, but has one sign in all of them.
+        seen: bool (..., n_q, 1), whether a row sees a key; golden and bound are 0 where it does not.
     """
 
     golden: Float64[Tensor, "... n_q d_v"]
@@ -46,19 +46,21 @@ class Tolerance:
     seen: Bool[Tensor, "... n_q 1"]
 
     def along(self, o: Tensor) -> Float64[Tensor, "*lead n_q 1"]:
-        """|(o - golden) . golden| / |golden| of each row; 0 where golden is."""
+        """Compute |(o - golden) . golden| / |golden| of each row, (..., n_q, 1), of o (..., n_q, d_v); 0 where golden
+        is."""
         size = self.golden.norm(dim=-1, keepdim=True)
         return ((o.double() - self.golden) * self.golden).sum(-1, keepdim=True).abs() / size.where(size > 0, 1.0)
 
     def times(self, o: Tensor) -> tuple[Tensor, Tensor]:
-        """How many times its bound each output's error is, and each row's along golden."""
+        """Divide the error of each output of o (..., n_q, d_v), and of each row along golden (..., n_q, 1), by its
+        bound."""
         error = (o.double() - self.golden).abs()
         of_outputs, of_rows = (e / b.where(b > 0, 1.0) for e, b in ((error, self.bound), (self.along(o), self.of_row)))
         return of_outputs, of_rows
 
 
 def declared(precision: Precision | FormatLike) -> Precision:
-    """A Precision, or `Precision.kernel` of a format.
+    """Return a Precision as it is, or `Precision.kernel` of a format.
 
     Raises:
         ValueError: it is neither.
@@ -77,7 +79,7 @@ def tolerance(
     false_alarm: float = 1e-6,
     **options,
 ) -> Tolerance:
-    """The bound of |o - golden| for a right kernel with these formats, on these inputs.
+    """Bound |o - golden| for a right kernel with these formats, on these inputs.
 
     Every rounding to nearest is taken as an error of its own, with mean zero, evenly spread over at most half an ulp to
     either side: relative to what it rounds at most u, of variance u^2 / 3. To first order the error of an output is a
@@ -88,9 +90,11 @@ def tolerance(
     repeat.
 
     Args:
-        q, k, v: as `kernels.reference`.
-        precision: a Precision, what the kernel declares; or a format, for `Precision.kernel`.
-        tiles: of keys; None: tiles of BLOCK keys. It counts where sums are carried in fewer bits than FP32.
+        q: (..., n_q, d).
+        k: (..., n_kv, d), v: (..., n_kv, d_v); as `kernels.reference`.
+        precision: the Precision that the kernel declares, or a format, for `Precision.kernel`.
+        tiles: number of tiles of keys; None: tiles of BLOCK keys. It counts where sums are carried in fewer bits than
+            FP32.
         algorithm: one of `rounding_counts.ALGORITHMS`. "baseline" normalises P before it is rounded.
         false_alarm: how often a right kernel may exceed it, in calls; above 0, below 1.
         options: of `kernels.options.Asked`.
@@ -110,14 +114,14 @@ def tolerance(
     events = golden.numel() + golden.shape[:-1].numel()  # outputs, and rows
     strength = math.sqrt(2 * math.log(2 * events / false_alarm))
     law = _Law(precision, -(-n_kv // int(tiles)), algorithm, strength)
-    given = q.detach().double(), k.detach().double(), v.detach().double()
-    out = by_rows(law.bounded, given, precision, Options.of(q, k, v, **options), features=v.shape[-1] + 2, width=n_kv)
+    inputs = q.detach().double(), k.detach().double(), v.detach().double()
+    out = by_rows(law.bounded, inputs, precision, Options.of(q, k, v, **options), features=v.shape[-1] + 2, width=n_kv)
     return Tolerance(golden, out[..., :-2], out[..., -2:-1], out[..., -1:] > 0)
 
 
 @dataclass(frozen=True)
 class _Law:
-    """The bound of a few rows, in the terms of docs/testing.md, whose lines of variances are numbered."""
+    """Computes the bound of rows of one head, with the symbols of docs/testing.md. Its numbered lines are variances."""
 
     p: Precision
     block: int  # keys of a tile
@@ -148,22 +152,22 @@ class _Law:
         D = torch.cat([W[:, : -scores.o.n_kv], scores.drop(W[:, -scores.o.n_kv :], 0)], -1)  # those that V meets
         O = D @ v  # (rows, d_v)
         of_scores = self.of_scores(q, k, scores, S.where(W > 0, m), m)
-        given, sums = (S, p, W, D, of_scores), self.of_sums(S, W, D, v, O, m, l)
-        bound = self.strength * (self.of_terms(given, v, O) + sums).sqrt()
+        terms, sums = (S, p, W, D, of_scores), self.of_sums(S, W, D, v, O, m, l)
+        bound = self.strength * (self.of_terms(terms, v, O) + sums).sqrt()
         half = self.p.output.ulp(O.abs() + bound) / 2
         bound = bound + half
         size = O.square().sum(-1, keepdim=True).sqrt()  # (rows, 1)
         along = O / size.where(size > 0, 1.0)
         own = (v @ along.mT).mT[..., None]  # (rows, n_kv, 1): each key's value along O
         stored = torch.maximum((along * half).square().sum(-1, keepdim=True) / 3, self.stored(O, along))
-        apart = (along.square() * sums).sum(-1, keepdim=True)  # sums of features that differ err apart
-        sums = torch.maximum(apart, self.of_sums(S, W, D, own, size, m, l))
-        of_row = self.strength * (self.of_terms(given, own, size) + sums + stored).sqrt()
+        by_feature = (along.square() * sums).sum(-1, keepdim=True)  # sums of features that differ err apart
+        sums = torch.maximum(by_feature, self.of_sums(S, W, D, own, size, m, l))
+        of_row = self.strength * (self.of_terms(terms, own, size) + sums + stored).sqrt()
         return torch.cat([bound.where(seen, 0.0), of_row.where(seen, 0.0), seen], -1)
 
-    def of_terms(self, given: tuple[Tensor, ...], v: Tensor, O: Tensor) -> Tensor:
+    def of_terms(self, terms: tuple[Tensor, ...], v: Tensor, O: Tensor) -> Tensor:
         """The variance of O (rows, d_v) by scores and P; v: as `weighted_values` takes it."""
-        S, p, W, D, of_scores = given
+        S, p, W, D, of_scores = terms
         weights, shift = self.of_weights(of_scores, W, D, v, O)
         if self.p.scores.precision < FP32.precision:
             alike = self.repeating(self.p.scores, S.where(W > 0, 0.0), W, D, v, O, relative=False)[1]
@@ -174,12 +178,12 @@ class _Law:
     def stored(self, O: Tensor, along: Tensor) -> Tensor:
         """Line 9: the mean square of what storing O adds along it, over shifts against the grid: equal outputs err
         alike."""
-        found = torch.zeros_like(O[:, :1])
+        total = torch.zeros_like(O[:, :1])
         for i in range(SHIFTS):
             shift = 2 ** ((i + 0.5) / SHIFTS)
             e = (self.p.output(O * shift) - O * shift) / shift
-            found = found + (e * along).sum(-1, keepdim=True).square() / SHIFTS
-        return found
+            total = total + (e * along).sum(-1, keepdim=True).square() / SHIFTS
+        return total
 
     def of_scores(self, q: Tensor, k: Tensor, scores: Scores, S: Tensor, m: Tensor) -> Tensor:
         """Lines 2, 3 and 4: the variance of each exponent S - m and of its exponential, (rows, n_kv)."""
@@ -213,13 +217,12 @@ class _Law:
         centred = out - 2 * O * weighted_values(D * W * s, v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
         independent = torch.maximum(out, centred)
         alike = torch.maximum(*self.repeating(fmt, p, W, D, v, O, relative=True))
-        most = weighted_values((step + self.exp()) * D, v.abs()) + O.abs() * ((step + self.exp()) * W).sum(
-            -1, keepdim=True
-        )
-        return torch.minimum(torch.maximum(independent, alike), (most / self.strength).square())
+        most = step + self.exp()
+        one_sided = weighted_values(most * D, v.abs()) + O.abs() * (most * W).sum(-1, keepdim=True)
+        return torch.minimum(torch.maximum(independent, alike), (one_sided / self.strength).square())
 
     def exp(self) -> float:
-        """The relative error of the exponential."""
+        """Return the relative error of the exponential."""
         return EXP if self.p.probs.precision < FP32.precision else 0.0
 
     def repeating(
@@ -228,24 +231,24 @@ class _Law:
         """Line 8: the mean squares of O's error by rounding x (rows, n_kv) to fmt, in the numerator alone and in the
         row sum as well, over shifts of x against the grid: equal numbers have equal errors. An error of a score counts
         as it is, one of a probability relative to it, with that of the exponential."""
-        of_o = of_both = torch.zeros_like(O)
+        of_o = of_quotient = torch.zeros_like(O)
         for i in range(SHIFTS):
             turn = (i + 0.5) / SHIFTS
             e = (fmt(x * 2**turn) - x * 2**turn) / 2**turn
             if relative:
                 positive = x.where(x > 0, 1.0)
                 e = e / positive + self.exp() * torch.cos(2 * math.pi * (torch.log2(positive) + turn))
-            one = weighted_values(D * e, v)
-            both = one - O * (W * e).sum(-1, keepdim=True)
-            of_o, of_both = of_o + one.square() / SHIFTS, of_both + both.square() / SHIFTS
-        return of_o, of_both
+            numerator = weighted_values(D * e, v)
+            quotient = numerator - O * (W * e).sum(-1, keepdim=True)
+            of_o, of_quotient = of_o + numerator.square() / SHIFTS, of_quotient + quotient.square() / SHIFTS
+        return of_o, of_quotient
 
     def of_sums(self, S: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
         """The variance of O by the roundings of its own sum and of the row sum's: lines 5, 6 and 7."""
         cut = [slice(j, j + self.block) for j in range(0, v.shape[-2], self.block)]
-        X = torch.stack([weighted_values(D[:, each], v[..., each, :]) for each in cut])  # (T, rows, d_v)
-        Y = torch.stack([W[:, each].sum(-1, keepdim=True) for each in cut])  # (T, rows, 1)
-        highest = torch.stack([S[:, each].amax(-1, keepdim=True) for each in cut]).cummax(0).values
+        X = torch.stack([weighted_values(D[:, tile], v[..., tile, :]) for tile in cut])  # (T, rows, d_v)
+        Y = torch.stack([W[:, tile].sum(-1, keepdim=True) for tile in cut])  # (T, rows, 1)
+        highest = torch.stack([S[:, tile].amax(-1, keepdim=True) for tile in cut]).cummax(0).values
         raised = torch.cat([torch.ones_like(Y[:1]), (highest[1:] > highest[:-1]).to(Y)])
         sums = self.carried(X, Y, O, raised) + self.inside_tiles(X, W, D, v, O)
         return sums if self.p.row_sum.precision < FP32.precision else sums + self.merged(W, D, v, O, m, l)
@@ -264,8 +267,8 @@ class _Law:
         variance = self.variance("accumulator") * of_o + self.variance("row_sum") * of_l * size
         subnormal = self.p.accumulator.ulp(torch.zeros_like(Y[0])) / 2
         variance = variance + ROUNDINGS * tiles * subnormal.square() / 3
-        for part, whole, step in ((X, O, "accumulator"), (Y, torch.ones_like(Y[0]), "row_sum")):
-            alike = repeats(getattr(self.p, step), *spread_of_terms(part.square().sum(0), whole, tiles))
+        for terms, total, step in ((X, O, "accumulator"), (Y, torch.ones_like(Y[0]), "row_sum")):
+            alike = repeats(getattr(self.p, step), *spread_of_terms(terms.square().sum(0), total, tiles))
             variance = variance + size * alike
         return variance
 
@@ -273,18 +276,15 @@ class _Law:
         """Line 6: what summing keys inside of tiles costs, in FP32 or wider. X: as in `carried`."""
         size, n = O.square(), (W > 0).sum(-1, keepdim=True)  # keys that count
         squares, of_weights = weighted_values(D.square(), v.square()), W.square().sum(-1, keepdim=True)
-        so_far = X.cumsum(0)
-        forth, back = (
-            so_far.square().sum(0),
-            (O - so_far + X).square().sum(0),
-        )  # from the first tile to the last, and back
+        partial = X.cumsum(0)
+        forth, back = partial.square().sum(0), (O - partial + X).square().sum(0)  # first tile to last, and back
         along_tiles = torch.maximum(forth, back) * self.block
         of_o = torch.maximum((n + 1) * (squares / 6 + size / 3), along_tiles) + squares
         of_l = (n + 1) * (of_weights / 6 + 1 / 3) + of_weights
         variance = self.inner("accumulator") * of_o + self.inner("row_sum") * of_l * size
-        for part, whole, step in ((squares, O, "accumulator"), (of_weights, torch.ones_like(of_weights), "row_sum")):
+        for terms, total, step in ((squares, O, "accumulator"), (of_weights, torch.ones_like(of_weights), "row_sum")):
             fmt = FP32 if getattr(self.p, step).precision < FP32.precision else getattr(self.p, step)
-            variance = variance + size * repeats(fmt, *spread_of_terms(part, whole, int(n.max())))
+            variance = variance + size * repeats(fmt, *spread_of_terms(terms, total, int(n.max())))
         return variance
 
     def merged(self, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
@@ -292,6 +292,6 @@ class _Law:
         elsewhere than tiles."""
         log = torch.log(nonzero(l))
         fine = [slice(j, j + PART) for j in range(0, v.shape[-2], PART)]
-        parts = [weighted_values(D[:, each], v[..., each, :]) - W[:, each].sum(-1, keepdim=True) * O for each in fine]
+        parts = [weighted_values(D[:, s], v[..., s, :]) - W[:, s].sum(-1, keepdim=True) * O for s in fine]
         size = ((m + log).square() + log.square() + 4).where(m != -math.inf, 0.0)
         return self.variance("row_sum") * (largest_partial_sum(torch.stack(parts)) * size)

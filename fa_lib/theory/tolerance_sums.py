@@ -12,40 +12,68 @@ DITHER = 0.6  # ulp of a sum: terms that scatter by more have independent roundi
 
 
 def weighted_values(A: Tensor, v: Tensor) -> Tensor:
-    """A (rows, keys) times values that all rows share (keys, d_v), or that each has for itself (rows, keys, d_v):
-    (rows, d_v)."""
+    """Sum values with weights, for each row.
+
+    Args:
+        A: (rows, keys), the weights.
+        v: (keys, d_v), values that all rows share; or (rows, keys, d_v), values of each row.
+
+    Returns:
+        (rows, d_v).
+    """
     return A @ v if v.ndim == 2 else (A[:, None] @ v)[:, 0]
 
 
 def largest_partial_sum(apart: Tensor) -> Tensor:
-    """The sum of squares of what parts of neighbouring tiles add up to, for the number of parts where it is largest;
-    apart: (tiles, rows, d_v)."""
+    """Split the tiles into parts of 1, 2, 4, ... neighbours, sum the squares of the parts' sums, and take the largest.
+
+    Args:
+        apart: (tiles, rows, d_v), the sum of each tile.
+
+    Returns:
+        (rows, d_v).
+    """
     tiles, sums = apart.shape[0], torch.cat([torch.zeros_like(apart[:1]), apart.cumsum(0)])
-    found, size = torch.zeros_like(apart[0]), 1
+    largest, size = torch.zeros_like(apart[0]), 1
     while size < tiles:
         at = torch.tensor([*range(0, tiles, size), tiles], device=apart.device)
-        found, size = torch.maximum(found, sums[at].diff(dim=0).square().sum(0)), 2 * size
-    return found
+        largest, size = torch.maximum(largest, sums[at].diff(dim=0).square().sum(0)), 2 * size
+    return largest
 
 
 def spread_of_terms(squares: Tensor, total: Tensor, terms: int) -> tuple[Tensor, int]:
-    """The standard deviation of a sum's terms over their mean, and how many there are. squares, total: (rows, d_v), of
-    the terms."""
+    """Compute the standard deviation of a sum's terms over their mean.
+
+    Args:
+        squares, total: (rows, d_v), sums of the terms' squares and of the terms.
+        terms: number of terms.
+
+    Returns:
+        (the deviation over the mean, (rows, d_v); terms).
+    """
     over = terms * squares / total.square().where(total != 0, 1.0) - 1
     return over.clamp(min=0).sqrt().where(total != 0, 1.0), terms
 
 
 def repeats(fmt: Format, spread: Tensor, terms: int) -> Tensor:
-    """The relative mean square error (rows, d_v) of a sum whose roundings repeat, 0 where its terms scatter enough;
-    spread: (rows, d_v), of `spread_of_terms`."""
+    """Compute the relative mean square error of a sum whose roundings repeat; 0 where its terms scatter enough.
+
+    Args:
+        fmt: of the sum.
+        spread: (rows, d_v), of `spread_of_terms`.
+        terms: number of terms.
+
+    Returns:
+        (rows, d_v).
+    """
     at = torch.floor(torch.log2(spread.clamp(min=2.0**-60)))
     at = at.where(spread < DITHER * 2 * fmt.unit_roundoff * terms, 0.0)
-    found = torch.zeros_like(spread)
+    error = torch.zeros_like(spread)
     if fmt.precision < FP64.precision:
-        for each in at.unique().tolist():
-            if each < 0:
-                found[at == each] = _repeated(fmt, terms, each) ** 2
-    return found
+        for log_spread in at.unique().tolist():
+            if log_spread < 0:
+                error[at == log_spread] = _repeated(fmt, terms, log_spread) ** 2
+    return error
 
 
 @lru_cache

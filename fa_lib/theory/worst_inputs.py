@@ -18,19 +18,18 @@ SPREAD = 1.0  # the most that scores differ
 def worst(
     fmt: FormatLike, tiles: int, seed: int, *, algorithm: str = "fa1", block_kv: int = 64, candidates: int = 256
 ) -> dict[str, float]:
-    """A cell: the largest relative error that `search` finds for a kernel with every step in one format.
-
-    Args: as `search`.
+    """Find the largest relative error of a kernel with every step in one format, by `search`. Arguments are those of
+    `search`; it is a cell of a sweep.
 
     Returns:
-        dict: found, the largest |O - golden| / golden, in u; over_baseline, over Baseline's on the same inputs or over
-        the most that rounding the answer costs, u, whichever is larger; over_expected, over `theory.expected`;
-        of_bound, over `theory.bound`, which takes P as given.
+        dict: found, the largest |O - golden| / golden, in u; and this error divided by others. over_baseline: over
+        Baseline's on the same inputs, or over u, the most that rounding the answer costs, whichever is larger.
+        over_expected: over `theory.expected`. of_bound: over `theory.bound`, which takes P as exact.
     """
     fmt = Format.of(fmt)
     x = search(fmt, tiles, seed, algorithm=algorithm, block_kv=block_kv, candidates=candidates)
-    both = _flash(fmt, algorithm, block_kv), partial(kernels.reference, precision=Precision.materialized(fmt))
-    flash, baseline = (_error(kernel, x, fmt, block_kv).abs().item() for kernel in both)
+    kernel_pair = _flash(fmt, algorithm, block_kv), partial(kernels.reference, precision=Precision.materialized(fmt))
+    flash, baseline = (_error(kernel, x, fmt, block_kv).abs().item() for kernel in kernel_pair)
     uniform, u = Precision.uniform(fmt), fmt.unit_roundoff
     due = expected(uniform, tiles=tiles, algorithm=algorithm)
     return dict(
@@ -42,43 +41,56 @@ def worst(
 def search(
     fmt: Format, tiles: int, seed: int, *, algorithm: str = "fa1", block_kv: int = 64, candidates: int = 256
 ) -> np.ndarray:
-    """A score, from -SPREAD to 0, and a value, from 1/2 to 1, for the keys of each tile.
+    """Search a score, from -SPREAD to 0, and a value, from 1/2 to 1, for the keys of each tile.
 
     With V of one sign |O| is not small by cancellation, so that the error counts against O itself. The search is
     greedy: of many random next tiles it takes the one after which O is furthest above, or below, the golden value.
 
     Args:
-        fmt: of every step of the kernel. tiles: of block_kv keys. seed: of the search. candidates: for each tile.
+        fmt: of every step of the kernel.
+        tiles: number of tiles of keys.
+        seed: of the search.
+        algorithm: as `kernels.tiled`.
+        block_kv: keys of a tile.
+        candidates: number of random tiles to try at each step.
 
     Returns:
-        scores and values (2, tiles, 1).
+        float64 (2, tiles, 1): scores and values.
     """
-    random, found, flash = np.random.default_rng(seed), [], _flash(fmt, algorithm, block_kv)
+    random, sides, flash = np.random.default_rng(seed), [], _flash(fmt, algorithm, block_kv)
     for side in (1, -1):
         x = np.zeros((2, 0, candidates))
         for _ in range(tiles):
-            drawn = random.uniform(size=(2, 1, candidates)) * [[[-SPREAD]], [[0.5]]] + [[[0.0]], [[0.5]]]
-            x = np.concatenate([x, drawn], 1)  # (2, tiles so far, candidates)
+            candidate_tile = random.uniform(size=(2, 1, candidates)) * [[[-SPREAD]], [[0.5]]] + [[[0.0]], [[0.5]]]
+            x = np.concatenate([x, candidate_tile], 1)  # (2, tiles so far, candidates)
             best = int((side * _error(flash, x, fmt, block_kv)).argmax())
             x = np.repeat(x[:, :, [best]], candidates, 2)
-        found.append(x[:, :, :1])
-    return max(found, key=lambda x: _error(flash, x, fmt, block_kv).abs().item())
+        sides.append(x[:, :, :1])
+    return max(sides, key=lambda x: _error(flash, x, fmt, block_kv).abs().item())
 
 
 @lru_cache
 def worst_inputs(n: int, seed: int, head_dim: int = 64) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K, V, float64 (1, 1, n, head_dim), of what `search` finds for FA1 with every step in BF16, tiles of 64.
+    """Make inputs of the scores and values that `search` finds for FA1 with every step in BF16, tiles of 64.
 
     The first column of V is as found; the others are it times 1 to 3/4, so that Baseline's largest error is that of
     many outputs, and not of one that may be exact by luck.
+
+    Args:
+        n: number of queries and of keys.
+        seed: of the search.
+        head_dim: of Q, K and V.
+
+    Returns:
+        (Q, K, V), float64 (1, 1, n, head_dim) each.
     """
     tiles = min(max(1, n // 64), head_dim)
     scores, values = torch.from_numpy(search(BF16, tiles, seed, candidates=64)[..., 0])
-    which = (torch.arange(n) // 64).clamp(max=tiles - 1)  # the tile of each key
+    tile = (torch.arange(n) // 64).clamp(max=tiles - 1)  # the tile of each key
     q, k = torch.zeros(2, 1, 1, n, head_dim, dtype=torch.float64)
     q[..., :tiles] = scores * head_dim**0.5  # a row's score in every tile, against the kernel's scale
-    k[..., torch.arange(n), which] = 1
-    v = values[which][:, None] * torch.linspace(1, 0.75, head_dim, dtype=torch.float64)  # (n, head_dim)
+    k[..., torch.arange(n), tile] = 1
+    v = values[tile][:, None] * torch.linspace(1, 0.75, head_dim, dtype=torch.float64)  # (n, head_dim)
     return q, k, v[None, None]
 
 
@@ -86,10 +98,10 @@ def _error(kernel, x, fmt, block_kv):
     """A kernel's signed relative error, of each candidate of x (2, tiles, candidates)."""
     tiles = x.shape[1]
     scores, values = torch.from_numpy(x)
-    which = torch.arange(tiles).repeat_interleave(block_kv)  # the tile of each key (n_kv,)
-    k = torch.nn.functional.one_hot(which, tiles).double()[None, None]  # (1, 1, n_kv, tiles)
+    tile = torch.arange(tiles).repeat_interleave(block_kv)  # the tile of each key (n_kv,)
+    k = torch.nn.functional.one_hot(tile, tiles).double()[None, None]  # (1, 1, n_kv, tiles)
     q = fmt(scores.T)[None, None]  # (1, 1, candidates, tiles): a candidate's score in every tile
-    v = fmt(values)[which][None, None]  # (1, 1, n_kv, candidates)
+    v = fmt(values)[tile][None, None]  # (1, 1, n_kv, candidates)
     # of all candidates' scores with all candidates' values, each with its own (candidates,)
     golden = kernels.golden(q, k, v, inputs=FP64, scale=1.0)[0, 0].diagonal()
     return (kernel(q, k, v, scale=1.0)[0, 0].diagonal() - golden) / golden
@@ -97,5 +109,5 @@ def _error(kernel, x, fmt, block_kv):
 
 def _flash(fmt, algorithm, block_kv):
     """The kernel that is searched: every step in fmt."""
-    given = dict(tiling=Tiling(64, block_kv), precision=Precision.uniform(fmt), algorithm=algorithm)
-    return partial(kernels.tiled, **given)
+    options = dict(tiling=Tiling(64, block_kv), precision=Precision.uniform(fmt), algorithm=algorithm)
+    return partial(kernels.tiled, **options)

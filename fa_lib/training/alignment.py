@@ -1,8 +1,8 @@
 """Weights of one model with its units in the order of another's.
 
 The hidden units of a feed-forward layer, and the heads of an attention layer, can change places without any change of
-what the model computes. Two models may so be far from each other, weight by weight, and the same: before they are held
-against each other, the units of one are matched with those of the other (Ainsworth et al. 2023, arXiv 2209.04836).
+what the model computes. So two models may differ in every weight and still compute the same: before they are compared,
+the units of one are matched with those of the other (Ainsworth et al. 2023, arXiv 2209.04836).
 """
 
 import re
@@ -23,37 +23,37 @@ HEADS = (
 
 
 def aligned(a: Mapping[str, Tensor], b: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Weights a, their units in the order in which they are nearest to those of b: the hidden units of each
-    feed-forward layer, and the heads of the transformer. (Those of the text encoder share a position bias, and stay.)
+    """Reorder the units of weights a so that they are nearest to those of b: the hidden units of each feed-forward
+    layer, and the heads of the transformer. (Those of the text encoder share a position bias, and stay.)
 
     Args:
         a, b: name -> tensor, of `TextToImage`, of the same shapes.
         heads: of the transformer.
 
     Returns:
-        name -> tensor.
+        name -> tensor, of a's shapes.
     """
-    moved = dict(a)
+    tensors = dict(a)
     for places in _layers(a, UNITS):
-        moved |= _matched(a, b, places, a[next(iter(places))].shape[0])
+        tensors |= _matched(a, b, places, a[next(iter(places))].shape[0])
     for places in _layers(a, HEADS):
-        moved |= _matched(a, b, places, heads)
-    return moved
+        tensors |= _matched(a, b, places, heads)
+    return tensors
 
 
 def _layers(weights, kinds):
     """{tensor's name: dimension} of every layer of some kinds."""
     for pattern, places in kinds:
-        layers = {found.group() for name in weights if (found := re.match(pattern, name))}
+        layers = {match.group() for name in weights if (match := re.match(pattern, name))}
         for layer in sorted(layers):
-            if found := {layer + end: at for end, at in places.items() if layer + end in weights}:
-                yield found
+            if dimensions := {layer + end: at for end, at in places.items() if layer + end in weights}:
+                yield dimensions
 
 
 def _matched(a, b, places, count):
-    """The tensors of a at `places`, their `count` units in the order in which they are nearest to b's."""
-    near = _units(b, places, count) @ _units(a, places, count).T  # (units of b, units of a)
-    _, order = linear_sum_assignment(near.numpy(), maximize=True)
+    """Reorder the `count` units of a's tensors at `places` so that they are nearest to b's."""
+    similarity = _units(b, places, count) @ _units(a, places, count).T  # (units of b, units of a)
+    _, order = linear_sum_assignment(similarity.numpy(), maximize=True)
     out = {}
     for name, at in places.items():
         shape = a[name].shape
@@ -64,5 +64,5 @@ def _matched(a, b, places, count):
 
 def _units(weights, places, count):
     """What a layer's units hold: (count, numbers), float64."""
-    each = [weights[name].double().unflatten(at, (count, -1)).movedim(at, 0) for name, at in places.items()]
-    return torch.cat([x.reshape(count, -1) for x in each], 1)
+    columns = [weights[name].double().unflatten(at, (count, -1)).movedim(at, 0) for name, at in places.items()]
+    return torch.cat([x.reshape(count, -1) for x in columns], 1)

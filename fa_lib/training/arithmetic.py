@@ -29,13 +29,13 @@ REPRODUCIBLE = re.compile(r"^MKL_VERBOSE .* CNR:(\S+)", re.MULTILINE)  # what MK
 
 
 def arithmetic() -> dict[str, str]:
-    """What the bits of a training step depend on.
+    """Name what the bits of a training step depend on.
 
     Returns:
-        name -> text, of LABELS: torch's version; processor (vendor, family and model); instructions that torch's own
-        loops use; the instruction set that oneDNN dispatches to; MKL's version and the path that it takes (on other
-        vendors' processors than Intel's it names no instructions); summed_in_fp32, the formats whose products
-        `half_products` sums in FP32. NONE where there is no such library, or it does not say.
+        dict of name -> text, of LABELS: torch's version; processor (vendor, family and model); instructions that
+        torch's own loops use; onednn, the instruction set that oneDNN dispatches to; mkl, MKL's version and the path
+        that it takes (on other vendors' processors than Intel's it names no instructions); summed_in_fp32, the formats
+        whose products `half_products` sums in FP32. NONE where there is no such library, or it does not say.
     """
     summed = [name for name, dtype in (("BF16", torch.bfloat16), ("FP16", torch.float16)) if slow(dtype)]
     own = dict(torch=torch.__version__, processor=model() or NONE, instructions=torch.backends.cpu.get_cpu_capability())
@@ -48,10 +48,10 @@ def _libraries() -> dict[str, str]:
     read that wish once, when they begin."""
     environ = os.environ | dict(ONEDNN_VERBOSE="1", MKL_VERBOSE="1")
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", ASKS], env=environ, capture_output=True, text=True, timeout=ASKS_S
         )
-        printed = asked.stdout
+        printed = process.stdout
     except (OSError, subprocess.TimeoutExpired):
         printed = ""
     onednn, mkl, mode = (pattern.search(printed) for pattern in (ONEDNN, MKL, REPRODUCIBLE))
@@ -61,10 +61,15 @@ def _libraries() -> dict[str, str]:
 
 
 def difference(here: Mapping[str, str], recorded: Mapping[str, str]) -> str:
-    """One sentence on how this machine's `arithmetic` differs from that of a recording, which may name less of it."""
-    other = [f"{LABELS[name]} {recorded[name] or NONE}, here {here[name]}"
+    """Say in one sentence how this machine's `arithmetic` differs from a recording's.
+
+    Args:
+        here: `arithmetic` of this machine.
+        recorded: `arithmetic` of the recording; it may lack names.
+    """
+    differing = [f"{LABELS[name]} {recorded[name] or NONE}, here {here[name]}"
              for name in LABELS if name in recorded and (recorded[name] or NONE) != here[name]]  # fmt: skip
     unknown = [f"{LABELS[name]} (here {here[name]})" for name in LABELS if name not in recorded]
-    parts = [f"the recording had {'; '.join(other)}"] if other else []
+    parts = [f"the recording had {'; '.join(differing)}"] if differing else []
     parts += [f"the recording does not name {', '.join(unknown)}"] if unknown else []
     return "; ".join(parts) or "by all its names this machine is the same as the recording's"

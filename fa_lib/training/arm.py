@@ -14,13 +14,32 @@ NUDGES, NUDGES_FP32 = (-8, -6, -5, -4, -3), (-8, -6, -4)  # powers of 10, beside
 
 
 def small_tiles(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
-    """`stepwise` in tiles of 8 keys: 32 of them where a model has 256 tokens, and so 32 times rounded, as a sequence of
-    2,048 is in tiles of 64."""
+    """Compute attention by `stepwise` in tiles of 8 keys. 256 tokens then make 32 tiles, which round as often as a
+    sequence of 2,048 does in tiles of 64.
+
+    Args:
+        q: (batch, heads, n_q, head_dim).
+        k, v: (batch, heads, n_kv, head_dim).
+        scale, mask: as of `stepwise`.
+
+    Returns:
+        (batch, heads, n_q, head_dim), in q's dtype.
+    """
     return stepwise(q, k, v, scale=scale, mask=mask, block_kv=8)
 
 
 def reversed_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
-    """Baseline with the keys in reverse order: the same steps, as exact, whose sums round otherwise at every call."""
+    """Compute Baseline's attention with the keys in reverse order: the same steps, as exact, but each sum rounds
+    otherwise.
+
+    Args:
+        q: (batch, heads, n_q, head_dim).
+        k, v: (batch, heads, n_kv, head_dim).
+        scale, mask: as of `unfused`.
+
+    Returns:
+        (batch, heads, n_q, head_dim), in q's dtype.
+    """
     return unfused(q, k.flip(-2), v.flip(-2), scale=scale, mask=None if mask is None else mask.flip(-1))
 
 
@@ -85,7 +104,7 @@ PAIRS = {
 
 
 def arm_named(name: str, kernel_of: Mapping[str, str] | None = None) -> Arm:
-    """The Arm of a name, its kernel replaced where `kernel_of` (arm -> kernel) has one.
+    """Return the Arm of a name, with another kernel where `kernel_of` (arm -> kernel) has one.
 
     Raises:
         ValueError: there is no such arm.

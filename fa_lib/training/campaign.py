@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -73,44 +74,55 @@ CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom rig
 def run_study_parts(
     keys: Sequence[str], config: Config, folder: Path, executor: Executor | None = None, out: Path = RECORDED / "cpu"
 ) -> dict[str, pd.DataFrame]:
-    """Train and compare parts of the study, and write its tables after each, beside those of the parts before.
+    """Train and compare parts of the study, and write its tables after each part, beside those of the parts before.
+
+    All parts get 3 seeds first, then 5, then 10.
 
     Args:
-        keys: of PARTS. config: of the models; the learning rate is the part's.
-        folder: of the runs; what is finished there is not trained again, and what was interrupted goes on. All parts
-            get 3 seeds first, then 5, then 10.
-        out: below it are data/results/study.csv and its like.
+        keys: of PARTS.
+        config: of the models; the learning rate is the part's.
+        folder: of the runs. A finished run is not trained again, and an interrupted one goes on.
+        executor: as `sweep`.
+        out: the folder whose data/results/study*.csv are written.
 
     Returns:
-        `recorded_tables`, of all parts that were ever made.
+        dict of DataFrames, as `recorded_tables`: all parts that were ever made.
 
     Raises:
         ValueError: there is no such part, or an argument does not fit.
     """
     parts, by = [lookup("part", key, PARTS) for key in keys], _arithmetics(out)
-    for one in [replace(each, seeds=min(seeds, each.seeds)) for seeds in ROUNDS for each in parts]:
-        tables, runs = _tables(one, config, folder, executor)
+    for part in [replace(full_part, seeds=min(seeds, full_part.seeds)) for seeds in ROUNDS for full_part in parts]:
+        tables, runs = _tables(part, config, folder, executor)
         before = recorded_tables(out)
-        whole = {}
+        complete = {}
         for name, table in tables.items():
-            table.insert(0, "part", one.key)
-            others = before[name][before[name].part != one.key] if before else pd.DataFrame()
-            both = pd.concat([others, table], ignore_index=True)
-            whole[name] = both.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
-        made = {key: rows.seed.nunique() for key, rows in whole["differences"].groupby("part", sort=False)}
-        by[one.key] = arithmetic()
-        each_part = [asdict(PARTS[key]) | dict(seeds=made[key], arithmetic=by[key]) for key in made]
-        parameters = dict(config=asdict(config), parts=each_part)
-        save(out, NAME, parameters, whole.pop("differences"), more=whole, pool=executor)
-        if one.key == "main":
+            table.insert(0, "part", part.key)
+            others = before[name][before[name].part != part.key] if before else pd.DataFrame()
+            joined = pd.concat([others, table], ignore_index=True)
+            complete[name] = joined.sort_values("part", key=lambda keys: keys.map(list(PARTS).index), kind="stable")
+        seeds_of = {key: rows.seed.nunique() for key, rows in complete["differences"].groupby("part", sort=False)}
+        by[part.key] = arithmetic()
+        described_parts = [asdict(PARTS[key]) | dict(seeds=seeds_of[key], arithmetic=by[key]) for key in seeds_of]
+        parameters = dict(config=asdict(config), parts=described_parts)
+        save(out, NAME, parameters, complete.pop("differences"), more=complete, pool=executor)
+        if part.key == "main":
             draw(runs, config, out)
     return recorded_tables(out)
 
 
 def recorded_tables(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
-    """The tables of the study that was recorded: differences (of `study.study`), runs (of `study.study`), signals (of
-    `spectra.entropies`), bits (seed, arm, step, sha256: of the weights after each of the first steps), directions
-    (pair, seed, the columns of `distances.direction`); each with its part. Empty where none was recorded."""
+    """Read the tables of the recorded study.
+
+    Args:
+        out: as of `run_study_parts`.
+
+    Returns:
+        dict of DataFrames, each with a column part; empty where no study was recorded. differences and runs: the
+        columns of `study.study`. signals: arm, seed and the columns of `spectra.entropies`. bits: arm, seed, step,
+        sha256, of the weights after each of the first steps. directions: pair, seed and the columns of
+        `distances.direction`.
+    """
     at = out / "data" / "results"
     if not (at / f"{NAME}.csv").exists():
         return {}
@@ -119,7 +131,7 @@ def recorded_tables(out: Path = RECORDED / "cpu") -> dict[str, pd.DataFrame]:
 
 
 def _arithmetics(out):
-    """Part -> the `arithmetic` that the recorded study's runs of it were made by, on whatever machine.
+    """Read which `arithmetic` the recorded study's runs were made by: part -> dict. Parts can come from other machines.
 
     Raises:
         ValueError: its provenance does not say so.
@@ -128,57 +140,75 @@ def _arithmetics(out):
     if not path.exists():
         return {}
     parts = json.loads(path.read_text())["parameters"]["parts"]
-    if lacking := [part["key"] for part in parts if "arithmetic" not in part]:
-        raise ValueError(f"{path}: the parts {', '.join(lacking)} have no arithmetic; accepted is one for each part")
+    if incomplete := [part["key"] for part in parts if "arithmetic" not in part]:
+        raise ValueError(f"{path}: the parts {', '.join(incomplete)} have no arithmetic; accepted is one for each part")
     return {part["key"]: part["arithmetic"] for part in parts}
 
 
 def draw(runs: pd.DataFrame, config: Config, out: Path = RECORDED / "cpu") -> None:
-    """Keep what the trained models draw of CAPTIONS."""
-    each = [samples(runs[(runs.seed == seed) & runs.arm.isin(SHOWN)], CAPTIONS, config) for seed in range(PICTURED)]
-    images = {arm: np.stack([of[arm].numpy() for of in each if arm in of]) for arm in each[0]}
+    """Write the images that the trained models draw of CAPTIONS to data/results/study.samples.npz.
+
+    Args:
+        runs: of `study.study`.
+        config: of the models.
+        out: as of `run_study_parts`.
+    """
+    by_seed = [samples(runs[(runs.seed == seed) & runs.arm.isin(SHOWN)], CAPTIONS, config) for seed in range(PICTURED)]
+    images: dict[str, Any] = {arm: np.stack([of[arm].numpy() for of in by_seed if arm in of]) for arm in by_seed[0]}
     with replacing(out / "data" / "results" / f"{NAME}.samples.npz") as path, path.open("wb") as file:
         np.savez_compressed(file, **images)
 
 
 def recorded_drawings(out: Path = RECORDED / "cpu") -> dict[str, torch.Tensor]:
-    """What the recorded models drew: arm -> uint8 (seeds, captions, 3, size, size)."""
+    """Read the images that the recorded models drew.
+
+    Returns:
+        dict of arm -> uint8 (seeds, captions, 3, size, size).
+    """
     with np.load(out / "data" / "results" / f"{NAME}.samples.npz") as samples:
         return {arm: torch.from_numpy(samples[arm]) for arm in samples}
 
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
-    """Of the recorded study, all that has the steps and the learning rate of the main part, without the column; what
-    two parts share (a twin's run, trained for both) once."""
+    """Select the rows of the parts that have the main part's steps and learning rate.
+
+    Args:
+        table: one of `recorded_tables`.
+
+    Returns:
+        DataFrame with its columns but part. Rows that two parts share (a twin's run, trained for both) come once.
+    """
     rows = table[table.part.isin(ALIKE)].drop(columns="part")
     return rows[~rows.duplicated([name for name in rows if name != "seconds"])].reset_index(drop=True)
 
 
 def part(table: pd.DataFrame, key: str) -> pd.DataFrame:
-    """One part of the recorded study, without the column."""
+    """Select the rows of one part of a recorded table: a DataFrame with its columns but part."""
     return table[table.part == key].drop(columns="part").reset_index(drop=True)
 
 
 def same_bits(runs: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
-    """Whether runs made here have the bits of recorded ones.
+    """Compare the weights of runs made on this machine with those of recorded runs, bit by bit.
 
     Args:
-        runs: of `study.study`. kept: `recorded_tables()["bits"]` of one part.
+        runs: of `study.study`.
+        kept: `recorded_tables()["bits"]` of one part.
 
     Returns:
-        table: arm, seed, step, same; of the steps that both know.
+        DataFrame: arm, seed, step, same (bool); of the steps that both have.
     """
-    here = pd.concat([bits(row.arm, row.seed, row.at) for row in runs.itertuples()], ignore_index=True)
-    both = here.merge(kept, on=["arm", "seed", "step"], suffixes=("", "_kept"))
-    return both.assign(same=both.sha256 == both.sha256_kept)[["arm", "seed", "step", "same"]]
+    own = pd.concat([bits(row.arm, row.seed, row.at) for row in runs.itertuples()], ignore_index=True)
+    joined = own.merge(kept, on=["arm", "seed", "step"], suffixes=("", "_kept"))
+    return joined.assign(same=joined.sha256 == joined.sha256_kept)[["arm", "seed", "step", "same"]]
 
 
 def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
-    """One sentence: how many weights made here have the bits of the recorded study's main part, and, where not all
-    have, how this machine differs from the one that recorded it. Another machine is no error.
+    """Say in one sentence how many weights files made here have the bits of the recorded study's main part, and, where
+    not all have, how this machine differs from the one that recorded it. Another machine is no error.
 
     Args:
-        same: of `same_bits`. out: as of `run_study_parts`.
+        same: of `same_bits`.
+        out: as of `run_study_parts`.
 
     Raises:
         ValueError: the recorded study has no main part.
@@ -189,7 +219,11 @@ def agreement(same: pd.DataFrame, out: Path = RECORDED / "cpu") -> str:
 
 
 def bits(arm: str, seed: int, at: str) -> pd.DataFrame:
-    """SHA-256 of the weights files of a run's first EARLY steps: arm, seed, step, sha256 (its first 16 digits)."""
+    """Hash the weights files of a run's first EARLY steps.
+
+    Returns:
+        DataFrame: arm, seed, step, sha256 (its first 16 digits).
+    """
     rows = [
         dict(arm=arm, seed=seed, step=step, sha256=hashlib.sha256(weights(at, step).read_bytes()).hexdigest()[:16])
         for step in steps_of(at)
@@ -203,16 +237,25 @@ def _tables(part, config, folder, executor):
     spec = StudySpec(part.seeds, part.steps, part.every, replace(config, lr=part.lr))
     differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=folder / "cells")
     first = [bits(row.arm, row.seed, row.at) for row in runs.itertuples()]
-    made = dict(differences=differences, runs=runs.drop(columns="at"))
-    made |= dict(signals=signals(runs, config.heads, folder / "cells", executor))
-    made |= dict(directions=directions(part.pairs, runs, folder / "cells", executor))
-    return made | dict(bits=pd.concat(first, ignore_index=True)), runs
+    tables = dict(differences=differences, runs=runs.drop(columns="at"))
+    tables |= dict(signals=signals(runs, config.heads, folder / "cells", executor))
+    tables |= dict(directions=directions(part.pairs, runs, folder / "cells", executor))
+    return tables | dict(bits=pd.concat(first, ignore_index=True)), runs
 
 
 def directions(
     pairs: Sequence[str], runs: pd.DataFrame, cache: str | Path = "", executor: Executor | None = None
 ) -> pd.DataFrame:  # fmt: skip
-    """`distances.direction` of some pairs, with pair and seed. Others: as `signals`."""
+    """Compute `distances.direction` of pairs.
+
+    Args:
+        pairs: keys of `arm.PAIRS`.
+        runs: of `study.study`.
+        cache, executor: as `sweep`.
+
+    Returns:
+        DataFrame: pair, seed, score, steps, aligned.
+    """
     table = sweep(direction, dict(job=jobs(pairs, runs)), cache=cache, executor=executor)
     return table.drop(columns=["folder", "twin", "heads"])
 
@@ -220,13 +263,26 @@ def directions(
 def signals(
     runs: pd.DataFrame, heads: int, cache: str | Path = "", executor: Executor | None = None
 ) -> pd.DataFrame:  # fmt: skip
-    """`entropies` of every run, with its arm and seed. runs: of `study.study`. cache, executor: as `sweep`."""
-    each = dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()])
-    table = sweep(signal, each, fixed=dict(heads=heads), cache=cache, executor=executor)
+    """Compute `spectra.entropies` of every run.
+
+    Args:
+        runs: of `study.study`.
+        heads: of the transformer.
+        cache, executor: as `sweep`.
+
+    Returns:
+        DataFrame: arm, seed, step, since, entropy, least.
+    """
+    axes = dict(run=[(row.arm, row.seed, row.at) for row in runs.itertuples()])
+    table = sweep(signal, axes, fixed=dict(heads=heads), cache=cache, executor=executor)
     return table.drop(columns=["run", "heads"])
 
 
 def signal(run: tuple[str, int, str], heads: int) -> list[dict]:
-    """A cell: `entropies` of a run (arm, seed, folder), with its arm and seed."""
+    """Compute `spectra.entropies` of one run (arm, seed, folder), a cell of `signals`.
+
+    Returns:
+        list of dicts: arm, seed, step, since, entropy, least.
+    """
     arm, seed, at = run
     return [dict(arm=arm, seed=seed) | row for row in entropies(at, heads)]

@@ -33,7 +33,11 @@ class Config:
 
     @classmethod
     def load(cls, name: str | Path, **changes) -> "Config":
-        """The configuration of a name ("small") or of a YAML file, with some numbers changed.
+        """Load a configuration.
+
+        Args:
+            name: of a file of fa_lib/training ("small"), or the path of a YAML file.
+            changes: fields of the configuration that get another value.
 
         Raises:
             ValueError: there is no such configuration, it lacks a number, has one too many or one that does not fit.
@@ -59,7 +63,7 @@ class Config:
 
     @property
     def tokens(self) -> int:
-        """Of an image."""
+        """How many tokens, patches, an image has."""
         return (self.image_size // self.patch_size) ** 2
 
 

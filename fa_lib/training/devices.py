@@ -5,11 +5,12 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
-from lightning_fabric.strategies import ModelParallelStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -17,21 +18,28 @@ from fa_lib.training.preflight import nodes
 
 
 def begin(precision: str, device: str, devices: int, strategy: str) -> Fabric:
-    """The Fabric of a run, launched: on several devices, the other processes have begun too."""
+    """Launch the Fabric of a run. With several devices, it starts the other processes too.
+
+    Args:
+        precision: a key of `spec.PRECISIONS`.
+        device, devices, strategy: as of a RunSpec.
+    """
     # Fabric's own "16-mixed" becomes BF16 on a CPU, without a word
     plugin = None
     if precision in ("16-mixed", "16-mixed-unscaled"):
         scaler = torch.amp.GradScaler(device, enabled=precision == "16-mixed")
         plugin = MixedPrecision("16-mixed", device=device, scaler=scaler)
-    sizes = dict(data_parallel_size=devices, tensor_parallel_size=1)
-    sharded = ModelParallelStrategy(_shard, save_distributed_checkpoint=False, **sizes)
+    sharded = ModelParallelStrategy(
+        _shard, data_parallel_size=devices, tensor_parallel_size=1, save_distributed_checkpoint=False
+    )
+    own_precision: Any = None if plugin else precision  # one of the literals that Fabric names
     with _quiet():
         fabric = Fabric(
             accelerator=device,
             devices=devices // nodes(),
             num_nodes=nodes(),
             strategy=sharded if strategy == "fsdp" else "ddp" if devices > 1 else "auto",
-            precision=None if plugin else precision,
+            precision=own_precision,
             plugins=plugin,
         )
         fabric.launch()
@@ -40,7 +48,12 @@ def begin(precision: str, device: str, devices: int, strategy: str) -> Fabric:
 
 @contextmanager
 def repeatable(device: str) -> Iterator[None]:
-    """The same bits again: one thread on a CPU (results differ between one and two), deterministic code on a GPU."""
+    """Make a computation repeat its bits: one thread on a CPU (results differ between one and two), deterministic code
+    on a GPU.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     # FP32 is FP32, and products of 16-bit formats are summed in it
@@ -66,13 +79,36 @@ def repeatable(device: str) -> Iterator[None]:
 
 
 def local(x: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor."""
+    """Return the shard of a tensor that this process holds: all of it, of any shape, where it is not a DTensor."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+def reduced(fabric: Fabric, x: torch.Tensor, how: str = "mean") -> torch.Tensor:
+    """Combine a tensor of any shape over the processes of a run, each of which must call this.
+
+    Args:
+        fabric: of `begin`.
+        x: this process's tensor.
+        how: "mean", "sum" or "min".
+
+    Returns:
+        Tensor of x's shape, the same on every process.
+    """
+    out = fabric.all_reduce(x, reduce_op=how)
+    assert isinstance(out, torch.Tensor)  # a tensor gives a tensor, a collection of tensors its like
+    return out
+
+
 def gathered(x, first: bool):
-    """A tensor, complete, on the host of the first process, and None on the others; anything else as it is. Every
-    process must ask: FSDP gathers one tensor at a time."""
+    """Gather a tensor's shards. Every process must call this: FSDP gathers one tensor at a time.
+
+    Args:
+        x: a tensor of any shape, or anything else.
+        first: whether this is the first process.
+
+    Returns:
+        The complete tensor, on the CPU, in the first process, and None in the others; what is no tensor, as it is.
+    """
     if not isinstance(x, torch.Tensor):
         return x
     x = x.full_tensor() if isinstance(x, DTensor) else x

@@ -28,8 +28,9 @@ class Job:
     """Two runs to be compared.
 
     Attributes:
-        pair: a key of PAIRS. seed: of both.
-        folder, twin: of the run, and of the one it is held against.
+        pair: a key of PAIRS.
+        seed: of both runs.
+        folder, twin: folders of the run, and of the run that it is compared with.
         heads: of the transformer.
     """
 
@@ -41,24 +42,30 @@ class Job:
 
 
 def compare(job: Job) -> list[dict]:
-    """Rows of the differences between two runs, one a checkpoint that both have: step, and those of `distances`.
+    """Compare two runs at each checkpoint that both have.
+
+    Returns:
+        list of dicts: step, and the keys of `distances`.
 
     Raises:
         ValueError: weights of a run that has ended are gone or damaged.
     """
     for folder in (job.folder, job.twin):
-        if missing := (path := Path(folder) / "run.json").exists() and missing_of(folder, read_result(path)):
-            raise ValueError(missing)
-    both = set(steps_of(job.folder)) & set(steps_of(job.twin))
-    return [
-        dict(step=step)
-        | distances(*(load_weights(weights(folder, step)) for folder in (job.folder, job.twin)), job.heads)
-        for step in sorted(both)
-    ]
+        if sentence := (path := Path(folder) / "run.json").exists() and missing_of(folder, read_result(path)):
+            raise ValueError(sentence)
+    rows = []
+    for step in sorted(set(steps_of(job.folder)) & set(steps_of(job.twin))):
+        a, b = (load_weights(weights(folder, step)) for folder in (job.folder, job.twin))
+        rows.append(dict(step=step) | distances(a, b, job.heads))
+    return rows
 
 
 def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], heads: int = 1) -> dict[str, float]:
-    """How far weights a are from b, dicts of name -> tensor of the same shapes.
+    """Measure how far weights a are from weights b.
+
+    Args:
+        a, b: name -> tensor; for each name both have one shape.
+        heads: of the transformer.
 
     Returns:
         dict. wasserstein: of each tensor's values, mean over tensors. wasserstein_by_size: the same, weighted by size.
@@ -66,42 +73,45 @@ def distances(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], heads: int
         a tensor of b, mean over tensors. max, mean: of the absolute differences, element by element. relative_l2: of
         a - b, divided by that of b. matched_l2: the same, a's units in the order of b's (`alignment`). key_bias: the
         share of the first that the biases of key projections make.
+
+    Raises:
+        ValueError: a and b have other names or shapes.
     """
     if {n: x.shape for n, x in a.items()} != {n: x.shape for n, x in b.items()}:
         raise ValueError("a: got other names or shapes than b; accepted are weights of one model")
     per_tensor = {n: wasserstein(a[n], b[n]) for n in a}
     sizes = np.array([x.numel() for x in a.values()])
     flat_a, flat_b = (torch.cat([w[n].reshape(-1).double() for n in a]) for w in (a, b))
-    matched = aligned(a, b, heads)
-    flat_matched = torch.cat([matched[n].reshape(-1).double() for n in a])
-    moved, each = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
+    reordered = aligned(a, b, heads)
+    flat_reordered = torch.cat([reordered[n].reshape(-1).double() for n in a])
+    difference, wassersteins = (flat_a - flat_b).abs(), np.array(list(per_tensor.values()))
     return dict(
-        wasserstein=each.mean(),
-        wasserstein_by_size=(each * sizes).sum() / sizes.sum(),
+        wasserstein=wassersteins.mean(),
+        wasserstein_by_size=(wassersteins * sizes).sum() / sizes.sum(),
         wasserstein_all=wasserstein(flat_a, flat_b),
-        relative_wasserstein=each.mean() / np.mean([b[n].double().abs().mean().item() for n in b]),
-        max=moved.max().item(),
-        mean=moved.mean().item(),
-        relative_l2=(moved.norm() / flat_b.norm()).item(),
-        matched_l2=((flat_matched - flat_b).norm() / flat_b.norm()).item(),
-        key_bias=sum(w for n, w in per_tensor.items() if n.endswith("to_k.bias")) / max(each.sum(), 1e-300),
+        relative_wasserstein=wassersteins.mean() / np.mean([b[n].double().abs().mean().item() for n in b]),
+        max=difference.max().item(),
+        mean=difference.mean().item(),
+        relative_l2=(difference.norm() / flat_b.norm()).item(),
+        matched_l2=((flat_reordered - flat_b).norm() / flat_b.norm()).item(),
+        key_bias=sum(w for n, w in per_tensor.items() if n.endswith("to_k.bias")) / max(wassersteins.sum(), 1e-300),
     )
 
 
 def direction(job: Job) -> dict | list:
-    """How far the steps that part two training runs point the same way (arXiv 2510.04212's drift, as one number).
+    """Measure whether two runs move apart in one direction over training (arXiv 2510.04212's drift, as one number).
 
     With x_t the difference of the two runs' updates between two checkpoints and e_t = x_t / |x_t|,
     A = |sum e_t| / sqrt(T): 1 in the mean for T steps that have nothing to do with each other, sqrt(T) for T steps in
     one direction, however their lengths differ.
 
     Returns:
-        dict: score A, steps T, aligned A / sqrt(T); no row for a run that left no two weights files.
+        dict: score (A), steps (T), aligned (A / sqrt(T)); [] for a run that left fewer than two weights files.
     """
     differences = []
-    whole = read_result(Path(job.folder) / "run.json")["settings"]
+    settings = read_result(Path(job.folder) / "run.json")["settings"]
     for step in steps_of(job.folder):
-        if step % whole["every"] and step != whole["steps"]:  # an early one
+        if step % settings["every"] and step != settings["steps"]:  # an early one
             continue
         a, b = (load_weights(weights(folder, step)) for folder in (job.folder, job.twin))
         differences.append(torch.cat([(a[name].double() - b[name].double()).reshape(-1) for name in sorted(a)]))
@@ -114,26 +124,54 @@ def direction(job: Job) -> dict | list:
 
 
 def slopes(table: pd.DataFrame, metric: str, start: int) -> pd.Series:
-    """Slope of a metric per step, a least-squares line over the steps from `start`: a Series by pair and seed."""
+    """Fit a least-squares line to a metric over the steps from `start`.
+
+    Args:
+        table: of `study.study`: pair, seed, step, and the metric's column.
+
+    Returns:
+        Series, slope per step, by pair and seed.
+    """
     groups = table[table.step >= start].groupby(["pair", "seed"], sort=False)
     fitted = {key: np.polyfit(g.step, g[metric], 1)[0] for key, g in groups if len(g) > 1}
     return pd.Series(fitted).rename_axis(["pair", "seed"])
 
 
 def at_end(table: pd.DataFrame, metric: str) -> pd.Series:
-    """A metric at the last step, by pair and seed; of runs that diverged there is none."""
+    """Select a metric at the last step.
+
+    Args:
+        table: of `study.study`: pair, seed, step, and the metric's column.
+
+    Returns:
+        Series by pair and seed, without the runs that diverged.
+    """
     return table[table.step == table.step.max()].set_index(["pair", "seed"])[metric]
 
 
 def less_by_step(table: pd.DataFrame, metric: str = "relative_wasserstein") -> pd.DataFrame:
-    """How many times less than low precision Flash moves the weights, at each checkpoint: pair, seed, step, ratio."""
+    """Compute how many times less than low precision Flash moves the weights, at each checkpoint.
+
+    Args:
+        table: of `study.study`: pair, seed, step, and the metric's column.
+
+    Returns:
+        DataFrame: pair (of LOW_PRECISION), seed, step, ratio.
+    """
     wide = table[table.step > 0].pivot_table(index=["seed", "step"], columns="pair", values=metric)
     ratio = wide.reindex(columns=LOW_PRECISION).div(wide["flash"], axis=0)
     return ratio.rename_axis(columns="pair").stack().rename("ratio").reset_index()
 
 
 def losses(runs: pd.DataFrame) -> pd.Series:
-    """The loss of each pair's arm over its twin's, by pair and seed; of runs that did not diverge."""
+    """Divide the loss of each pair's arm by its twin's.
+
+    Args:
+        runs: of `study.study`: arm, seed, status, loss.
+
+    Returns:
+        Series by pair and seed, of the runs that did not diverge.
+    """
     loss = runs[runs.status == "done"].set_index(["arm", "seed"]).loss.unstack("seed")
     pairs = {key: pair for key, pair in PAIRS.items() if {pair.arm, pair.twin} <= set(loss.index)}
     rows = {key: loss.loc[pair.arm] / loss.loc[pair.twin] for key, pair in pairs.items()}
@@ -141,8 +179,16 @@ def losses(runs: pd.DataFrame) -> pd.Series:
 
 
 def times_less(table: pd.DataFrame, start: int) -> pd.DataFrame:
-    """How many times less than low precision Flash moves the weights: by pair and seed, in the primary metric at the
-    last step (ratio), the ratio of slopes (slopes), and in the relative L2 distance at the last step (elements)."""
+    """Compute how many times less than low precision Flash moves the weights.
+
+    Args:
+        table: of `study.study`.
+        start: the first step of the slopes.
+
+    Returns:
+        DataFrame by pair (of LOW_PRECISION) and seed, without the runs that diverged: ratio, of the primary metric at
+        the last step; slopes, the ratio of slopes; elements, of the relative L2 distance at the last step.
+    """
     metric = "relative_wasserstein"
     columns = dict(
         ratio=at_end(table, metric), slopes=slopes(table, metric, start), elements=at_end(table, "relative_l2")

@@ -14,14 +14,15 @@ _PRODUCTS = {
 
 
 def slow(dtype: torch.dtype) -> bool:
-    """True where this CPU has no instructions for products of a dtype, FP16 or BF16."""
+    """Return whether this CPU has no instructions for products of a dtype, FP16 or BF16."""
     if dtype == torch.bfloat16:
         return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return dtype == torch.float16
 
 
 class HalfProducts(TorchDispatchMode):
-    """While it is entered, matrix products and convolutions of tensors of a dtype, in forward and backward passes."""
+    """A context manager: inside it, matrix products and convolutions of tensors of one dtype are summed in FP32 and
+    rounded once, in forward and backward passes."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()

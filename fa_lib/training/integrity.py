@@ -18,11 +18,11 @@ CAPTIONS = ("text", "caption", "txt")  # columns a caption may be in, and ending
 
 
 def check_shard(path: str | Path) -> None:
-    """Refuses a tar file that is not whole: a header whose checksum does not fit, a member cut short, no end or
-    something behind it. Refuses one that holds a name twice, a link, or a caption that is not UTF-8.
+    """Refuse a tar file that is damaged or that has a member which cannot be used.
 
     Raises:
-        ValueError: names the shard and the place.
+        ValueError: a header's checksum does not fit, a member is cut short, the end is missing or more follows it; a
+            name is there twice, a member is a link, or a caption is not UTF-8. It names the shard and the place.
     """
     path, at = Path(path), 0
     size = path.stat().st_size
@@ -66,47 +66,50 @@ def _check_members(path):
                 raise ValueError(f"data: the shard {path} holds {member.name!r} twice; accepted is once")
             names.add(member.name)
             if base.rpartition(".")[2].lower() in CAPTIONS:
+                caption = shard.extractfile(member)
+                assert caption is not None  # of a regular file there is one
                 try:
-                    shard.extractfile(member).read().decode("utf-8")
+                    caption.read().decode("utf-8")
                 except UnicodeDecodeError:
                     raise ValueError(f"data: the shard {path}: the caption {member.name!r} is not UTF-8") from None
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder of images whose metadata.jsonl are not whole: each line is one image of the folder and its
-    caption, none is there twice, and no image is without a line. An image may have several captions, each on a line of
-    its own. (A folder without any is refused by its reader.)
+    """Refuse a folder of images whose metadata.jsonl files are damaged or incomplete.
+
+    Each line must name one image of the folder and its caption, no line may be there twice, and each image needs a
+    line. An image may have several captions, each on another line. (The reader refuses a folder without such a file.)
 
     Raises:
-        ValueError: names the file and the line.
+        ValueError: a line does not fit, or an image has none. It names the file and the line.
     """
-    if other := [path for kind in ("csv", "parquet") for path in folder.rglob(f"metadata.{kind}")]:
-        raise ValueError(f"data: got {other[0]}; accepted is metadata.jsonl")
-    lists, listed = sorted(folder.rglob("metadata.jsonl")), {}
+    if wrong_lists := [path for kind in ("csv", "parquet") for path in folder.rglob(f"metadata.{kind}")]:
+        raise ValueError(f"data: got {wrong_lists[0]}; accepted is metadata.jsonl")
+    lists, places = sorted(folder.rglob("metadata.jsonl")), {}
     for path in lists:
         for place, sample in _listed(path):
-            if (before := listed.setdefault(sample, place)) != place:
+            if (before := places.setdefault(sample, place)) != place:
                 raise ValueError(f"data: {place}: the image {sample[0]} is on {before}, with the same caption")
-    named = {image for image, _ in listed}
+    listed_images = {image for image, _ in places}
     images = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGES]
-    if lists and (left := [path for path in images if os.path.abspath(path) not in named]):
-        raise ValueError(f"data: {left[0]} and {len(left) - 1} more have no line in a metadata.jsonl")
+    if lists and (unlisted := [path for path in images if os.path.abspath(path) not in listed_images]):
+        raise ValueError(f"data: {unlisted[0]} and {len(unlisted) - 1} more have no line in a metadata.jsonl")
 
 
 def _listed(path):
     """(place, (image, caption)) of each line of a metadata.jsonl, which may begin with a byte-order mark."""
-    lines, found = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), []
+    lines, samples = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), []
     if not any(line.strip() for line in lines):
         raise ValueError(f'data: {path} is empty; accepted are lines like {{"file_name": "0.png", "text": "a cat"}}')
     for number, line in enumerate(lines, 1):
         place = f"{path}, line {number}"
         try:
             if line.strip():
-                found.append((place, _sample(json.loads(line.decode("utf-8")), path.parent)))
+                samples.append((place, _sample(json.loads(line.decode("utf-8")), path.parent)))
         except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
             why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
             raise ValueError(f"data: {place}: {why}") from None
-    return found
+    return samples
 
 
 def _sample(row, folder):
@@ -135,7 +138,12 @@ class Repeats:
         self._names, self._count, self._first = {}, 0, ""
 
     def add(self, name: str, held: bytes) -> None:
-        """One more image: its file's name, and its content."""
+        """Count one more image.
+
+        Args:
+            name: of its file.
+            held: content of its file.
+        """
         digest = hashlib.blake2b(held, digest_size=16).digest()
         if digest in self._names:
             self._count += 1
@@ -144,12 +152,16 @@ class Repeats:
             self._names[digest] = name
 
     def tell(self, source: str | Path) -> None:
-        """Warns where there are any."""
+        """Warn where images repeat earlier ones.
+
+        Warns:
+            UserWarning: images of the data set `source` have the same bytes.
+        """
         if self._count:
             words = f"data: {source}: images with the bytes of an earlier one, trained on like any other: {self._count}"
             warnings.warn(f"{words}; the first: {self._first}", stacklevel=3)
 
 
 def inside(path: str | Path, folders: Sequence[str | Path]) -> bool:
-    """Whether a path lies in one of some folders, by its name: links are not followed."""
+    """Return whether a path lies in one of `folders`, by its name: links are not followed."""
     return any(Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)) for folder in folders)

@@ -6,9 +6,11 @@ is, and never wider than the captions.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, PixArtTransformer2DModel
+from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
@@ -17,7 +19,7 @@ from fa_lib.training.data import generator
 
 
 class TextToImage(torch.nn.Module):
-    """Predicts the velocity noise - image of a noisy image, told its caption.
+    """Predicts the velocity, noise - image, of a noisy image from its caption.
 
     Args:
         config: its sizes.
@@ -59,27 +61,48 @@ class TextToImage(torch.nn.Module):
             )
         self.config, self.tokenizer = config, ByT5Tokenizer()
         self.attention = Attention(kernel)
-        self.transformer.set_attn_processor(self.attention)
-        for layer, block in enumerate(self.transformer.transformer_blocks):
+        processor: Any = self.attention  # diffusers types a processor as one of its own classes
+        self.transformer.set_attn_processor(processor)
+        blocks: Any = self.transformer.transformer_blocks
+        for layer, block in enumerate(blocks):
             block.attn1.place, block.attn2.place = (layer, "self"), (layer, "cross")
 
     def tokens(self, captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bytes and their mask, int64 (batch, text_bytes)."""
-        options = dict(padding="max_length", truncation=True, max_length=self.config.text_bytes, return_tensors="pt")
-        held = self.tokenizer(captions, **options)
-        return held.input_ids, held.attention_mask
+        """Turn captions into what the text encoder reads.
+
+        Args:
+            captions: batch texts.
+
+        Returns:
+            (bytes, mask): both int64 (batch, text_bytes); mask is 1 where a caption has a byte, 0 where it is padded.
+        """
+        length = self.config.text_bytes
+        batch = self.tokenizer(
+            list(captions), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+        )
+        return batch.input_ids, batch.attention_mask
 
     def forward(
         self, noisy: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Velocity (batch, 3, size, size) of noisy images at `timesteps` (batch,), 0 to 1000."""
-        mask = mask if self.config.text_mask else None
-        text = self.text(input_ids=tokens, attention_mask=mask).last_hidden_state  # (batch, text_bytes, text_width)
+        """Predict the velocity of noisy images.
+
+        Args:
+            noisy: (batch, 3, size, size), floating point.
+            timesteps: (batch,), from 0 to 1000.
+            tokens, mask: of `tokens`, int64 (batch, text_bytes).
+
+        Returns:
+            (batch, 3, size, size).
+        """
+        text_mask = mask if self.config.text_mask else None
+        encoded = self.text(input_ids=tokens, attention_mask=text_mask)
+        text = encoded.last_hidden_state  # (batch, text_bytes, text_width)
         return self.transformer(
             noisy,
             timestep=timesteps,
             encoder_hidden_states=text,
-            encoder_attention_mask=mask,
+            encoder_attention_mask=text_mask,
             added_cond_kwargs={"resolution": None, "aspect_ratio": None},
             return_dict=False,
         )[0]
@@ -89,12 +112,15 @@ class Attention:
     """diffusers' attention processor: projections, the kernel, the output projection.
 
     Attributes:
-        kernel: the function. dtypes: of Q in the calls so far.
-        probe: called `probe(place, q, k, v, o, **options)` after each call, place = (layer, "self" or "cross").
+        kernel: the function.
+        dtypes: the set of Q's dtypes in the calls so far.
+        probe: None, or a function that is called `probe(place, q, k, v, o, **options)` after each call; place is
+            (layer, "self" or "cross"), q, k, v and o are (batch, heads, n, head_dim).
     """
 
     def __init__(self, kernel: Callable):
-        self.kernel, self.probe, self.dtypes = kernel, None, set()
+        self.kernel, self.dtypes = kernel, set()
+        self.probe: Callable[..., None] | None = None
 
     def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, **_):
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
@@ -110,15 +136,26 @@ class Attention:
         return attn.to_out[1](attn.to_out[0](o.transpose(1, 2).flatten(2)))
 
 
-def scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """Of the noise, in training and in sampling."""
+def scheduler() -> Any:
+    """Make the schedule of the noise in training and in sampling, a FlowMatchEulerDiscreteScheduler.
+
+    It is Any to the type checker: diffusers annotates its tensors as FloatTensor, which a Tensor is not.
+    """
     return FlowMatchEulerDiscreteScheduler(shift=3.0)  # more of the steps where there is much noise
 
 
 def noised(images: torch.Tensor, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a training step sees of a batch of uint8 images: (noisy images, timesteps, velocity to predict).
+    """Add a training step's noise to a batch of images.
 
     The noise is drawn on the CPU from (seed, step) alone: the same for every arm, device and number of processes.
+
+    Args:
+        images: uint8 (batch, 3, size, size).
+        seed, step: of the noise.
+
+    Returns:
+        (noisy images, float32 (batch, 3, size, size); timesteps, int64 (batch,); the velocity to predict, float32
+        (batch, 3, size, size)).
     """
     schedule, draw = scheduler(), generator(seed, step)
     x = images.float() / 127.5 - 1  # (batch, 3, size, size) in [-1, 1]
@@ -132,7 +169,17 @@ def noised(images: torch.Tensor, seed: int, step: int) -> tuple[torch.Tensor, to
 
 @torch.no_grad()
 def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 25) -> torch.Tensor:
-    """Images drawn by a trained model, uint8 (n, 3, size, size), the noise drawn from `seed`."""
+    """Draw images with a trained model.
+
+    Args:
+        model: the trained model.
+        captions: n texts.
+        seed: of the noise that the images are made from.
+        steps: of the sampler.
+
+    Returns:
+        uint8 (n, 3, size, size), on the CPU.
+    """
     schedule, size = scheduler(), model.config.image_size
     schedule.set_timesteps(steps)
     device = next(model.parameters()).device

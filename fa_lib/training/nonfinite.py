@@ -17,17 +17,26 @@ Least = Callable[[int], int]
 
 
 def bad_weights(model: TextToImage, least: Least) -> str | None:
-    """The name of a model's first tensor of weights with a NaN or an infinity; None where all are finite."""
-    named = [(name, local(p).isfinite().all()) for name, p in model.named_parameters()]
-    return _first(named, least)
+    """Find the first tensor of a model's weights with a NaN or an infinity.
+
+    Args:
+        model: the model.
+        least: returns the least of each process's whole number; each process must call `bad_weights`.
+
+    Returns:
+        Its name; None where all weights are finite.
+    """
+    checks = [(name, local(p).isfinite().all()) for name, p in model.named_parameters()]
+    return _first(checks, least)
 
 
 def traced(model: TextToImage, loss: Callable[[], torch.Tensor], least: Least) -> dict:
-    """A step's forward pass, made once more with every module's output looked at, in the order in which they come.
+    """Repeat a step's forward pass and look at every module's output, in the order in which they come.
 
     Args:
-        model: whose pass it is. loss: makes it, and returns the loss, over all processes.
-        least: of a whole number over the processes, each of which must call this.
+        model: the model.
+        loss: makes the pass, and returns the loss over all processes, a tensor of one number.
+        least: returns the least of each process's whole number; each process must call `traced`.
 
     Returns:
         dict: repeated (whether the loss was not finite again), module (name of the first module whose output is not
@@ -35,7 +44,7 @@ def traced(model: TextToImage, loss: Callable[[], torch.Tensor], least: Least) -
         (of the first attention call with such a tensor: layer, kind, "self" or "cross", and tensor, "q", "k", "v" or
         "o"; None: there is none).
     """
-    modules, calls = [], []  # (what is told, whether it is finite), in order
+    modules, calls = [], []  # (name or dict, whether it is finite), in order
     names = {module.place: name for name, module in model.named_modules() if hasattr(module, "place")}
 
     def attention(place, q, k, v, o, **_):
@@ -45,60 +54,72 @@ def traced(model: TextToImage, loss: Callable[[], torch.Tensor], least: Least) -
         modules.append((names[place], right["o"]))  # q, k and v have been outputs of modules before
 
     def module(name):
-        def seen(_, __, output):
+        def hook(_, __, output):
             tensors = [x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.is_floating_point()]
             if tensors:  # the first is the output proper: beside it T5 hands on masks, which may hold -inf
                 modules.append((name, tensors[0].isfinite().all()))
 
-        return seen
+        return hook
 
-    hooks = [each.register_forward_hook(module(name)) for name, each in model.named_modules() if name]
+    hooks = [child.register_forward_hook(module(name)) for name, child in model.named_modules() if name]
     model.attention.probe = attention
     try:
         repeated = not loss().isfinite()
     finally:
         model.attention.probe = None
-        for hook in hooks:
-            hook.remove()
+        for handle in hooks:
+            handle.remove()
     return dict(repeated=repeated, module=_first(modules, least), attention=_first(calls, least))
 
 
-def _first(seen, least):
-    """Of (what, whether it is finite), the first that is not, on any process; None where all are."""
-    at = least(next((i for i, (_, finite) in enumerate(seen) if not finite), len(seen)))
-    return seen[at][0] if at < len(seen) else None
+def _first(checks, least):
+    """Return the first item of `checks`, (item, whether it is finite), that is not finite on some process; None where
+    all are finite."""
+    at = least(next((i for i, (_, finite) in enumerate(checks) if not finite), len(checks)))
+    return checks[at][0] if at < len(checks) else None
 
 
 def divergence(folder: Path, step: int, weights: str | None, trace: dict) -> dict:
-    """What run.json says of it: step, weights, the items of `traced`, and last_good, the name of a file beside it."""
+    """Build what run.json says of a divergence.
+
+    Args:
+        folder: of the run.
+        step: at which it diverged.
+        weights: of `bad_weights`.
+        trace: of `traced`; {} where no pass was repeated.
+
+    Returns:
+        dict: step, weights, the keys of `traced` (None where there is no trace), and last_good, the name of a weights
+        file in `folder`, or None.
+    """
     good = last_good(folder)
-    none = dict(repeated=None, module=None, attention=None)
-    return dict(step=step, weights=weights) | none | trace | dict(last_good=good.name if good else None)
+    no_trace = dict(repeated=None, module=None, attention=None)
+    return dict(step=step, weights=weights) | no_trace | trace | dict(last_good=good.name if good else None)
 
 
 def divergence_sentence(folder: str | Path) -> str:
-    """In one sentence why the run of a folder diverged, and its last good weights; "" where it did not.
+    """Say in one sentence why the run of a folder diverged, and which its last good weights are; "" where it did not.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError, OSError: run.json is damaged, or is not there.
     """
-    found = read_result(Path(folder) / "run.json")["divergence"]
-    if found is None:
+    record = read_result(Path(folder) / "run.json")["divergence"]
+    if record is None:
         return ""
-    if found["weights"]:
-        where = f"weights are not finite, {found['weights']} is the first"
-    elif not found["repeated"]:
+    if record["weights"]:
+        where = f"weights are not finite, {record['weights']} is the first"
+    elif not record["repeated"]:
         where = "the same step again is finite, so its kernel does not repeat its bits"
-    elif found["module"] is None:
+    elif record["module"] is None:
         where = "the output of every module is finite, their loss is not"
     else:
-        where = f"{found['module']} is the first module with a NaN or an infinity"
-    call = found["attention"]
+        where = f"{record['module']} is the first module with a NaN or an infinity"
+    call = record["attention"]
     if call:
         where += f", layer {call['layer']}, {call['kind']}, {call['tensor']} the first of an attention call"
     good = (
-        f"the last good weights are {Path(folder) / found['last_good']}"
-        if found["last_good"]
+        f"the last good weights are {Path(folder) / record['last_good']}"
+        if record["last_good"]
         else "no weights are good"
     )
-    return f"diverged at step {found['step']}: {where}; {good}"
+    return f"diverged at step {record['step']}: {where}; {good}"

@@ -10,7 +10,7 @@ FORMATS = ("PNG", "JPEG", "WEBP")  # that are decoded: others start programs (EP
 
 
 def decoded(held: bytes) -> Image.Image:
-    """The picture of an image file, in RGB. Pillow converts grey, CMYK and palette images, and leaves transparency out.
+    """Decode an image file to RGB. Pillow converts grey, CMYK and palette images, and leaves transparency out.
     Of 16 bits a channel the upper 8 are taken. A JPEG that carries further pictures, as telephones write them, is its
     first one.
 
@@ -38,7 +38,7 @@ def decoded(held: bytes) -> Image.Image:
 
 
 def pixels(picture: Image.Image, size: int) -> torch.Tensor:
-    """uint8 (3, size, size): the central square of an RGB picture, resized."""
+    """Cut out the central square of an RGB picture and resize it: uint8 (3, size, size)."""
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)

@@ -14,20 +14,20 @@ LIBRARIES = ("diffusers", "transformers", "lightning-fabric")
 
 
 def started() -> int:
-    """How many processes torchrun or srun started; 1 where neither did."""
+    """Return how many processes torchrun or srun started; 1 where neither did."""
     return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
 
 
 def nodes() -> int:
-    """On how many machines torchrun or srun started them."""
+    """Return on how many machines torchrun or srun started the processes."""
     return int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES") or 1)
 
 
 def check(spec: RunSpec) -> None:
-    """Refuses a run whose arguments do not fit one another or this machine.
+    """Refuse a run whose arguments do not fit one another or this machine.
 
     Raises:
-        ValueError: names the argument, what came and what is accepted.
+        ValueError: names the argument, its value and what is accepted.
     """
     precision, devices, strategy = spec.arm.precision, spec.devices, spec.strategy
     if precision not in PRECISIONS:
@@ -42,15 +42,26 @@ def check(spec: RunSpec) -> None:
         words = f"accepted is {started()}, the processes that torchrun or srun started"
         raise ValueError(f"devices: got {devices}; {words}")
     if strategy not in ("ddp", "fsdp") or (strategy == "fsdp" and (devices == 1 or precision.startswith("16"))):
-        rest = "and fsdp with several devices, not in FP16"
-        raise ValueError(f"strategy: got {strategy!r} with devices = {devices}, {precision}; accepted: ddp, {rest}")
+        condition = "and fsdp with several devices, not in FP16"
+        raise ValueError(
+            f"strategy: got {strategy!r} with devices = {devices}, {precision}; accepted: ddp, {condition}"
+        )
     if spec.device not in ("cpu", "cuda") or (spec.device == "cuda" and torch.cuda.device_count() < devices // nodes()):
-        found = f"cpu, and {torch.cuda.device_count()} of cuda"
-        raise ValueError(f"device: got {devices} of {spec.device!r}; here are {found}")
+        available = f"cpu, and {torch.cuda.device_count()} of cuda"
+        raise ValueError(f"device: got {devices} of {spec.device!r}; here are {available}")
 
 
 def settings(spec: RunSpec, code: str) -> dict:
-    """What a run's folder says of it: the fields of its RunSpec side by side, and the version of code and libraries."""
+    """Build the settings that a run's folder keeps.
+
+    Args:
+        spec: of the run.
+        code: version of the code.
+
+    Returns:
+        dict: the fields of the RunSpec, of its Arm and of its Config side by side, and version (of code and
+        libraries).
+    """
     version = [code, *(importlib.metadata.version(library) for library in LIBRARIES)]
     flat = {name: value for name, value in asdict(spec).items() if name not in ("arm", "config")}
     flat |= dict(source=str(spec.source), version=" ".join(version))
@@ -58,10 +69,12 @@ def settings(spec: RunSpec, code: str) -> dict:
 
 
 def check_kernel(name: str, kernel: Callable, config: Config, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Refuses a kernel that cannot do what the model will ask: both kinds of attention, forward and backward.
+    """Refuse a kernel that cannot do what the model will ask: self- and cross-attention, forward and backward.
+
+    It is called on zeros: q (2, heads, tokens, head_dim); k and v the same, or (2, heads, text_bytes, head_dim).
 
     Raises:
-        ValueError: with the kernel's own words.
+        ValueError: the kernel raised; with the kernel's message.
     """
     for kind, keys in (("self", config.tokens), ("cross", config.text_bytes)):
         masked = kind == "cross" and config.text_mask
@@ -74,8 +87,8 @@ def check_kernel(name: str, kernel: Callable, config: Config, dtype: torch.dtype
             o = kernel(q, k, v, **options)
             o.backward(torch.ones_like(q))
         except Exception as error:
-            wanted = f"{kind}-attention of {config.tokens} queries, {keys} keys, head_dim {config.head_dim}"
+            call = f"{kind}-attention of {config.tokens} queries, {keys} keys, head_dim {config.head_dim}"
             raise ValueError(
-                f"kernel: {name!r} cannot do what the model asks, {wanted}, {dtype} on {device}, "
+                f"kernel: {name!r} cannot do what the model asks, {call}, {dtype} on {device}, "
                 f"{'a' if masked else 'no'} mask: {error}"
             ) from error

@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fa_lib import kernels
 from fa_lib.execution import files
 from fa_lib.execution.fingerprint import code_version
 from fa_lib.training import data, nonfinite, preflight
-from fa_lib.training.devices import begin, gathered, local, repeatable
+from fa_lib.training.devices import begin, gathered, local, reduced, repeatable
 from fa_lib.training.half_products import HalfProducts, slow
 from fa_lib.training.model import TextToImage, noised
 from fa_lib.training.run_folder import (
@@ -44,11 +45,12 @@ Watch = Callable[[int], Callable | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that was not refused.
+    """A run whose arguments were accepted.
 
     Attributes:
+        spec: of the run.
         kernel: the function that its arm names.
-        settings: what its folder says of it, the version of the code among it.
+        settings: of `preflight.settings`, which its folder keeps.
     """
 
     spec: RunSpec
@@ -96,26 +98,26 @@ def train(spec: RunSpec, folder: str | Path, *, watch: Watch | None = None, prog
 
 
 def run_training(prepared: Prepared, folder: str | Path, *, watch: Watch | None = None, progress: bool = False) -> dict:
-    """`train`, of a run that is prepared."""
+    """Train one model as `train` does, from a run of `prepare`; arguments, result and errors are those of `train`."""
     spec, folder = prepared.spec, Path(folder)
-    if ended := finished(folder, prepared.settings):
-        return ended
+    if result := finished(folder, prepared.settings):
+        return result
     with repeatable(spec.device), ExitStack() as stack:
         fabric = begin(spec.arm.precision, spec.device, spec.devices, spec.strategy)
         run = Run(fabric, prepared, folder)
         images = _images(spec)
-        refused = ""
+        problem = ""
         if fabric.global_rank == 0:
             try:
                 stack.enter_context(files.locked_folder(folder))
-                ended = finished(folder, prepared.settings)  # by the process that held it
+                result = finished(folder, prepared.settings)  # by the process that held it
             except ValueError as error:
-                refused = str(error)
-        refused, ended = fabric.broadcast((refused, ended))
-        if refused:
-            raise ValueError(refused)
-        if ended:
-            return ended
+                problem = str(error)
+        problem, result = fabric.broadcast((problem, result))
+        if problem:
+            raise ValueError(problem)
+        if result:
+            return result
         run.resume()
         batches = images.batches(spec.config.batch, data.mixed(spec.seed, spec.arm.order), start=run.step)
         halves = HalfProducts(spec.dtype) if spec.device == "cpu" and slow(spec.dtype) else nullcontext()
@@ -155,30 +157,30 @@ class Run:
                 p.data.copy_(p.detach().double() * factor)
         self.parallel = fabric.setup_module(self.model)  # first: FSDP puts other parameters in
         lr, decay = self.config.lr, self.config.weight_decay
-        self.optimizer = fabric.setup_optimizers(
-            torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
-        )
+        adamw = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
+        self.optimizer: Any = fabric.setup_optimizers(adamw)  # Any: its type is a tuple's too, of several optimizers
         self.scaler = getattr(fabric._precision, "scaler", None)
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
         self.divergence = None
         torch.manual_seed(self.seed)
 
     def advance(self, images: torch.Tensor, captions: list[str], watch: Watch | None) -> None:
-        """One step on this process's share of a batch."""
+        """Make one step on this process's share of a batch: images, uint8 (batch, 3, size, size), and captions.
+        Raise a RuntimeError where attention ran in another dtype than the run's."""
         config, fabric = self.config, self.fabric
         own = slice(fabric.global_rank, None, fabric.world_size)
         tensors = *noised(images, self.seed, self.step), *self.model.tokens(captions)
-        held = [fabric.to_device(x[own]) for x in tensors]
+        inputs = [fabric.to_device(x[own]) for x in tensors]
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1, (self.step + 1) / (config.warmup + 1))
         self.model.attention.probe = watch(self.step) if watch else None
-        loss = self.loss(*held)
+        loss = self.loss(*inputs)
         if self.model.attention.dtypes != {self.dtype}:
             raise RuntimeError(f"attention ran in {self.model.attention.dtypes}, and not in {self.dtype}")
-        self.losses.append(fabric.all_reduce(loss.detach()).item())
+        self.losses.append(reduced(fabric, loss.detach()).item())
         if not math.isfinite(self.losses[-1]):
             del loss  # and what its backward pass would have needed
-            self.diverge(lambda: fabric.all_reduce(self.loss(*held).detach()))
+            self.diverge(lambda: reduced(fabric, self.loss(*inputs).detach()))
             return
         fabric.backward(loss)
         if self.step % self.settings["every"] == 0:
@@ -195,50 +197,50 @@ class Run:
                 self.diverge()
 
     def loss(self, noisy, timesteps, velocity, tokens, mask) -> torch.Tensor:
-        """The mean square of what the model misses the velocity by."""
+        """Compute the mean square error of the model's velocity, a tensor of one number; of `forward`'s inputs."""
         return (self.parallel(noisy, timesteps, tokens, mask) - velocity.to(noisy.dtype)).square().mean()
 
     def diverge(self, loss: Callable[[], torch.Tensor] | None = None) -> None:
-        """Ends the run at this step, and finds out why. loss: makes its forward pass again."""
+        """End the run at this step, and find out why. loss: makes the step's forward pass again."""
         self.status = f"diverged at step {self.step}"
         weights = nonfinite.bad_weights(self.model, self.least)
         trace = nonfinite.traced(self.model, loss, self.least) if loss else {}
         self.divergence = nonfinite.divergence(self.folder, self.step, weights, trace)
 
     def least(self, number: int) -> int:
-        """Of a whole number, over the processes."""
-        counted = torch.tensor(number, device=self.fabric.device)
-        return self.fabric.all_reduce(counted, reduce_op="min").item()
+        """Return the least of a whole number over the processes."""
+        return int(reduced(self.fabric, torch.tensor(number, device=self.fabric.device), "min"))
 
     def zero_gradients(self) -> list[float]:
-        """Share of exactly zero gradients in the transformer, and in the Q and K projections of its self-attention."""
-        gradients = {n: local(p.grad) for n, p in self.model.transformer.named_parameters()}
-        both = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
-        return [self.sum([(g == 0).sum() for g in of]) / self.sum([g.numel() for g in of]) for of in both]
+        """Shares of exactly zero gradients: in the transformer, and in its self-attention's Q and K projections."""
+        parameters: Any = self.model.transformer.named_parameters()  # after a backward pass: each has a gradient
+        gradients = {n: local(p.grad) for n, p in parameters}
+        groups = gradients.values(), [g for n, g in gradients.items() if n.endswith(_QK)]
+        return [self.sum([(g == 0).sum() for g in group]) / self.sum([g.numel() for g in group]) for group in groups]
 
     def sum(self, counts) -> int:
-        """Of counts, over the processes too."""
-        counted = torch.tensor(sum(map(int, counts)), device=self.fabric.device)
-        return self.fabric.all_reduce(counted, reduce_op="sum").item()
+        """Sum counts, over the processes too."""
+        own = torch.tensor(sum(map(int, counts)), device=self.fabric.device)
+        return int(reduced(self.fabric, own, "sum"))
 
     def state(self) -> dict:
-        """All that it takes to go on."""
+        """Collect what a resumed run needs: model, optimizer, scaler, rng (state dicts), rest (numbers)."""
         rng = {"cpu": torch.get_rng_state()}
         if self.fabric.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state()
         scaler = self.scaler.state_dict() if self.scaler else {}
-        rest = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
-        rest |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
+        numbers = dict(step=self.step, losses=self.losses, skipped=self.skipped, zeros=self.zeros)
+        numbers |= dict(settings=self.settings, seconds=self.before + time.monotonic() - self.started)
         model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        return dict(model=model, optimizer=optimizer, scaler=scaler, rng=rng, rest=rest)
+        return dict(model=model, optimizer=optimizer, scaler=scaler, rng=rng, rest=numbers)
 
     def save(self) -> None:
-        """The weights, and what it takes to go on: each file complete or not there."""
+        """Write the weights and resume.ckpt: each file is complete or not there."""
         state = tree_map(partial(gathered, first=self.fabric.global_rank == 0), self.state())
         if self.fabric.global_rank == 0:
-            held = {n: state["model"][n].contiguous() for n, _ in self.model.named_parameters()}
+            tensors = {n: state["model"][n].contiguous() for n, _ in self.model.named_parameters()}
             with files.replacing(weights(self.folder, self.step)) as path:
-                path.write_bytes(save(held, {"sha256": checksum(held)}))
+                path.write_bytes(save(tensors, {"sha256": checksum(tensors)}))
             file = io.BytesIO()
             torch.save(state, file)
             file.write(hashlib.sha256(file.getbuffer()).digest())  # torch.load checks nothing
@@ -258,24 +260,24 @@ class Run:
             return
         try:
             state = np.memmap(path, mode="r")
-            if hashlib.sha256(state[:-32]).digest() != state[-32:].tobytes():
+            if hashlib.sha256(state[:-32].data).digest() != state[-32:].tobytes():
                 raise ValueError("its checksum does not fit")
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            rest, rng = held["rest"], held["rng"]
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            numbers, rng = checkpoint["rest"], checkpoint["rng"]
         except Exception as error:
             raise ValueError(f"folder: {path} is damaged or no checkpoint; remove it to start anew: {error}") from error
-        refuse_another(rest["settings"], self.settings, path)
-        if missing := missing_of(self.folder, rest | dict(status="interrupted")):
-            raise ValueError(missing)
-        if rest["step"]:  # at 0 there is no optimizer's state, and asked to load none, FSDP makes one
+        refuse_another(numbers["settings"], self.settings, path)
+        if sentence := missing_of(self.folder, numbers | dict(status="interrupted")):
+            raise ValueError(sentence)
+        if numbers["step"]:  # at 0 there is no optimizer's state, and asked to load none, FSDP makes one
             self.fabric.load(path, dict(model=self.parallel, optimizer=self.optimizer), weights_only=True)
         if self.scaler:
-            self.scaler.load_state_dict(held["scaler"])
+            self.scaler.load_state_dict(checkpoint["scaler"])
         torch.set_rng_state(rng["cpu"])
         if "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
-        self.step, self.losses, self.skipped, self.zeros = (rest[k] for k in ("step", "losses", "skipped", "zeros"))
-        self.before = rest["seconds"]
+        self.step, self.losses, self.skipped, self.zeros = (numbers[k] for k in ("step", "losses", "skipped", "zeros"))
+        self.before = numbers["seconds"]
 
     def end(self) -> dict:
         """Write run.json, and remove what only an unfinished run needs.

@@ -19,14 +19,22 @@ _LAYERS = "transformer.transformer_blocks.{}.attn1."
 
 
 def entropies(folder: str | Path, heads: int) -> list[dict]:
-    """Rows of a run, one for each of its weights files but the first: step, since (the step of the one before),
-    entropy (mean over layers and heads) and least (the smallest of them)."""
+    """Compute the spectral entropy of a run's updates of Q and K.
+
+    Args:
+        folder: of the run.
+        heads: of the transformer.
+
+    Returns:
+        list of dicts, one for each weights file but the first: step, since (the step of the file before), entropy
+        (mean over layers and heads), least (the smallest of them).
+    """
     steps, rows = steps_of(folder), []
     before = load_weights(weights(folder, steps[0]))
     for since, step in zip(steps, steps[1:]):
         now = load_weights(weights(folder, step))
-        each = torch.cat([entropy(*of) for of in _projections(before, now, heads)])
-        rows.append(dict(step=step, since=since, entropy=each.mean().item(), least=each.min().item()))
+        values = torch.cat([entropy(*of) for of in _projections(before, now, heads)])
+        rows.append(dict(step=step, since=since, entropy=values.mean().item(), least=values.min().item()))
         before = now
     return rows
 
@@ -35,12 +43,20 @@ def entropy(
     q: Float[Tensor, "heads head_dim width"], k: Float[Tensor, "heads head_dim width"],
     dq: Float[Tensor, "heads head_dim width"], dk: Float[Tensor, "heads head_dim width"],
 ) -> Float[Tensor, " heads"]:  # fmt: skip
-    """Spectral entropy of q^T dk + dq^T k for each head, 0 to 1; NaN where nothing moved."""
+    """Compute the spectral entropy of q^T dk + dq^T k for each head.
+
+    Args:
+        q, k: the projections' weights, float64 (heads, head_dim, width).
+        dq, dk: their updates, of the same shape.
+
+    Returns:
+        (heads,), from 0 to 1; NaN where nothing moved.
+    """
     first = q.mT @ dk + dq.mT @ k  # (heads, width, width)
     share = torch.linalg.svdvals(first).square()  # (heads, width)
     share = share / share.sum(-1, keepdim=True)
-    most = min(2 * q.shape[-2], q.shape[-1])  # of its rank
-    return torch.special.entr(share).sum(-1) / math.log(most)
+    rank = min(2 * q.shape[-2], q.shape[-1])  # the largest that the update can have
+    return torch.special.entr(share).sum(-1) / math.log(rank)
 
 
 def _projections(before, now, heads):

@@ -46,34 +46,36 @@ class StudySpec:
     device: str = "cpu"
 
     def run(self, arm: str, seed: int) -> RunSpec:
-        """One run of it, on one device.
+        """Build the RunSpec of one run of the study, on one device.
 
         Raises:
             ValueError: there is no such arm.
         """
-        what = arm_named(arm, self.kernel_of)
-        return RunSpec(what, seed, self.config, self.steps, self.every, source=str(self.source), device=self.device)
+        settings = arm_named(arm, self.kernel_of)
+        return RunSpec(settings, seed, self.config, self.steps, self.every, source=str(self.source), device=self.device)
 
 
 def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
           executor: Executor | None = None, cache: str | Path = "") -> tuple[pd.DataFrame, pd.DataFrame]:  # fmt: skip
-    """Train every arm that some pairs need, and compare the weights.
+    """Train every arm that the pairs need, and compare the weights.
 
     Args:
         pairs: keys of PAIRS.
-        folder: that holds the runs; what is finished there is not trained again, and what was interrupted goes on.
-        executor: as `sweep`. cache: as `sweep`, of the comparisons.
+        spec: what all runs have in common.
+        folder: of the runs. A finished run is not trained again, and an interrupted one goes on.
+        executor: as `sweep`.
+        cache: as `sweep`, of the comparisons.
 
     Returns:
-        (differences, runs): tables. differences: pair, seed, step, the columns of `distances`. runs: seed, arm and
-        the columns of `train_arm`.
+        (differences, runs), DataFrames. differences: pair, seed, step, the keys of `distances`. runs: seed, arm and
+        the keys of `train_arm`.
 
     Raises:
         ValueError: before anything is trained, where an argument does not fit.
     """
-    wanted = {name: lookup("pair", name, PAIRS) for name in pairs}
+    chosen = {name: lookup("pair", name, PAIRS) for name in pairs}
     # the slow precisions first, so that no process is left with one at the end
-    names = {name for pair in wanted.values() for name in (pair.arm, pair.twin)}
+    names = {name for pair in chosen.values() for name in (pair.arm, pair.twin)}
     names = sorted(names, key=lambda name: (not ARMS[name].precision.startswith(("16", "32")), list(ARMS).index(name)))
     for name in names:
         run = prepare(spec.run(name, 0))
@@ -82,12 +84,12 @@ def study(pairs: Iterable[str], spec: StudySpec, folder: str | Path,
     fixed = dict(spec=spec, folder=str(folder))
     runs = sweep(train_arm, dict(seed=range(spec.seeds), arm=names), fixed=fixed, executor=executor)
     runs = runs.drop(columns=["folder", *asdict(spec)])
-    table = sweep(compare, dict(job=jobs(wanted, runs, spec.config.heads)), executor=executor, cache=cache)
+    table = sweep(compare, dict(job=jobs(chosen, runs, spec.config.heads)), executor=executor, cache=cache)
     return table.drop(columns=["folder", "twin", "heads"]), runs
 
 
 def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
-    """A cell of the study: one run, in a folder of its own below `folder`.
+    """Train one run of the study, a cell of its sweep, in a subfolder of `folder`.
 
     Returns:
         dict: kernel, precision, dtype (attention's), status, loss (mean of the last tenth), skipped (steps, by the
@@ -107,7 +109,7 @@ def train_arm(arm: str, seed: int, spec: StudySpec, folder: str) -> dict:
 
 
 def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
-    """The comparisons of some pairs, whose arms the table of runs must hold."""
+    """List the comparisons of pairs (keys of PAIRS). runs: of `study`, with the arms of each pair."""
     at = {(row.arm, row.seed): row.at for row in runs.itertuples()}
     return [
         Job(pair, int(seed), at[PAIRS[pair].arm, seed], at[PAIRS[pair].twin, seed], heads)
@@ -118,15 +120,16 @@ def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
 
 def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Sequence[str],
           device: str = "cpu") -> list[dict]:  # fmt: skip
-    """Baseline's run, and at each attention call of the steps `at` other kernels on the same inputs: the paper's second
-    technique. The training is that of the arm "baseline", bit for bit.
+    """Train with Baseline, and run other kernels on the inputs of each attention call of the steps `at`: the paper's
+    second technique. The training is that of the arm "baseline", bit for bit.
 
     Args:
         seed, config, steps, device: as of a RunSpec.
-        at: steps, counted from 0. names: of the other kernels, for `kernels.get`.
+        at: steps, counted from 0.
+        names: of the other kernels, for `kernels.get`.
 
     Returns:
-        rows of `Probe`, with step, layer and kind ("self" or "cross").
+        list of dicts, the rows of `Probe`, with step, layer and kind ("self" or "cross").
 
     Raises:
         ValueError: before training, where a step or a kernel does not fit.
@@ -148,15 +151,18 @@ def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Seque
     with tempfile.TemporaryDirectory() as folder:
         train(RunSpec(ARMS["baseline"], seed, config, steps, every=steps, device=device), folder, watch=at_step)
     if probe.skipped:
-        raise RuntimeError(f"names: {'; '.join(' '.join(what) for what in probe.skipped)}")
+        raise RuntimeError(f"names: {'; '.join(' '.join(words) for words in probe.skipped)}")
     return probe.rows
 
 
 def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: int = 0) -> dict[str, torch.Tensor]:
-    """What the trained models of some runs draw: the same captions, noise and kernel (Baseline in FP32) for all.
+    """Let trained models draw images, all from the same captions and noise, with Baseline in FP32.
 
     Args:
-        runs: rows of the study's runs.
+        runs: rows of the study's runs, one for each arm.
+        captions: of the images.
+        config: of the models.
+        seed: of the noise.
 
     Returns:
         dict of arm -> uint8 (len(captions), 3, size, size).
@@ -164,18 +170,29 @@ def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: i
     model, out = TextToImage(config, kernels.unfused, 0), {}
     for row in runs.itertuples():
         last = max(Path(row.at).glob("weights-*.safetensors"))
-        held = load_weights(last)
+        tensors = load_weights(last)
         with torch.no_grad():
             for name, p in model.named_parameters():
-                p.copy_(held[name])
+                p.copy_(tensors[name])
         out[row.arm] = sample(model, captions, seed)
     return out
 
 
 def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precision: str = "bf16-mixed",
            repeats: int = 30, device: str = "cpu") -> pd.DataFrame:  # fmt: skip
-    """Seconds of forward + backward of the model, kernels in turn: a table of kernel, repeat, seconds. On a CPU they
-    are CPU seconds of one thread, so that other programs do not count."""
+    """Time forward + backward passes of the model, kernels in turn.
+
+    Args:
+        config: of the model.
+        names: of the kernels, for `kernels.get`.
+        precision: a key of PRECISIONS.
+        repeats: passes for each kernel.
+        device: "cpu" or "cuda".
+
+    Returns:
+        DataFrame: kernel, repeat, seconds. On a CPU they are CPU seconds of one thread, so that other programs do not
+        count.
+    """
     dtype, rows = PRECISIONS[precision], []
     models = {name: TextToImage(config, kernels.get(name), 0).to(device) for name in names}
     images = torch.randint(256, (config.batch, 3, config.image_size, config.image_size), dtype=torch.uint8)
@@ -187,12 +204,12 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
             for name, model in models.items():
                 tokens = [t.to(device) for t in model.tokens(["small red circle top left"] * config.batch)]
                 wait()
-                started = clock()
+                start = clock()
                 with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
                     loss = (model(noisy, timesteps, *tokens).float() - velocity).square().mean()
                 loss.backward()
                 wait()
-                rows.append(dict(kernel=name, repeat=repeat, seconds=clock() - started))
+                rows.append(dict(kernel=name, repeat=repeat, seconds=clock() - start))
                 model.zero_grad()
     table = pd.DataFrame(rows)
     return table[table.repeat >= 0]

@@ -1,1 +1,1 @@
-"""The same machine, compiled: what most instructions do, as LLVM's vectors of 32 lanes."""
+"""The same machine, compiled: most instructions on LLVM's vectors of 32 lanes."""

@@ -1,4 +1,4 @@
-"""A kernel compiled for this processor: `Native`, and how a warp goes on with it."""
+"""A kernel compiled for this processor, `Native`, and a warp that runs it, `Advance`."""
 
 import ctypes
 from functools import cache
@@ -21,9 +21,12 @@ from fa_lib.gpu.syntax import Instruction, Register
 
 
 class Native:
-    """Attributes:
-    layout: where registers are. slots: of every instruction.
-    left: instructions that the numpy machine does, by their text, and how many there are.
+    """A kernel compiled for this processor.
+
+    Attributes:
+        layout: places of registers and constants in a warp's memory.
+        slots: int64 (instructions, SLOTS).
+        left: text of an instruction that the numpy machine executes -> how many there are.
     """
 
     def __init__(self, code: Code, names: Addresses, gpu: GPU):
@@ -52,12 +55,12 @@ class Native:
 def _encoding(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding | None:
     try:
         return encode(instruction, code, layout, gpu)
-    except (NotNative, ValueError, LookupError):  # what numpy's machine does in another way, too
+    except (NotNative, ValueError, LookupError):  # the numpy machine executes it, or refuses it
         return None
 
 
-FUNCTIONS: dict[str, int] = {}  # of this process, by Encoding.key: their addresses; 0: there is none
-ENGINES: list[llvm.ExecutionEngine] = []  # that keep them
+FUNCTIONS: dict[str, int] = {}  # of this process: Encoding.key -> address, or 0 where there is none
+ENGINES: list[llvm.ExecutionEngine] = []  # they own the functions
 
 
 @cache
@@ -68,7 +71,7 @@ def _advance() -> int:
 
 
 def _compile(encodings: dict[str, Encoding]) -> None:
-    """Into FUNCTIONS."""
+    """Compile encodings, key -> Encoding, into FUNCTIONS."""
     module, names = ir.Module(), {}
     for key, encoding in encodings.items():
         function = Emitter(module, f"f{len(names)}")
@@ -98,7 +101,7 @@ def _engine(module: ir.Module) -> llvm.ExecutionEngine:
 
 
 class Views(dict):
-    """The lanes of a register, where they are in a warp's memory."""
+    """Register -> its lanes (32,), a view of a warp's memory."""
 
     def __init__(self, data: np.ndarray, layout: Layout):
         super().__init__()
@@ -110,7 +113,7 @@ class Views(dict):
 
 
 class Advance:
-    """A warp that goes on as far as instructions are native."""
+    """Runs a warp as far as its instructions are native."""
 
     def __init__(self, native: Native, memory: np.ndarray, warp: Warp):
         layout = native.layout
@@ -128,12 +131,12 @@ class Advance:
         self._arguments = native.slots.ctypes.data, self._state.ctypes.data, memory.ctypes.data
 
     def __call__(self) -> int:
-        """The number of instructions it executed."""
+        """Run the warp, and return the number of instructions that it executed."""
         return self._native.advance(*self._arguments)
 
 
 def of_memory(view: View) -> tuple[np.ndarray, list]:
-    """What Memory names, and what must stay alive with it."""
+    """Return the fields of Memory, int64, of a block's memory; and the arrays that must stay alive with them."""
     spans = np.array([edge for span in view.outer.spans for edge in (span.base, span.end)], np.uint64)
     shared, parameters, written = view.shared.data, view.parameters, view.shared.written
     flags = 0 if written is None else written.ctypes.data

@@ -1,8 +1,8 @@
 """One instruction as a function of LLVM: `int64 f(registers, slots, mask, full, memory)`.
 
-registers: the warp's, in memory. slots: of this instruction, 64 bits each, from FIRST_SLOT on where its operands' lanes
-are among the registers, in bytes. mask: 32 bytes, the lanes that execute it; full: whether these are all. memory: the
-block's, of MEMORY. It gives one of NOT_DONE, DONE, BRANCH. Of NOT_DONE nothing has been changed.
+registers: the warp's, in memory. slots: of this instruction, 64 bits each; from FIRST_SLOT on they are the places of
+its operands' lanes among the registers, in bytes. mask: 32 bytes, the lanes that execute it; full: whether these are
+all. memory: the fields of Memory. It returns an Outcome; with NOT_DONE it has changed nothing.
 """
 
 from enum import IntEnum
@@ -19,23 +19,29 @@ TYPE = ir.FunctionType(I64, [POINTER, POINTER, POINTER, ir.IntType(1), POINTER])
 
 
 class Outcome(IntEnum):
+    """The result of a function: NOT_DONE, for the numpy machine to execute; DONE; BRANCH, to the label in a slot."""
+
     NOT_DONE, DONE, BRANCH = range(3)
 
 
 class Memory(IntEnum):
-    """What a block's memory is, 64 bits each. SPANS: of global memory, begins and ends by turns, by address.
-    WRITTEN: 0 where nobody asks for it."""
+    """The fields of a block's memory, 64 bits each: pointers and sizes. SPANS: begins and ends of the spans of global
+    memory, in turn, by address. WRITTEN: flags of the bytes that were written; 0: there are none."""
 
     SPANS, SPAN_COUNT, SHARED, SHARED_SIZE, WRITTEN, PARAMETERS, PARAMETERS_SIZE = range(7)
 
 
 class NotNative(Exception):
-    """The numpy machine does this one."""
+    """The numpy machine must execute this instruction."""
 
 
 class Emitter:
-    """Attributes:
-    b: at the place where the next operation goes. mask: 32 booleans. full: one.
+    """A function of LLVM that is being built.
+
+    Attributes:
+        b: the builder, at the place of the next operation.
+        mask: 32 booleans, the lanes that execute the instruction.
+        full: a boolean, whether these are all.
     """
 
     def __init__(self, module: ir.Module, name: str):
@@ -45,31 +51,42 @@ class Emitter:
         self.mask = self.b.masked(mask)
 
     def slot(self, index: int) -> ir.Value:
+        """Read a slot."""
         return self.b.get(self.b.at(self.slots, 8 * (FIRST_SLOT + index)), I64, 8)
 
     def place(self, index: int) -> ir.Value:
-        """Where the lanes of the operand in a slot are."""
+        """Return the place of the lanes of the operand in a slot."""
         return self.b.at(self.registers, self.slot(index))
 
     def value(self, index: int, register: str, kind: str) -> ir.Value:
-        """An operand as a type, of which a register may hold more bits.
+        """Read an operand as a type, the lower bits of a wider register.
 
         Args:
-            register: its own type.
+            index: of its slot.
+            register: the register's own type.
+            kind: the type.
+
+        Raises:
+            NotNative: the register is narrower.
         """
         b = self.b
         if kind == "pred":
             return b.masked(self.place(index))
         if BITS[register] < BITS[kind]:
             raise NotNative
-        held = b.get(self.place(index), lanes(ir.IntType(BITS[register])), 16)
+        bits = b.get(self.place(index), lanes(ir.IntType(BITS[register])), 16)
         if BITS[register] > BITS[kind]:
-            held = b.trunc(held, lanes(ir.IntType(BITS[kind])))
+            bits = b.trunc(bits, lanes(ir.IntType(BITS[kind])))
         element = scalar(kind)
-        return held if isinstance(element, ir.IntType) else b.bitcast(held, lanes(element))
+        return bits if isinstance(element, ir.IntType) else b.bitcast(bits, lanes(element))
 
     def write(self, index: int, register: str, kind: str, value: ir.Value) -> None:
-        """A result, to the lanes of the mask; extended, by its sign if it has one, where the register is wider."""
+        """Write a result to the lanes of the mask; where the register is wider, it is extended, by its sign if it has
+        one.
+
+        Raises:
+            NotNative: the register is narrower.
+        """
         b = self.b
         if kind == "pred":
             value = b.zext(value, lanes(I8))
@@ -90,10 +107,11 @@ class Emitter:
                 b.put(b.select(self.mask, value, old), place, 16)
 
     def of(self, field: Memory, kind: ir.Type = I64) -> ir.Value:
+        """Read a field of the block's memory."""
         return self.b.get(self.b.at(self.memory, 8 * field), kind, 8)
 
     def needs(self, condition: ir.Value) -> None:
-        """Leave it to the numpy machine unless so."""
+        """Return NOT_DONE from the function unless the condition holds."""
         good, bad = self.b.append_basic_block(), self.b.append_basic_block()
         self.b.cbranch(condition, good, bad)
         self.b.position_at_end(bad)
@@ -101,4 +119,5 @@ class Emitter:
         self.b.position_at_end(good)
 
     def end(self, outcome: Outcome = Outcome.DONE) -> None:
+        """Return an outcome from the function."""
         self.b.ret(I64(outcome))

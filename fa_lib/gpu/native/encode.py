@@ -18,7 +18,7 @@ ROW = 64  # bytes that every operand's lanes are aligned to
 
 @dataclass
 class Layout:
-    """Where registers and constants are in a warp's memory: bytes from its beginning."""
+    """The places of registers and constants in a warp's memory, in bytes from its beginning."""
 
     names: Addresses
     size: int = 0
@@ -27,22 +27,26 @@ class Layout:
     specials: dict[str, int] = field(default_factory=dict)
 
     def row(self, size: int) -> int:
+        """Reserve `size` bytes, aligned to ROW, and return their place."""
         start = self.size
         self.size += -(-size // ROW) * ROW
         return start
 
     def register(self, register: Register) -> int:
+        """Return the place of a register, reserved at the first call."""
         if register not in self.registers:
             self.registers[register] = self.row(WARP * max(1, BITS[register.type] // 8))
         return self.registers[register]
 
     def constant(self, values: np.ndarray) -> int:
+        """Return the place of a constant's lanes (32,), reserved at the first call."""
         data = np.ascontiguousarray(values).tobytes()
         if data not in self.constants:
             self.constants[data] = self.row(len(data))
         return self.constants[data]
 
     def special(self, name: str) -> int:
+        """Return the place of a special register, reserved at the first call."""
         if name not in self.specials:
             self.specials[name] = self.row(4 * WARP)
         return self.specials[name]
@@ -53,7 +57,11 @@ class Encoding:
     """An instruction.
 
     Attributes:
-        slots: of its operands. key: of the function that it is. build: puts that function's operations together.
+        instruction, layout: of the kernel.
+        slots: of its operands.
+        shape: types of its operands; instructions with the same text and shape share a function.
+        build: emits the operations of the function.
+        outcome: of the function.
     """
 
     instruction: Instruction
@@ -65,56 +73,72 @@ class Encoding:
 
     @property
     def key(self) -> str:
+        """The key of its function."""
         return f"{self.instruction} {' '.join(self.shape)}"
 
     def emit(self, function: Emitter) -> None:
-        """Raises:
-        NotNative: the numpy machine does it."""
+        """Emit the function.
+
+        Raises:
+            NotNative: the numpy machine must execute the instruction.
+        """
         if self.build is None:
             raise NotNative
         self.build(function)
         function.end(self.outcome)
 
     def operand(self, operand: Operand, kind: str) -> Callable[[Emitter], ir.Value]:
-        """Gives it a slot; how it is read as a type."""
+        """Give an operand a slot, and return the function that reads it as a type.
+
+        Raises:
+            NotNative: the operand is of another kind.
+        """
         index, negative = len(self.slots), isinstance(operand, Negated)
         register = operand.register if isinstance(operand, Negated) else operand
         if isinstance(register, Register):
             self.slots.append(self.layout.register(register))
-            held = register.type
+            own_kind = register.type
         elif isinstance(register, Immediate):
             self.slots.append(self.layout.constant(constant(register, kind)))
-            held = kind
+            own_kind = kind
         elif isinstance(register, Symbol):
             at = named(register.name, self.instruction, self.layout.names) + register.offset
             self.slots.append(self.layout.constant(constant(Immediate(at), kind)))
-            held = kind
+            own_kind = kind
         elif isinstance(register, Special) and register.name in SPECIALS and BITS[kind] == 32:
             self.slots.append(self.layout.special(register.name))
-            held = kind
+            own_kind = kind
         else:
             raise NotNative
-        self.shape.append(f"{'-' if negative else ''}{held}:{kind}")
+        self.shape.append(f"{'-' if negative else ''}{own_kind}:{kind}")
 
         def value(e: Emitter) -> ir.Value:
-            found = e.value(index, held, kind)
+            number = e.value(index, own_kind, kind)
             if not negative:
-                return found
-            return e.b.not_(found) if kind == "pred" else e.b.fneg(found)
+                return number
+            return e.b.not_(number) if kind == "pred" else e.b.fneg(number)
 
         return value
 
     def result(self, operand: Operand, kind: str) -> Callable[[Emitter, ir.Value], None]:
-        """Gives it a slot; how it is written."""
+        """Give a result a slot, and return the function that writes it.
+
+        Raises:
+            NotNative: the operand is no register.
+        """
         if not isinstance(operand, Register):
             raise NotNative
-        index, held = len(self.slots), operand.type
+        index, own_kind = len(self.slots), operand.type
         self.slots.append(self.layout.register(operand))
-        self.shape.append(f"{held}={kind}")
-        return lambda e, value: e.write(index, held, kind, value)
+        self.shape.append(f"{own_kind}={kind}")
+        return lambda e, value: e.write(index, own_kind, kind, value)
 
     def raw(self, operand: Operand) -> str:
-        """Gives a register a slot; its type."""
+        """Give a register a slot, and return its type.
+
+        Raises:
+            NotNative: the operand is no register.
+        """
         if not isinstance(operand, Register):
             raise NotNative
         self.slots.append(self.layout.register(operand))
@@ -122,7 +146,11 @@ class Encoding:
         return operand.type
 
     def address(self, operand: Operand) -> str:
-        """Gives an address two slots: the lanes of its base, and what is added; the base's type."""
+        """Give an address two slots, of the base's lanes and of the offset, and return the base's type.
+
+        Raises:
+            NotNative: the operand is no address.
+        """
         if not isinstance(operand, Address):
             raise NotNative
         base, offset = operand

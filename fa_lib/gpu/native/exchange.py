@@ -1,4 +1,4 @@
-"""shfl on LLVM's lanes, where all of a warp take part."""
+"""shfl on LLVM's lanes, where all lanes of a warp take part."""
 
 from llvmlite import ir
 
@@ -8,7 +8,7 @@ from fa_lib.gpu.native.vectors import I8, I32, I64, lanes
 
 
 def shuffle(e: Emitter, mode: str, result: bool, inside: bool) -> None:
-    """Slots: of the result and of the predicate, as far as there are; of the value, of b, of c."""
+    """Emit shfl. Its slots are of the result and of the predicate, where there are such; of the value, of b, of c."""
     b = e.b
     e.needs(e.full)
     first = result + inside
@@ -18,14 +18,14 @@ def shuffle(e: Emitter, mode: str, result: bool, inside: bool) -> None:
     segment, limit = b.and_(b.lshr(clamp, b.all(8, clamp)), b.all(31, clamp)), b.and_(clamp, b.all(31, clamp))
     low = b.and_(lane, segment)
     high = b.or_(low, b.and_(limit, b.not_(segment)))
-    other = {
+    partner = {
         "up": lambda: b.sub(lane, by), "down": lambda: b.add(lane, by), "bfly": lambda: b.xor(lane, by),
         "idx": lambda: b.or_(low, b.and_(by, b.not_(segment))),
     }[mode]()  # fmt: skip
-    good = b.icmp_signed(">=" if mode == "up" else "<=", other, high)
-    other = b.select(good, other, lane)
+    good = b.icmp_signed(">=" if mode == "up" else "<=", partner, high)
+    partner = b.select(good, partner, lane)
     place, out = b.room(lanes(I32)), b.room(lanes(I32))
-    b.put(other, place, 16)
+    b.put(partner, place, 16)
 
     def work(b, i):
         at = b.zext(b.get(b.at(place, b.mul(i, I64(4))), I32), I64)

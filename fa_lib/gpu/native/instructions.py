@@ -1,4 +1,4 @@
-"""The instructions that are compiled, by name: how each becomes an `Encoding`."""
+"""The instructions that are compiled, by name, and the functions that make an `Encoding` of each."""
 
 from llvmlite import ir
 
@@ -20,8 +20,11 @@ from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symb
 
 
 def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding:
-    """Raises:
-    NotNative: the numpy machine does it."""
+    """Encode an instruction of a kernel for a GPU.
+
+    Raises:
+        NotNative: the numpy machine must execute it.
+    """
     e = Encoding(instruction, layout)
     name = instruction.name
     if name in TABLE:
@@ -37,7 +40,7 @@ def _lanewise(e: Encoding, gpu: GPU) -> None:
         raise NotNative
     to, *operands = e.instruction.operands
     write = e.result(to, meaning.gives)
-    reads = [e.operand(each, kind) for each, kind in zip(operands, meaning.takes)]
+    reads = [e.operand(operand, kind) for operand, kind in zip(operands, meaning.takes)]
     e.build = lambda f: write(f, emit(f.b, e.instruction, [read(f) for read in reads]))
 
 
@@ -56,55 +59,55 @@ def _compare(e: Encoding, code: Code, gpu: GPU) -> None:
         raise NotNative
     kind = instruction.types[0]
     write = e.result(to, "pred")
-    reads = [e.operand(each, kind) for each in operands[:2]]
+    reads = [e.operand(operand, kind) for operand in operands[:2]]
     joins = combination(instruction)
     third = e.operand(operands[2], "pred") if joins is not None else None
     word = next((word for word in instruction.words[2:] if word in ("and", "or", "xor")), "")
 
     def build(f):
-        found = compared(f.b, instruction, [read(f) for read in reads])
+        truth = compared(f.b, instruction, [read(f) for read in reads])
         if third is not None:
-            found = {"and": f.b.and_, "or": f.b.or_, "xor": f.b.xor}[word](found, third(f))
-        write(f, found)
+            truth = {"and": f.b.and_, "or": f.b.or_, "xor": f.b.xor}[word](truth, third(f))
+        write(f, truth)
 
     e.build = build
 
 
 def _move(e: Encoding, code: Code, gpu: GPU) -> None:
-    to, what = e.instruction.operands
+    to, operand = e.instruction.operands
     kind = e.instruction.types[-1]
-    into, given = parts(to), parts(what)
-    if len(into) == len(given) == 1:
+    into, items = parts(to), parts(operand)
+    if len(into) == len(items) == 1:
         write = e.result(to, kind)
-        read = e.operand(what, kind)
+        read = e.operand(operand, kind)
         e.build = lambda f: write(f, read(f))
         return
-    part = f"b{BITS[kind] // max(len(into), len(given))}"
+    item_kind = f"b{BITS[kind] // max(len(into), len(items))}"
     if len(into) == 1:
         write = e.result(to, kind)
-        reads = [e.operand(each, part) for each in given]
-        e.build = lambda f: write(f, _packed(f, [read(f) for read in reads], kind, part))
+        reads = [e.operand(item, item_kind) for item in items]
+        e.build = lambda f: write(f, _packed(f, [read(f) for read in reads], kind, item_kind))
         return
-    writes = [e.result(each, part) for each in into if each is not None]
-    places = [i for i, each in enumerate(into) if each is not None]
-    read = e.operand(what, kind)
+    writes = [e.result(item, item_kind) for item in into if item is not None]
+    places = [i for i, item in enumerate(into) if item is not None]
+    read = e.operand(operand, kind)
     e.shape.append(str(places))
 
     def build(f):
-        whole_value = read(f)
+        value = read(f)
         b = f.b
         for i, write in zip(places, writes):
-            moved = b.lshr(whole_value, b.all(i * BITS[part], whole_value))
-            write(f, b.trunc(moved, lanes(ir.IntType(BITS[part]))))
+            shifted = b.lshr(value, b.all(i * BITS[item_kind], value))
+            write(f, b.trunc(shifted, lanes(ir.IntType(BITS[item_kind]))))
 
     e.build = build
 
 
-def _packed(f: Emitter, values: list[ir.Value], kind: str, part: str) -> ir.Value:
+def _packed(f: Emitter, values: list[ir.Value], kind: str, item_kind: str) -> ir.Value:
     b, wide = f.b, lanes(ir.IntType(BITS[kind]))
     total = b.all(0, wide)
     for i, value in enumerate(values):
-        total = b.or_(total, b.shl(b.zext(value, wide), b.all(i * BITS[part], wide)))
+        total = b.or_(total, b.shl(b.zext(value, wide), b.all(i * BITS[item_kind], wide)))
     return total
 
 
@@ -123,7 +126,7 @@ def _to_generic(e: Encoding, code: Code, gpu: GPU) -> None:
 def _load(e: Encoding, code: Code, gpu: GPU) -> None:
     kind, space = e.instruction.types[-1], space_of(e.instruction)
     into = parts(e.instruction.operands[0])
-    types = [e.raw(each) for each in into]
+    types = [e.raw(item) for item in into]
     base = e.address(e.instruction.operands[1])
     e.build = lambda f: memory.load(f, space, kind, types, base)
 
@@ -132,11 +135,11 @@ def _store(e: Encoding, code: Code, gpu: GPU) -> None:
     kind, space = e.instruction.types[-1], space_of(e.instruction)
     base = e.address(e.instruction.operands[0])
     widths = []
-    for each in parts(e.instruction.operands[1]):
-        if isinstance(each, Register):
-            widths.append(e.raw(each))
+    for item in parts(e.instruction.operands[1]):
+        if isinstance(item, Register):
+            widths.append(e.raw(item))
         else:
-            e.operand(each, kind)
+            e.operand(item, kind)
             widths.append(kind)
     e.build = lambda f: memory.store(f, space, kind, widths, base)
 
@@ -160,19 +163,19 @@ def _copy(e: Encoding, code: Code, gpu: GPU) -> None:
 def _matrices(e: Encoding, code: Code, gpu: GPU) -> None:
     words = e.instruction.words
     into = parts(e.instruction.operands[0])
-    for each in into:
-        e.raw(each)
+    for item in into:
+        e.raw(item)
     base = e.address(e.instruction.operands[1])
     e.build = lambda f: memory.matrices(f, len(into), "trans" in words, base)
 
 
 def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
     first, second = both(e.instruction.operands[0], e.instruction)
-    for each in (first, second):
-        if each is not None:
-            e.raw(each)
-    for each in e.instruction.operands[1:4]:
-        e.operand(each, "b32")
+    for item in (first, second):
+        if item is not None:
+            e.raw(item)
+    for item in e.instruction.operands[1:4]:
+        e.operand(item, "b32")
     mode, result, inside = e.instruction.words[2], first is not None, second is not None
     e.shape.append(f"{result} {inside}")
     e.build = lambda f: exchange.shuffle(f, mode, result, inside)
@@ -184,10 +187,10 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
     if not product.whole and (product.core.two_level or product.a not in ("f16", "bf16", "tf32")):
         raise NotNative
     for operand in e.instruction.operands:
-        for each in parts(operand):
-            if isinstance(each, Immediate):
-                e.operand(each, "b32")
-            elif e.raw(each) not in ("b32", "f32", "u32", "s32"):
+        for item in parts(operand):
+            if isinstance(item, Immediate):
+                e.operand(item, "b32")
+            elif e.raw(item) not in ("b32", "f32", "u32", "s32"):
                 raise NotNative
     if product.whole:
         e.build = lambda f: mma_whole.product(f, product.shape, (product.a, product.b), product.saturated)

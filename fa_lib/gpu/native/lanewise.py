@@ -1,4 +1,5 @@
-"""Instructions that do the same in every lane, on LLVM's lanes: the same bits as the numpy machine's."""
+"""Lanewise instructions on LLVM's lanes, with the bits of the numpy machine. Functions emit operations on vectors of 32
+lanes, and raise NotNative where the numpy machine must execute the instruction."""
 
 from llvmlite import ir
 
@@ -15,10 +16,10 @@ WHOLE = {**ORDERED, "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
 def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """The result of a lanewise instruction on its operands, each in its type.
+    """Emit a lanewise instruction on its operands x, each of its type.
 
     Raises:
-        NotNative: the numpy machine does it.
+        NotNative: the numpy machine must execute it.
     """
     name, types = instruction.name, instruction.types
     if name == "cvt":
@@ -37,6 +38,11 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
+    """Emit an instruction on FP32.
+
+    Raises:
+        NotNative: it is not compiled.
+    """
     name, words = instruction.name, instruction.words
     ftz = "ftz" in words
     if name in ("neg", "abs") and not ftz:
@@ -49,6 +55,11 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
 
 
 def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
+    """Emit an instruction on whole numbers.
+
+    Raises:
+        NotNative: it is not compiled.
+    """
     name, words, kind = instruction.name, instruction.words, instruction.types[0]
     signed, bits = kind[0] == "s", BITS[kind]
     simple = {"add": b.add, "sub": b.sub, "and": b.and_, "or": b.or_, "xor": b.xor}
@@ -73,8 +84,8 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     if name in fields.FIELDS and kind == "b32":
         return fields.FIELDS[name](b, *x)
     if name == "popc":
-        found = b.intrinsic("ctpop", x)
-        return found if bits == 32 else b.trunc(found, lanes(I32))
+        count = b.intrinsic("ctpop", x)
+        return count if bits == 32 else b.trunc(count, lanes(I32))
     if name in ("div", "rem") and bits == 32:
         return divided(b, *x, signed=signed, remainder=name == "rem")
     if name == "shf":
@@ -82,54 +93,64 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         if n is None:
             raise NotNative
         a, c = (b.zext(each, lanes(I64)) for each in x[:2])
-        both = b.or_(a, b.shl(c, b.all(32, c)))
+        pair = b.or_(a, b.shl(c, b.all(32, c)))
         wide = b.zext(n, lanes(I64))
-        moved = b.lshr(b.shl(both, wide), b.all(32, both)) if "l" in words else b.lshr(both, wide)
-        return b.trunc(moved, lanes(I32))
+        window = b.lshr(b.shl(pair, wide), b.all(32, pair)) if "l" in words else b.lshr(pair, wide)
+        return b.trunc(window, lanes(I32))
     raise NotNative
 
 
 def product(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
+    """Emit mul or mad of whole numbers.
+
+    Raises:
+        NotNative: it is hi or wide of 64 bits.
+    """
     words, kind = instruction.words, instruction.types[0]
     signed, bits = kind[0] == "s", BITS[kind]
     if "lo" in words:
-        found = b.mul(x[0], x[1])
+        result = b.mul(x[0], x[1])
     elif bits == 64:
         raise NotNative
     else:
         double = lanes(ir.IntType(2 * bits))
         extend = b.sext if signed else b.zext
-        found = b.mul(extend(x[0], double), extend(x[1], double))
+        result = b.mul(extend(x[0], double), extend(x[1], double))
         if "hi" in words:
-            found = b.trunc(b.lshr(found, b.all(bits, found)), lanes(ir.IntType(bits)))
-    return found if instruction.name == "mul" else b.add(found, x[2])
+            result = b.trunc(b.lshr(result, b.all(bits, result)), lanes(ir.IntType(bits)))
+    return result if instruction.name == "mul" else b.add(result, x[2])
 
 
 def divided(b: Builder, x: ir.Value, y: ir.Value, signed: bool, remainder: bool) -> ir.Value:
-    """Of 32 bits, in 64, where no quotient is too large; of a divisor 0 all bits are set, and the remainder is x."""
+    """Emit a quotient or remainder of 32 bits, in 64, where none overflows. By 0, the quotient has all bits set and the
+    remainder is x."""
     wide = lanes(I64)
     a, c = ((b.sext if signed else b.zext)(each, wide) for each in (x, y))
-    none = b.icmp_unsigned("==", c, b.all(0, wide))
-    c = b.select(none, b.all(1, wide), c)
+    by_zero = b.icmp_unsigned("==", c, b.all(0, wide))
+    c = b.select(by_zero, b.all(1, wide), c)
     if remainder:
-        found, without = (b.srem if signed else b.urem)(a, c), a
+        result, result_by_zero = (b.srem if signed else b.urem)(a, c), a
     else:
-        found, without = (b.sdiv if signed else b.udiv)(a, c), b.all(-1, wide)
-    return b.trunc(b.select(none, without, found), lanes(I32))
+        result, result_by_zero = (b.sdiv if signed else b.udiv)(a, c), b.all(-1, wide)
+    return b.trunc(b.select(by_zero, result_by_zero, result), lanes(I32))
 
 
 def shifted(b: Builder, x: ir.Value, n: ir.Value, bits: int, left: bool, signed: bool) -> ir.Value:
-    """By the width and more, all bits go."""
-    beyond = b.icmp_unsigned(">=", n, b.all(bits, n))
-    near = b.select(beyond, b.all(bits - 1, n), n)
-    near = b.zext(near, x.type) if bits > 32 else b.trunc(near, x.type) if bits < 32 else near
+    """Emit shl or shr; shifted by the width or more, no bit is left."""
+    too_far = b.icmp_unsigned(">=", n, b.all(bits, n))
+    count = b.select(too_far, b.all(bits - 1, n), n)
+    count = b.zext(count, x.type) if bits > 32 else b.trunc(count, x.type) if bits < 32 else count
     if not left and signed:
-        return b.ashr(x, near)
-    return b.select(beyond, b.all(0, x), b.shl(x, near) if left else b.lshr(x, near))
+        return b.ashr(x, count)
+    return b.select(too_far, b.all(0, x), b.shl(x, count) if left else b.lshr(x, count))
 
 
 def compared(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
-    """The comparison of setp, without what joins in."""
+    """Emit the comparison of setp, without the predicate that it is combined with.
+
+    Raises:
+        NotNative: it is not compiled.
+    """
     word, kind = instruction.words[1], instruction.types[0]
     if kind == "f32":
         x = [floats.flushed(b, each) if "ftz" in instruction.words else each for each in x[:2]]
@@ -144,6 +165,11 @@ def compared(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Valu
 
 
 def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
+    """Emit cvt.
+
+    Raises:
+        NotNative: it is not compiled.
+    """
     words, (gives, *kinds) = instruction.words, instruction.types
     kind = kinds[0]
     plain = {*words[1:]} <= {"rn", gives, kind}
@@ -166,8 +192,8 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
         floats.halves()
         return floats.canonical(b, b.fpext(x[0], lanes(FLOAT)))
     if (gives, kind) == ("f32", "bf16"):
-        held = b.shl(b.zext(x[0], lanes(I32)), b.all(16, lanes(I32)))
-        return floats.canonical(b, b.bitcast(held, lanes(FLOAT)))
+        bits = b.shl(b.zext(x[0], lanes(I32)), b.all(16, lanes(I32)))
+        return floats.canonical(b, b.bitcast(bits, lanes(FLOAT)))
     if (gives, kind) == ("f64", "f32"):
         return b.fpext(x[0], lanes(DOUBLE))
     if gives == "f32" and kind in ("s32", "u32"):
@@ -178,7 +204,7 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
 
 
 def to_whole(b: Builder, x: ir.Value, mode: str, gives: str) -> ir.Value:
-    """Of FP32; beyond the limits the limit, of NaN 0."""
+    """Emit FP32 x as whole numbers of a type; a number beyond the limits becomes the limit, and NaN 0."""
     x = b.intrinsic(NEAREST[mode], [b.fpext(x, lanes(DOUBLE))])
     low, high = limits(gives)
     x = b.select(floats.not_a_number(b, x), b.all(0.0, x), x)
@@ -188,6 +214,7 @@ def to_whole(b: Builder, x: ir.Value, mode: str, gives: str) -> ir.Value:
 
 
 def resized(b: Builder, x: ir.Value, bits: int, to: int, signed: bool) -> ir.Value:
+    """Emit whole numbers of so many bits with `to` bits."""
     if to == bits:
         return x
     kind = lanes(ir.IntType(to))

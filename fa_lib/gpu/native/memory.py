@@ -1,5 +1,5 @@
-"""Loads, stores and matrices from memory, on LLVM's lanes. An access that is no plain one (it is a fault, or lanes are
-in several tensors) changes nothing and is left to the numpy machine."""
+"""Loads, stores and matrices from memory, on LLVM's lanes. An access that is a fault, or whose lanes are in several
+tensors, changes nothing and is left to the numpy machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,22 +16,28 @@ NONE = (1 << 64) - 1
 
 
 def addresses(e: Emitter, slot: int, register: str) -> ir.Value:
-    """Of [register + offset], whose number of bytes is in the next slot."""
+    """Emit [register + offset], 64 bits; the offset is in the next slot."""
     b = e.b
-    held = e.value(slot, register, register)
+    bits = e.value(slot, register, register)
     offset = b.splat(e.slot(slot + 1))
     if BITS[register] == 64:
-        return b.add(held, offset)
-    return b.and_(b.add(b.zext(held, lanes(I64)), offset), b.all(0xFFFFFFFF, lanes(I64)))
+        return b.add(bits, offset)
+    return b.and_(b.add(b.zext(bits, lanes(I64)), offset), b.all(0xFFFFFFFF, lanes(I64)))
 
 
 def into_shared(e: Emitter, at: ir.Value) -> ir.Value:
+    """Emit `operands.into_shared`."""
     b = e.b
     return b.select(b.icmp_unsigned(">=", at, b.all(SHARED, at)), b.sub(at, b.all(SHARED, at)), at)
 
 
 def base(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> ir.Value:
-    """The address of a space's byte 0, where all accesses are in it and aligned; else the numpy machine looks."""
+    """Emit the address of a space's byte 0, where all accesses are inside it and aligned; else leave the instruction to
+    the numpy machine.
+
+    Raises:
+        NotNative: the space is another one.
+    """
     b = e.b
     low = b.intrinsic("vector.reduce.umin", [b.select(mask, at, b.all(NONE, at))], I64)
     high = b.intrinsic("vector.reduce.umax", [b.select(mask, at, b.all(0, at))], I64)
@@ -50,17 +56,17 @@ def base(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> ir.
 
 
 def place_of(b: Builder, start: ir.Value, listed: ir.Value, lane: ir.Value | int) -> ir.Value:
-    """Where a lane's access begins. listed: all lanes' addresses, in memory."""
+    """Emit a pointer to the beginning of a lane's access. listed: all lanes' addresses, in memory."""
     offset = I64(8 * lane) if isinstance(lane, int) else b.mul(lane, I64(8))
     return b.inttoptr(b.add(start, b.get(b.at(listed, offset), I64, 8)), POINTER)
 
 
 def inside(e: Emitter, low: ir.Value, end: ir.Value) -> None:
-    """Whether one span has them all."""
+    """Return NOT_DONE from the function unless one span contains all bytes from low to end."""
     b = e.b
     spans, count = e.of(Memory.SPANS, POINTER), e.of(Memory.SPAN_COUNT)
     before = b.block
-    loop, found, next_one, out = (b.append_basic_block() for _ in range(4))
+    loop, covered, next_one, out = (b.append_basic_block() for _ in range(4))
     b.branch(loop)
     b.position_at_end(loop)
     i = b.phi(I64)
@@ -72,14 +78,14 @@ def inside(e: Emitter, low: ir.Value, end: ir.Value) -> None:
     stop = b.get(b.at(spans, b.add(b.mul(i, I64(16)), I64(8))), I64, 8)
     fits = b.and_(b.icmp_unsigned(">=", low, start), b.icmp_unsigned("<=", end, stop))
     i.add_incoming(b.add(i, I64(1)), next_one)
-    b.cbranch(fits, found, loop)
+    b.cbranch(fits, covered, loop)
     b.position_at_end(out)
     b.ret(I64(0))
-    b.position_at_end(found)
+    b.position_at_end(covered)
 
 
 def each_lane(e: Emitter, mask: ir.Value, work) -> None:
-    """work(b, lane) for each lane of the mask, one after the other; the lane's number is an int64."""
+    """Emit a loop that does work(b, lane) for each lane of the mask; the lane's number is an int64."""
     b = e.b
     bits = b.bitcast(mask, I32)
     before, loop, body, behind, out = b.block, *(b.append_basic_block() for _ in range(4))
@@ -87,8 +93,8 @@ def each_lane(e: Emitter, mask: ir.Value, work) -> None:
     b.position_at_end(loop)
     i = b.phi(I64)
     i.add_incoming(I64(0), before)
-    taken = b.trunc(b.lshr(bits, b.trunc(i, I32)), I1)
-    b.cbranch(taken, body, behind)
+    is_active = b.trunc(b.lshr(bits, b.trunc(i, I32)), I1)
+    b.cbranch(is_active, body, behind)
     b.position_at_end(body)
     work(b, i)
     b.branch(behind)
@@ -100,14 +106,18 @@ def each_lane(e: Emitter, mask: ir.Value, work) -> None:
 
 
 def listed(e: Emitter, at: ir.Value) -> ir.Value:
-    """Addresses in memory, for a loop over lanes."""
+    """Store addresses in memory, for a loop over lanes."""
     place = e.b.room(at.type)
     e.b.put(at, place, 16)
     return place
 
 
 def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> None:
-    """ld: slots of the results, then the address, in a register of type `of`, and its offset."""
+    """Emit ld. Its slots are of the results, then of the address, a register of type `of`, and its offset.
+
+    Raises:
+        NotNative: the space is generic, or a register has another width than the type.
+    """
     if space == "generic" or any(BITS[register] != BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
@@ -120,16 +130,17 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
     targets = [e.place(i) for i in range(count)]
 
     def work(b, lane):
-        here = place_of(b, start, place, lane)
+        start_of_lane = place_of(b, start, place, lane)
         for i, target in enumerate(targets):
-            b.put(b.get(b.at(here, i * size), element), b.at(target, b.mul(lane, I64(size))))
+            b.put(b.get(b.at(start_of_lane, i * size), element), b.at(target, b.mul(lane, I64(size))))
 
     each_lane(e, e.mask, work)
 
 
 @contextmanager
 def asked(e: Emitter) -> Iterator[ir.Value]:
-    """Where it is kept what was written: what is emitted inside is done where somebody asks for that."""
+    """Emit operations that are done only where the block notes which bytes were written; yields the place of these
+    flags."""
     b = e.b
     shadow = e.of(Memory.WRITTEN)
     inner, behind = b.append_basic_block(), b.append_basic_block()
@@ -141,29 +152,33 @@ def asked(e: Emitter) -> Iterator[ir.Value]:
 
 
 def written(e: Emitter, place: ir.Value, size: int) -> None:
-    """Whether all that is read was written."""
+    """Return NOT_DONE from the function unless all bytes that are read were written."""
     with asked(e) as shadow:
-        known = e.b.room(I8)
-        e.b.put(I8(1), known)
+        all_written = e.b.room(I8)
+        e.b.put(I8(1), all_written)
 
         def work(b, lane):
-            here = place_of(b, shadow, place, lane)
+            start_of_lane = place_of(b, shadow, place, lane)
             for i in range(size):
-                b.put(b.and_(b.get(known, I8), b.get(b.at(here, i), I8)), known)
+                b.put(b.and_(b.get(all_written, I8), b.get(b.at(start_of_lane, i), I8)), all_written)
 
         each_lane(e, e.mask, work)
-        e.needs(e.b.icmp_unsigned("==", e.b.get(known, I8), I8(1)))
+        e.needs(e.b.icmp_unsigned("==", e.b.get(all_written, I8), I8(1)))
 
 
 def mark(e: Emitter, place: ir.Value, size: int) -> None:
-    """What is stored is written."""
+    """Note that the stored bytes were written."""
     ones = ir.Constant(lanes(I8, size), [I8(1)] * size)
     with asked(e) as shadow:
         each_lane(e, e.mask, lambda b, lane: b.put(ones, place_of(b, shadow, place, lane)))
 
 
 def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> None:
-    """st: the address, in a register of type `to`, and its offset, then slots of the values."""
+    """Emit st. Its slots are of the address, a register of type `to`, of its offset, then of the values.
+
+    Raises:
+        NotNative: the space is generic, or a register has another width than the type.
+    """
     if space == "generic" or any(BITS[register] != BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
@@ -174,9 +189,9 @@ def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> N
     values = [e.place(2 + i) for i in range(count)]
 
     def work(b, lane):
-        here = place_of(b, start, place, lane)
+        start_of_lane = place_of(b, start, place, lane)
         for i, value in enumerate(values):
-            b.put(b.get(b.at(value, b.mul(lane, I64(size))), element), b.at(here, i * size))
+            b.put(b.get(b.at(value, b.mul(lane, I64(size))), element), b.at(start_of_lane, i * size))
 
     each_lane(e, e.mask, work)
     if space == "shared":
@@ -184,17 +199,17 @@ def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> N
 
 
 def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
-    """cp.async of all its bytes, or of none: then zeros."""
+    """Emit cp.async of all its bytes, or of none, which writes zeros."""
     b = e.b
     target = into_shared(e, addresses(e, 0, to))
     origin = addresses(e, 2, "b64")
     mask = e.mask
     if counted:
-        given = e.value(4, "b32", "b32")
-        none = b.icmp_unsigned("==", given, b.all(0, given))
-        whole = b.icmp_unsigned(">=", given, b.all(size, given))
-        e.needs(b.not_(b.any(b.and_(mask, b.not_(b.or_(none, whole))))))
-        mask = b.and_(mask, whole)
+        byte_count = e.value(4, "b32", "b32")
+        no_bytes = b.icmp_unsigned("==", byte_count, b.all(0, byte_count))
+        all_bytes = b.icmp_unsigned(">=", byte_count, b.all(size, byte_count))
+        e.needs(b.not_(b.any(b.and_(mask, b.not_(b.or_(no_bytes, all_bytes))))))
+        mask = b.and_(mask, all_bytes)
     start = base(e, "shared", target, size, e.mask)
     reads, checked = b.append_basic_block(), b.append_basic_block()
     b.cbranch(b.any(mask), reads, checked)
@@ -202,25 +217,25 @@ def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
     base(e, "global", origin, size, mask)
     b.branch(checked)
     b.position_at_end(checked)
-    there, place = listed(e, target), listed(e, origin)
+    target_place, place = listed(e, target), listed(e, origin)
     element = lanes(I8, size)
     bits = b.bitcast(mask, I32)
 
     def work(b, lane):
-        to = place_of(b, start, there, lane)
-        taken = b.trunc(b.lshr(bits, b.trunc(lane, I32)), I1)
-        with b.if_else(taken) as (then, otherwise):
+        to = place_of(b, start, target_place, lane)
+        is_active = b.trunc(b.lshr(bits, b.trunc(lane, I32)), I1)
+        with b.if_else(is_active) as (then, otherwise):
             with then:
                 b.put(b.get(place_of(b, I64(0), place, lane), element), to)
             with otherwise:
                 b.put(ir.Constant(element, [I8(0)] * size), to)
 
     each_lane(e, e.mask, work)
-    mark(e, there, size)
+    mark(e, target_place, size)
 
 
 def matrices(e: Emitter, count: int, transposed: bool, register: str) -> None:
-    """ldmatrix: slots of the results, then the address and its offset."""
+    """Emit ldmatrix. Its slots are of the results, then of the address and its offset."""
     b = e.b
     at = into_shared(e, addresses(e, count, register))
     first = ir.Constant(lanes(I1), [I1(i < 8 * count) for i in range(WARP)])
@@ -231,19 +246,19 @@ def matrices(e: Emitter, count: int, transposed: bool, register: str) -> None:
         target = e.place(m)
         rows = [place_of(b, start, place, 8 * m + row) for row in range(8)]
         if not transposed:
-            for row, here in enumerate(rows):  # of each row four lanes have two neighbours each
-                b.put(b.get(here, lanes(I32, 4)), b.at(target, 16 * row), 4)
+            for row, start_of_row in enumerate(rows):  # of each row four lanes have two neighbours each
+                b.put(b.get(start_of_row, lanes(I32, 4)), b.at(target, 16 * row), 4)
             continue
-        for row, here in enumerate(rows):
+        for row, start_of_row in enumerate(rows):
             for column in range(8):
-                b.put(b.get(b.at(here, 2 * column), I16), b.at(target, 2 * (8 * column + row)))
+                b.put(b.get(b.at(start_of_row, 2 * column), I16), b.at(target, 2 * (8 * column + row)))
 
 
 def _rows_written(e: Emitter, place: ir.Value, count: int) -> None:
-    """As `written`, for rows of 16 bytes."""
+    """Emit the check of `written`, for rows of 16 bytes."""
     b = e.b
     with asked(e) as shadow:
-        known = b.all(1, lanes(I8, 16))
+        all_written = b.all(1, lanes(I8, 16))
         for row in range(count):
-            known = b.and_(known, b.get(place_of(b, shadow, place, row), lanes(I8, 16)))
-        e.needs(b.icmp_unsigned("==", b.intrinsic("vector.reduce.and", [known], I8), I8(1)))
+            all_written = b.and_(all_written, b.get(place_of(b, shadow, place, row), lanes(I8, 16)))
+        e.needs(b.icmp_unsigned("==", b.intrinsic("vector.reduce.and", [all_written], I8), I8(1)))

@@ -8,7 +8,7 @@ ROW = lanes(I32, COLUMNS)
 
 
 def product(e: Emitter, shape: tuple[int, int, int], kinds: tuple[str, str], saturated: bool) -> None:
-    """Slots: of the result's 4 registers, of A's, B's and C's 4."""
+    """Emit mma.sync of whole numbers. Its slots are of the result's 4 registers, of A's, of B's and of C's 4."""
     b, (_, _, k) = e.b, shape
     A, B = factors(e, 4, shape, kinds)
     C = b.room(lanes(I32, 64), 2)
@@ -16,13 +16,13 @@ def product(e: Emitter, shape: tuple[int, int, int], kinds: tuple[str, str], sat
     for half in range(2):
         b.put(two_registers(e, at_c + 2 * half), b.at(C, 256 * half))
     i, after = rows_loop(b)
-    row, here = b.at(A, b.mul(i, I64(4 * k))), b.at(C, b.mul(i, I64(32)))
+    row, c_row = b.at(A, b.mul(i, I64(4 * k))), b.at(C, b.mul(i, I64(32)))
     total = b.all(0, ROW)
     for j in range(k):
         a = b.splat(b.get(b.at(row, 4 * j), I32), COLUMNS)
         total = b.add(total, b.mul(a, b.get(b.at(B, 32 * j), ROW)))
-    c = b.get(here, ROW)
-    b.put(b.intrinsic("sadd.sat", [c, total]) if saturated else b.add(c, total), here)
+    c = b.get(c_row, ROW)
+    b.put(b.intrinsic("sadd.sat", [c, total]) if saturated else b.add(c, total), c_row)
     after()
     for half in range(2):
         to_two_registers(e, 2 * half, b.get(b.at(C, 256 * half), lanes(I32, 64)))

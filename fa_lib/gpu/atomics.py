@@ -1,0 +1,66 @@
+"""atom and red: atomic operations on memory. The text: PTX ISA, "Parallel Synchronization and Communication
+Instructions"."""
+
+import numpy as np
+
+from fa_lib.gpu.block import Step
+from fa_lib.gpu.floats import FLOATS as FLOAT_MEANINGS
+from fa_lib.gpu.lanes import DTYPES, WARP, refuse
+from fa_lib.gpu.moves import check_hints, space_of
+from fa_lib.gpu.operands import Addresses, address, sources, targets
+from fa_lib.gpu.syntax import BITS, Instruction
+
+ATOMIC = {  # on arrays
+    "add": lambda old, x: old + x, "exch": lambda old, x: x, "and": lambda old, x: old & x,
+    "or": lambda old, x: old | x, "xor": lambda old, x: old ^ x, "min": np.minimum, "max": np.maximum,
+    "inc": lambda old, x: np.where(old >= x, old * 0, old + 1),
+    "dec": lambda old, x: np.where((old == 0) | (old > x), x, old - 1),
+    "cas": lambda old, x, new: np.where(old == x, new, old),
+}  # fmt: skip
+
+
+def atomic(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of atom and red: one lane after the other, in their order; at once where all addresses differ. Sums
+    in FP32 flush subnormal numbers in global memory and not in shared memory, as PTX says.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
+    words, kind = instruction.words, instruction.types[-1]
+    operation = next((word for word in words[1:] if word in ATOMIC), "")
+    check_hints(instruction, *ATOMIC, "noftz", "v2", "v4", "v8")
+    operands = instruction.operands if instruction.name == "atom" else (None, *instruction.operands)
+    into = targets(operands[0], instruction)
+    at = address(operands[1], instruction, names)
+    values = [sources(value, kind, instruction, names) for value in operands[2:]]
+    space, size, count = space_of(instruction), BITS[kind] // 8, len(values[0])
+    floating = kind in ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
+    if operation == "" or (floating and operation not in ("add", "exch")):
+        raise refuse(instruction, "that operation is not modelled")
+    run = ATOMIC[operation]
+    if floating and operation == "add":
+        ftz = ("ftz",) if kind == "f32" and space == "global" else ()
+        run = FLOAT_MEANINGS["add"](Instruction(("add", "rn", *ftz, kind), (), None, instruction.line)).run
+
+    def step(warp, mask):
+        memory, starts = warp.block.memory, at(warp)
+        arguments = [[np.ascontiguousarray(value(warp)) for value in operand] for operand in values]
+        before = [np.zeros(WARP, DTYPES[kind]) for _ in range(count)]
+        lanes = np.flatnonzero(mask)
+        distinct = len({*starts[lanes].tolist()}) == len(lanes)
+        for group in [mask] if distinct else [np.arange(WARP) == lane for lane in lanes]:
+            with memory.shared.together(starts[group]):
+                old = memory.load(space, starts, size * count, group, warp.local).view(DTYPES[kind])  # (32, count)
+                new = old.copy()
+                for i in range(count):
+                    new[:, i] = run(np.ascontiguousarray(old[:, i]), *(operand[i] for operand in arguments))
+                    before[i][group] = old[group, i]
+                memory.store(space, starts, new.view(np.uint8), group, warp.local)
+        for register, old in zip(into, before):
+            if register is not None:
+                warp.write(register, old, mask)
+
+    return step
+
+
+ATOMICS = {"atom": atomic, "red": atomic}
