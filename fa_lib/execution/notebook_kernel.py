@@ -4,6 +4,7 @@ ready."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -49,7 +50,8 @@ class NotebookKernel:
         manager = KernelManager(kernel_name=name)
         manager.client_class = "jupyter_client.asynchronous.AsyncKernelClient"  # the one that nbclient awaits
         manager.start_kernel(cwd=str(notebook.parent), env=environment, extra_arguments=QUIET)
-        self.manager, self.pid = manager, getattr(manager.provisioner, "pid")
+        provisioner: Any = manager.provisioner  # of a process of this machine: it has a pid
+        self.manager, self.pid = manager, provisioner.pid
         return manager
 
     def _forget(self):
@@ -66,7 +68,7 @@ class NotebookKernel:
         """Of its process, and of all that it started; 0 where there is none."""
         if self.manager is None:
             return 0
-        process = psutil.Process(self.manager.provisioner.pid)  # a local process: of LocalProvisioner
+        process = psutil.Process(self.pid)
         return sum(sum(each.cpu_times()[:4]) for each in [process, *process.children(recursive=True)])
 
     def end(self) -> None:

@@ -100,7 +100,8 @@ def _no_yardstick(judged, far):
 
 def judge_model(
     subject: str, table: pd.DataFrame, baseline: str | None = "baseline",
-    skipped: Mapping[tuple[str, str], int] | None = None, nonfinite: Mapping | None = None, causal: bool = False, close: Sequence[Mapping] = (),
+    skipped: Mapping[tuple[str, str], int] | None = None, nonfinite: Mapping | None = None, causal: bool = False,
+    close: Sequence[Mapping] = (),
 ) -> Judgement:  # fmt: skip
     """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
     within the rule, as times Baseline's largest, and no call held a NaN or an infinity. Where no call was compared, it

@@ -39,7 +39,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def summary(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
+def summary(table: pd.DataFrame, baseline: str | None = "baseline") -> pd.DataFrame:
     """For each model and layer (rows) and kernel (columns) its largest error over Baseline's largest, both over all
     heads and steps, each error in units of its head's golden root mean square. The field's rule allows 2.
 
