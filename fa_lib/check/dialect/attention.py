@@ -1,0 +1,272 @@
+"""Attention as somebody may mean it: every choice that people make differently is a field of Dialect."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa_lib.check.dialect.evidence import ENTRIES, HEADS, ROWS, Evidence, spread
+
+LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
+    "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
+    "v_bshd": "v",
+}  # fmt: skip
+ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A choice for each aspect of a call, "" where it is as the caller believes. The keys are those of
+    `conventions.CONVENTIONS`.
+
+    Attributes:
+        layout, roles, heads: how the tensors are read. scale, causal, mask, window, softcap, sinks, alibi: the options.
+        softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
+        factor: the output is so many times attention's.
+    """
+
+    layout: str = ""
+    roles: str = ""
+    heads: str = ""
+    scale: str = ""
+    causal: str = ""
+    mask: str = ""
+    window: str = ""
+    softcap: str = ""
+    sinks: str = ""
+    alibi: str = ""
+    softmax: str = ""
+    keys: tuple[int, int] | None = None
+    factor: float = 1.0
+
+    def changes(self) -> dict[str, Any]:
+        """aspect -> choice, of the aspects that are not as believed."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Sampled rows of a call under a Dialect, and of the output.
+
+    Attributes:
+        q, o: (entries, heads, rows, head_dim or d_v). k, v: (entries, heads, n_kv, head_dim or d_v), a head for each
+            head of q.
+        products: q k^T, (entries, heads, rows, n_kv).
+        bias: what is added to the scores, -inf where a key is hidden, (entries, heads, rows, n_kv).
+        sinks: (1, heads, 1, 1), -inf where there is none.
+        scale, softcap: numbers; softcap is None where there is none.
+        places: (entry, head, row) -> the indices that were sampled of each.
+        dialect: in which they were read.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    products: Tensor
+    bias: Tensor
+    sinks: Tensor
+    scale: float
+    softcap: float | None
+    places: tuple[Tensor, Tensor, Tensor]
+    dialect: Dialect
+
+    @property
+    def seen(self) -> Tensor:
+        """Whether a row sees a key: (entries, heads, rows, 1)."""
+        return (self.bias > -math.inf).any(-1, keepdim=True)
+
+    def options(self) -> dict[str, Any]:
+        """As a kernel takes them, with k and v: it makes the same output unless the softmax is another one."""
+        options: dict[str, Any] = dict(scale=self.scale, mask=self.bias)
+        if self.softcap is not None:
+            options["softcap"] = self.softcap
+        if (self.sinks > -math.inf).all():
+            options["sinks"] = self.sinks.reshape(-1)
+        return options
+
+
+class Unfit(ValueError):
+    """A dialect in which the shapes make no call."""
+
+
+class Reader:
+    """Samples the rows of a call, read in one dialect after the other.
+
+    Args:
+        evidence: the call. most: entries of the batch, heads and rows that are sampled at most.
+    """
+
+    def __init__(self, evidence: Evidence, most: tuple[int, int, int] = (ENTRIES, HEADS, ROWS)):
+        self.evidence, self.most = evidence, most
+        self._tensors, self._biases = cache(self._read), cache(self._bias)
+
+    def rows(self, dialect: Dialect) -> Rows:
+        """The sampled rows in a dialect.
+
+        Raises:
+            Unfit: the shapes make no call of attention.
+        """
+        over = {"over_queries": 2, "over_heads": 1, "over_batch": 0}.get(dialect.softmax)
+        q, k, v, o, S, shape, places = self._tensors(dialect.layout, dialect.roles, dialect.heads, over)
+        reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
+        options, heads = self.evidence.options, shape[1]
+        sinks = torch.full((heads,), -math.inf, dtype=torch.float64)
+        if options.get("sinks") is not None and dialect.sinks != "ignored":
+            sinks = options["sinks"].double().cpu()
+        return Rows(
+            q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
+            _scale(options, dialect, q.shape[-1]), _softcap(options, dialect), places, dialect,
+        )  # fmt: skip
+
+    def _places(self, shape, over):
+        """Indices of entries, heads and rows; all of the dimension that the softmax is over."""
+        most = [math.inf if i == over else count for i, count in enumerate(self.most)]
+        return tuple(spread(count, limit) for count, limit in zip(shape, most))
+
+    def _read(self, layout, roles, heads, over):
+        q, k, v, o = _laid_out(self.evidence, layout, roles)
+        shape = (*q.shape[:3], k.shape[2])
+        entries, at, rows = places = self._places(shape, over)
+        of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
+        of_output = shape[1] - 1 - at if heads == "reversed" else at
+
+        def take(x, at):
+            return x[entries][:, at].double().cpu()
+
+        q, o = take(q[:, :, rows], at), take(o[:, :, rows], of_output)
+        k, v = take(k, of_key), take(v, of_key)
+        return q, k, v, o, q @ k.mT, shape, places
+
+    def _bias(self, causal, mask, window, keys, alibi, shape, over):
+        return _added(self.evidence.options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
+
+
+def _laid_out(evidence, layout, roles):
+    """q, k, v, o as (batch, heads, sequence, head_dim)."""
+    tensors = dict(q=evidence.q, k=evidence.k, v=evidence.v, o=evidence.o)
+    for name in LAYOUTS.get(layout, ""):
+        tensors[name] = tensors[name].transpose(1, 2)
+    if layout == "o_reshaped":
+        batch, heads, n_q, d_v = tensors["o"].shape
+        tensors["o"] = tensors["o"].reshape(batch, n_q, heads, d_v).transpose(1, 2)
+    q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
+    v = v.transpose(-1, -2) if roles == "v_transposed" else v
+    o = tensors["o"]
+    fits = q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1] and q.shape[0] == k.shape[0]
+    if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
+        raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")
+    return q, k, v, o
+
+
+def _scale(options, dialect, d):
+    believed = options.get("scale") or d**-0.5
+    return {
+        "": believed, "default": d**-0.5, "one": 1.0, "one_over_d": 1 / d, "sqrt_d": d**0.5, "twice": believed**2,
+        "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
+    }[dialect.scale]  # fmt: skip
+
+
+def _softcap(options, dialect):
+    return None if dialect.softcap == "ignored" else options.get("softcap")
+
+
+def _added(options, reading, places, shape):
+    """What is added to the scores of the sampled rows, (entries, heads, rows, n_kv)."""
+    causal, mask_choice, window, seen_keys, alibi = reading
+    (entries, heads_at, rows), (_, heads, n_q, n_kv) = places, shape
+    own = rows[:, None] + (n_kv - n_q)  # the key of a row, aligned bottom-right
+    keys = torch.arange(n_kv)[None]
+    distance = keys - own  # (rows, n_kv), above 0 for later keys
+    near = torch.ones(len(rows), n_kv, dtype=torch.bool)
+    near &= {
+        "none": near, "bottom_right": distance <= 0, "top_left": keys <= rows[:, None], "strict": distance < 0,
+        "one_later": distance <= 1, "reversed": distance >= 0,
+    }[causal or ("bottom_right" if options.get("causal") else "none")]  # fmt: skip
+    left, right = _window(options, window)
+    near &= torch.ones_like(near) if left is None else distance >= -left
+    near &= torch.ones_like(near) if right is None else distance <= right
+    if seen_keys is not None:
+        near &= (keys >= seen_keys[0]) & (keys < seen_keys[1])
+    bias = torch.zeros(len(entries), len(heads_at), len(rows), n_kv, dtype=torch.float64)
+    if options.get("mask") is not None and mask_choice != "ignored":
+        bias = bias + _masked(options["mask"], mask_choice, entries, heads_at, rows, shape)
+    if alibi:
+        slopes = 2.0 ** (-8 * (heads_at + 1).double() / heads)  # arXiv 2108.12409
+        bias = bias + (-1 if alibi == "falling" else 1) * slopes[:, None, None] * distance.abs()
+    return bias.masked_fill(~near, -math.inf)
+
+
+def _window(options, choice):
+    left, right = options.get("window") or (None, None)
+    if choice == "ignored":
+        return None, None
+    if choice == "both_sides":
+        return left, left
+    more = {"left_longer": (1, 0), "left_shorter": (-1, 0), "right_longer": (0, 1), "right_shorter": (0, -1)}
+    a, b = more.get(choice, (0, 0))
+    return (None if left is None else left + a), (None if right is None else right + b)
+
+
+def _masked(mask, choice, entries, heads_at, rows, shape):
+    """What a mask adds to the scores of the sampled rows, as a choice reads it."""
+    if choice == "transposed":
+        mask = mask.transpose(-1, -2)
+    try:
+        mask = mask.expand(shape)
+    except RuntimeError:
+        raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
+    mask = mask[entries][:, heads_at][:, :, rows].cpu()
+    boolean = mask.dtype == torch.bool
+    if choice == "added":  # 0 and 1 added to the scores
+        return mask.double()
+    if choice == "inverted":
+        hidden = mask if boolean else mask > -math.inf
+        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
+    if choice == "negated":
+        return -mask.double()
+    if choice == "truth":  # numbers taken for truth values: what is not 0 is seen
+        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(mask == 0, -math.inf)
+    if choice == "hidden":  # numbers taken for truth values: what is not 0 is hidden
+        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(mask != 0, -math.inf)
+    return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf) if boolean else mask.double()
+
+
+def attend(rows: Rows) -> Tensor:
+    """The output of the sampled rows in their dialect, float64 (entries, heads, rows, d_v); 0 in rows that see no
+    key."""
+    S = rows.products
+    if rows.dialect.softcap == "before_scale" and rows.softcap:
+        S = rows.softcap * torch.tanh(S / rows.softcap) * rows.scale
+    else:
+        S = S * rows.scale
+        if rows.dialect.softcap == "after_mask" and rows.softcap:  # a hidden key has the score -softcap
+            hard = rows.bias == -math.inf
+            S = (rows.softcap * torch.tanh(S / rows.softcap)).masked_fill(hard, -rows.softcap)
+            return _weights(S, rows) @ rows.v
+        if rows.softcap:
+            S = rows.softcap * torch.tanh(S / rows.softcap)
+    return rows.dialect.factor * (_weights(S + rows.bias, rows) @ rows.v)
+
+
+def _weights(S, rows):
+    over = {"over_queries": -2, "over_heads": 1, "over_batch": 0}.get(rows.dialect.softmax, -1)
+    if over != -1:
+        return torch.softmax(S, over).nan_to_num(nan=0.0)
+    m = torch.maximum(S.amax(-1, keepdim=True), rows.sinks)
+    m = m.where(m > -math.inf, 0.0)
+    P = torch.exp(S - m)
+    if rows.dialect.softmax == "not_divided":
+        return P
+    l = P.sum(-1, keepdim=True) + torch.exp(rows.sinks - m)
+    if rows.dialect.softmax == "plus_one":  # softmax off by one: a sink of 0
+        l = l + torch.exp(-m)
+    return P / l.where(l > 0, 1.0)
+
+
+def changed(dialect: Dialect, aspect: str, choice: Any) -> Dialect:
+    """A dialect with another choice of one aspect."""
+    return replace(dialect, **{aspect: choice})

@@ -1,0 +1,165 @@
+"""Which dialect an output is in: every convention alone, then those that help together."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend, changed
+from fa_lib.check.dialect.conventions import CONVENTIONS
+from fa_lib.check.dialect.evidence import Evidence
+
+FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
+FEWEST = (1, 2, 8)  # of these on which every number of keys is tried
+NEAR = 0.1  # a residual of the right function, in coarse arithmetic
+LIKELY = dict(
+    layout=("all_bshd", "inputs_bshd", "o_bshd"), scale=("default", "one", "one_over_d"),
+    causal=("none", "top_left", "bottom_right"), mask=("ignored", "inverted"),
+)  # fmt: skip
+BEAM = 5  # dialects that another convention is tried beside
+DEPTH = 3  # conventions together, at most
+ENOUGH = 8.0  # unit roundoffs: a relative residual of rounding, where nothing more is looked for
+SIMPLER = 1.25  # times the least residual: so near, the dialect of fewer conventions is taken
+OFF = 0.01  # relative: a row is off the median row's error, and another answer, from here on
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A dialect, and how far the output is from it.
+
+    Attributes:
+        residual: root mean square of the difference over that of the dialect's output, over all sampled rows that see a
+            key; infinite where the output is not finite.
+        of_rows: the same of each row, (entries, heads, rows); NaN where it sees none.
+    """
+
+    dialect: Dialect
+    residual: float
+    of_rows: Tensor
+
+
+def fit(rows: Rows) -> Fit:
+    """How far the output is from a dialect."""
+    golden, seen = attend(rows), rows.seen[..., 0]
+    error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))  # (entries, heads, rows)
+    floor = size[seen].mean() if seen.any() else torch.ones((), dtype=torch.float64)
+    of_rows = (error / torch.maximum(size, 1e-3 * floor)).sqrt().where(seen, math.nan)
+    total = (error[seen].sum() / size[seen].sum()).sqrt().item() if seen.any() and size[seen].sum() > 0 else math.inf
+    return Fit(rows.dialect, total if math.isfinite(total) else math.inf, of_rows)
+
+
+def search(evidence: Evidence) -> list[Fit]:
+    """The dialects that were tried, the nearest first, and of those about as near the simplest; the believed one is
+    among them.
+
+    Every convention alone comes first, then the products of the likely ones, then others beside the best so far.
+    """
+    reader, choices = Reader(evidence, FEW), [each for each in CONVENTIONS if each.fits(evidence)]
+    fits = _Tried(reader)
+    believed = fits.of([Dialect()])
+    enough = ENOUGH * evidence.fmt.unit_roundoff
+    singles = [changed(Dialect(), each.aspect, each.choice) for each in choices]
+    for more in (singles, _likely(choices)):
+        if fits.least() > enough:
+            fits.of(more)
+        if fits.least() <= NEAR:
+            break
+    for _ in range(DEPTH - 1):
+        if fits.least() <= enough:
+            break
+        beam = [each.dialect for each in fits.nearest(BEAM)]
+        fits.of(
+            changed(dialect, one.aspect, one.choice)
+            for dialect in beam for one in choices if one.aspect not in dialect.changes()
+        )  # fmt: skip
+    return ranked(fits.found or believed or [Fit(Dialect(), math.inf, torch.zeros(0))])
+
+
+def _likely(choices):
+    """Products of the conventions that are most often meant otherwise."""
+    options = {aspect: [""] for aspect in LIKELY}
+    for each in choices:
+        if each.choice in LIKELY.get(each.aspect, ()):
+            options[each.aspect].append(each.choice)
+    return [Dialect(**dict(zip(options, chosen))) for chosen in product(*options.values())]
+
+
+class _Tried:
+    """Dialects that were tried."""
+
+    def __init__(self, reader):
+        self.reader, self.found, self.dialects = reader, [], set()
+
+    def of(self, dialects):
+        """Their Fits, without those that were tried before, or in which the shapes make no call."""
+        found = []
+        for dialect in dialects:
+            if dialect in self.dialects:
+                continue
+            self.dialects.add(dialect)
+            try:
+                found.append(fit(self.reader.rows(dialect)))
+            except Unfit:
+                continue
+        self.found += found
+        return found
+
+    def nearest(self, count):
+        return sorted(self.found, key=lambda each: each.residual)[:count]
+
+    def least(self):
+        return min((each.residual for each in self.found), default=math.inf)
+
+
+def ranked(fits: Iterable[Fit]) -> list[Fit]:
+    """The nearest first; of those within SIMPLER of the nearest, the one of fewest conventions."""
+    fits = sorted(fits, key=lambda each: each.residual)
+    near = [each for each in fits if each.residual <= SIMPLER * fits[0].residual]
+    first = min(near, key=lambda each: (len(each.dialect.changes()), each.residual))
+    return [first, *(each for each in fits if each is not first)]
+
+
+def fitted_factor(evidence: Evidence, dialect: Dialect) -> Dialect:
+    """The dialect whose output times a factor is nearest; the dialect itself where the factor is 1 to OFF, or does not
+    help."""
+    rows = Reader(evidence).rows(dialect)
+    golden = attend(rows)
+    factor = ((rows.o * golden).sum() / golden.square().sum()).item()
+    if not math.isfinite(factor) or abs(factor - 1) <= OFF or abs(factor) <= OFF:
+        return dialect
+    return replace(dialect, factor=factor)
+
+
+def first_keys(evidence: Evidence, dialect: Dialect) -> Dialect:
+    """The dialect in which keys before or from some place on alone are seen, where that is nearest."""
+    rows = Reader(evidence, FEWEST).rows(replace(dialect, keys=None))
+    S = rows.products * rows.scale
+    S = S if rows.softcap is None else rows.softcap * torch.tanh(S / rows.softcap)
+    P = torch.exp(S + rows.bias - S.amax(-1, keepdim=True))  # (entries, heads, rows, n_kv)
+    n_kv, best = P.shape[-1], (math.inf, dialect)
+    sums = torch.stack([_errors(P, rows), _errors(P.flip(-1), replace(rows, v=rows.v.flip(-2))).flip(0)])
+    for way, errors in enumerate(sums):
+        at = int(errors.argmin())
+        keys = (0, at + 1) if way == 0 else (at, n_kv)
+        if errors[at] < best[0]:
+            best = (errors[at].item(), replace(dialect, keys=keys))
+    return dialect if best[1].keys == (0, n_kv) else best[1]
+
+
+def _errors(P, rows):
+    """(n_kv,): the squared error of the output over the first 1, 2, ... keys."""
+    total = torch.zeros(P.shape[-1], dtype=torch.float64)
+    for row in range(P.shape[-2]):
+        p = P[:, :, row]  # (entries, heads, n_kv)
+        O = (p[..., None] * rows.v).cumsum(2) / p.cumsum(-1).clamp(min=1e-300)[..., None]
+        total += (O - rows.o[:, :, row, None]).square().sum((0, 1, 3))
+    return total
+
+
+def described(dialect: Dialect) -> dict[str, Any]:
+    """The changes of a dialect, as JSON holds them."""
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in dialect.changes().items()}

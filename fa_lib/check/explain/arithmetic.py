@@ -1,0 +1,85 @@
+"""Which computation has an output's errors, where the function is known: a format, a carry, a quantised operand."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fa_lib.check.dialect.attention import Rows, attend
+from fa_lib.check.measure import mistakes
+from fa_lib.check.measure.mistakes import EXPLAINED
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.quantization_schemes import SCHEMES
+from fa_lib.kernels.quantized_attention import Quantization, attention
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.numerics.formats import FP32, Format
+from fa_lib.theory.tolerance import BLOCK
+
+MOST_ROWS = 32  # of one head, the worst, that computations are tried on
+QUANTIZED = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
+NOT_ARITHMETIC = ("scale_factor", "scale_twice", "factor", "keep_missing")  # of mistakes: another function
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A computation whose output was compared with one.
+
+    Attributes:
+        key: of mistakes.STEPS and their like, or "quantized" and "quantized_kv".
+        fmt: the format, or the key of SCHEMES. tiles: over which sums are carried in it; 0 of others.
+        share: of the squared error, that it reproduces.
+        factor: of a "bias".
+    """
+
+    key: str
+    fmt: str
+    share: float
+    tiles: int = 0
+    factor: float = 1.0
+
+
+def computation(rows: Rows, fmt: Format, output: Format) -> Computation | None:
+    """The computation that reproduces most of the error in the worst rows of the worst head; None where none of those
+    tried reproduces EXPLAINED of it.
+
+    Args:
+        fmt, output: of the inputs and of the output.
+    """
+    if rows.dialect.softmax or rows.dialect.softcap:  # emulations have attention's softmax
+        return None
+    golden = attend(rows)
+    error = (rows.o - golden).square().mean(-1).where(rows.seen[..., 0], 0.0)  # (entries, heads, rows)
+    entry, head = divmod(int(error.sum(-1).argmax()), error.shape[1])
+    at = error[entry, head].topk(min(MOST_ROWS, error.shape[2])).indices
+    q, o, due = (x[entry, head, at] for x in (rows.q, rows.o, golden))
+    k, v, bias = rows.k[entry, head], rows.v[entry, head], rows.bias[entry, head, at]
+    sink = rows.sinks.reshape(-1)[head : head + 1]
+    sinks = sink if (sink > -math.inf).all() else None
+    options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)
+    worst = mistakes.Rows(q, k, v, o, due, dict(asked=bias), options)
+    precision = replace(Precision.kernel(fmt), output=output)
+    found = [
+        Computation(each.key, each.fmt, each.share, each.tiles, each.factor)
+        for each in mistakes.causes(worst, precision, BLOCK) if each.same and each.key not in NOT_ARITHMETIC
+    ]  # fmt: skip
+    found += _quantized(worst, fmt, bias) if fmt.precision <= FP32.precision and sinks is None else []
+    found = [each for each in found if each.share >= EXPLAINED]
+    return max(found, key=lambda each: each.share, default=None)
+
+
+def _quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[Computation]:
+    """Q, K and V, or K and V alone, in few bits."""
+    error = (rows.o - rows.golden).square().sum()
+    dtype = torch.bfloat16 if fmt.precision < FP32.precision and fmt.dtype == torch.bfloat16 else fmt.dtype
+    for key in QUANTIZED:
+        group = SCHEMES[key].size if SCHEMES[key].per == "group" else 1
+        if rows.q.shape[-1] % group or rows.v.shape[-1] % group or rows.k.shape[0] % group:
+            continue
+        for name, quantization in (("quantized", Quantization.of(key)), ("quantized_kv", Quantization.cache(key))):
+            o = attention(
+                *(x.to(dtype).double() for x in (rows.q, rows.k, rows.v)), quantization, tiling=Tiling(64, BLOCK),
+                precision=Precision.kernel(fmt), mask=bias, scale=rows.options["scale"], softcap=rows.options["softcap"],
+            )  # fmt: skip
+            yield Computation(name, key, 1 - ((rows.o - o.double()).square().sum() / error).item())

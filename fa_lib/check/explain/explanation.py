@@ -1,0 +1,268 @@
+"""Is an output rounding or a bug, and why: which attention it is, in which arithmetic, and where it is wrong."""
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend
+from fa_lib.check.dialect.conventions import BY_CHOICE, Convention, Kind
+from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.dialect.search import ENOUGH, NEAR, Fit, first_keys, fit, fitted_factor, search
+from fa_lib.check.explain.arithmetic import Computation, computation
+from fa_lib.check.explain.whereabouts import Whereabouts, whereabouts
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED, baseline_for
+from fa_lib.numerics.formats import Format
+from fa_lib.numerics.metrics import over_baseline
+from fa_lib.theory.tolerance import tolerance
+
+EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
+LOOKED_AT = (2, 8, 2048)  # entries, heads and rows in which wrong values are looked for
+WRONG = 8.0  # times the root mean square error of right rows, at least; and NEAR of the row
+
+
+class Verdict(StrEnum):
+    """What an output is."""
+
+    ROUNDING = "rounding"  # within what its precision gives: nothing to fix
+    CONVENTION = "convention"  # right, under another convention
+    PRECISION = "precision"  # the right function, in coarser arithmetic
+    BUG = "bug"  # another function than anybody means, or wrong in places
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What an output is, with its evidence.
+
+    Attributes:
+        dialect: the conventions under which it was read in the end; {} is as the caller believes.
+        fmt: of the inputs. times_bound: the largest error over its derived bound (`theory.tolerance`) in that dialect;
+            None where the function has none. times_rule: over Baseline's largest. residual: root mean square of the
+            error over that of the output.
+        believed: the residual in the believed dialect; infinite where the shapes do not fit.
+        arithmetic: the computation that has these errors; None where none was found, or none looked for.
+        where: the parts that are wrong; None where none are, or all.
+        part: the dialect in which the wrong part is right; {} where there is none.
+        nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
+            what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
+        hidden_nan: rows that are finite, though what they see is not.
+        rows: how many were looked at, of how many.
+    """
+
+    verdict: Verdict
+    dialect: dict[str, Any]
+    fmt: str
+    times_bound: float | None
+    times_rule: float
+    residual: float
+    believed: float
+    arithmetic: Computation | None = None
+    where: Whereabouts | None = None
+    part: dict[str, Any] = field(default_factory=dict)
+    nan_rows: int = 0
+    hidden_nan: int = 0
+    blind_rows: str = ""
+    rows: tuple[int, int] = (0, 0)
+
+    @property
+    def conventions(self) -> list[Convention]:
+        """Those of the dialect that have a name."""
+        return [BY_CHOICE[change] for change in self.dialect.items() if change in BY_CHOICE]
+
+
+def explanation(evidence: Evidence) -> Explanation:
+    """Explain an output.
+
+    Raises:
+        Unfit: the tensors make no call of attention in any layout.
+    """
+    outcome = _Numbers.of(evidence, Dialect()) if _fits(evidence, Dialect()) else None
+    if outcome is not None and outcome.is_rounding:
+        return outcome.explained(Verdict.ROUNDING)
+    fits = search(evidence)
+    if not math.isfinite(fits[0].residual) and outcome is None:
+        raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
+    best = fits[0].dialect
+    if fits[0].residual > NEAR:
+        best = _fitted(evidence, fits[0])
+    numbers = _Numbers.of(evidence, best)
+    believed = outcome.residual if outcome else math.inf
+    if numbers.nan_rows or numbers.hidden_nan:
+        return numbers.explained(Verdict.BUG, believed)
+    if numbers.is_rounding or numbers.is_right:
+        return numbers.explained(_of_conventions(best), believed)
+    if numbers.residual <= NEAR:
+        found = computation(numbers.rows, evidence.fmt, Format.of(evidence.o.dtype))
+        if found or numbers.is_even:
+            verdict = Verdict.PRECISION if _of_conventions(best) != Verdict.BUG else Verdict.BUG
+            return numbers.explained(verdict, believed, arithmetic=found)
+    where, part = _located(evidence, best, fits)
+    return numbers.explained(Verdict.BUG, believed, where=where, part=part)
+
+
+def _fits(evidence, dialect):
+    try:
+        Reader(evidence, (1, 1, 1)).rows(dialect)
+    except Unfit:
+        return False
+    return True
+
+
+def _fitted(evidence, nearest):
+    """The nearest dialect, or it with some keys alone, or times a factor, where that is right."""
+    found = [nearest]
+    for change in (first_keys, fitted_factor):
+        dialect = change(evidence, nearest.dialect)
+        found.append(fit(Reader(evidence).rows(dialect)))
+    best = min(found, key=lambda each: each.residual)
+    return best.dialect if best.residual <= NEAR else nearest.dialect
+
+
+def _of_conventions(dialect: Dialect) -> Verdict:
+    """The verdict on an output that is right in a dialect."""
+    changes = dialect.changes()
+    kinds = {BY_CHOICE[change].kind if change in BY_CHOICE else Kind.FAULT for change in changes.items()}
+    if Kind.FAULT in kinds:
+        return Verdict.BUG
+    return Verdict.CONVENTION if changes else Verdict.ROUNDING
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """How far an output is from a dialect."""
+
+    rows: Rows
+    fit: Fit
+    fmt: Format
+    times_bound: float | None
+    times_rule: float
+    nan_rows: int
+    hidden_nan: int
+    blind_rows: str
+    of: int
+
+    @classmethod
+    def of(cls, evidence: Evidence, dialect: Dialect) -> "_Numbers":
+        rows = Reader(evidence).rows(dialect)
+        golden, seen = attend(rows), rows.seen[..., 0]
+        due, finite = golden.isfinite().all(-1), rows.o.isfinite().all(-1)
+        nan_rows, hidden = int((seen & due & ~finite).sum()), int((seen & ~due & finite).sum())
+        rows = replace(rows, o=rows.o.where((seen & due & finite)[..., None], golden))
+        return cls(
+            rows, fit(rows), evidence.fmt, *_times(rows, evidence, golden), nan_rows, hidden,
+            _blind(rows, Reader(evidence).rows(dialect).o, seen), evidence.o.shape[:-1].numel(),
+        )  # fmt: skip
+
+    @property
+    def residual(self) -> float:
+        return self.fit.residual
+
+    @property
+    def is_rounding(self) -> bool:
+        """Within its derived bound, or about as near as attention written out step by step."""
+        if self.nan_rows or self.hidden_nan:
+            return False
+        return (self.times_bound or math.inf) <= 1 or self.times_bound == 0 or self._by_rule
+
+    @property
+    def _by_rule(self) -> bool:
+        return self.times_rule <= ALLOWED["o"] and self.residual <= ENOUGH * self.fmt.unit_roundoff
+
+    @property
+    def is_right(self) -> bool:
+        """Near enough, in a dialect that has no bound."""
+        return self.times_bound is None and self.residual <= ENOUGH * self.fmt.unit_roundoff
+
+    @property
+    def is_even(self) -> bool:
+        """Whether no row is much worse than most."""
+        of_rows = self.fit.of_rows[self.fit.of_rows.isfinite()]
+        return bool(of_rows.max() <= EVEN * of_rows.median().clamp(min=1e-300))
+
+    def explained(self, verdict: Verdict, believed: float | None = None, **more: Any) -> Explanation:
+        looked_at = self.fit.of_rows.numel()
+        return Explanation(
+            verdict, self.rows.dialect.changes(), self.fmt.name, self.times_bound, self.times_rule, self.residual,
+            self.residual if believed is None else believed, nan_rows=self.nan_rows, hidden_nan=self.hidden_nan,
+            blind_rows=self.blind_rows, rows=(looked_at, self.of), **more,
+        )  # fmt: skip
+
+
+def _times(rows, evidence, golden):
+    """The largest error over its bound, None where there is none, and over Baseline's."""
+    fmt, standard = evidence.fmt, not rows.dialect.softmax and rows.dialect.softcap in ("", "ignored")
+    error = (rows.o - golden).abs()
+    options = rows.options()
+    q, k, v = (x.to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
+    if not standard or not all(x.isfinite().all() for x in (q, k, v)):
+        return None, math.inf
+    own = baseline_for(fmt)(q, k, v, **options).double()
+    seen = rows.seen
+    baseline = (own - golden / rows.dialect.factor).abs().where(seen, 0.0).max().item()
+    rule = over_baseline(error.where(seen, 0.0).max().item(), abs(rows.dialect.factor) * baseline)
+    if rows.dialect.factor != 1:
+        return None, rule
+    precision = replace(Precision.kernel(fmt), output=Format.of(evidence.o.dtype))
+    about = tolerance(q, k, v, precision=precision, **options)
+    outputs, along = about.times(rows.o.where(seen, about.golden))
+    return max(outputs.max().item(), along.max().item()), rule
+
+
+def _blind(rows, o, seen):
+    """What rows hold that see no key."""
+    if seen.all():
+        return ""
+    found = o[~seen]
+    mean = rows.v.mean(2, keepdim=True).expand_as(o)[~seen]
+    if not found.isfinite().all():
+        return "nan"
+    if not found.any():
+        return "zero"
+    return "mean" if (found - mean).square().mean() <= NEAR**2 * mean.square().mean() else "other"
+
+
+def _located(evidence: Evidence, dialect: Dialect, fits: list[Fit]) -> tuple[Whereabouts | None, dict[str, Any]]:
+    """The wrong part of an output, and the dialect in which it is right."""
+    reader = Reader(evidence, LOOKED_AT)
+    rows = reader.rows(dialect)
+    of_rows = fit(rows).of_rows
+    wrong_rows = _wrong(of_rows)
+    if not wrong_rows.any() or wrong_rows[of_rows.isfinite()].all():
+        return None, {}
+    size = attend(rows).square().mean(-1, keepdim=True).sqrt()
+    wrong = ((rows.o - attend(rows)).abs() > NEAR * size) & wrong_rows[..., None]
+    q = rows.dialect, evidence.o.shape
+    where = whereabouts(wrong, rows.places, _shape(rows, q))
+    for each in fits[1:]:
+        try:
+            other = fit(reader.rows(each.dialect)).of_rows
+        except Unfit:
+            continue
+        if other.shape == of_rows.shape and not _wrong(other)[wrong_rows].double().mean() > 1 - IN_PART:
+            return where, each.dialect.changes()
+    return where, {}
+
+
+IN_PART = 0.9  # of the wrong rows, that are right in another dialect
+
+
+def _wrong(of_rows: Tensor) -> Tensor:
+    """Rows whose relative error is far above that of most, and no rounding."""
+    finite = of_rows[of_rows.isfinite()]
+    least = finite.quantile(0.1).item() if finite.numel() else 0.0
+    return of_rows > max(WRONG * least, NEAR)
+
+
+def _shape(rows, about):
+    _, shape = about
+    entries, heads, n_q = (int(at[-1]) + 1 for at in rows.places)
+    return entries, heads, n_q, shape[-1]
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all values are."""
+    return bool(torch.isfinite(x).all())
