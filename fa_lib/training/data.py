@@ -14,8 +14,7 @@ import torch
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
-from fa_lib.training.integrity import CAPTIONS, Repeats, check_folder, check_shard, inside
-from fa_lib.training.picture import decoded, pixels
+from fa_lib.training.integrity import CAPTIONS, check_list, check_shard, decoded, inside
 
 SIZES = {"small": 0.16, "large": 0.26}  # half width, of the image's
 COLORS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 230), "yellow": (240, 210, 40)}
@@ -62,6 +61,14 @@ class Captioned:
             yield self.images[at], [self.captions[j] for j in at]
 
 
+def pixels(picture: Image.Image, size: int) -> torch.Tensor:
+    """uint8 (3, size, size): the central square of an RGB picture, resized."""
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)
+    return torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)
+
+
 def shapes(n: int, size: int, seed: int) -> Captioned:
     """n images of `size` pixels such as "small red circle top left", drawn from a seed.
 
@@ -104,13 +111,10 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         Captioned, or Stream.
 
     Raises:
-        ValueError: no captions or no images; a damaged shard, or one with a name twice; a line of metadata.jsonl that
-            is no sample, or is there twice; an image that `picture.decoded` does not accept or that lies elsewhere, or
-            an empty caption, with its number.
+        ValueError: no captions or no images; a damaged shard; a line of metadata.jsonl that does not name an image and
+            its caption; an image that `integrity.decoded` does not accept or that lies elsewhere, or an empty caption,
+            with its number.
         FileNotFoundError: there is nothing at `source`.
-
-    Warns:
-        UserWarning: images have the same bytes.
     """
     from datasets import Image as Encoded
     from datasets import load_dataset
@@ -129,8 +133,8 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         options = dict(path=str(source))
     for shard in glob.glob(str(source)) if path.suffix == ".tar" else shards if path.is_dir() else ():
         check_shard(shard)
-    if path.is_dir() and not shards:
-        check_folder(path)
+    for lines in sorted(path.rglob("metadata.jsonl")) if path.is_dir() and not shards else ():
+        check_list(lines)
     own = [path] if path.is_dir() else [HF_DATASETS_CACHE, DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE]
     with _reading(source):
         rows = load_dataset(**options, split=split, streaming=streaming)
@@ -143,7 +147,7 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         )
     rows = rows.cast_column(image, Encoded(decode=False))  # decoded here, so that what fails can be named
 
-    def read(number, row, repeats=None):
+    def read(number, row):
         there = row[image] or {}
         file, held = there.get("path") or row.get("__key__"), there.get("bytes")
         name = f"{source}, number {number} ({file})"
@@ -157,20 +161,15 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         except (OSError, ValueError) as error:
             raise ValueError(f"data: {name} is no image that can be read: {error}") from error
         try:
-            text = _text(row[caption])
+            return tensor, _text(row[caption])
         except ValueError as error:
             raise ValueError(f"data: {name} {error}") from None
-        if repeats is not None:
-            repeats.add(str(file), held)
-        return tensor, text
 
     if streaming:
         return Stream(rows, read, source)
     if not len(rows):
         raise ValueError(f"data: {source} holds no images")
-    repeats = Repeats()
-    pairs = [read(i, row, repeats) for i, row in enumerate(tqdm(rows, desc="reading images", unit="image"))]
-    repeats.tell(source)
+    pairs = [read(i, row) for i, row in enumerate(tqdm(rows, desc="reading images", unit="image"))]
     return Captioned(torch.stack([tensor for tensor, _ in pairs]), [text for _, text in pairs])
 
 
@@ -179,7 +178,7 @@ class Stream:
 
     Args:
         rows: a `datasets.IterableDataset`.
-        read: read(number, row, repeats=None) gives the pixels and the text of a row.
+        read: read(number, row) gives the pixels and the text of a row.
         source: what messages call it.
         buffer: rows shuffled at a time.
     """
@@ -192,15 +191,11 @@ class Stream:
 
         Raises:
             ValueError: an image or a caption is not accepted; the batch is larger than the data.
-
-        Warns:
-            UserWarning: images have the same bytes.
         """
-        repeats, count = Repeats(), 0
+        count = 0
         rows = itertools.islice(self._epoch(seed, 0), batch * steps)  # a second epoch has the images of the first
         for count, row in enumerate(tqdm(rows, desc="checking images", unit="image"), 1):
-            self.read(count - 1, row, repeats)
-        repeats.tell(self.source)
+            self.read(count - 1, row)
         if count < batch:
             raise ValueError(f"batch: got {batch}; accepted is up to the {count} images of the data")
 
