@@ -31,6 +31,11 @@ def hashed(folder: Path = ROOT) -> dict[str, str]:
     return {re.match(r"[\w.-]+", entry)[0]: entry for entry in entries}
 
 
+def versions(known: dict[str, str]) -> str:
+    """The lines of `hashed` without their hashes, as pip takes constraints."""
+    return "".join(entry.split(" \\")[0] + "\n" for entry in known.values())
+
+
 def normal(name: str) -> str:
     """A package's name as an index has it."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -87,10 +92,10 @@ def main(extras: str = "", more: str = "") -> None:
         known |= hashed(Path(more))
         wanted += ["--requirement", str(Path(more) / "requirements.txt")]
     with tempfile.TemporaryDirectory() as folder:
-        versions = Path(folder) / "versions.txt"
-        versions.write_text("\n".join(entry.split(" \\")[0] for entry in known.values()) + "\n")
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text(versions(known))
         install = ["install", "--quiet"]
-        told = pip(*install, "--dry-run", "--report", "-", "--constraint", versions, *wanted, stdout=subprocess.PIPE)
+        told = pip(*install, "--dry-run", "--report", "-", "--constraint", constraints, *wanted, stdout=subprocess.PIPE)
         lines, others = split(json.loads(told.stdout)["install"], known)
         for other in others:
             print(f"{other}: another build than PyPI's, installed without a hash", file=sys.stderr)

@@ -239,7 +239,7 @@ Python {platform.python_version()}, {versions}, {platform.system()} on {os.cpu_c
 | weights of a training run | SHA-256 of the tensors | refused, with their path; so is a run whose weights are gone |
 | `run.json` | SHA-256 of its content | refused, with its path |
 | results of a notebook | SHA-256 of each file, in `build/<notebook>.outcome.json` | the notebook runs again |
-| a shard (.tar) of a data set | the tar format's own sum of each header, and its end | refused, with the byte |
+| a shard (.tar) of a data set | the tar format's own sum of each header, and its end | refused, with its path |
 | archives that `make` installs | SHA-256, in `requirements.hashes` | not installed |
 
 These carry none:

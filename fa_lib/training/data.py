@@ -8,15 +8,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
-from fa_lib.training.integrity import CAPTIONS, Repeats, check_folder, check_shard, inside
-from fa_lib.training.picture import decoded, pixels
+from fa_lib.training.integrity import CAPTIONS, check_list, check_shard, decoded, inside
 
 SIZES = {"small": 0.16, "large": 0.26}  # half width, of the image's
 COLORS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 230), "yellow": (240, 210, 40)}
@@ -26,12 +24,12 @@ IMAGES = ("image", "jpg", "jpeg", "png", "webp")  # columns an image may be in
 
 
 def mixed(*numbers: int) -> int:
-    """Make one seed of several whole numbers from 0. (Trailing zeros do not count: (1,) and (1, 0) are one seed.)"""
+    """A seed made of several whole numbers from 0. (Trailing zeros do not count: (1,) and (1, 0) are one seed.)"""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """Make a torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
+    """A torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
     return torch.Generator().manual_seed(mixed(*numbers))
 
 
@@ -46,29 +44,13 @@ class Captioned:
         self.images, self.captions = images, captions
 
     def check(self, batch: int, steps: int = 1, seed: int = 0) -> None:
-        """Refuse a batch larger than the data. The images and captions themselves are checked already.
-
-        Raises:
-            ValueError: the batch is larger than the data.
-        """
+        """Refuses a batch larger than the data, which are checked already."""
         if batch > len(self.captions):
             raise ValueError(f"batch: got {batch}; accepted is up to the {len(self.captions)} images of the data")
 
     def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[torch.Tensor, list[str]]]:
-        """Yield batches without end. Each epoch has another order, drawn from (seed, epoch), and leaves out the images
-        that do not fill a batch.
-
-        Args:
-            batch: images in a batch.
-            seed: of the orders.
-            start: number of the first batch to yield.
-
-        Yields:
-            (images, uint8 (batch, 3, size, size); their captions).
-
-        Raises:
-            ValueError: the batch is larger than the data.
-        """
+        """(images uint8 (batch, 3, size, size), captions) from batch number `start` on, without end. Every epoch has
+        an order of its own, that of (seed, epoch), and leaves out what does not fill a batch."""
         self.check(batch)
         n = len(self.captions)
         for number in itertools.count(start):
@@ -79,16 +61,19 @@ class Captioned:
             yield self.images[at], [self.captions[j] for j in at]
 
 
-def shapes(n: int, size: int, seed: int) -> Captioned:
-    """Draw n images such as "small red circle top left", from a seed.
+def pixels(picture: Image.Image, size: int) -> torch.Tensor:
+    """uint8 (3, size, size): the central square of an RGB picture, resized."""
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)
+    return torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)
 
-    Args:
-        n: number of images.
-        size: pixels of each side.
-        seed: of sizes, colours, shapes and places.
+
+def shapes(n: int, size: int, seed: int) -> Captioned:
+    """n images of `size` pixels such as "small red circle top left", drawn from a seed.
 
     Returns:
-        Captioned, images (n, 3, size, size).
+        Captioned.
     """
     rng = np.random.default_rng(seed)
     images, captions = torch.empty(n, 3, size, size, dtype=torch.uint8), []
@@ -112,7 +97,7 @@ def shapes(n: int, size: int, seed: int) -> Captioned:
 
 
 def load(source: str | Path, size: int, *, streaming: bool = False, split: str = "train") -> "Captioned | Stream":
-    """Load an image-caption data set.
+    """An image-caption data set.
 
     Args:
         source: a folder of images with metadata.jsonl (file_name, and text or caption), a folder or pattern of
@@ -126,13 +111,10 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         Captioned, or Stream.
 
     Raises:
-        ValueError: no captions or no images; a damaged shard, or one with a name twice; a line of metadata.jsonl that
-            is no sample, or is there twice; an image that `picture.decoded` does not accept or that lies elsewhere, or
-            an empty caption, with its number.
+        ValueError: no captions or no images; a damaged shard; a line of metadata.jsonl that does not name an image and
+            its caption; an image that `integrity.decoded` does not accept or that lies elsewhere, or an empty caption,
+            with its number.
         FileNotFoundError: there is nothing at `source`.
-
-    Warns:
-        UserWarning: images have the same bytes.
     """
     from datasets import Image as Encoded
     from datasets import load_dataset
@@ -143,18 +125,19 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         raise ValueError(f"data: got {str(source)!r}; accepted are shapes, a folder, shards, or a name on the hub")
     path = Path(source)
     shards = sorted(str(p) for p in path.glob("*.tar")) if path.is_dir() else str(source)
-    options: dict[str, Any] = dict(path=str(source))
     if path.is_dir() and not shards:
         options = dict(path="imagefolder", data_dir=str(path))
     elif path.suffix == ".tar" or path.is_dir():
         options = dict(path="webdataset", data_files={split: shards})
+    else:
+        options = dict(path=str(source))
     for shard in glob.glob(str(source)) if path.suffix == ".tar" else shards if path.is_dir() else ():
         check_shard(shard)
-    if path.is_dir() and not shards:
-        check_folder(path)
+    for lines in sorted(path.rglob("metadata.jsonl")) if path.is_dir() and not shards else ():
+        check_list(lines)
     own = [path] if path.is_dir() else [HF_DATASETS_CACHE, DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE]
     with _reading(source):
-        rows: Any = load_dataset(**options, split=split, streaming=streaming)  # a Dataset, or an IterableDataset
+        rows = load_dataset(**options, split=split, streaming=streaming)
         names = rows.column_names or list(next(iter(rows)))
     image, caption = (next((n for n in columns if n in names), None) for columns in (IMAGES, CAPTIONS))
     if image is None or caption is None:
@@ -164,34 +147,29 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         )
     rows = rows.cast_column(image, Encoded(decode=False))  # decoded here, so that what fails can be named
 
-    def read(number, row, repeats=None):
-        entry = row[image] or {}
-        file, content = entry.get("path") or row.get("__key__"), entry.get("bytes")
+    def read(number, row):
+        there = row[image] or {}
+        file, held = there.get("path") or row.get("__key__"), there.get("bytes")
         name = f"{source}, number {number} ({file})"
-        if content is None and not entry.get("path"):
+        if held is None and not there.get("path"):
             raise ValueError(f"data: {name} has no image")
-        if content is None and not inside(entry["path"], own):
+        if held is None and not inside(there["path"], own):
             raise ValueError(f"data: {name} is not in {own[0]}; accepted are images of the data set")
         try:
-            content = Path(entry["path"]).read_bytes() if content is None else content
-            tensor = pixels(decoded(content), size)
+            held = Path(there["path"]).read_bytes() if held is None else held
+            tensor = pixels(decoded(held), size)
         except (OSError, ValueError) as error:
             raise ValueError(f"data: {name} is no image that can be read: {error}") from error
         try:
-            text = _text(row[caption])
+            return tensor, _text(row[caption])
         except ValueError as error:
             raise ValueError(f"data: {name} {error}") from None
-        if repeats is not None:
-            repeats.add(str(file), content)
-        return tensor, text
 
     if streaming:
         return Stream(rows, read, source)
     if not len(rows):
         raise ValueError(f"data: {source} holds no images")
-    repeats = Repeats()
-    pairs = [read(i, row, repeats) for i, row in enumerate(tqdm(rows, desc="reading images", unit="image"))]
-    repeats.tell(source)
+    pairs = [read(i, row) for i, row in enumerate(tqdm(rows, desc="reading images", unit="image"))]
     return Captioned(torch.stack([tensor for tensor, _ in pairs]), [text for _, text in pairs])
 
 
@@ -200,54 +178,46 @@ class Stream:
 
     Args:
         rows: a `datasets.IterableDataset`.
-        read: a function; read(number, row, repeats=None) returns a row's pixels, uint8 (3, size, size), and its text.
-        source: the data set's name in messages.
-        buffer: number of rows that are shuffled with one another.
+        read: read(number, row) gives the pixels and the text of a row.
+        source: what messages call it.
+        buffer: rows shuffled at a time.
     """
 
     def __init__(self, rows, read: Callable, source: str | Path, buffer: int = 1000):
         self.rows, self.read, self.source, self.buffer = rows, read, source, buffer
 
     def check(self, batch: int, steps: int = 1, seed: int = 0) -> None:
-        """Read all images of the first `steps` batches once, before training, and keep none of them.
+        """Reads, before training, all that so many batches will hold, each image once, and holds none.
 
         Raises:
             ValueError: an image or a caption is not accepted; the batch is larger than the data.
-
-        Warns:
-            UserWarning: images have the same bytes.
         """
-        repeats, count = Repeats(), 0
+        count = 0
         rows = itertools.islice(self._epoch(seed, 0), batch * steps)  # a second epoch has the images of the first
         for count, row in enumerate(tqdm(rows, desc="checking images", unit="image"), 1):
-            self.read(count - 1, row, repeats)
-        repeats.tell(self.source)
+            self.read(count - 1, row)
         if count < batch:
             raise ValueError(f"batch: got {batch}; accepted is up to the {count} images of the data")
 
     def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[torch.Tensor, list[str]]]:
-        """Yield batches as `Captioned.batches` does, shuffled within a buffer. The batches before `start` are skipped
-        without decoding their images, so an interrupted run goes on in the same order.
-
-        Raises:
-            ValueError: the batch is larger than the data, or an image or a caption is not accepted.
-        """
+        """As `Captioned.batches`, shuffled within a buffer. To start later means to skip what came before, undecoded:
+        exact, and the order does not depend on where it was interrupted."""
         number, skip = 0, start
         for epoch in itertools.count():
-            rows, empty = [], True
+            held, empty = [], True
             for row in self._epoch(seed, epoch):
                 empty = False
-                rows.append(row)
-                if len(rows) < batch:
+                held.append(row)
+                if len(held) < batch:
                     continue
                 if skip:
                     skip -= 1
                 else:
-                    pairs = [self.read(number * batch + i, row) for i, row in enumerate(rows)]
+                    pairs = [self.read(number * batch + i, row) for i, row in enumerate(held)]
                     yield torch.stack([tensor for tensor, _ in pairs]), [text for _, text in pairs]
-                rows, number = [], number + 1
+                held, number = [], number + 1
             if empty or (epoch == 0 and number == 0):
-                raise ValueError(f"batch: got {batch}; accepted is up to the {len(rows)} images of the data")
+                raise ValueError(f"batch: got {batch}; accepted is up to the {len(held)} images of the data")
 
     def _epoch(self, seed, epoch):
         """The rows of an epoch, in its order."""
