@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +25,12 @@ IMAGES = ("image", "jpg", "jpeg", "png", "webp")  # columns an image may be in
 
 
 def mixed(*numbers: int) -> int:
-    """A seed made of several whole numbers from 0. (Trailing zeros do not count: (1,) and (1, 0) are one seed.)"""
+    """Make one seed of several whole numbers from 0. (Trailing zeros do not count: (1,) and (1, 0) are one seed.)"""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """A torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
+    """Make a torch.Generator on the CPU, seeded by `mixed(*numbers)`."""
     return torch.Generator().manual_seed(mixed(*numbers))
 
 
@@ -44,13 +45,29 @@ class Captioned:
         self.images, self.captions = images, captions
 
     def check(self, batch: int, steps: int = 1, seed: int = 0) -> None:
-        """Refuses a batch larger than the data, which are checked already."""
+        """Refuse a batch larger than the data. The images and captions themselves are checked already.
+
+        Raises:
+            ValueError: the batch is larger than the data.
+        """
         if batch > len(self.captions):
             raise ValueError(f"batch: got {batch}; accepted is up to the {len(self.captions)} images of the data")
 
     def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[torch.Tensor, list[str]]]:
-        """(images uint8 (batch, 3, size, size), captions) from batch number `start` on, without end. Every epoch has
-        an order of its own, that of (seed, epoch), and leaves out what does not fill a batch."""
+        """Yield batches without end. Each epoch has another order, drawn from (seed, epoch), and leaves out the images
+        that do not fill a batch.
+
+        Args:
+            batch: images in a batch.
+            seed: of the orders.
+            start: number of the first batch to yield.
+
+        Yields:
+            (images, uint8 (batch, 3, size, size); their captions).
+
+        Raises:
+            ValueError: the batch is larger than the data.
+        """
         self.check(batch)
         n = len(self.captions)
         for number in itertools.count(start):
@@ -70,10 +87,15 @@ def pixels(picture: Image.Image, size: int) -> torch.Tensor:
 
 
 def shapes(n: int, size: int, seed: int) -> Captioned:
-    """n images of `size` pixels such as "small red circle top left", drawn from a seed.
+    """Draw n images such as "small red circle top left", from a seed.
+
+    Args:
+        n: number of images.
+        size: pixels of each side.
+        seed: of sizes, colours, shapes and places.
 
     Returns:
-        Captioned.
+        Captioned, images (n, 3, size, size).
     """
     rng = np.random.default_rng(seed)
     images, captions = torch.empty(n, 3, size, size, dtype=torch.uint8), []
@@ -97,7 +119,7 @@ def shapes(n: int, size: int, seed: int) -> Captioned:
 
 
 def load(source: str | Path, size: int, *, streaming: bool = False, split: str = "train") -> "Captioned | Stream":
-    """An image-caption data set.
+    """Load an image-caption data set.
 
     Args:
         source: a folder of images with metadata.jsonl (file_name, and text or caption), a folder or pattern of
@@ -125,19 +147,18 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
         raise ValueError(f"data: got {str(source)!r}; accepted are shapes, a folder, shards, or a name on the hub")
     path = Path(source)
     shards = sorted(str(p) for p in path.glob("*.tar")) if path.is_dir() else str(source)
+    options: dict[str, Any] = dict(path=str(source))
     if path.is_dir() and not shards:
         options = dict(path="imagefolder", data_dir=str(path))
     elif path.suffix == ".tar" or path.is_dir():
         options = dict(path="webdataset", data_files={split: shards})
-    else:
-        options = dict(path=str(source))
     for shard in glob.glob(str(source)) if path.suffix == ".tar" else shards if path.is_dir() else ():
         check_shard(shard)
     for lines in sorted(path.rglob("metadata.jsonl")) if path.is_dir() and not shards else ():
         check_list(lines)
     own = [path] if path.is_dir() else [HF_DATASETS_CACHE, DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE]
     with _reading(source):
-        rows = load_dataset(**options, split=split, streaming=streaming)
+        rows: Any = load_dataset(**options, split=split, streaming=streaming)  # a Dataset, or an IterableDataset
         names = rows.column_names or list(next(iter(rows)))
     image, caption = (next((n for n in columns if n in names), None) for columns in (IMAGES, CAPTIONS))
     if image is None or caption is None:
@@ -148,16 +169,16 @@ def load(source: str | Path, size: int, *, streaming: bool = False, split: str =
     rows = rows.cast_column(image, Encoded(decode=False))  # decoded here, so that what fails can be named
 
     def read(number, row):
-        there = row[image] or {}
-        file, held = there.get("path") or row.get("__key__"), there.get("bytes")
+        entry = row[image] or {}
+        file, content = entry.get("path") or row.get("__key__"), entry.get("bytes")
         name = f"{source}, number {number} ({file})"
-        if held is None and not there.get("path"):
+        if content is None and not entry.get("path"):
             raise ValueError(f"data: {name} has no image")
-        if held is None and not inside(there["path"], own):
+        if content is None and not inside(entry["path"], own):
             raise ValueError(f"data: {name} is not in {own[0]}; accepted are images of the data set")
         try:
-            held = Path(there["path"]).read_bytes() if held is None else held
-            tensor = pixels(decoded(held), size)
+            content = Path(entry["path"]).read_bytes() if content is None else content
+            tensor = pixels(decoded(content), size)
         except (OSError, ValueError) as error:
             raise ValueError(f"data: {name} is no image that can be read: {error}") from error
         try:
@@ -178,16 +199,16 @@ class Stream:
 
     Args:
         rows: a `datasets.IterableDataset`.
-        read: read(number, row) gives the pixels and the text of a row.
-        source: what messages call it.
-        buffer: rows shuffled at a time.
+        read: a function; read(number, row) returns a row's pixels, uint8 (3, size, size), and its text.
+        source: the data set's name in messages.
+        buffer: number of rows that are shuffled with one another.
     """
 
     def __init__(self, rows, read: Callable, source: str | Path, buffer: int = 1000):
         self.rows, self.read, self.source, self.buffer = rows, read, source, buffer
 
     def check(self, batch: int, steps: int = 1, seed: int = 0) -> None:
-        """Reads, before training, all that so many batches will hold, each image once, and holds none.
+        """Read all images of the first `steps` batches once, before training, and keep none of them.
 
         Raises:
             ValueError: an image or a caption is not accepted; the batch is larger than the data.
@@ -200,24 +221,28 @@ class Stream:
             raise ValueError(f"batch: got {batch}; accepted is up to the {count} images of the data")
 
     def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[torch.Tensor, list[str]]]:
-        """As `Captioned.batches`, shuffled within a buffer. To start later means to skip what came before, undecoded:
-        exact, and the order does not depend on where it was interrupted."""
+        """Yield batches as `Captioned.batches` does, shuffled within a buffer. The batches before `start` are skipped
+        without decoding their images, so an interrupted run goes on in the same order.
+
+        Raises:
+            ValueError: the batch is larger than the data, or an image or a caption is not accepted.
+        """
         number, skip = 0, start
         for epoch in itertools.count():
-            held, empty = [], True
+            rows, empty = [], True
             for row in self._epoch(seed, epoch):
                 empty = False
-                held.append(row)
-                if len(held) < batch:
+                rows.append(row)
+                if len(rows) < batch:
                     continue
                 if skip:
                     skip -= 1
                 else:
-                    pairs = [self.read(number * batch + i, row) for i, row in enumerate(held)]
+                    pairs = [self.read(number * batch + i, row) for i, row in enumerate(rows)]
                     yield torch.stack([tensor for tensor, _ in pairs]), [text for _, text in pairs]
-                held, number = [], number + 1
+                rows, number = [], number + 1
             if empty or (epoch == 0 and number == 0):
-                raise ValueError(f"batch: got {batch}; accepted is up to the {len(held)} images of the data")
+                raise ValueError(f"batch: got {batch}; accepted is up to the {len(rows)} images of the data")
 
     def _epoch(self, seed, epoch):
         """The rows of an epoch, in its order."""

@@ -15,7 +15,7 @@ FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow would start a program to decode othe
 
 
 def check_shard(path: str | Path) -> None:
-    """Raises a ValueError with the path of a tar file that is damaged or cut short. (`datasets` reads with `tarfile`,
+    """Raise a ValueError with the path of a tar file that is damaged or cut short. (`datasets` reads with `tarfile`,
     which takes a damaged header, after the first one, for the end of the file.)"""
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as shard:
@@ -29,7 +29,7 @@ def check_shard(path: str | Path) -> None:
 
 
 def check_list(path: Path) -> None:
-    """Raises a ValueError with the line of a metadata.jsonl that does not name an image and its caption."""
+    """Raise a ValueError with the line of a metadata.jsonl that does not name an image and its caption."""
     lines = path.read_bytes().rstrip().splitlines()
     for number, line in enumerate(lines or [b""], 1):
         try:
@@ -41,16 +41,16 @@ def check_list(path: Path) -> None:
             raise ValueError(f"data: {path}, line {number}: got {line[:100]!r}; {accepted}")
 
 
-def decoded(held: bytes) -> Image.Image:
-    """The content of an image file as an RGB picture. Of 16 bits a channel the upper 8 are taken.
+def decoded(content: bytes) -> Image.Image:
+    """Decode the content of an image file to an RGB picture. Of 16 bits a channel the upper 8 are taken.
 
     Raises:
         ValueError: it is no PNG, JPEG or WebP file, is damaged or cut short.
     """
     try:
-        with Image.open(io.BytesIO(held), formats=FORMATS) as picture:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             picture.verify()  # the checksums of a PNG; a verified picture cannot be read on
-        with Image.open(io.BytesIO(held), formats=FORMATS) as picture:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             if picture.mode.startswith("I"):  # grey in 16 bits; Pillow would make 255 of all above 255
                 return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
             return picture.convert("RGB")
@@ -61,5 +61,5 @@ def decoded(held: bytes) -> Image.Image:
 
 
 def inside(path: str | Path, folders: Sequence[str | Path]) -> bool:
-    """Whether a path lies in one of some folders, by its name: links are not followed."""
+    """Return whether a path lies in one of some folders, by its name: links are not followed."""
     return any(Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)) for folder in folders)
