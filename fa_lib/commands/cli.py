@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from fa_lib.commands import cli_captured, cli_check, cli_dev
+from fa_lib.commands import cli_captured, cli_check, cli_dev, cli_explain
 from fa_lib.commands.errors import EXIT_CODES, colored
 from fa_lib.execution import process_settings, reader_modules
 from fa_lib.execution.paths import other_checkout
@@ -15,6 +15,7 @@ app = typer.Typer(
     help=f"Is my attention kernel numerically safe?\n\n{EXIT_CODES}",
 )  # fmt: skip
 app.add_typer(cli_check.app, name="check")
+app.add_typer(cli_explain.app)
 app.add_typer(cli_captured.app)
 app.add_typer(cli_dev.app, name="dev")
 

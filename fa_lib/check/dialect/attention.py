@@ -58,7 +58,7 @@ class Rows:
         bias: what is added to the scores, -inf where a key is hidden, (entries, heads, rows, n_kv).
         sinks: (1, heads, 1, 1), -inf where there is none.
         scale, softcap: numbers; softcap is None where there is none.
-        places: (entry, head, row) -> the indices that were sampled of each.
+        places: the indices that were sampled of entries, heads and rows. shape: (batch, heads, n_q, n_kv).
         dialect: in which they were read.
     """
 
@@ -72,6 +72,7 @@ class Rows:
     scale: float
     softcap: float | None
     places: tuple[Tensor, Tensor, Tensor]
+    shape: tuple[int, int, int, int]
     dialect: Dialect
 
     @property
@@ -116,10 +117,12 @@ class Reader:
         options, heads = self.evidence.options, shape[1]
         sinks = torch.full((heads,), -math.inf, dtype=torch.float64)
         if options.get("sinks") is not None and dialect.sinks != "ignored":
-            sinks = options["sinks"].double().cpu()
+            sinks = options["sinks"].double().cpu().reshape(-1)
+            if len(sinks) != heads:
+                raise Unfit(f"sinks: {len(sinks)} for {heads} heads")
         return Rows(
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
-            _scale(options, dialect, q.shape[-1]), _softcap(options, dialect), places, dialect,
+            _scale(options, dialect, q.shape[-1]), _softcap(options, dialect), places, shape, dialect,
         )  # fmt: skip
 
     def _places(self, shape, over):

@@ -1,4 +1,4 @@
-"""The conventions that a call of attention may follow, likely ones first, and how each library is told to follow them."""
+"""The conventions that a call of attention may follow, likely ones first, and the option that selects each one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -75,6 +75,16 @@ def _numbers(evidence):
     return mask is not None and mask.dtype != torch.bool
 
 
+def _side(index):
+    """A window that ends on a side, where no causal mask hides it."""
+
+    def fits(evidence):
+        window = evidence.options.get("window")
+        return window is not None and window[index] is not None and not (index and _has("causal")(evidence))
+
+    return fits
+
+
 def _square(evidence):
     return _has("mask")(evidence) and evidence.q.shape[2] == evidence.k.shape[2]
 
@@ -139,11 +149,12 @@ CONVENTIONS = (
                selects={"torch": "enable_gqa=True repeats each key head for neighbouring query heads"}),
     Convention("heads", "reversed", "with its heads in the reverse order", FAULT),
     Convention("window", "ignored", "without the window", FAULT, _has("window")),
-    Convention("window", "left_longer", "with a window of one key more to the left", fits=_has("window")),
-    Convention("window", "left_shorter", "with a window of one key less to the left", fits=_has("window")),
-    Convention("window", "right_longer", "with a window of one key more to the right", fits=_has("window")),
-    Convention("window", "right_shorter", "with a window of one key less to the right", fits=_has("window")),
-    Convention("window", "both_sides", "with as long a window to the right as to the left", fits=_has("window")),
+    Convention("window", "left_longer", "with a window of one key more to the left", fits=_side(0)),
+    Convention("window", "left_shorter", "with a window of one key less to the left", fits=_side(0)),
+    Convention("window", "right_longer", "with a window of one key more to the right", fits=_side(1)),
+    Convention("window", "right_shorter", "with a window of one key less to the right", fits=_side(1)),
+    Convention("window", "both_sides", "with as long a window to the right as to the left",
+               fits=lambda e: _side(0)(e) and not _has("causal")(e)),
     Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
     Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,
                _has("softcap")),

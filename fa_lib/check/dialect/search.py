@@ -23,7 +23,8 @@ LIKELY = dict(
 BEAM = 5  # dialects that another convention is tried beside
 DEPTH = 3  # conventions together, at most
 ENOUGH = 8.0  # unit roundoffs: a relative residual of rounding, where nothing more is looked for
-SIMPLER = 1.25  # times the least residual: so near, the dialect of fewer conventions is taken
+SIMPLER = 3.0  # times the least residual: so near, the dialect of fewer conventions is taken
+PART = 0.4  # of the rows
 OFF = 0.01  # relative: a row is off the median row's error, and another answer, from here on
 
 
@@ -32,24 +33,32 @@ class Fit:
     """A dialect, and how far the output is from it.
 
     Attributes:
-        residual: root mean square of the difference over that of the dialect's output, over all sampled rows that see a
-            key; infinite where the output is not finite.
-        of_rows: the same of each row, (entries, heads, rows); NaN where it sees none.
+        residual: root mean square of the difference over that of the dialect's output, over all sampled rows that
+            count: they see a key, and they and what they see are finite. Infinite where no row counts.
+        of_rows: the same of each row, (entries, heads, rows); NaN where it does not count.
     """
 
     dialect: Dialect
     residual: float
     of_rows: Tensor
 
+    @property
+    def share(self) -> float:
+        """Of the rows that count, those that are nearer than NEAR."""
+        counted = self.of_rows[self.of_rows.isfinite()]
+        return (counted <= NEAR).double().mean().item() if counted.numel() else 0.0
+
 
 def fit(rows: Rows) -> Fit:
     """How far the output is from a dialect."""
-    golden, seen = attend(rows), rows.seen[..., 0]
-    error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))  # (entries, heads, rows)
-    floor = size[seen].mean() if seen.any() else torch.ones((), dtype=torch.float64)
-    of_rows = (error / torch.maximum(size, 1e-3 * floor)).sqrt().where(seen, math.nan)
-    total = (error[seen].sum() / size[seen].sum()).sqrt().item() if seen.any() and size[seen].sum() > 0 else math.inf
-    return Fit(rows.dialect, total if math.isfinite(total) else math.inf, of_rows)
+    golden = attend(rows)
+    counted = rows.seen[..., 0] & golden.isfinite().all(-1) & rows.o.isfinite().all(-1)  # (entries, heads, rows)
+    error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))
+    if not counted.any() or not size[counted].any():
+        return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan))
+    floor = size[counted].mean()
+    of_rows = (error / torch.maximum(size, 1e-3 * floor)).sqrt().where(counted, math.nan)
+    return Fit(rows.dialect, (error[counted].sum() / size[counted].sum()).sqrt().item(), of_rows)
 
 
 def search(evidence: Evidence) -> list[Fit]:
@@ -116,10 +125,14 @@ class _Tried:
 
 
 def ranked(fits: Iterable[Fit]) -> list[Fit]:
-    """The nearest first; of those within SIMPLER of the nearest, the one of fewest conventions."""
+    """The nearest first; of those about as near, the one of fewest conventions. Where none is near, the one that is
+    near in most rows stands first, if it is so in PART of them."""
     fits = sorted(fits, key=lambda each: each.residual)
     near = [each for each in fits if each.residual <= SIMPLER * fits[0].residual]
     first = min(near, key=lambda each: (len(each.dialect.changes()), each.residual))
+    if first.residual > NEAR:
+        best = max(fits, key=lambda each: (round(each.share, 2), -len(each.dialect.changes()), -each.residual))
+        first = best if best.share >= PART else first
     return [first, *(each for each in fits if each is not first)]
 
 

@@ -4,21 +4,22 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
+from fa_lib import kernels
 from fa_lib.check.dialect.attention import Rows, attend
 from fa_lib.check.measure import mistakes
-from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import FP32, Format
+from fa_lib.numerics.formats import BF16, FP16, TF32, Format, truncated
 from fa_lib.theory.tolerance import BLOCK
 
-MOST_ROWS = 32  # of one head, the worst, that computations are tried on
+MOST_ROWS = 16  # of one head, the worst, that computations are tried on
+COARSER = (TF32, BF16, FP16)
 QUANTIZED = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
+PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
 NOT_ARITHMETIC = ("scale_factor", "scale_twice", "factor", "keep_missing")  # of mistakes: another function
 
 
@@ -27,7 +28,8 @@ class Computation:
     """A computation whose output was compared with one.
 
     Attributes:
-        key: of mistakes.STEPS and their like, or "quantized" and "quantized_kv".
+        key: of mistakes.STEPS and their like; "kernel" (of a coarser format), "products" (only its products), "cut"
+            (the same, truncated); "quantized" (Q, K, V and P) or "quantized_kv".
         fmt: the format, or the key of SCHEMES. tiles: over which sums are carried in it; 0 of others.
         share: of the squared error, that it reproduces.
         factor: of a "bias".
@@ -42,7 +44,7 @@ class Computation:
 
 def computation(rows: Rows, fmt: Format, output: Format) -> Computation | None:
     """The computation that reproduces most of the error in the worst rows of the worst head; None where none of those
-    tried reproduces EXPLAINED of it.
+    tried reproduces PARTLY of it.
 
     Args:
         fmt, output: of the inputs and of the output.
@@ -60,26 +62,54 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Computation | None:
     options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)
     worst = mistakes.Rows(q, k, v, o, due, dict(asked=bias), options)
     precision = replace(Precision.kernel(fmt), output=output)
-    found = [
-        Computation(each.key, each.fmt, each.share, each.tiles, each.factor)
-        for each in mistakes.causes(worst, precision, BLOCK) if each.same and each.key not in NOT_ARITHMETIC
-    ]  # fmt: skip
-    found += _quantized(worst, fmt, bias) if fmt.precision <= FP32.precision and sinks is None else []
-    found = [each for each in found if each.share >= EXPLAINED]
-    return max(found, key=lambda each: each.share, default=None)
+    tried = [_coarser(worst, fmt, output, bias), _known(worst, precision)]
+    if sinks is None:
+        tried.insert(1, _quantized(worst, fmt, bias))
+    found: list[Computation] = []
+    for more in tried:  # the cheaper ones first
+        found += more
+        best = max(found, key=lambda each: each.share, default=None)
+        if best and best.share >= PARTLY:
+            return best
+    return None
+
+
+def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Computation]:
+    """Single steps in fewer bits."""
+    for each in mistakes.causes(rows, precision, BLOCK):
+        if each.same and each.key not in NOT_ARITHMETIC:
+            yield Computation(each.key, each.fmt, each.share, each.tiles, each.factor)
+
+
+def _coarser(rows: mistakes.Rows, fmt: Format, output: Format, bias: Tensor) -> Iterator[Computation]:
+    """A kernel of fewer bits than its inputs have: Q, K, V and P in them, and the answer too."""
+    options = {name: rows.options[name] for name in ("scale", "softcap", "sinks")} | dict(mask=bias)
+    for low in COARSER:
+        if low.precision >= fmt.precision:
+            continue
+        for key, answer, cut in (("kernel", low, low), ("products", output, low), ("cut", output, truncated(low))):
+            precision = replace(Precision.kernel(low), inputs=cut, probs=cut, output=answer)
+            q, k, v = (cut(x) for x in (rows.q, rows.k, rows.v))
+            o = kernels.tiled(q, k, v, tiling=Tiling(64, BLOCK), precision=precision, **options)
+            yield Computation(key, low.name, _share(rows, o))
+
+
+def _share(rows, o):
+    """Of the squared error, that an output reproduces."""
+    error = (rows.o - rows.golden).square().sum()
+    return 1 - ((rows.o - o.double()).square().sum() / error).item() if error else 0.0
 
 
 def _quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[Computation]:
     """Q, K and V, or K and V alone, in few bits."""
-    error = (rows.o - rows.golden).square().sum()
-    dtype = torch.bfloat16 if fmt.precision < FP32.precision and fmt.dtype == torch.bfloat16 else fmt.dtype
     for key in QUANTIZED:
         group = SCHEMES[key].size if SCHEMES[key].per == "group" else 1
         if rows.q.shape[-1] % group or rows.v.shape[-1] % group or rows.k.shape[0] % group:
             continue
         for name, quantization in (("quantized", Quantization.of(key)), ("quantized_kv", Quantization.cache(key))):
             o = attention(
-                *(x.to(dtype).double() for x in (rows.q, rows.k, rows.v)), quantization, tiling=Tiling(64, BLOCK),
-                precision=Precision.kernel(fmt), mask=bias, scale=rows.options["scale"], softcap=rows.options["softcap"],
+                rows.q, rows.k, rows.v, quantization, tiling=Tiling(64, BLOCK),
+                precision=Precision.kernel(fmt), mask=bias, scale=rows.options["scale"],
+                softcap=rows.options["softcap"],
             )  # fmt: skip
-            yield Computation(name, key, 1 - ((rows.o - o.double()).square().sum() / error).item())
+            yield Computation(name, key, _share(rows, o))

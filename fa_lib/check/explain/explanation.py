@@ -1,17 +1,16 @@
 """Is an output rounding or a bug, and why: which attention it is, in which arithmetic, and where it is wrong."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend
 from fa_lib.check.dialect.conventions import BY_CHOICE, Convention, Kind
 from fa_lib.check.dialect.evidence import Evidence
-from fa_lib.check.dialect.search import ENOUGH, NEAR, Fit, first_keys, fit, fitted_factor, search
+from fa_lib.check.dialect.search import ENOUGH, NEAR, PART, Fit, first_keys, fit, fitted_factor, search
 from fa_lib.check.explain.arithmetic import Computation, computation
 from fa_lib.check.explain.whereabouts import Whereabouts, whereabouts
 from fa_lib.kernels.precision import Precision
@@ -22,6 +21,7 @@ from fa_lib.theory.tolerance import tolerance
 
 EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
 LOOKED_AT = (2, 8, 2048)  # entries, heads and rows in which wrong values are looked for
+EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and NEAR of the row
 
 
@@ -84,10 +84,10 @@ def explanation(evidence: Evidence) -> Explanation:
     if outcome is not None and outcome.is_rounding:
         return outcome.explained(Verdict.ROUNDING)
     fits = search(evidence)
-    if not math.isfinite(fits[0].residual) and outcome is None:
+    if outcome is None and not any(math.isfinite(each.residual) for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
     best = fits[0].dialect
-    if fits[0].residual > NEAR:
+    if fits[0].residual > NEAR and fits[0].share < PART:
         best = _fitted(evidence, fits[0])
     numbers = _Numbers.of(evidence, best)
     believed = outcome.residual if outcome else math.inf
@@ -229,25 +229,24 @@ def _located(evidence: Evidence, dialect: Dialect, fits: list[Fit]) -> tuple[Whe
     """The wrong part of an output, and the dialect in which it is right."""
     reader = Reader(evidence, LOOKED_AT)
     rows = reader.rows(dialect)
-    of_rows = fit(rows).of_rows
+    of_rows, golden = fit(rows).of_rows, attend(rows)
     wrong_rows = _wrong(of_rows)
     if not wrong_rows.any() or wrong_rows[of_rows.isfinite()].all():
         return None, {}
-    size = attend(rows).square().mean(-1, keepdim=True).sqrt()
-    wrong = ((rows.o - attend(rows)).abs() > NEAR * size) & wrong_rows[..., None]
-    q = rows.dialect, evidence.o.shape
-    where = whereabouts(wrong, rows.places, _shape(rows, q))
-    for each in fits[1:]:
+    size = golden.square().mean(-1, keepdim=True).sqrt()
+    wrong = ((rows.o - golden).abs() > NEAR * size) & wrong_rows[..., None]
+    where = whereabouts(wrong, rows.places, (*rows.shape[:3], golden.shape[-1]))
+    others = sorted(fits, key=lambda each: len(each.dialect.changes()))
+    for each in others:
+        if each.dialect == dialect:
+            continue
         try:
             other = fit(reader.rows(each.dialect)).of_rows
         except Unfit:
             continue
-        if other.shape == of_rows.shape and not _wrong(other)[wrong_rows].double().mean() > 1 - IN_PART:
+        if other.shape == of_rows.shape and (other[wrong_rows] <= NEAR).double().mean() >= EXPLAINS:
             return where, each.dialect.changes()
     return where, {}
-
-
-IN_PART = 0.9  # of the wrong rows, that are right in another dialect
 
 
 def _wrong(of_rows: Tensor) -> Tensor:
@@ -257,12 +256,14 @@ def _wrong(of_rows: Tensor) -> Tensor:
     return of_rows > max(WRONG * least, NEAR)
 
 
-def _shape(rows, about):
-    _, shape = about
-    entries, heads, n_q = (int(at[-1]) + 1 for at in rows.places)
-    return entries, heads, n_q, shape[-1]
+def record(found: Explanation) -> dict[str, Any]:
+    """An Explanation as JSON holds it; numbers that are not finite are None."""
 
+    def finite(x):
+        if isinstance(x, dict):
+            return {name: finite(value) for name, value in x.items()}
+        if isinstance(x, (list, tuple)):
+            return [finite(value) for value in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
 
-def is_finite(x: Tensor) -> bool:
-    """Whether all values are."""
-    return bool(torch.isfinite(x).all())
+    return finite(asdict(found))

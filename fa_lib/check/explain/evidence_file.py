@@ -1,0 +1,88 @@
+"""The tensors of a file as an Evidence: q, k, v, one output or two, and what the reader believes of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
+from fa_lib.kernels.inputs import tensors
+from fa_lib.numerics.formats import Format
+
+SECOND = (
+    "o_ref",
+    "o2",
+    "out_ref",
+    "out2",
+    "ref",
+    "reference",
+    "expected",
+    "o_b",
+    "output_ref",
+)  # another output's names
+TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
+    """ "o", and "o2" where the file holds a second output -> the call with that output.
+
+    Args:
+        path: .safetensors, .npz or .pt without pickle, with q, k, v, o under any of `named_tensors.NAMES`, a second
+            output under any of SECOND, and options. Tensors of three dimensions have no batch; of two, no heads either.
+        reading: what the reader says of them. Values in a wider dtype that are all BF16's or FP16's are taken in it.
+
+    Raises:
+        ValueError: names the file, and the tensor that is missing or not accepted.
+    """
+    stored = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
+    second = {name: x for name, x in stored.items() if name.lower() in SECOND}
+    try:
+        if len(second) > 1:
+            raise ValueError(f"{', '.join(second)}: got several outputs beside o; accepted is one")
+        named = by_meaning({name: x for name, x in stored.items() if name not in second})
+        for name in ("q", "k", "v", "o"):
+            if name not in named:
+                accepted = ", ".join(NAMES[name])
+                raise ValueError(
+                    f"{name}: it is not in the file, which has {', '.join(stored)}; accepted is {accepted}"
+                )
+        outputs = dict(o=named["o"])
+        if second:
+            [outputs["o2"]] = second.values()
+        options = reading.options(option_values(named))
+        return {name: evidence(named["q"], named["k"], named["v"], o, reading, options) for name, o in outputs.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def evidence(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, reading: Reading | None = None, options: Mapping[str, Any] | None = None
+) -> Evidence:
+    """The Evidence of tensors in a layout.
+
+    Args:
+        q, k, v, o: of four dimensions, in the layout of `reading`; three are of one batch, two of one head as well.
+        options: of `kernels.options.Asked`, as they are believed.
+
+    Raises:
+        ValueError: a tensor has another number of dimensions, or no accepted dtype.
+    """
+    reading = reading or Reading()
+    found = {}
+    for name, x in dict(q=q, k=k, v=v, o=o).items():
+        if x.dtype not in TAKEN:
+            raise ValueError(f"{name}: got {x.dtype}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
+        if not 2 <= x.ndim <= 4:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are two to four dimensions")
+        x = x[(None,) * (4 - x.ndim)] if x.ndim != 2 else x[None, None]
+        found[name] = x.transpose(1, 2) if reading.layout == "bshd" else x
+    fmt = reading.fmt or narrower_format(found)
+    if fmt:
+        dtype = Format.of(fmt).dtype
+        found |= {name: found[name].to(dtype) for name in "qkv"}
+        if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
+            found["o"] = found["o"].to(dtype)
+    return Evidence(**found, options=dict(options or {}))

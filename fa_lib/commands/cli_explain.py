@@ -1,0 +1,51 @@
+"""`fa-lib explain`: is an output rounding or a bug, from its tensors alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fa_lib.commands.cli_check import ALLOW_LARGE, CAUSAL, FILE_LAYOUT, SCALE, SOFTCAP, WINDOW, reading_of
+from fa_lib.commands.errors import exit_on_error, say
+
+app = typer.Typer()
+
+
+@app.command()
+def explain(
+    file: Annotated[Path, typer.Argument(help="q, k, v and o, and o_ref if there are two: .safetensors, .npz or .pt")],
+    fmt: Annotated[str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="1 where an output is more than rounding")] = False,
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
+    allow_large: ALLOW_LARGE = False,
+) -> None:
+    """Rounding or bug, and why? One of four words for an output: ROUNDING, CONVENTION, PRECISION or BUG.
+
+    The options are what you believe of the call. No kernel is needed: the tensors may come from a GPU, a phone, another
+    language.
+    """
+    with exit_on_error():
+        import json
+
+        from fa_lib.check.explain.evidence_file import read
+        from fa_lib.check.explain.explain_words import lines
+        from fa_lib.check.explain.explanation import Verdict, explanation, record
+        from fa_lib.execution.files import replacing
+
+        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
+        found = {name: explanation(each) for name, each in read(file, reading).items()}
+        say("\n".join(line for name, each in found.items() for line in lines(each, name)))
+        if len(found) == 2:
+            nearer, other = sorted(found, key=lambda name: found[name].residual)
+            say(f"{nearer} is nearer to the golden value: {found[nearer].residual:.2g} of its size off, {other} "
+                f"{found[other].residual:.2g}.")  # fmt: skip
+        if json_file is not None:
+            with replacing(json_file) as path:
+                path.write_text(json.dumps({name: record(each) for name, each in found.items()}, indent=1) + "\n")
+    if exit_code and any(each.verdict != Verdict.ROUNDING for each in found.values()):
+        raise typer.Exit(1)
