@@ -14,7 +14,7 @@ ROOMS = (  # a folder of fa_lib imports only from those that stand before it
     "numerics", "execution", "kernels", "theory", "gpu", "gallery", "experiments", "check", "training", "plots",
     "testing", "commands",
 )  # fmt: skip
-OF_CHECK = ("isolation", "probe", "measure", "judge", "report", "explain")
+OF_CHECK = ("isolation", "probe", "dialect", "measure", "judge", "report", "explain")
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "share" not in path.relative_to(PACKAGE).parts)
 
 

@@ -102,7 +102,7 @@ ALIGNED = {
     "flash-attn": "causal=True is bottom-right, since 2.1",
     "jax": "is_causal=True is top-left; a mask gives any other",
     "mlx": 'mask="causal" is bottom-right',
-    "onnx": "is_causal=1 is top-left",
+    "onnx": "is_causal=1 is top-left without a KV cache, bottom-right with past_key",
 }
 BOOLEAN = {
     "torch": "scaled_dot_product_attention: True is seen; nn.MultiheadAttention: True is hidden",
