@@ -56,6 +56,11 @@ def dim_0():
     return q, k, v, torch.softmax(q @ k.mT / 8**0.5, 0) @ v
 
 
+def dropped():
+    torch.manual_seed(0)
+    return sdpa(Q, K, V, dropout_p=0.2)
+
+
 def fp16_carried():
     precision = replace(Precision.kernel(FP16), accumulator=FP16, row_sum=FP16)
     q, k, v = (x.half() for x in draw(1, 4, 64, 64, dtype=torch.float32))
@@ -94,6 +99,7 @@ CASES = {  # what was reported -> (q, k, v, o, what the caller believes), verdic
     "first rows causal": lambda: (
         Q, K, V, in_place(sdpa(Q, K, V), (0, slice(None), slice(32)), sdpa(Q, K, V, is_causal=True)[0, :, :32])),
     "one head of another tensor": lambda: (Q, K, V, in_place(sdpa(Q, K, V), (0, 3), 0.1 * Q[0, 2])),
+    "dropout left on": lambda: (Q, K, V, dropped()),
     "no attention": lambda: (Q, K, V, 0.1 * Q.flip(2)),
     "TF32, triton 5895": lambda: (*WIDE, sdpa(*tf32(*WIDE))),
     "BF16 execution, openvino 35796": lambda: (*WIDE, sdpa(*(x.bfloat16() for x in WIDE)).float()),
@@ -141,6 +147,7 @@ def test_where_it_is_wrong():
     assert explanation(evidence("one head of another tensor")).where.heads == ((3, 3),)
     assert explanation(evidence("NaN though all see keys, pytorch 127055")).nan_rows > 0
     assert explanation(evidence("NaN hidden, pytorch 141128")).hidden_nan == 1
+    assert explanation(evidence("dropout left on")).dropout == pytest.approx(0.2, abs=0.03)
     assert explanation(evidence("times 1.25")).dialect["factor"] == pytest.approx(1.25, rel=1e-3)
 
 

@@ -255,6 +255,13 @@ def attend(rows: Rows) -> Tensor:
     return rows.dialect.factor * (_weights(S + rows.bias, rows) @ rows.v)
 
 
+def weights(rows: Rows) -> Tensor:
+    """P of the sampled rows, (entries, heads, rows, n_kv), where the dialect has attention's own softmax."""
+    S = rows.products * rows.scale
+    S = S if rows.softcap is None else rows.softcap * torch.tanh(S / rows.softcap)
+    return _weights(S + rows.bias, rows)
+
+
 def _weights(S, rows):
     over = {"over_queries": -2, "over_heads": 1, "over_batch": 0}.get(rows.dialect.softmax, -1)
     if over != -1:

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend, changed
+from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend, changed, weights
 from fa_lib.check.dialect.conventions import CONVENTIONS
 from fa_lib.check.dialect.evidence import Evidence
 
@@ -25,6 +24,7 @@ DEPTH = 3  # conventions together, at most
 ENOUGH = 8.0  # unit roundoffs: a relative residual of rounding, where nothing more is looked for
 SIMPLER = 3.0  # times the least residual: so near, the dialect of fewer conventions is taken
 PART = 0.4  # of the rows
+ALIKE = 0.25  # of the mean over heads, that a head's odds of dropout may be off
 OFF = 0.01  # relative: a row is off the median row's error, and another answer, from here on
 
 
@@ -173,6 +173,16 @@ def _errors(P, rows):
     return total
 
 
-def described(dialect: Dialect) -> dict[str, Any]:
-    """The changes of a dialect, as JSON holds them."""
-    return {name: list(x) if isinstance(x, tuple) else x for name, x in dialect.changes().items()}
+def dropout(rows: Rows) -> float | None:
+    """The share of weights that dropout took, where the error is that of dropout: without it the output would be right,
+    and the error's variance in every head is p / (1 - p) times that of P V with each weight alone. None where it is
+    not."""
+    golden, error = attend(rows), rows.o - attend(rows)
+    if rows.dialect.softmax or not error.isfinite().all():
+        return None
+    odds = error.square().sum((0, 2, 3)) / (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
+    along = ((error * golden).sum() / golden.square().sum()).abs().item()
+    mean = odds.mean().item()
+    if not 0.005 < mean < 20 or (odds - mean).abs().max() > ALIKE * mean or along > NEAR:
+        return None
+    return mean / (1 + mean)

@@ -74,6 +74,9 @@ def _bug(found, name):
         yield f"{name} is NaN or infinite in {found.nan_rows:,} rows, though all that they see is finite."
         yield "Where whole blocks of keys are hidden, exp(-inf + inf) makes NaN; else look for an overflow."
         return
+    if found.dropout:
+        yield f"{name} is {what(found.dialect)} with dropout left on, of about {found.dropout:.0%} of the weights."
+        return
     if found.where is not None:
         yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
         if found.part:

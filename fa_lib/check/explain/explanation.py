@@ -10,7 +10,7 @@ from torch import Tensor
 from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend
 from fa_lib.check.dialect.conventions import BY_CHOICE, Convention, Kind
 from fa_lib.check.dialect.evidence import Evidence
-from fa_lib.check.dialect.search import ENOUGH, NEAR, PART, Fit, first_keys, fit, fitted_factor, search
+from fa_lib.check.dialect.search import ENOUGH, NEAR, PART, Fit, dropout, first_keys, fit, fitted_factor, search
 from fa_lib.check.explain.arithmetic import Computation, computation
 from fa_lib.check.explain.whereabouts import Whereabouts, whereabouts
 from fa_lib.kernels.precision import Precision
@@ -47,6 +47,7 @@ class Explanation:
         arithmetic: the computation that has these errors; None where none was found, or none looked for.
         where: the parts that are wrong; None where none are, or all.
         part: the dialect in which the wrong part is right; {} where there is none.
+        dropout: the share of weights that dropout took, where that is the error.
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         hidden_nan: rows that are finite, though what they see is not.
@@ -63,6 +64,7 @@ class Explanation:
     arithmetic: Computation | None = None
     where: Whereabouts | None = None
     part: dict[str, Any] = field(default_factory=dict)
+    dropout: float | None = None
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
@@ -100,6 +102,9 @@ def explanation(evidence: Evidence) -> Explanation:
         if found or numbers.is_even:
             verdict = Verdict.PRECISION if _of_conventions(best) != Verdict.BUG else Verdict.BUG
             return numbers.explained(verdict, believed, arithmetic=found)
+    for dialect in dict.fromkeys((Dialect(), best)):
+        if _fits(evidence, dialect) and (share := dropout(Reader(evidence).rows(dialect))):
+            return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
     where, part = _located(evidence, best, fits)
     return numbers.explained(Verdict.BUG, believed, where=where, part=part)
 
