@@ -32,7 +32,7 @@ def explain(
     with exit_on_error():
         import json
 
-        from fa_lib.check.explain.evidence_file import read
+        from fa_lib.check.explain.explain import read
         from fa_lib.check.explain.explain_words import lines
         from fa_lib.check.explain.explanation import Verdict, explanation, record
         from fa_lib.execution.files import replacing

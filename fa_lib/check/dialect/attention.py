@@ -127,8 +127,10 @@ class Reader:
 
     def _places(self, shape, over):
         """Indices of entries, heads and rows; all of the dimension that the softmax is over."""
-        most = [math.inf if i == over else count for i, count in enumerate(self.most)]
-        return tuple(spread(count, limit) for count, limit in zip(shape, most))
+        entries, heads, rows = (
+            spread(count, count if i == over else most) for i, (count, most) in enumerate(zip(shape, self.most))
+        )
+        return entries, heads, rows
 
     def _read(self, layout, roles, heads, over):
         q, k, v, o = _laid_out(self.evidence, layout, roles)

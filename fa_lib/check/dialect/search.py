@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,11 +91,11 @@ def search(evidence: Evidence) -> list[Fit]:
 
 def _likely(choices):
     """Products of the conventions that are most often meant otherwise."""
-    options = {aspect: [""] for aspect in LIKELY}
+    options: dict[str, list[Any]] = {aspect: [""] for aspect in LIKELY}
     for each in choices:
         if each.choice in LIKELY.get(each.aspect, ()):
             options[each.aspect].append(each.choice)
-    return [Dialect(**dict(zip(options, chosen))) for chosen in product(*options.values())]
+    return [replace(Dialect(), **dict(zip(options, chosen))) for chosen in product(*options.values())]
 
 
 class _Tried:

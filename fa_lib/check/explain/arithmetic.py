@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -83,7 +84,7 @@ def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Computation]:
 
 def _coarser(rows: mistakes.Rows, fmt: Format, output: Format, bias: Tensor) -> Iterator[Computation]:
     """A kernel of fewer bits than its inputs have: Q, K, V and P in them, and the answer too."""
-    options = {name: rows.options[name] for name in ("scale", "softcap", "sinks")} | dict(mask=bias)
+    options: dict[str, Any] = {name: rows.options[name] for name in ("scale", "softcap", "sinks")} | dict(mask=bias)
     for low in COARSER:
         if low.precision >= fmt.precision:
             continue

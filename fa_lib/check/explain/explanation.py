@@ -70,6 +70,11 @@ class Explanation:
     blind_rows: str = ""
     rows: tuple[int, int] = (0, 0)
 
+    def __str__(self) -> str:
+        from fa_lib.check.explain.explain_words import lines
+
+        return "\n".join(lines(self))
+
     @property
     def conventions(self) -> list[Convention]:
         """Those of the dialect that have a name."""
@@ -148,7 +153,7 @@ class _Numbers:
     nan_rows: int
     hidden_nan: int
     blind_rows: str
-    of: int
+    count: int
 
     @classmethod
     def of(cls, evidence: Evidence, dialect: Dialect) -> "_Numbers":
@@ -193,7 +198,7 @@ class _Numbers:
         return Explanation(
             verdict, self.rows.dialect.changes(), self.fmt.name, self.times_bound, self.times_rule, self.residual,
             self.residual if believed is None else believed, nan_rows=self.nan_rows, hidden_nan=self.hidden_nan,
-            blind_rows=self.blind_rows, rows=(looked_at, self.of), **more,
+            blind_rows=self.blind_rows, rows=(looked_at, self.count), **more,
         )  # fmt: skip
 
 
@@ -271,4 +276,4 @@ def record(found: Explanation) -> dict[str, Any]:
             return [finite(value) for value in x]
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
-    return finite(asdict(found))
+    return {name: finite(value) for name, value in asdict(found).items()}

@@ -1,4 +1,4 @@
-"""The tensors of a file as an Evidence: q, k, v, one output or two, and what the reader believes of them."""
+"""`explain`, of tensors and of a file: q, k, v, one output or two, and what the reader believes of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.explain.explanation import Explanation, explanation
 from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
 from fa_lib.kernels.inputs import tensors
+from fa_lib.kernels.options import Asked
 from fa_lib.numerics.formats import Format
 
 SECOND = (
@@ -86,3 +88,19 @@ def evidence(
         if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
             found["o"] = found["o"].to(dtype)
     return Evidence(**found, options=dict(options or {}))
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explanation:
+    """Explain an output of q, k and v: is it rounding or a bug, and why? `print` it to read it.
+
+    Args:
+        q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads, n_kv, head_dim or d_v). o: (batch, heads, n_q, d_v).
+            No batch, and no heads either, where they have fewer dimensions.
+        layout: "bhsd", or "bshd": (batch, sequence, heads, head_dim).
+        options: what is believed of the call: causal, scale, mask, window, softcap, sinks.
+
+    Raises:
+        ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
+    """
+    Asked.of(**options)
+    return explanation(evidence(q, k, v, o, Reading(layout=layout), options))
