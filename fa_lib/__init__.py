@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fa_lib import gpu, kernels, testing, theory
+    from fa_lib.check.explain.explain import explain
     from fa_lib.execution.sweep import sweep
     from fa_lib.kernels.inputs import draw, load
     from fa_lib.kernels.precision import Precision
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "Precision", "Tiling",
-    "deviation", "draw", "gpu", "kernels", "load", "round_to", "sweep", "testing", "theory", "wasserstein",
+    "deviation", "draw", "explain", "gpu", "kernels", "load", "round_to", "sweep", "testing", "theory", "wasserstein",
 ]  # fmt: skip
 _FORMATS = ("BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "round_to")
 _HOMES = dict.fromkeys(_FORMATS, "numerics.formats") | {
     "deviation": "numerics.metrics", "wasserstein": "numerics.metrics", "Precision": "kernels.precision",
     "Tiling": "kernels.tiling", "draw": "kernels.inputs", "load": "kernels.inputs", "sweep": "execution.sweep",
+    "explain": "check.explain.explain",
 }  # fmt: skip
 
 

@@ -110,9 +110,7 @@ BOOLEAN = {
     "mlx": "a boolean mask: True is seen",
     "onnx": "attn_mask of type bool: True is seen",
 }
-SCALE = {
-    "torch": "scale=", "flash-attn": "softmax_scale=", "jax": "scale=", "mlx": "scale=", "onnx": "the attribute scale",
-}  # fmt: skip
+SCALE = {"the scale": "scale= of torch, JAX and MLX, softmax_scale= of flash-attn, the attribute scale of ONNX"}
 
 CONVENTIONS = (
     Convention("causal", "none", "without the causal mask: rows see later keys", FAULT, _has("causal")),
