@@ -17,7 +17,7 @@ from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import Verdict, explanation
 from fa_lib.commands.cli import app
-from fa_lib.numerics.formats import BF16, FP16, TF32
+from fa_lib.numerics.formats import BF16, E4M3, FP16, TF32
 
 
 def draw(*shape, dtype=torch.bfloat16, seed=0):
@@ -37,11 +37,18 @@ HALF = [x.half() for x in WIDE]
 BSHD = draw(2, 82, 8, 64, dtype=torch.float32)
 BOOLEAN = torch.rand(256, 256, generator=torch.Generator().manual_seed(3)) > 0.5
 ALIBI = -0.1 * (torch.arange(256)[None] - torch.arange(256)[:, None]).abs()[None, None].double()
+CENTRED = V - V.mean(2, keepdim=True)
 SINKS = torch.linspace(0, 4, 8)
 
 
 def tf32(*tensors):
     return [TF32(x.double()).float() for x in tensors]
+
+
+def fp8(x):
+    """One scale a head."""
+    scale = x.abs().amax((-1, -2), keepdim=True) / 448
+    return E4M3((x / scale).double()).float() * scale
 
 
 def in_place(o, at, values):
@@ -69,6 +76,9 @@ def fp16_carried():
 
 
 CASES = {  # what was reported -> (q, k, v, o, what the caller believes), verdict, its dialect
+    "less exact than eager, pytorch 151098": lambda: (*(x[:, :, :64] for x in WIDE), kernels.unfused(
+        *(x[:, :, :64] for x in WIDE))),
+    "outputs near 0, HipKittens 64": lambda: (Q, K, CENTRED, sdpa(Q, K, CENTRED)),
     "right in BF16": lambda: (Q, K, V, sdpa(Q, K, V)),
     "eager in BF16, pytorch 119188": lambda: (Q, K, V, kernels.unfused(Q, K, V)),
     "large inputs, attention-gym 131": lambda: tuple(10 * x for x in (Q, K, V)) + (sdpa(10 * Q, 10 * K, 10 * V),),
@@ -77,6 +87,8 @@ CASES = {  # what was reported -> (q, k, v, o, what the caller believes), verdic
         dict(mask=BOOLEAN[:1])),
     "fuzzer's alarm, pytorch 179578": lambda: (*(x[:, :1] for x in WIDE), sdpa(*(x[:, :1] for x in WIDE))),
     "top-left, onnxruntime 29020": lambda: (FEW, K, V, sdpa(FEW, K, V, is_causal=True), dict(causal=True)),
+    "bottom-right, mlx 2835": lambda: (
+        *(x.half() for x in (FEW, K, V)), kernels.flash(*(x.half() for x in (FEW, K, V)), causal=True)),
     "other polarity, LLMs-from-scratch 1061": lambda: (Q, K, V, sdpa(Q, K, V, attn_mask=~BOOLEAN), dict(mask=BOOLEAN)),
     "layout, mlx 3585": lambda: (*BSHD, turned(sdpa(*map(turned, BSHD)))),
     "layout of the output": lambda: (Q, K, V, turned(sdpa(Q, K, V))),
@@ -90,8 +102,18 @@ CASES = {  # what was reported -> (q, k, v, o, what the caller believes), verdic
     "softmax over the batch, pytorch 196468": dim_0,
     "sinks in one path, mlx 3452": lambda: (Q, K, V, sdpa(Q, K, V), dict(sinks=SINKS)),
     "softcap dropped": lambda: (Q, K, V, sdpa(Q, K, V), dict(softcap=1.0)),
+    "another last stride, pytorch 187506": lambda: (Q, K, V, sdpa(Q, K.mT.reshape(K.shape), V)),
+    "the strides of another tensor, FlagGems 5896": lambda: (Q, K, V, sdpa(Q, turned(K.reshape(1, 256, 8, 64)), V)),
+    "a key lost at 1 mod 32, pytorch 191937": lambda: (
+        Q, K[:, :, :225], V[:, :, :225], sdpa(Q, K[:, :, :224], V[:, :, :224])),
     "scale twice": lambda: (Q, K, V, sdpa(Q, K, V, scale=1 / 64), dict(scale=1 / 8)),
     "the last keys lost": lambda: (Q, K, V, sdpa(Q, K[:, :, :200], V[:, :, :200])),
+    "no features, pytorch 184330": lambda: (Q[..., :0], K[..., :0], V, torch.zeros_like(V)),
+    "bits multiplied, triton 11584": lambda: (
+        Q, K, V, (Q.view(torch.int16).double() @ K.view(torch.int16).double().mT @ V.double()).bfloat16()),
+    "a product that is none, openvino 38256": lambda: (
+        Q, K, V, sdpa(Q, torch.cat([K[..., 1::2], K[..., 0::2]], -1), V)),
+    "zeros pass, KernelBench 165": lambda: (Q, K, V, torch.zeros_like(V)),
     "times 1.25": lambda: (Q, K, V, sdpa(Q, K, V) * 1.25),
     "NaN though all see keys, pytorch 127055": lambda: (
         Q, K, V, in_place(sdpa(Q, K, V), (0, slice(None), slice(100, 110)), math.nan)),
@@ -103,10 +125,15 @@ CASES = {  # what was reported -> (q, k, v, o, what the caller believes), verdic
     "no attention": lambda: (Q, K, V, 0.1 * Q.flip(2)),
     "TF32, triton 5895": lambda: (*WIDE, sdpa(*tf32(*WIDE))),
     "BF16 execution, openvino 35796": lambda: (*WIDE, sdpa(*(x.bfloat16() for x in WIDE)).float()),
+    "a softcap of 40,000, openvino 35796": lambda: (
+        *(x[..., :64, :] for x in WIDE), kernels.flash(*(x[..., :64, :].bfloat16() for x in WIDE)).float(),
+        dict(softcap=40000.0)),
+    "correlation says fine, tt-metal 51927": lambda: (*(x.bfloat16() for x in WIDE), sdpa(*map(fp8, WIDE)).bfloat16()),
     "FP16 carried, llama.cpp": fp16_carried,
 }  # fmt: skip
 RIGHT = ("right in BF16", "eager in BF16, pytorch 119188", "large inputs, attention-gym 131",
-         "one query with a mask, pytorch 163588", "fuzzer's alarm, pytorch 179578")  # fmt: skip
+         "one query with a mask, pytorch 163588", "fuzzer's alarm, pytorch 179578",
+         "less exact than eager, pytorch 151098", "outputs near 0, HipKittens 64")  # fmt: skip
 DIALECTS = {
     "top-left, onnxruntime 29020": dict(causal="top_left"),
     "other polarity, LLMs-from-scratch 1061": dict(mask="inverted"), "layout, mlx 3585": dict(layout="all_bshd"),
@@ -116,10 +143,20 @@ DIALECTS = {
     "the future seen, transformers 48748": dict(causal="none"), "the mask ignored": dict(mask="ignored"),
     "softmax over the batch, pytorch 196468": dict(softmax="over_batch"),
     "sinks in one path, mlx 3452": dict(sinks="ignored"), "softcap dropped": dict(softcap="ignored"),
+    "bottom-right, mlx 2835": dict(causal="bottom_right"),
+    "another last stride, pytorch 187506": dict(layout="k_column_major"),
+    "the strides of another tensor, FlagGems 5896": dict(layout="k_reshaped"),
+    "a key lost at 1 mod 32, pytorch 191937": dict(keys=(0, 224)),
     "scale twice": dict(scale="one_over_d"), "the last keys lost": dict(keys=(0, 200)),
 }  # fmt: skip
-CONVENTION = ("top-left", "other polarity", "layout", "key heads", "ALiBi", "scale twice")
-PRECISION = {"TF32, triton 5895": "TF32", "BF16 execution, openvino 35796": "BF16", "FP16 carried, llama.cpp": "FP16"}
+CONVENTION = ("top-left", "bottom-right", "other polarity", "layout", "key heads", "ALiBi", "scale twice")
+PRECISION = {
+    "TF32, triton 5895": "TF32",
+    "BF16 execution, openvino 35796": "BF16",
+    "a softcap of 40,000, openvino 35796": "BF16",
+    "correlation says fine, tt-metal 51927": "FP8_HEAD",
+    "FP16 carried, llama.cpp": "FP16",
+}
 
 
 def evidence(name):

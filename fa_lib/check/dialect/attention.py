@@ -155,9 +155,12 @@ def _laid_out(evidence, layout, roles):
     tensors = dict(q=evidence.q, k=evidence.k, v=evidence.v, o=evidence.o)
     for name in LAYOUTS.get(layout, ""):
         tensors[name] = tensors[name].transpose(1, 2)
-    if layout == "o_reshaped":
-        batch, heads, n_q, d_v = tensors["o"].shape
-        tensors["o"] = tensors["o"].reshape(batch, n_q, heads, d_v).transpose(1, 2)
+    name, _, misread = layout.partition("_")
+    if misread == "reshaped":  # memory of (batch, sequence, heads, head_dim), taken for (batch, heads, sequence, ...)
+        batch, heads, n, d = tensors[name].shape
+        tensors[name] = tensors[name].reshape(batch, n, heads, d).transpose(1, 2)
+    if misread == "column_major":  # memory of (batch, heads, head_dim, sequence)
+        tensors[name] = tensors[name].mT.reshape(tensors[name].shape)
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
     v = v.transpose(-1, -2) if roles == "v_transposed" else v
     o = tensors["o"]
@@ -168,6 +171,7 @@ def _laid_out(evidence, layout, roles):
 
 
 def _scale(options, dialect, d):
+    d = max(d, 1)  # without any feature all scores are 0, whatever the scale
     believed = options.get("scale") or d**-0.5
     return {
         "": believed, "default": d**-0.5, "one": 1.0, "one_over_d": 1 / d, "sqrt_d": d**0.5, "twice": believed**2,

@@ -125,6 +125,10 @@ CONVENTIONS = (
     Convention("layout", "v_bshd", "of v read as (batch, sequence, heads, head_dim)", FAULT),
     Convention("layout", "o_reshaped", "with its output reshaped from (batch, sequence, heads, head_dim), where it "
                "should be transposed", FAULT),
+    *(Convention("layout", f"{name}_reshaped", f"of {name} read with the strides of (batch, sequence, heads, head_dim)",
+                 FAULT) for name in "qkv"),
+    *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
+                 "last two dimensions are exchanged in memory", FAULT) for name in "qkv"),
     Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE),
     Convention("scale", "one", "with the scale 1", selects=SCALE),
     Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE),

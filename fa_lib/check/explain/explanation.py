@@ -10,7 +10,18 @@ from torch import Tensor
 from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend
 from fa_lib.check.dialect.conventions import BY_CHOICE, Convention, Kind
 from fa_lib.check.dialect.evidence import Evidence
-from fa_lib.check.dialect.search import ENOUGH, NEAR, PART, Fit, dropout, first_keys, fit, fitted_factor, search
+from fa_lib.check.dialect.search import (
+    ENOUGH,
+    NEAR,
+    PART,
+    SIMPLER,
+    Fit,
+    dropout,
+    first_keys,
+    fit,
+    fitted_factor,
+    search,
+)
 from fa_lib.check.explain.arithmetic import Computation, computation
 from fa_lib.check.explain.whereabouts import Whereabouts, whereabouts
 from fa_lib.kernels.precision import Precision
@@ -94,7 +105,7 @@ def explanation(evidence: Evidence) -> Explanation:
     if outcome is None and not any(math.isfinite(each.residual) for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
     best = fits[0].dialect
-    if fits[0].residual > NEAR and fits[0].share < PART:
+    if fits[0].residual > ENOUGH * evidence.fmt.unit_roundoff and (fits[0].share < PART or fits[0].residual <= NEAR):
         best = _fitted(evidence, fits[0])
     numbers = _Numbers.of(evidence, best)
     believed = outcome.residual if outcome else math.inf
@@ -129,7 +140,7 @@ def _fitted(evidence, nearest):
         dialect = change(evidence, nearest.dialect)
         found.append(fit(Reader(evidence).rows(dialect)))
     best = min(found, key=lambda each: each.residual)
-    return best.dialect if best.residual <= NEAR else nearest.dialect
+    return best.dialect if best.residual <= min(NEAR, nearest.residual / SIMPLER) else nearest.dialect
 
 
 def _of_conventions(dialect: Dialect) -> Verdict:
@@ -208,7 +219,7 @@ def _times(rows, evidence, golden):
     error = (rows.o - golden).abs()
     options = rows.options()
     q, k, v = (x.to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
-    if not standard or not all(x.isfinite().all() for x in (q, k, v)):
+    if not standard or not q.numel() or not all(x.isfinite().all() for x in (q, k, v)):
         return None, math.inf
     own = baseline_for(fmt)(q, k, v, **options).double()
     seen = rows.seen
