@@ -39,6 +39,10 @@ LONG = (
 )  # fmt: skip
 
 
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=20, help="of tests/faults.py: how many")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What tests import stays until the end, so Python need not search it for garbage again and again."""

@@ -1,286 +1,200 @@
-"""Faults, counted: processes are killed at random moments, disks are full, files are damaged; after each the work is
-done again and compared bit for bit. `make test-faults KILLS=200` writes docs/reliability.md. (Not part of `make test`.)
-"""
+"""Faults: processes are killed at random moments, a disk is full, files are damaged. The same command again then ends
+with the bits of an undisturbed run. `make test-faults KILLS=200` kills more often. (Not collected by `make test`.)"""
 
-import argparse
-import importlib.metadata
 import os
-import platform
 import random
-import signal
+import re
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
 
-from damage import damaged_cells, damaged_run
-from victims import Figures, Pool, Process, Sweep, Training, Writer, stamps
+import psutil
+import pytest
 
-from fa_lib.execution.files import replacing
+from fa_lib import draw
 from fa_lib.execution.paths import ROOT
+from fa_lib.execution.pools import workers
+from fa_lib.execution.sweep import sweep
 
-FULL = 200  # kills, from which the record is written
-
-
-@dataclass
-class Count:
-    """A row of the table."""
-
-    kills: int = 0
-    faults: int = 0
-    resumed: int = 0
-    refused: int = 0
-    lost: int = 0
-    ended: int = 0
-    equal: int = 0
-    note: str = ""
-
-    def check(self, equal, what):
-        self.ended += 1
-        self.equal += equal
-        self.lost += not equal
-        if not equal:
-            print(f"LOST: {what}", flush=True)
+SLOW_S = 300  # seconds after which a process hangs: alone on a machine each takes less than 20
+UNEQUAL = r"^said|\.ipynb$|\.(outcome|provenance)\.json$"  # names of files that hold times, which no two runs share
+SECONDS = rb'"(seconds|checksum)": [^,}]+'  # the same in run.json, and the checksum over them
+TRAIN = "-m fa_lib dev train --config tiny --steps 40 --save-every 2 --out run"
+FIGURES = "-m fa_lib dev figures --scale quick 02_precision 03_golden_value"
+VICTIMS = {  # share of the kills, processes at once in a folder, words of the command, globs of finished results
+    "training": (0.2, 1, TRAIN, "run/weights-*"),
+    "sweep": (0.4, 1, f"{__file__} 2 cache table0.csv", "cache/cell/[!.]*.json"),
+    "writers": (0.3, 3, f"{__file__} 0 cache table#.csv", "cache/cell/[!.]*.json"),  # #: the number of the process
+    "figures": (0.1, 1, FIGURES, "build/cache/*/[!.]*.json build/*.outcome.json"),
+}
 
 
-def undisturbed(what, folder):
-    """What it ends with, seconds to its first result, and seconds."""
+def cell(i):
+    """A cell of the sweep. It takes the seconds that PAUSE says."""
+    time.sleep(float(os.environ.get("PAUSE", 0)))
+    return dict(norm=draw("normal", i, (1, 1, 32, 8), (1, 1, 32, 8))[0].norm().item())
+
+
+def prepare(victim, folder):
+    """Make its folder, for figures with a copy of the repository."""
     folder.mkdir()
-    since, first, process = time.monotonic(), None, Process(what.words(folder))
-    while process.at.poll() is None:
-        first = first or (bool(what.kept(folder)) and time.monotonic() - since) or None
-        time.sleep(0.01)
-    code, said = process.end()
-    assert code == 0, said
-    return what.result(folder), first, time.monotonic() - since
+    if "figures" in victim.words:
+        for name in ("fa_lib", "notebooks", "data"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def moment(process, what, folder, times, chance):
-    """Wait for a random moment: in one of four while it starts, else from its first new result on."""
-    first, whole = times
-    if chance.random() < 0.25:
-        time.sleep(chance.uniform(0, first))
-        return
-    before = what.kept(folder)
-    while process.at.poll() is None and what.kept(folder) == before:
+def contents(folder):
+    """name -> checksum, False where it differs from run to run, of all files in a folder but hidden ones."""
+    paths = [path for path in folder.rglob("[!.]*") if path.is_file() and "__pycache__" not in path.parts]
+    read = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {n: not re.search(UNEQUAL, n) and sha256(re.sub(SECONDS, b"", held)).hexdigest() for n, held in read.items()}
+
+
+def wait_until(done, seconds=SLOW_S):
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
         time.sleep(0.005)
-    time.sleep(chance.uniform(0, 0.4 * (whole - first)))
 
 
-def finish(what, folder, right, count, name):
-    """Run it to its end: equal bit for bit, and what was kept is not made again."""
-    before = what.kept(folder)
-    code, said = Process(what.words(folder)).end()
-    after = stamps(p for p in before if p.exists())
-    count.resumed += bool(before) and code == 0 and after == before
-    count.check(code == 0 and after == before and what.result(folder) == right, f"{name}, exit {code}: {said[-2000:]}")
+def running():
+    return {each for each in psutil.process_iter(["status"]) if each.info["status"] != psutil.STATUS_ZOMBIE}
 
 
-def kills(what, name, folder, baseline, count, chance):
-    """Kill it one to five times on end, then let it end."""
-    folder.mkdir()
-    for _ in range(chance.randint(1, 5)):
-        process = Process(what.words(folder))
-        moment(process, what, folder, baseline[1:], chance)
-        count.kills += process.kill(chance.choice(what.whom), chance)
-    finish(what, folder, baseline[0], count, name)
+class Victim:
+    def __init__(self, name):
+        (self.share, self.at_once, self.words, self.results), self.begun = VICTIMS[name], []
+
+    def begin(self, folder):
+        """Its processes."""
+        env = os.environ | dict(PYTHONPATH=f"{folder}:{ROOT}", TQDM_DISABLE="1", PAUSE="0.04", OMP_NUM_THREADS="1")
+        for number in range(self.at_once):
+            words = [sys.executable, *self.words.replace("#", str(number)).split()]
+            with open(folder / f"said{number}", "w") as said:
+                self.begun.append(subprocess.Popen(words, cwd=folder, env=env, stdout=said, stderr=said))
+        return self.begun[-self.at_once :]
+
+    def finished(self, folder):
+        """path -> when it was made, of finished results but the newest: weights are written before their checkpoint."""
+        made = {path: path.stat().st_mtime_ns for glob in self.results.split() for path in folder.glob(glob)}
+        return dict(sorted(made.items(), key=lambda item: item[1])[:-1])
+
+    def finish(self, folder):
+        """Run to the end; the number of results that were finished before, of which none is made again."""
+        before = self.finished(folder)
+        assert not any([process.wait(SLOW_S) for process in self.begin(folder)]), (folder / "said0").read_text()
+        assert before.items() <= self.finished(folder).items()
+        return len(before)
+
+    def strike(self, process, folder, chance):
+        """SIGKILL for a process, for one that it started or for all of these; 0 where it had ended. One in four comes
+        while it starts, the others after a random number of new results. What is left running ends by itself."""
+        before, early = len(self.finished(folder)), chance.random() < 0.25
+        wanted = before if early else chance.randint(before + 1, max(before + 1, self.total))
+        wait_until(lambda: process.poll() is not None or len(self.finished(folder)) >= wanted)
+        time.sleep(chance.uniform(0, self.seconds / (2 if early else self.total)))
+        if process.poll() is not None:
+            return 0
+        below = psutil.Process(process.pid).children(recursive=True)
+        for each in chance.choice([[process], [process, *below], chance.sample(below or [process], 1)]):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait(SLOW_S)
+        wait_until(lambda: not {*below} & running(), seconds=30)
+        return 1
 
 
-def writers(what, name, folder, baseline, count, chance):
-    """Three on one cache at once, two or all of them killed; the others end well, and one more run too."""
-    folder.mkdir()
-    all_of = [Writer(i) for i in range(3)]
-    running = [Process(one.words(folder)) for one in all_of]
-    for process in running[: chance.randint(2, 3)]:
-        moment(process, what, folder, (baseline[1], (baseline[1] + baseline[2]) / 2), chance)
-        count.kills += process.kill("everyone", chance)
-    for one, process in zip(all_of, running):
-        code, said = process.end()
-        if code != -signal.SIGKILL:
-            equal = code == 0 and one.table(folder).read_bytes() == baseline[0]
-            count.check(equal, f"{name}, exit {code}: {said[-2000:]}")
-    finish(what, folder, baseline[0], count, name)
+@pytest.fixture(scope="module", params=VICTIMS)
+def victim(request, tmp_path_factory):
+    """After an undisturbed run: what its folder then holds, and its seconds and finished results."""
+    victim, folder = Victim(request.param), tmp_path_factory.mktemp("undisturbed") / "run"
+    prepare(victim, folder)
+    since = time.monotonic()
+    victim.finish(folder)
+    victim.seconds, victim.total = time.monotonic() - since, len(victim.finished(folder))
+    victim.right = contents(folder)
+    yield victim
+    for process in victim.begun:  # a failed test may leave one running
+        process.kill()
 
 
-def full_disk(what, name, folder, baseline, count, kib):
-    """On a disk too small: an error that says so and where, no half-written file; with room, it goes on to its end."""
-    folder.mkdir()
-    small = folder / ("run" if isinstance(what, Training) else "cache")
+def test_a_killed_run_ends_with_the_same_bits(victim, tmp_path, request):
+    """Killed up to four times, then run to its end. No result is ever half-written, and no other file is left."""
+    wanted, kills, found = round(victim.share * request.config.getoption("kills")) or 1, 0, []
+    while kills < wanted:
+        assert len(found) < 3 * wanted, "too few kills come in time"
+        folder, chance, landed = tmp_path / f"{len(found)}", random.Random(len(found)), 0
+        prepare(victim, folder)
+        for _ in range(chance.randint(1, 4 // victim.at_once)):
+            processes = victim.begin(folder)
+            struck = chance.randint(1, victim.at_once)
+            landed += sum(victim.strike(process, folder, chance) for process in processes[:struck])
+            assert not any([process.wait(SLOW_S) for process in processes][struck:])
+            assert all(victim.right.get(name, held) == held for name, held in contents(folder).items())
+        kills, found = kills + landed, [*found, victim.finish(folder)]
+        assert contents(folder) == victim.right
+        hidden = [path for path in folder.rglob(".*") if path.is_file() and path.suffix != ".lock"]
+        assert len(hidden) <= 2 * landed, "a kill leaves a hidden file for each of two kernels at most"
+    assert any(found)
+    print(f"{kills} kills, {len(found)} runs to the end, {sum(map(bool, found))} of them from finished results")
+
+
+@pytest.mark.parametrize("victim, part, kib", [("training", "run", 2500), ("sweep", "cache", 60)], indirect=["victim"])
+def test_a_full_disk_is_an_error_with_its_path(victim, part, kib, tmp_path):
+    small = tmp_path / part
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", small], capture_output=True)
-    if mounted.returncode:
-        count.note = "not run: it takes the right to mount a small disk"
-        return
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", small]).returncode:
+        pytest.skip("a small disk takes the right to mount one")
     try:
-        code, said = Process(what.words(folder)).end()
-        count.faults += 1
-        told = code != 0 and "No space left on device" in said and str(small) in said.splitlines()[-1]
-        count.refused += told
-        left = [p.name for p in small.rglob(".*")]
-        if not told or left:
-            count.check(False, f"{name}, {kib} KiB, exit {code}, left {left}: {said[-2000:]}")
+        code, said = victim.begin(tmp_path)[0].wait(SLOW_S), (tmp_path / "said0").read_text().strip()
+        assert code and re.search(f"No space left on device.*'{part}/.*$", said) and not [*small.rglob(".*")], said
         subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
-        finish(what, folder, baseline[0], count, name)
+        assert victim.finish(tmp_path) and contents(tmp_path) == victim.right
     finally:
         subprocess.run(["umount", "--lazy", small], check=True)
 
 
-KINDS = {  # kind -> what is disturbed, how, its share of the kills
-    "a sweep in one process": (Sweep(), kills, 0.4),
-    "a sweep on two processes: all, the parent or a worker": (Pool(), kills, 0.06),
-    "three writers of one cache": (Sweep(), writers, 0.42),
-    "training": (Training(), kills, 0.11),
-    "`make figures`": (Figures(), kills, 0.01),
-}
+def damaged(whole, request):
+    """Copies of a file that are cut, a short one at every byte; then some with one random bit changed."""
+    yield from (whole[:length] for length in range(0, len(whole), 1 + len(whole) // 250))
+    for bit in random.Random(0).choices(range(8 * len(whole)), k=max(10, request.config.getoption("kills") // 2)):
+        yield whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :]
 
 
-def campaign(wanted, seed, folder, jobs):
-    """kind -> Count, of at least so many kills."""
-    counts = {}
-
-    def attempt(function, count, name, *rest):
-        try:
-            function(*rest)
-        except Exception:
-            count.check(False, f"{name}: {traceback.format_exc()}")
-
-    def killing(kind):
-        what, how, share = KINDS[kind]
-        count, number = counts[kind], 0
-        at = folder / str(list(KINDS).index(kind))
-        at.mkdir()
-        baseline = undisturbed(what, at / "undisturbed")
-        if kind in small:
-            sizes = (24, 60, 100) if isinstance(what, Sweep) else (1500, 2500, 4000)
-            for kib in sizes[: 1 + (wanted >= FULL)]:
-                name = f"full disk, {kind}"
-                attempt(full_disk, small[kind], name, what, name, at / f"full{kib}", baseline, small[kind], kib)
-        while count.kills < max(1, round(share * wanted)):
-            chance = random.Random(f"{seed} {kind} {number}")
-            name, number = f"{kind}, number {number}", number + 1
-            attempt(how, count, name, what, name, at / str(number), baseline, count, chance)
-            print(f"{count.kills:4d} kills of {kind}", flush=True)
-
-    for kind in KINDS:
-        counts[kind] = Count()
-    small = {kind: Count() for kind in list(KINDS)[:4:3]}
-    counts |= {f"a full disk: {kind}": count for kind, count in small.items()}
-    names = ["a cell's file, cut at every byte", "a cell's file, one bit flipped"]
-    names += ["a checkpoint, one bit flipped or cut", "weights, one bit flipped", "`run.json`, one bit flipped"]
-    cut, flip, checkpoint, weight, ended = (counts.setdefault(name, Count()) for name in names)
-    bits, chance = 10 if wanted < FULL else 100, random.Random(seed)
-    for name in ("cells", "runs"):
-        (folder / name).mkdir()
-    attempt(damaged_cells, cut, "cells", folder / "cells", bits, cut, flip, chance)
-    attempt(damaged_run, checkpoint, "checkpoints", folder / "runs", bits, checkpoint, weight, ended, chance)
-    with ThreadPoolExecutor(jobs) as pool:  # the slowest first
-        list(pool.map(lambda kind: attempt(killing, counts[kind], kind, kind), list(KINDS)[::-1]))
-    return counts
+def test_a_damaged_cell_alone_is_computed_again(tmp_path, request):
+    again = partial(sweep, cell, dict(i=range(3)), cache=tmp_path)
+    right = again()
+    path, *others = sorted(tmp_path.rglob("*.json"))
+    whole, before = path.read_bytes(), [*map(os.path.getmtime, others)]
+    for held in damaged(whole, request):
+        path.write_bytes(held)
+        assert again().equals(right) and path.read_bytes() == whole and [*map(os.path.getmtime, others)] == before
 
 
-def table(counts):
-    """The rows as Markdown, with their sum."""
-    total = Count(*(sum(getattr(c, f) for c in counts.values()) for f in list(vars(Count()))[:-1]))
-    lines = ["| fault | kills | other faults | noticed | resumed | lost | equal bit for bit |", "|" + "---|" * 7]
-    for name, c in (counts | {"**all**": total}).items():
-        told = f"{c.refused} of {c.faults}" if c.faults else ""
-        equal = c.note or f"{c.equal} of {c.ended}"
-        lines.append(f"| {name} | {c.kills} | {c.faults} | {told} | {c.resumed} | {c.lost} | {equal} |")
-    return "\n".join(lines), total
+def test_a_damaged_file_of_a_run_is_refused_with_its_path(tmp_path, request):
+    from runs import QUICK, run  # here, since a sweep that is killed imports this file
+
+    from fa_lib.training.run_folder import load_weights, weights
+
+    folder, right = tmp_path / "run", run(tmp_path / "right", config=QUICK)
+    again, last = partial(run, folder, config=QUICK), weights(folder, 4)
+    with pytest.raises(IndexError):
+        again(watch=[None, None, None].__getitem__)  # ends before step 3, and leaves its checkpoint
+    for name, read in {"resume.ckpt": again, last.name: partial(load_weights, last), "run.json": again}.items():
+        whole = (folder / name).read_bytes()
+        for held in damaged(whole, request):
+            (folder / name).write_bytes(held)
+            with pytest.raises(ValueError, match=re.escape(f"{folder / name}")):
+                read()
+        (folder / name).write_bytes(whole)
+        assert again()["losses"] == right["losses"] and contents(folder) == contents(tmp_path / "right")
 
 
-def record(rows, total, seed, seconds):
-    """docs/reliability.md."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "lightning-fabric")
-    )
-    return f"""<!-- written by `make test-faults KILLS={FULL}`: do not edit -->
-# Through faults
-
-Processes were killed with SIGKILL at random moments, disks were full, files were damaged. After each the same command
-was run again to its end, and what it left was compared with an undisturbed run's, bit for bit.
-
-{rows}
-
-{total.kills} kills on {date.today()} in {seconds / 60:.0f} minutes, seed {seed}, at commit {commit or "unknown"}.
-Python {platform.python_version()}, {versions}, {platform.system()} on {os.cpu_count()} {platform.machine()} cores.
-
-- **kills** landed while the work ran: one in four while it starts, the others from its first new result on. One to
-  five come in a row before the run that ends.
-- **noticed**: a damaged cell was computed again; a damaged checkpoint, weights file or `run.json` was refused with its
-  path; a full disk was named with the path that did not fit.
-- **resumed**: runs to the end that found finished work and did not make it again.
-- **lost**: a rerun that failed, made finished work again, or ended with other bits.
-- **equal**: results compared: a sweep's table; a training run's weights, losses and gradients' shares of zeros; the
-  tables and figures of `make figures`.
-
-## What guards what
-
-- Every file is written beside its place and renamed when it is complete (`fa_lib.execution.files.replacing`). A kill
-  may leave a hidden file beside it, which nothing reads. A notebook's folder `build/<notebook>.<random>/` that a kill
-  left is removed when that notebook runs again.
-- A training run holds its folder; another one in it is refused. A notebook that another `make figures` runs is waited
-  for. Workers end when their parent is gone, and what `make figures` started ends with `make`; a sweep that loses a
-  worker ends with an error and keeps its finished cells.
-- What is not tried: power cuts (nothing waits for the disk), network file systems.
-
-## What carries a checksum
-
-| file | checksum | where it does not fit |
-|---|---|---|
-| a sweep's cell, a golden value kept for a check | SHA-256 of its content | it is computed again |
-| `resume.ckpt` | SHA-256 of its content: `torch.load` lets most flipped bits through | refused, with its path |
-| weights of a training run | SHA-256 of the tensors | refused, with their path; so is a run whose weights are gone |
-| `run.json` | SHA-256 of its content | refused, with its path |
-| results of a notebook | SHA-256 of each file, in `build/<notebook>.outcome.json` | the notebook runs again |
-| a shard (.tar) of a data set | the tar format's own sum of each header, and its end | refused, with its path |
-| archives that `make` installs | SHA-256, in `requirements.hashes` | not installed |
-
-These carry none:
-
-- Compiled code: numba's kernels are compiled anew in each process (half a second), since numba's cache on disk has no
-  checksum. Python's `.pyc` files and the libraries of torch have none either: what changes them after they were
-  installed changes numbers unseen.
-- The bytes inside of a data set's files: PNG has sums of its own, JPEG, WebP and captions have none.
-- Captured calls (`.safetensors`, `.npz`, `.pt`), and reports. `.npz` has CRC-32.
-- torch, where an index has another build than PyPI's (one without CUDA): it is installed by its version, and this is
-  said.
-
-## What makes a result stale
-
-A cell and a notebook's outcome depend on the source of their function; on every module of fa_lib's and of the
-reader's that it imports, inside of functions too, wherever Python finds it, and so on from those; on the versions of
-torch, numpy, gfloat and numba; on the processor's instructions; and on the code that their texts name
-(`package.module:function`). Not seen: modules that are imported by a computed name, files that code opens, installed
-packages (site-packages) beside those four, and, within one process, an edit of a module that is loaded already: start
-anew after an edit.
-"""
-
-
-def main():
-    parser = argparse.ArgumentParser(description="count what faults lose")
-    parser.add_argument("--kills", type=int, default=20, help=f"at least so many; from {FULL} the record is written")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments, the victims and the flipped bits")
-    parser.add_argument("--jobs", type=int, default=len(KINDS), help="kinds of faults at once")
-    given = parser.parse_args()
-    since = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        counts = campaign(given.kills, given.seed, Path(folder), given.jobs)
-    rows, total = table(counts)
-    seconds = time.monotonic() - since
-    print(f"{rows}\n{seconds:.0f} s")
-    if total.lost or total.equal != total.ended or total.refused != total.faults or total.kills < given.kills:
-        sys.exit("some work was lost")
-    if given.kills >= FULL:
-        with replacing(ROOT / "docs" / "reliability.md") as path:
-            path.write_text(record(rows, total, given.seed, seconds))
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # the sweep: processes, cache, table
+    with workers(int(sys.argv[1])) as pool:
+        sweep(cell, dict(i=range(60)), cache=sys.argv[2], executor=pool).to_csv(sys.argv[3], index=False)

@@ -14,7 +14,6 @@ from functools import partial
 from multiprocessing import active_children, get_context
 
 import pytest
-from victims import descendants, forked
 
 from fa_lib import draw, kernels, sweep
 from fa_lib.execution.paths import PACKAGE, ROOT
@@ -177,15 +176,6 @@ def test_workers_of_another_fa_lib_are_refused(tmp_path):
     done = subprocess.run([sys.executable, "asks.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     refused = f"worker: it imports {tmp_path / 'fa_lib'} and not {PACKAGE}"
     assert done.stdout == f"{PACKAGE / 'execution/sweep.py'}\n" or refused in done.stderr, done
-
-
-@pytest.mark.slow
-def test_a_kill_finds_the_workers():
-    """Of tests/faults.py."""
-    with workers(2) as pool:
-        at = {pool.submit(os.getpid).result() for _ in range(8)}
-        below = descendants(os.getpid())
-        assert at <= {pid for pid in below if forked(pid)} <= {*pool._processes}
 
 
 def test_with_an_executor_a_cell_that_fails_is_reported_and_the_rest_are_finished(tmp_path, capsys):
