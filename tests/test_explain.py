@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from typer.testing import CliRunner
 
+import fa_lib
 from fa_lib import Precision, Tiling, kernels
 from fa_lib.check.dialect.attention import Dialect, Reader, Unfit, attend
 from fa_lib.check.dialect.conventions import CONVENTIONS
@@ -233,6 +234,15 @@ def test_a_file_made_with_numpy_alone(tmp_path):
     assert (found["o"]["verdict"], found["o2"]["verdict"]) == ("bug", "rounding")
     assert found["o"]["dialect"] == dict(causal="none")
     assert "BUG: o " in done.output and "ROUNDING: o2 " in done.output and "o2 is nearer" in done.output
+
+
+def test_it_is_called_in_python_too():
+    found = fa_lib.explain(Q, K, V, sdpa(Q, K, V, is_causal=True))
+    assert found.verdict == Verdict.CONVENTION and f"{found}".startswith("CONVENTION: o ")
+    tensors = (turned(x)[0] for x in (Q, K, V, sdpa(Q, K, V)))  # (sequence, heads, head_dim)
+    assert fa_lib.explain(*tensors, layout="bshd").verdict == Verdict.ROUNDING
+    with pytest.raises(ValueError, match="^alibi: got True"):
+        fa_lib.explain(Q, K, V, Q, alibi=True)
 
 
 def test_what_no_file_may_lack(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import Explanation, explanation
 from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
 from fa_lib.kernels.inputs import tensors
@@ -90,7 +91,14 @@ def evidence(
     return Evidence(**found, options=dict(options or {}))
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explanation:
+class Explained(Explanation):
+    """An Explanation that is printed as `fa-lib explain` prints it."""
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explained:
     """Explain an output of q, k and v: is it rounding or a bug, and why? `print` it to read it.
 
     Args:
@@ -103,4 +111,4 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
         ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
     """
     Asked.of(**options)
-    return explanation(evidence(q, k, v, o, Reading(layout=layout), options))
+    return Explained(**vars(explanation(evidence(q, k, v, o, Reading(layout=layout), options))))

@@ -81,11 +81,6 @@ class Explanation:
     blind_rows: str = ""
     rows: tuple[int, int] = (0, 0)
 
-    def __str__(self) -> str:
-        from fa_lib.check.explain.explain_words import lines
-
-        return "\n".join(lines(self))
-
     @property
     def conventions(self) -> list[Convention]:
         """Those of the dialect that have a name."""
