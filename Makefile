@@ -115,6 +115,9 @@ mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels
 mutants-quick: $(call has,test) ## every third kernel, one draw, our judge alone, in a few minutes
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge --quick
 
+reports: $(call has,core) ## how good is `fa-lib explain`: public reports of attention that differs, into docs/reports.md
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.reports
+
 times: $(call has,test) ## write docs/times.md: where the time of `make figures` goes, from what it left in build/
 	$(PYTHON) benchmarks/times.py
 
@@ -169,4 +172,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record wheelhouse report gallery gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick docs lint renew clean
+.PHONY: help figures publish study record wheelhouse report gallery gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean

@@ -222,6 +222,10 @@ def _window(options, choice):
 
 def _masked(mask, choice, entries, heads_at, rows, shape):
     """What a mask adds to the scores of the sampled rows, as a choice reads it."""
+    if choice.startswith("triangle"):
+        own = rows + (shape[3] - shape[2] if choice == "triangle_bottom_right" else 0)
+        hidden = torch.arange(shape[3])[None] > own[:, None]
+        return torch.zeros(hidden.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
     if choice == "transposed":
         mask = mask.transpose(-1, -2)
     try:

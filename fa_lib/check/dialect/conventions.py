@@ -1,5 +1,6 @@
 """The conventions that a call of attention may follow, likely ones first, and the option that selects each one."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -89,6 +90,19 @@ def _square(evidence):
     return _has("mask")(evidence) and evidence.q.shape[2] == evidence.k.shape[2]
 
 
+def _triangle(offset):
+    """A mask that hides the keys above a diagonal, which begins in a corner, and no others."""
+
+    def fits(evidence):
+        mask, n_q, n_kv = evidence.options.get("mask"), evidence.q.shape[2], evidence.k.shape[2]
+        if mask is None or n_q == n_kv or mask.shape[-2:] != (n_q, n_kv) or mask[..., 0, 0].numel() != 1:
+            return False
+        visible = mask.reshape(n_q, n_kv) if mask.dtype == torch.bool else mask.reshape(n_q, n_kv) > -math.inf
+        return torch.equal(visible.cpu(), torch.ones(n_q, n_kv, dtype=torch.bool).tril(offset * (n_kv - n_q)))
+
+    return fits
+
+
 FAULT = Kind.FAULT
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -139,6 +153,10 @@ CONVENTIONS = (
     Convention("mask", "ignored", "without the mask", FAULT, _has("mask")),
     Convention("mask", "inverted", "with the boolean mask of the other polarity: True is hidden", fits=_boolean,
                selects=BOOLEAN),
+    Convention("mask", "triangle_bottom_right", "with the mask's triangle aligned bottom-right",
+               fits=_triangle(0), selects=ALIGNED),
+    Convention("mask", "triangle_top_left", "with the mask's triangle aligned top-left",
+               fits=_triangle(1), selects=ALIGNED),
     Convention("mask", "added", "with the boolean mask added to the scores as 0 and 1", FAULT, _boolean,
                selects=BOOLEAN),
     Convention("mask", "truth", "with the mask's numbers taken for truth values: what is not 0 is seen", fits=_numbers,

@@ -30,7 +30,7 @@ class Computation:
 
     Attributes:
         key: of mistakes.STEPS and their like; "kernel" (of a coarser format), "products" (only its products), "cut"
-            (the same, truncated); "quantized" (Q, K, V and P) or "quantized_kv".
+            (the same, truncated); "quantized" (Q, K, V and P), "quantized_qkv" or "quantized_kv".
         fmt: the format, or the key of SCHEMES. tiles: over which sums are carried in it; 0 of others.
         share: of the squared error, that it reproduces.
         factor: of a "bias".
@@ -107,7 +107,11 @@ def _quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[Compu
         group = SCHEMES[key].size if SCHEMES[key].per == "group" else 1
         if rows.q.shape[-1] % group or rows.v.shape[-1] % group or rows.k.shape[0] % group:
             continue
-        for name, quantization in (("quantized", Quantization.of(key)), ("quantized_kv", Quantization.cache(key))):
+        of_all = Quantization.of(key)
+        for name, quantization in (
+            ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)),
+            ("quantized_kv", Quantization.cache(key)),
+        ):  # fmt: skip
             o = attention(
                 rows.q, rows.k, rows.v, quantization, tiling=Tiling(64, BLOCK),
                 precision=Precision.kernel(fmt), mask=bias, scale=rows.options["scale"],

@@ -1,6 +1,7 @@
 """An Explanation in words: the verdict in a line, its evidence, and what to do."""
 
 from fa_lib.check.dialect.conventions import BY_CHOICE
+from fa_lib.check.dialect.search import NEAR
 from fa_lib.check.explain.arithmetic import Computation
 from fa_lib.check.explain.explanation import Explanation, Verdict
 from fa_lib.check.explain.whereabouts import Whereabouts
@@ -11,6 +12,7 @@ COMPUTATIONS = {  # key of a Computation -> what has these errors
     "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
     "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
     "quantized": "q, k, v and P in {fmt}",
+    "quantized_qkv": "q, k and v in {fmt}",
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
 }
 BLIND = {
@@ -68,10 +70,10 @@ def _precision(found, name):
 
 def _bug(found, name):
     if found.hidden_nan:
-        yield f"{name} hides NaN: {found.hidden_nan:,} rows are finite, though q, or what they see of k and v, is not."
+        yield f"{name} hides NaN: {_rows(found.hidden_nan)} finite, though q, or what is seen of k and v, is not."
         return
     if found.nan_rows:
-        yield f"{name} is NaN or infinite in {found.nan_rows:,} rows, though all that they see is finite."
+        yield f"{name} is wrong in its NaN: {_rows(found.nan_rows)} not finite, though all that is seen is."
         yield "Where whole blocks of keys are hidden, exp(-inf + inf) makes NaN; else look for an overflow."
         return
     if found.dropout:
@@ -82,7 +84,7 @@ def _bug(found, name):
         if found.part:
             yield f"There it is {what(found.part)}."
         return
-    if found.dialect and found.residual < found.believed / 3:
+    if found.dialect and found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}."
         yield from _believed(found)
         yield from _bound(found)
@@ -123,6 +125,10 @@ def _where(where: Whereabouts) -> str:
         ) if ranges
     ]  # fmt: skip
     return f"{' and '.join(parts) or 'places without a pattern'} ({where.share:.0%} of the rows)"
+
+
+def _rows(count):
+    return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
 def _listed(ranges):

@@ -116,6 +116,8 @@ def explanation(evidence: Evidence) -> Explanation:
     for dialect in dict.fromkeys((Dialect(), best)):
         if _fits(evidence, dialect) and (share := dropout(Reader(evidence).rows(dialect))):
             return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
+    if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
+        best, numbers = (Dialect(), outcome) if outcome else (best, numbers)
     where, part = _located(evidence, best, fits)
     return numbers.explained(Verdict.BUG, believed, where=where, part=part)
 

@@ -1,0 +1,99 @@
+"""How good is `fa-lib explain` on other people's reports: `make reports` writes docs/reports.md."""
+
+import time
+
+import torch
+
+from fa_lib import kernels
+from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.explain.explain_words import lines
+from fa_lib.check.explain.explanation import Explanation, explanation
+from fa_lib.execution.files import replacing
+from fa_lib.execution.paths import ROOT
+from fa_lib.experiments.reports import REPORTS, Call, Report
+from fa_lib.kernels.rule import ALLOWED, baseline_for
+from fa_lib.numerics.formats import Format
+
+PAGE = ROOT / "docs" / "reports.md"
+TEXT = """<!-- written by `make reports`: do not edit -->
+# Reports of other people
+
+`fa-lib explain` ([what it does](explain.md)) on {count} public reports in which attention differs. The tensors of
+each are made anew, by the same call or with the defect in a few lines (`fa_lib/experiments/reports.py`), not by the
+library of then. The right answer is the maintainers', or our reading where a thread has none. Beside it stand
+`torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and the rule of two: no
+more than twice Baseline's largest error. These reports were at hand when `explain` was written: others are the better
+examination.
+
+**Verdict right: {verdicts} of {count}. Cause right, where there is one to name: {causes} of {named}.** assert_close
+and the rule know two answers. Taken as "nothing to fix" or not, assert_close is right in {close}, the rule in {rule}
+of {count}. All of it took {seconds:.0f} s of CPU time.
+
+| thread | what was seen | right answer | `explain` | assert_close | rule of two |
+|---|---|---|---|---|---|
+{rows}
+
+"""
+
+
+def is_cause(report: Report, found: Explanation) -> bool:
+    """Whether the cause that is named is the report's."""
+    if "fmt" in report.cause:
+        return found.arithmetic is not None and found.arithmetic.fmt == report.cause["fmt"]
+    return found.dialect == report.cause
+
+
+def by_assert_close(call: Call, golden: torch.Tensor) -> bool:
+    """Whether `assert_close` passes, with its defaults."""
+    try:
+        torch.testing.assert_close(call.o, golden.to(call.o.dtype))
+    except AssertionError:
+        return False
+    return True
+
+
+def by_rule(call: Call, golden: torch.Tensor) -> bool:
+    """Whether the largest error is within ALLOWED times Baseline's."""
+    baseline = baseline_for(Format.of(call.q.dtype))(call.q, call.k, call.v, **call.believed)
+    allowed = ALLOWED["o"] * (baseline.double() - golden).abs().max()
+    return bool((call.o.double() - golden).abs().max() <= allowed)
+
+
+def others(call: Call) -> tuple[bool, bool]:
+    """`by_assert_close` and `by_rule`; False where they cannot be asked."""
+    try:
+        golden = kernels.golden(call.q, call.k, call.v, inputs=Format.of(call.q.dtype), **call.believed)
+    except ValueError:
+        return False, False
+    if golden.shape != call.o.shape:
+        return False, False
+    return by_assert_close(call, golden), by_rule(call, golden)
+
+
+def document() -> str:
+    """docs/reports.md, from all reports."""
+    rows, verdicts, causes, close, rule, started = [], 0, 0, 0, 0, time.process_time()
+    for report in REPORTS:
+        call = report.make()
+        found = explanation(Evidence(call.q, call.k, call.v, call.o, call.believed))
+        fine, (passes, within) = report.verdict == "rounding", others(call)
+        verdicts += found.verdict == report.verdict
+        causes += bool(report.cause) and is_cause(report, found)
+        close, rule = close + (passes == fine), rule + (within == fine)
+        answer = lines(found)[0].partition(": ")[2].replace("|", "\\|")
+        mark = "" if found.verdict == report.verdict else "**wrong:** "
+        cells = report.thread, report.asked, report.verdict, f"{mark}{found.verdict}: {answer}"
+        cells = *cells, "close" if passes else "differs", "within" if within else "breaks it"
+        rows.append(f"| {' | '.join(cells)} |")
+    named = sum(bool(report.cause) for report in REPORTS)
+    return TEXT.format(
+        rows="\n".join(rows), count=len(REPORTS), verdicts=verdicts, causes=causes, named=named, close=close, rule=rule,
+        seconds=time.process_time() - started,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    text = document()
+    with replacing(PAGE) as path:
+        path.write_text(text)
+    print(text.split("**")[1])
