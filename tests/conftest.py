@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+from queue import Empty
 
 import nbval.kernel
 import nbval.plugin
@@ -18,7 +19,10 @@ class SharedKernel(nbval.kernel.RunningKernel):
     """A notebook's kernel, kept for the next one: what the first imports and compiles, the next finds ready."""
 
     def stop(self):
-        self.await_reply(self.execute_cell_input(FORGET))
+        try:
+            self.await_reply(self.execute_cell_input(FORGET), timeout=60)
+        except Empty:  # a cell is at work still, whatever interrupts it
+            super().stop()
 
 
 KERNELS: dict[str, SharedKernel] = {}

@@ -36,16 +36,20 @@ def explain(
         from fa_lib.check.explain.explain_words import lines
         from fa_lib.check.explain.explanation import Verdict, explanation, record
         from fa_lib.execution.files import replacing
+        from fa_lib.execution.results import provenance
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
         found = {name: explanation(each) for name, each in read(file, reading).items()}
         say("\n".join(line for name, each in found.items() for line in lines(each, name)))
         if len(found) == 2:
-            nearer, other = sorted(found, key=lambda name: found[name].residual)
-            say(f"{nearer} is nearer to the golden value: {found[nearer].residual:.2g} of its size off, {other} "
-                f"{found[other].residual:.2g}.")  # fmt: skip
+            nearer, other = sorted(found, key=lambda name: found[name].believed)
+            off = {name: f"{each.believed:.2g} of its size" for name, each in found.items()}
+            say(
+                f"Under your options {nearer} is nearer to attention: it is off by {off[nearer]}, {other} by {off[other]}."
+            )
         if json_file is not None:
             with replacing(json_file) as path:
-                path.write_text(json.dumps({name: record(each) for name, each in found.items()}, indent=1) + "\n")
+                records = {name: record(each) for name, each in found.items()}
+                path.write_text(json.dumps(records | provenance(dict(file=f"{file}")), indent=1) + "\n")
     if exit_code and any(each.verdict != Verdict.ROUNDING for each in found.values()):
         raise typer.Exit(1)

@@ -59,13 +59,14 @@ def call_each(
     else:
         context = multiprocessing.get_context("spawn")
     waiting, running = list(arguments), {}
-    with _environment(environment), tempfile.TemporaryDirectory(prefix="fa_lib-calls-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fa_lib-calls-") as folder:
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     argument, printed = waiting.pop(0), Path(folder) / f"{len(waiting)}.txt"
-                    process = context.Process(target=_call, args=(fn, argument, printed))
-                    process.start()
+                    process = context.Process(target=_call, args=(fn, argument, printed, dict(environment)))
+                    with _environment(environment):  # the forkserver begins here, if there is none
+                        process.start()
                     running[process.sentinel] = _Running(argument, process, printed, time.monotonic() + timeout)
                 first = min(each.deadline for each in running.values())
                 for sentinel in connection.wait([*running], max(0, first - time.monotonic())):
@@ -80,9 +81,9 @@ def call_each(
 
 def _end(call, late=False):
     """Kill what the call has left running, and return how it ended."""
-    for kill in (lambda: os.killpg(call.process.pid, signal.SIGKILL), call.process.kill):
-        with suppress(ProcessLookupError, PermissionError):  # the first: it has not yet a group of its own
-            kill()
+    with suppress(ProcessLookupError, PermissionError):  # it may not have a group of its own yet
+        os.killpg(call.process.pid, signal.SIGKILL)
+    call.process.kill()
     call.process.join()
     printed = call.printed.read_text(errors="backslashreplace") if call.printed.exists() else ""
     return EndedCall(call.argument, None if late else call.process.exitcode, printed)
@@ -92,19 +93,28 @@ def _call(fn, argument, printed):
     """Run a call in its process."""
     os.setsid()  # a group of its own, with what it starts
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    out = os.open(printed, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    out = os.open(printed, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target in (1, 2):
         os.dup2(out, target)
     fn(argument)
 
 
+def _follow():
+    """End the group of this process with its parent."""
+    multiprocessing.parent_process().join()
+    os.killpg(0, signal.SIGKILL)
+
+
 @contextmanager
 def _environment(variables):
     """Set variables of this process, which its processes inherit, until the block ends."""
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -11,9 +11,10 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import papermill
@@ -80,6 +81,7 @@ def _scale(folder, scale):
 def run(
     notebook: str | Path, scale: str, build: str | Path, *, into: str | Path | None = None,
     executor: str | int | None = None, timeout: int = CELL_TIMEOUT, kernel: NotebookKernel | None = None,
+    stopped: threading.Event | None = None,
 ) -> Path | None:  # fmt: skip
     """Execute a notebook at a scale, unless its outcome is there and fresh.
 
@@ -89,7 +91,7 @@ def run(
         into: folder of the results; None is `build`.
         executor: as for `workers`, instead of the notebook's `processes`.
         timeout: seconds that a cell may take.
-        kernel: in which it runs; None starts one for it.
+        kernel: runs the notebook; None starts one for it. stopped: once it is set, no lock is waited for any longer.
 
     Returns:
         the executed copy's path; None where its outcome is fresh.
@@ -104,7 +106,7 @@ def run(
     if executor not in (None, "slurm") and type(executor) is not int:
         raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
     given = parameters(notebook, scale)
-    with locked_folder(build / notebook.stem, seconds=2 * CELL_TIMEOUT):  # another `make figures` may be at it
+    with _locked(build / notebook.stem, stopped):
         failed_path(notebook, build).unlink(missing_ok=True)  # of an earlier run
         if is_fresh(notebook, scale, build, into):
             return None
@@ -112,6 +114,21 @@ def run(
         if executor is not None and "processes" in accepted:
             given = given | dict(processes=executor)
         return _execute_on(executor, notebook, scale, given, build, into, timeout, kernel)
+
+
+@contextmanager
+def _locked(folder, stopped):
+    """With the lock of a notebook, at which another `make figures` may be."""
+    end = time.monotonic() + 2 * CELL_TIMEOUT
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked_folder(folder, seconds=1))
+                break
+            except ValueError:
+                if stopped is not None and stopped.is_set() or time.monotonic() > end:
+                    raise
+        yield
 
 
 def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:

@@ -2,7 +2,7 @@
 ready."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ from fa_lib.execution import process_settings
 from fa_lib.execution.same_code import refuse_another_fa_lib
 
 SLOW_S = 600  # seconds that a kernel may take to start, and outputs to arrive: a loaded machine is no error
-QUIET = ["--IPKernelApp.log_level=CRITICAL"]  # the kernel program's own lines are no business of a reader
+QUIET = [
+    "--IPKernelApp.log_level=CRITICAL",  # the kernel program's own lines are no business of a reader
+    "--HistoryManager.hist_file=:memory:",  # nor are a notebook's cells any of the reader's history
+]
+FORGET_S = 60
 FORGET = "import matplotlib.pyplot; matplotlib.pyplot.close('all'); get_ipython().run_line_magic('reset', '-f')"
 
 
@@ -23,13 +27,14 @@ class NotebookKernel:
     closed; what was imported stays.
 
     Args:
-        cores: of this machine, as many threads as torch has in it.
+        cores: torch's threads in it.
     """
 
     def __init__(self, cores: int):
         self.cores = cores
         self.manager: KernelManager | None = None
         self.pid: int | None = None
+        self.of = ("", Path())  # the kernel's name, and the folder in which it runs
 
     def ready(self, notebook: Path) -> KernelManager:
         """The manager of a kernel in which no name is bound, as nbclient takes it.
@@ -41,41 +46,50 @@ class NotebookKernel:
             RuntimeError: the kernel that it names imports another fa_lib.
         """
         name = nbformat.read(notebook, as_version=4).metadata.get("kernelspec", {}).get("name", "python3")
-        if self.manager is not None and self.manager.kernel_name == name:
-            self._forget()
+        if self.manager is not None and self.of == (name, notebook.parent) and self._forget():
             return self.manager
         self.end()
         refuse_another_fa_lib(notebook.parent, name)
         environment = {"OMP_NUM_THREADS": f"{self.cores}"} | process_settings.environment()
-        manager = KernelManager(kernel_name=name)
-        manager.client_class = "jupyter_client.asynchronous.AsyncKernelClient"  # the one that nbclient awaits
-        manager.start_kernel(cwd=str(notebook.parent), env=environment, extra_arguments=QUIET)
-        provisioner: Any = manager.provisioner  # of a process of this machine: it has a pid
-        self.manager, self.pid = manager, provisioner.pid
-        return manager
+        self.manager, self.of = KernelManager(kernel_name=name), (name, notebook.parent)
+        self.manager.client_class = "jupyter_client.asynchronous.AsyncKernelClient"  # the one that nbclient awaits
+        self.manager.start_kernel(cwd=str(notebook.parent), env=environment, extra_arguments=QUIET)
+        provisioner: Any = self.manager.provisioner  # of a process of this machine: it has a pid
+        self.pid = provisioner.pid
+        return self.manager
 
     def _forget(self):
+        """Whether the kernel lives, and has forgotten the notebook before."""
         assert self.manager is not None
+        if not self.manager.is_alive():
+            return False
         client = self.manager.blocking_client()
         client.start_channels()
         try:
-            client.wait_for_ready(timeout=SLOW_S)
-            client.execute_interactive(FORGET, timeout=SLOW_S, store_history=False, output_hook=lambda _: None)
+            client.wait_for_ready(timeout=FORGET_S)
+            options = dict(timeout=FORGET_S, store_history=False, output_hook=lambda _: None)
+            return client.execute_interactive(FORGET, **options)["content"]["status"] == "ok"
+        except (RuntimeError, TimeoutError):  # it died, or is at work still
+            return False
         finally:
             client.stop_channels()
 
     def cpu_seconds(self) -> float:
         """Of its process, and of all that it started; 0 where there is none."""
-        if self.manager is None:
-            return 0
-        process = psutil.Process(self.pid)
-        return sum(sum(each.cpu_times()[:4]) for each in [process, *process.children(recursive=True)])
+        total = 0.0
+        with suppress(psutil.Error):  # it has ended
+            process = psutil.Process(self.pid) if self.pid else None
+            for each in [process, *process.children(recursive=True)] if process else ():
+                with suppress(psutil.Error):
+                    total += sum(each.cpu_times()[:4])
+        return total
 
     def end(self) -> None:
         """Kill its process. The next notebook has a new one."""
-        manager, self.manager = self.manager, None
-        if manager is not None:
-            manager.shutdown_kernel(now=True)
+        if self.manager is not None:
+            with suppress(RuntimeError):  # it had not begun, or another thread ends it
+                self.manager.shutdown_kernel(now=True)
+            self.manager = self.pid = None
 
 
 @contextmanager

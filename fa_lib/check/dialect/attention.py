@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fa_lib.check.dialect.evidence import ENTRIES, HEADS, ROWS, Evidence, spread
 
+LARGEST = 2**28  # bytes of k in float64 that are held at a time
+ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
 LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
     "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
     "v_bshd": "v",
@@ -87,6 +89,8 @@ class Rows:
             options["softcap"] = self.softcap
         if (self.sinks > -math.inf).all():
             options["sinks"] = self.sinks.reshape(-1)
+        elif self.dialect.softmax == "plus_one":
+            options["sinks"] = torch.zeros(self.q.shape[1], dtype=torch.float64)
         return options
 
 
@@ -99,11 +103,20 @@ class Reader:
 
     Args:
         evidence: the call. most: entries of the batch, heads and rows that are sampled at most.
+        places: the indices of those that are taken instead.
     """
 
-    def __init__(self, evidence: Evidence, most: tuple[int, int, int] = (ENTRIES, HEADS, ROWS)):
-        self.evidence, self.most = evidence, most
-        self._tensors, self._biases = cache(self._read), cache(self._bias)
+    def __init__(
+        self, evidence: Evidence, most: tuple[int, int, int] = (ENTRIES, HEADS, ROWS),
+        places: tuple[Tensor, Tensor, Tensor] | None = None,
+    ):  # fmt: skip
+        self.places = places
+        k = evidence.k
+        size = max(k.numel() * 8 // max(k.shape[0] * k.shape[1], 1), 1)  # of a head of k in float64
+        room = max(LARGEST // size, 1)  # heads of all entries
+        entries, heads, rows = most
+        self.evidence, self.most = evidence, (max(min(entries, room // heads), 1), max(min(heads, room), 1), rows)
+        self._tensors, self._biases = lru_cache(2)(self._read), lru_cache(4)(self._bias)
 
     def rows(self, dialect: Dialect) -> Rows:
         """The sampled rows in a dialect.
@@ -127,6 +140,8 @@ class Reader:
 
     def _places(self, shape, over):
         """Indices of entries, heads and rows; all of the dimension that the softmax is over."""
+        if self.places is not None and over is None:
+            return self.places
         entries, heads, rows = (
             spread(count, count if i == over else most) for i, (count, most) in enumerate(zip(shape, self.most))
         )
@@ -135,6 +150,8 @@ class Reader:
     def _read(self, layout, roles, heads, over):
         q, k, v, o = _laid_out(self.evidence, layout, roles)
         shape = (*q.shape[:3], k.shape[2])
+        if over == 2 and shape[2] * shape[3] > ALL_ROWS:
+            raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
         of_output = shape[1] - 1 - at if heads == "reversed" else at
@@ -249,27 +266,30 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
 
 
 def attend(rows: Rows) -> Tensor:
-    """The output of the sampled rows in their dialect, float64 (entries, heads, rows, d_v); 0 in rows that see no
-    key."""
-    S = rows.products
+    """The output of the sampled rows in their dialect, float64 (entries, heads, rows, d_v); 0 in rows that see no key,
+    NaN in rows that see a key or a value that is not finite."""
+    hidden = rows.bias == -math.inf
+    unfit = ~(rows.k.isfinite().all(-1) & rows.v.isfinite().all(-1))  # (entries, heads, n_kv)
+    v = rows.v.nan_to_num(0.0, 0.0, 0.0)
+    S = rows.products.masked_fill(unfit[:, :, None], 0.0) if unfit.any() else rows.products
     if rows.dialect.softcap == "before_scale" and rows.softcap:
-        S = rows.softcap * torch.tanh(S / rows.softcap) * rows.scale
+        S = rows.softcap * torch.tanh(S / rows.softcap) * rows.scale + rows.bias
+    elif rows.dialect.softcap == "after_mask" and rows.softcap:  # a hidden key has the score -softcap
+        S = (rows.softcap * torch.tanh(S * rows.scale / rows.softcap)).masked_fill(hidden, -rows.softcap)
     else:
-        S = S * rows.scale
-        if rows.dialect.softcap == "after_mask" and rows.softcap:  # a hidden key has the score -softcap
-            hard = rows.bias == -math.inf
-            S = (rows.softcap * torch.tanh(S / rows.softcap)).masked_fill(hard, -rows.softcap)
-            return _weights(S, rows) @ rows.v
-        if rows.softcap:
-            S = rows.softcap * torch.tanh(S / rows.softcap)
-    return rows.dialect.factor * (_weights(S + rows.bias, rows) @ rows.v)
+        S = capped(S * rows.scale, rows.softcap) + rows.bias
+    O = rows.dialect.factor * (_weights(S, rows) @ v)
+    return O.masked_fill((unfit[:, :, None] & ~hidden).any(-1, keepdim=True), math.nan) if unfit.any() else O
+
+
+def capped(S: Tensor, softcap: float | None) -> Tensor:
+    """Scores of any shape, capped where there is a softcap."""
+    return S if softcap is None else softcap * torch.tanh(S / softcap)
 
 
 def weights(rows: Rows) -> Tensor:
     """P of the sampled rows, (entries, heads, rows, n_kv), where the dialect has attention's own softmax."""
-    S = rows.products * rows.scale
-    S = S if rows.softcap is None else rows.softcap * torch.tanh(S / rows.softcap)
-    return _weights(S + rows.bias, rows)
+    return _weights(capped(rows.products * rows.scale, rows.softcap) + rows.bias, rows)
 
 
 def _weights(S, rows):

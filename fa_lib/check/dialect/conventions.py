@@ -55,11 +55,13 @@ def _lacks(name):
 
 
 def _gqa(evidence):
-    return 1 < evidence.k.shape[1] < evidence.q.shape[1]
+    """In the believed layout, or with heads and sequence exchanged."""
+    return any(1 < evidence.k.shape[at] < evidence.q.shape[at] for at in (1, 2))
 
 
 def _other_lengths(evidence):
-    return evidence.q.shape[2] != evidence.k.shape[2]
+    """In the believed layout, or with heads and sequence exchanged."""
+    return evidence.q.shape[1:3] != evidence.k.shape[1:3]
 
 
 def _top_left(evidence):
@@ -186,7 +188,7 @@ CONVENTIONS = (
     Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT),
     Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
     Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
-    Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: e.q.shape[1] > 1),
+    Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
     Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
     Convention("softmax", "not_divided", "not divided by its row sum", FAULT),
     Convention("softmax", "plus_one", "with 1 added to the row sum (softmax off by one, a sink of 0)"),

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend, changed, weights
+from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend, capped, changed, weights
 from fa_lib.check.dialect.conventions import CONVENTIONS
 from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.kernels.rule import baseline_for
 
 FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
 FEWEST = (1, 2, 8)  # of these on which every number of keys is tried
@@ -22,9 +23,12 @@ LIKELY = dict(
 )  # fmt: skip
 BEAM = 5  # dialects that another convention is tried beside
 DEPTH = 3  # conventions together, at most
-ENOUGH = 8.0  # unit roundoffs: a relative residual of rounding, where nothing more is looked for
-SIMPLER = 3.0  # times the least residual: so near, the dialect of fewer conventions is taken
+ENOUGH = 2.0  # times Baseline's residual: rounding, where nothing more is looked for
+UNITS = 8.0  # unit roundoffs, where Baseline cannot be asked
+SIMPLER = 1.25  # times the least residual: so near, the dialect of fewer conventions is taken
+BELIEVED = 3.0  # times the least residual: so near, the believed dialect is taken
 PART = 0.4  # of the rows
+LEAST_ODDS = 0.04  # of dropout that is named: less may be a coarse v
 ALIKE = 0.25  # of the mean over heads, that a head's odds of dropout may be off
 OFF = 0.01  # relative: a row is off the median row's error, and another answer, from here on
 
@@ -71,7 +75,7 @@ def search(evidence: Evidence) -> list[Fit]:
     reader, choices = Reader(evidence, FEW), [each for each in CONVENTIONS if each.fits(evidence)]
     fits = _Tried(reader)
     believed = fits.of([Dialect()])
-    enough = ENOUGH * evidence.fmt.unit_roundoff
+    enough = rounding_of(evidence)
     singles = [changed(Dialect(), each.aspect, each.choice) for each in choices]
     for more in (singles, _likely(choices)):
         if fits.least() > enough:
@@ -87,6 +91,21 @@ def search(evidence: Evidence) -> list[Fit]:
             for dialect in beam for one in choices if one.aspect not in dialect.changes()
         )  # fmt: skip
     return ranked(fits.found or believed or [Fit(Dialect(), math.inf, torch.zeros(0))])
+
+
+def rounding_of(evidence: Evidence, dialect: Dialect | None = None) -> float:
+    """The relative residual up to which an error is rounding: ENOUGH times that of Baseline on the sampled rows."""
+    units = UNITS * evidence.fmt.unit_roundoff
+    try:
+        rows = Reader(evidence, FEW).rows(dialect or Dialect())
+        q, k, v = (x.nan_to_num(0.0).to(evidence.fmt.dtype) for x in (rows.q, rows.k, rows.v))
+        own = baseline_for(evidence.fmt)(q, k, v, **rows.options()).double()
+    except ValueError:  # the shapes do not fit, Unfit among them
+        return units
+    golden = attend(rows)
+    counted = rows.seen & golden.isfinite() & own.isfinite()
+    size = golden[counted].square().sum()
+    return ENOUGH * ((own - golden)[counted].square().sum() / size).sqrt().item() if size > 0 else units
 
 
 def _likely(choices):
@@ -126,10 +145,11 @@ class _Tried:
 
 
 def ranked(fits: Iterable[Fit]) -> list[Fit]:
-    """The nearest first; of those about as near, the one of fewest conventions. Where none is near, the one that is
-    near in most rows stands first, if it is so in PART of them."""
+    """The nearest first; of those about as near, the one of fewest conventions, the believed one above all. Where none
+    is near, the one that is near in most rows stands first, if it is so in PART of them."""
     fits = sorted(fits, key=lambda each: each.residual)
-    near = [each for each in fits if each.residual <= SIMPLER * fits[0].residual]
+    least = fits[0].residual
+    near = [each for each in fits if each.residual <= (SIMPLER if each.dialect.changes() else BELIEVED) * least]
     first = min(near, key=lambda each: (len(each.dialect.changes()), each.residual))
     if first.residual > NEAR:
         best = max(fits, key=lambda each: (round(each.share, 2), -len(each.dialect.changes()), -each.residual))
@@ -151,8 +171,7 @@ def fitted_factor(evidence: Evidence, dialect: Dialect) -> Dialect:
 def first_keys(evidence: Evidence, dialect: Dialect) -> Dialect:
     """The dialect in which keys before or from some place on alone are seen, where that is nearest."""
     rows = Reader(evidence, FEWEST).rows(replace(dialect, keys=None))
-    S = rows.products * rows.scale
-    S = S if rows.softcap is None else rows.softcap * torch.tanh(S / rows.softcap)
+    S = capped(rows.products * rows.scale, rows.softcap)
     P = torch.exp(S + rows.bias - S.amax(-1, keepdim=True))  # (entries, heads, rows, n_kv)
     n_kv, best = P.shape[-1], (math.inf, dialect)
     sums = torch.stack([_errors(P, rows), _errors(P.flip(-1), replace(rows, v=rows.v.flip(-2))).flip(0)])
@@ -184,6 +203,6 @@ def dropout(rows: Rows) -> float | None:
     odds = error.square().sum((0, 2, 3)) / (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
     along = ((error * golden).sum() / golden.square().sum()).abs().item()
     mean = odds.mean().item()
-    if not 0.005 < mean < 20 or (odds - mean).abs().max() > ALIKE * mean or along > NEAR:
+    if not LEAST_ODDS < mean < 20 or (odds - mean).abs().max() > ALIKE * mean or along > NEAR:
         return None
     return mean / (1 + mean)

@@ -14,11 +14,11 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.quantization_schemes import SCHEMES
 from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP16, TF32, Format, truncated
+from fa_lib.numerics.formats import BF16, FP16, FP32, TF32, Format, truncated
 from fa_lib.theory.tolerance import BLOCK
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
-COARSER = (TF32, BF16, FP16)
+COARSER = (FP32, TF32, BF16, FP16)
 QUANTIZED = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
 NOT_ARITHMETIC = ("scale_factor", "scale_twice", "factor", "keep_missing")  # of mistakes: another function
@@ -78,7 +78,7 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Computation | None:
 def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Computation]:
     """Single steps in fewer bits."""
     for each in mistakes.causes(rows, precision, BLOCK):
-        if each.same and each.key not in NOT_ARITHMETIC:
+        if each.same:
             yield Computation(each.key, each.fmt, each.share, each.tiles, each.factor)
 
 

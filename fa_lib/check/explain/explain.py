@@ -12,7 +12,7 @@ from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import Explanation, explanation
 from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
 from fa_lib.kernels.inputs import tensors
-from fa_lib.kernels.options import Asked
+from fa_lib.kernels.options import Asked, check
 from fa_lib.numerics.formats import Format
 
 SECOND = (
@@ -80,15 +80,46 @@ def evidence(
             raise ValueError(f"{name}: got {x.dtype}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
         if not 2 <= x.ndim <= 4:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are two to four dimensions")
-        x = x[(None,) * (4 - x.ndim)] if x.ndim != 2 else x[None, None]
+        if 0 in x.shape[:-1]:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are dimensions of at least 1")
+        if x.ndim == 2:
+            found[name] = x[None, None]
+            continue
+        x = x[(None,) * (4 - x.ndim)]
         found[name] = x.transpose(1, 2) if reading.layout == "bshd" else x
+    if len({found[name].dtype for name in "qkv"}) > 1:
+        raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
     fmt = reading.fmt or narrower_format(found)
+    if not fmt and all(torch.equal(x.float().double(), x.double()) for x in found.values() if x.dtype == torch.float64):
+        fmt = "FP32" if found["q"].dtype == torch.float64 else ""
     if fmt:
         dtype = Format.of(fmt).dtype
         found |= {name: found[name].to(dtype) for name in "qkv"}
         if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
             found["o"] = found["o"].to(dtype)
-    return Evidence(**found, options=dict(options or {}))
+    call = Evidence(**found, options={name: x for name, x in (options or {}).items() if x is not None})
+    _check(call)
+    return call
+
+
+def _check(call):
+    """Raise a ValueError for an option that no call has."""
+    for name in ("keep", "dropout_p"):
+        if name in call.options:
+            raise ValueError(f"{name}: got {call.options[name]!r}; accepted is a call without dropout")
+    batch, heads, n_q, n_kv = *call.q.shape[:3], call.k.shape[2]
+    mask = call.options.get("mask")
+    tensors = torch.ones(1, 1, n_q, 1), torch.ones(1, 1, n_kv, 1), torch.ones(1, 1, n_kv, 1)
+    check(*tensors, **{name: x for name, x in call.options.items() if name not in ("mask", "sinks")})
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(f"mask: got {type(mask).__name__}; accepted is a tensor")
+    layouts = [(batch, heads, n_q, n_kv), (batch, n_q, heads, call.k.shape[1])]  # read so, or the other way
+    if mask is not None and not any(_broadcasts(mask.shape, shape) for shape in layouts):
+        raise ValueError(f"mask: got shape {tuple(mask.shape)}; accepted is one that broadcasts to {layouts[0]}")
+
+
+def _broadcasts(shape, to):
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))
 
 
 class Explained(Explanation):

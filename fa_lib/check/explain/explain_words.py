@@ -2,7 +2,7 @@
 
 from fa_lib.check.dialect.conventions import BY_CHOICE
 from fa_lib.check.dialect.search import NEAR
-from fa_lib.check.explain.arithmetic import Computation
+from fa_lib.check.explain.arithmetic import NOT_ARITHMETIC, Computation
 from fa_lib.check.explain.explanation import Explanation, Verdict
 from fa_lib.check.explain.whereabouts import Whereabouts
 from fa_lib.check.report.sentences_cause import subject
@@ -62,10 +62,12 @@ def _convention(found, name):
 def _precision(found, name):
     arithmetic = f": {_computation(found.arithmetic)}" if found.arithmetic else ""
     yield f"{name} is {what(found.dialect)}, in coarser arithmetic than its {found.fmt} inputs allow{arithmetic}."
-    yield f"Its error is {found.residual:.2g} of its size, and about the same in every row."
+    if found.dialect:
+        yield from _believed(found)
+    yield f"Its error is {found.residual:.2g} of its size."
     yield from _bound(found)
     if found.arithmetic is None:
-        yield "No computation that was tried has these errors."
+        yield "It is about the same in every row, and no computation that was tried has it: it may be another function."
 
 
 def _bug(found, name):
@@ -84,25 +86,30 @@ def _bug(found, name):
         if found.part:
             yield f"There it is {what(found.part)}."
         return
-    if found.dialect and found.residual <= NEAR:
-        yield f"{name} is {what(found.dialect)}."
+    if (found.dialect or found.arithmetic) and found.residual <= NEAR:
+        wrong = found.arithmetic and found.arithmetic.key in NOT_ARITHMETIC
+        yield f"{name} is {_computation(found.arithmetic) if wrong else what(found.dialect)}."
         yield from _believed(found)
         yield from _bound(found)
-        if found.arithmetic:
-            yield f"Its arithmetic is coarse: {_computation(found.arithmetic)}."
+        if found.arithmetic and not wrong:
+            yield f"What has its error: {_computation(found.arithmetic)}."
         for convention in found.conventions:
             for library, option in convention.selects.items():
                 yield f"{library}: {option}."
         return
-    yield f"{name} is no attention of these q, k and v that was tried: the nearest is off by {found.residual:.0%}."
+    if found.residual <= NEAR:
+        yield f"{name} is {what(found.dialect)}, but not to rounding: it is off by {found.residual:.2g} of its size."
+        yield from _bound(found)
+        return
+    yield f"{name} is no attention of these q, k and v that was tried: it is off by {found.residual:.0%} of its size."
     yield OUT_OF_SIGHT
 
 
 def _believed(found):
     if found.believed == float("inf"):
-        yield "As believed, the shapes do not fit."
+        yield "Under your options the shapes do not fit."
     else:
-        yield f"As believed, it is {found.believed:.2g} times its size off; so read, {found.residual:.2g}."
+        yield f"Under your options it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}."
 
 
 def _bound(found):

@@ -9,20 +9,23 @@ from torch import Tensor
 
 from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend
 from fa_lib.check.dialect.conventions import BY_CHOICE, Convention, Kind
-from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.dialect.evidence import Evidence, spread
 from fa_lib.check.dialect.search import (
-    ENOUGH,
+    FEW,
     NEAR,
     PART,
     SIMPLER,
+    UNITS,
     Fit,
     dropout,
     first_keys,
     fit,
     fitted_factor,
+    rounding_of,
     search,
-)
-from fa_lib.check.explain.arithmetic import Computation, computation
+)  # fmt: skip
+from fa_lib.check.explain.arithmetic import NOT_ARITHMETIC, Computation, computation
+from fa_lib.check.explain.scan import Scan, scan
 from fa_lib.check.explain.whereabouts import Whereabouts, whereabouts
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, baseline_for
@@ -31,9 +34,12 @@ from fa_lib.numerics.metrics import over_baseline
 from fa_lib.theory.tolerance import tolerance
 
 EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
-LOOKED_AT = (2, 8, 2048)  # entries, heads and rows in which wrong values are looked for
+UNLIKE = 4.0  # times the worst sampled row's error: a row that is none of them
+BOUNDS = 4.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more steps
+COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
+CANDIDATES = 20  # dialects that are tried on the wrong part
 EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
-WRONG = 8.0  # times the root mean square error of right rows, at least; and NEAR of the row
+WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
 
 
 class Verdict(StrEnum):
@@ -94,32 +100,49 @@ def explanation(evidence: Evidence) -> Explanation:
         Unfit: the tensors make no call of attention in any layout.
     """
     outcome = _Numbers.of(evidence, Dialect()) if _fits(evidence, Dialect()) else None
-    if outcome is not None and outcome.is_rounding:
-        return outcome.explained(Verdict.ROUNDING)
+    if outcome is not None and outcome.is_rounding and outcome.is_counted:
+        return _everywhere(evidence, outcome, Verdict.ROUNDING, outcome.residual)
     fits = search(evidence)
     if outcome is None and not any(math.isfinite(each.residual) for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
     best = fits[0].dialect
-    if fits[0].residual > ENOUGH * evidence.fmt.unit_roundoff and (fits[0].share < PART or fits[0].residual <= NEAR):
+    if fits[0].residual > rounding_of(evidence, best) and (fits[0].share < PART or fits[0].residual <= NEAR):
         best = _fitted(evidence, fits[0])
     numbers = _Numbers.of(evidence, best)
     believed = outcome.residual if outcome else math.inf
     if numbers.nan_rows or numbers.hidden_nan:
         return numbers.explained(Verdict.BUG, believed)
     if numbers.is_rounding or numbers.is_right:
-        return numbers.explained(_of_conventions(best), believed)
-    if numbers.residual <= NEAR:
+        return _everywhere(evidence, numbers, _of_conventions(best), believed)
+    if numbers.residual <= COARSE:
         found = computation(numbers.rows, evidence.fmt, Format.of(evidence.o.dtype))
-        if found or numbers.is_even:
-            verdict = Verdict.PRECISION if _of_conventions(best) != Verdict.BUG else Verdict.BUG
-            return numbers.explained(verdict, believed, arithmetic=found)
+        if found or numbers.is_even and numbers.residual <= NEAR:
+            wrong = found and found.key in NOT_ARITHMETIC or _of_conventions(best) == Verdict.BUG
+            verdict = Verdict.BUG if wrong else Verdict.PRECISION
+            return _everywhere(evidence, numbers, verdict, believed, found)
     for dialect in dict.fromkeys((Dialect(), best)):
         if _fits(evidence, dialect) and (share := dropout(Reader(evidence).rows(dialect))):
             return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
     if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
         best, numbers = (Dialect(), outcome) if outcome else (best, numbers)
-    where, part = _located(evidence, best, fits)
+    where, part = _located(evidence, scan(evidence, best), best, fits)
     return numbers.explained(Verdict.BUG, believed, where=where, part=part)
+
+
+def _everywhere(evidence, numbers, verdict, believed, arithmetic=None):
+    """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
+    if numbers.rows.dialect.softmax.startswith("over"):
+        return numbers.explained(verdict, believed, arithmetic=arithmetic)
+    found = scan(evidence, numbers.rows.dialect)
+    counted = numbers.fit.of_rows[numbers.fit.of_rows.isfinite()]
+    worst = counted.max().item() if counted.numel() else 0.0
+    more = dict(rows=(found.count, numbers.count), nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    if found.nan_rows or found.hidden_nan:
+        return replace(numbers.explained(Verdict.BUG, believed), **more)
+    if (found.of_rows > max(UNLIKE * worst, rounding_of(evidence, numbers.rows.dialect))).any():
+        where, part = _located(evidence, found, numbers.rows.dialect, [])
+        return replace(numbers.explained(Verdict.BUG, believed, where=where, part=part), **more)
+    return replace(numbers.explained(verdict, believed, arithmetic=arithmetic), **more)
 
 
 def _fits(evidence, dialect):
@@ -184,16 +207,20 @@ class _Numbers:
         """Within its derived bound, or about as near as attention written out step by step."""
         if self.nan_rows or self.hidden_nan:
             return False
-        return (self.times_bound or math.inf) <= 1 or self.times_bound == 0 or self._by_rule
+        if self.times_bound is None:
+            return False
+        return self.times_bound <= 1 or self.times_bound <= BOUNDS and self.times_rule <= ALLOWED["o"]
 
     @property
-    def _by_rule(self) -> bool:
-        return self.times_rule <= ALLOWED["o"] and self.residual <= ENOUGH * self.fmt.unit_roundoff
+    def is_counted(self) -> bool:
+        """Whether most rows see a key, or those that see none hold nothing that is strange."""
+        counted = self.fit.of_rows.isfinite().double().mean().item()
+        return counted > 0 and (counted >= 0.5 or self.blind_rows != "other")
 
     @property
     def is_right(self) -> bool:
         """Near enough, in a dialect that has no bound."""
-        return self.times_bound is None and self.residual <= ENOUGH * self.fmt.unit_roundoff
+        return self.times_bound is None and self.residual <= UNITS * self.fmt.unit_roundoff
 
     @property
     def is_even(self) -> bool:
@@ -212,16 +239,17 @@ class _Numbers:
 
 def _times(rows, evidence, golden):
     """The largest error over its bound, None where there is none, and over Baseline's."""
-    fmt, standard = evidence.fmt, not rows.dialect.softmax and rows.dialect.softcap in ("", "ignored")
+    fmt, standard = evidence.fmt, rows.dialect.softmax in ("", "plus_one") and rows.dialect.softcap in ("", "ignored")
     error = (rows.o - golden).abs()
     options = rows.options()
-    q, k, v = (x.to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
-    if not standard or not q.numel() or not all(x.isfinite().all() for x in (q, k, v)):
+    q, k, v = (x.nan_to_num(0.0, 0.0, 0.0).to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
+    if not standard or not q.numel() or not golden[rows.seen[..., 0]].isfinite().all():
         return None, math.inf
     own = baseline_for(fmt)(q, k, v, **options).double()
     seen = rows.seen
-    baseline = (own - golden / rows.dialect.factor).abs().where(seen, 0.0).max().item()
-    rule = over_baseline(error.where(seen, 0.0).max().item(), abs(rows.dialect.factor) * baseline)
+    baseline = (own - golden / rows.dialect.factor).abs().where(seen, 0.0).amax((2, 3)).flatten()  # of each head
+    largest = error.where(seen, 0.0).amax((2, 3)).flatten() / abs(rows.dialect.factor)
+    rule = max(over_baseline(a, b) for a, b in zip(largest.tolist(), baseline.tolist()))
     if rows.dialect.factor != 1:
         return None, rule
     precision = replace(Precision.kernel(fmt), output=Format.of(evidence.o.dtype))
@@ -243,35 +271,37 @@ def _blind(rows, o, seen):
     return "mean" if (found - mean).square().mean() <= NEAR**2 * mean.square().mean() else "other"
 
 
-def _located(evidence: Evidence, dialect: Dialect, fits: list[Fit]) -> tuple[Whereabouts | None, dict[str, Any]]:
+def _located(
+    evidence: Evidence, found: Scan, dialect: Dialect, fits: list[Fit]
+) -> tuple[Whereabouts | None, dict[str, Any]]:
     """The wrong part of an output, and the dialect in which it is right."""
-    reader = Reader(evidence, LOOKED_AT)
-    rows = reader.rows(dialect)
-    of_rows, golden = fit(rows).of_rows, attend(rows)
-    wrong_rows = _wrong(of_rows)
-    if not wrong_rows.any() or wrong_rows[of_rows.isfinite()].all():
+    least = rounding_of(evidence, dialect)
+    wrong_rows = _wrong(found.of_rows, least)
+    if not wrong_rows.any() or wrong_rows[found.of_rows.isfinite()].all():
         return None, {}
-    size = golden.square().mean(-1, keepdim=True).sqrt()
-    wrong = ((rows.o - golden).abs() > NEAR * size) & wrong_rows[..., None]
-    where = whereabouts(wrong, rows.places, (*rows.shape[:3], golden.shape[-1]))
-    others = sorted(fits, key=lambda each: len(each.dialect.changes()))
+    wrong = (found.errors > 3 * least) & wrong_rows[..., None]
+    batch, heads, n_q, _ = Reader(evidence, (1, 1, 1)).rows(dialect).shape
+    where = whereabouts(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
+    at = [indices.unique() for indices in wrong_rows.nonzero(as_tuple=True)]
+    places = tuple(each[at_axis[spread(len(at_axis), most)]] for each, at_axis, most in zip(found.places, at, FEW))
+    others = sorted(fits, key=lambda each: (len(each.dialect.changes()), each.residual))[:CANDIDATES]
     for each in others:
-        if each.dialect == dialect:
+        if each.dialect == dialect or each.dialect.softmax.startswith("over"):
             continue
         try:
-            other = fit(reader.rows(each.dialect)).of_rows
+            other = fit(Reader(evidence, places=places).rows(each.dialect)).of_rows
         except Unfit:
             continue
-        if other.shape == of_rows.shape and (other[wrong_rows] <= NEAR).double().mean() >= EXPLAINS:
+        if (other <= NEAR).double().mean() >= EXPLAINS:
             return where, each.dialect.changes()
     return where, {}
 
 
-def _wrong(of_rows: Tensor) -> Tensor:
+def _wrong(of_rows: Tensor, least: float) -> Tensor:
     """Rows whose relative error is far above that of most, and no rounding."""
     finite = of_rows[of_rows.isfinite()]
-    least = finite.quantile(0.1).item() if finite.numel() else 0.0
-    return of_rows > max(WRONG * least, NEAR)
+    lowest = finite.quantile(0.1).item() if 0 < finite.numel() < 2**24 else 0.0
+    return of_rows > max(WRONG * lowest, 2 * least)
 
 
 def record(found: Explanation) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""All of an output beside a dialect, head by head: what a sample of its rows has missed."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fa_lib.check.dialect.attention import Dialect, Reader, attend
+from fa_lib.check.dialect.evidence import Evidence, spread
+from fa_lib.check.dialect.search import fit
+
+PRODUCTS = 5e9  # multiplications of q k^T and P v together, for which all rows are looked at: some seconds
+FEWEST_ROWS = 16  # of each head, where all are too many
+SCORES = 2**23  # that are held at a time
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Rows of all entries and heads.
+
+    Attributes:
+        of_rows: their relative residuals (`search.Fit`), (batch, heads, rows); NaN where a row does not count.
+        errors: |o - attention| over the root mean square of the row of attention, (batch, heads, rows, d_v), float32.
+        nan_rows: those that are not finite though they should be. hidden_nan: those that are, and should not be.
+        places: the indices of entries, heads and rows.
+    """
+
+    of_rows: Tensor
+    errors: Tensor
+    nan_rows: int
+    hidden_nan: int
+    places: tuple[Tensor, Tensor, Tensor]
+
+    @property
+    def count(self) -> int:
+        return self.of_rows.numel()
+
+
+def scan(evidence: Evidence, dialect: Dialect) -> Scan:
+    """Look at all rows of all heads of a call in a dialect, or at evenly spread ones where these are too many."""
+    batch, heads, n_q, n_kv = Reader(evidence, (1, 1, 1)).rows(dialect).shape
+    d = evidence.q.shape[-1] + evidence.v.shape[-1]
+    most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
+    rows_at = spread(n_q, max(min(most, n_q), FEWEST_ROWS))
+    chunk = max(SCORES // n_kv, 1)
+    of_rows, errors, nan_rows, hidden = [], [], 0, 0
+    for entry in range(batch):
+        for head in range(heads):
+            for part in rows_at.split(chunk):
+                rows = Reader(evidence, places=(torch.tensor([entry]), torch.tensor([head]), part)).rows(dialect)
+                golden, seen = attend(rows), rows.seen[..., 0]
+                due, finite = golden.isfinite().all(-1), rows.o.isfinite().all(-1)
+                nan_rows += int((seen & due & ~finite).sum())
+                hidden += int((seen & ~due & finite).sum())
+                of_rows.append(fit(replace(rows, o=rows.o)).of_rows.flatten())
+                size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
+                errors.append(((rows.o - golden).abs() / size).float().reshape(-1, golden.shape[-1]))
+    shape = batch, heads, len(rows_at)
+    places = torch.arange(batch), torch.arange(heads), rows_at
+    return Scan(torch.cat(of_rows).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places)
