@@ -7,7 +7,8 @@ import torch
 from fa_lib import kernels
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explain_words import lines
-from fa_lib.check.explain.explanation import Explanation, explanation
+from fa_lib.check.explain.explanation import explanation
+from fa_lib.check.explain.verdict import Explanation
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.reports import REPORTS, Call, Report

@@ -19,6 +19,7 @@ from fa_lib.plots import (
     ablation,
     biased_rounding,
     block_scales,
+    explain,
     growth,
     kernel_report,
     law,
@@ -252,6 +253,11 @@ def of_block_scales(table):
     return [*rows.times_rmse, *rows.groupby(["kind", "recipe", "part"]).times_rmse.mean()]
 
 
+def of_reports(table):
+    """Where each line begins and ends."""
+    return [*table.believed.clip(explain.LEAST, explain.MOST), *table.residual.clip(explain.LEAST, explain.MOST)]
+
+
 REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"
 DRAWN = [
     Drawn("figure2_validation", ("01_kernels",), lambda t: validation.validation(EXPONENTIAL, t, WORDS), of_validation),
@@ -322,6 +328,7 @@ DRAWN = [
         lambda t: block_scales.block_scales(t, WORDS),
         of_block_scales,
     ),
+    Drawn("figure18_explain", ("18_explain",), lambda t: explain.explained_reports(t, WORDS), of_reports),
     Drawn("figure11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
 ]
 

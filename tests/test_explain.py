@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 
 import fa_lib
 from fa_lib import kernels
-from fa_lib.check.dialect.attention import Dialect, Reader, Unfit, attend
+from fa_lib.check.dialect.attention import Dialect, attend
 from fa_lib.check.dialect.conventions import CONVENTIONS
 from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.check.explain.explain_words import lines
-from fa_lib.check.explain.explanation import Verdict, explanation
+from fa_lib.check.explain.explanation import explanation
+from fa_lib.check.explain.verdict import Verdict
 from fa_lib.commands.cli import app
 from fa_lib.experiments.reports import REPORTS, drawn
 from fa_lib.numerics.formats import BF16
@@ -181,3 +183,48 @@ def test_what_no_file_may_lack(tmp_path):
     assert done.exit_code == 2 and "o: it is not in the file" in done.output
     np.savez(path, q=WIDE[0], k=WIDE[1], v=WIDE[2], o=WIDE[0][:, :, :7])
     assert run(path).exit_code == 2
+
+
+def test_what_one_large_head_or_an_unsampled_row_would_hide():
+    """Each was called rounding once."""
+    large = in_place(V, (0, 0), 100 * V[0, 0])
+    o = sdpa(Q, K, large)
+    assert explanation(Evidence(Q, K, large, in_place(o, (0, 3), torch.zeros_like(Q[0, 0])))).where.heads == ((3, 3),)
+    assert explanation(Evidence(Q, K, V, 1.02 * sdpa(Q, K, V))).verdict != Verdict.ROUNDING
+    q, k, v = drawn(1, 2, 512, 64)
+    few = explanation(Evidence(q, k, v, in_place(sdpa(q, k, v), (0, slice(None), slice(4, 10)), math.nan)))
+    assert few.verdict == Verdict.BUG and few.nan_rows == 12
+    q, k, v = drawn(4, 16, 64, 64)
+    lost = explanation(Evidence(q, k, v, in_place(sdpa(q, k, v), 2, torch.zeros_like(q[0]))))
+    assert lost.verdict == Verdict.BUG and lost.where.entries == ((2, 2),)
+
+
+def test_values_that_no_row_sees_may_be_nan():
+    mask = torch.arange(256)[None] < 200
+    k, v = (in_place(x, (0, slice(None), slice(200, None)), math.nan) for x in (K, V))
+    o = sdpa(Q, K, V, attn_mask=mask)
+    assert explanation(Evidence(Q, k, v, o, dict(mask=mask))).verdict == Verdict.ROUNDING
+    seen = in_place(V, (0, 0, 7), math.nan)
+    assert explanation(Evidence(Q, K, seen, o, dict(mask=mask))).hidden_nan > 0
+
+
+def test_where_no_row_sees_a_key_nothing_is_rounding():
+    mask = torch.zeros(256, 256, dtype=torch.bool)
+    assert explanation(Evidence(Q, K, V, sdpa(Q, K, V), dict(mask=mask))).dialect == dict(mask="ignored")
+    assert explanation(Evidence(Q, K, V, 7 * Q, dict(mask=mask))).verdict == Verdict.BUG
+
+
+def test_a_key_lost_of_many_and_another_scale():
+    q, k, v = drawn(1, 2, 2048, 64)
+    few = q[:, :, :64]
+    assert explanation(Evidence(few, k, v, sdpa(few, k[:, :, :2047], v[:, :, :2047]))).dialect == dict(keys=(0, 2047))
+    assert explanation(Evidence(Q, K, V, sdpa(Q, K, V, scale=0.13))).verdict == Verdict.BUG
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(window=5), "window: got 5"), (dict(mask=[[True]]), "mask: got list"),
+    (dict(dropout_p=0.1), "dropout_p: got 0.1"), (dict(mask=torch.ones(1, 7, 256)), "mask: got shape"),
+])  # fmt: skip
+def test_an_option_that_no_call_has_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        fa_lib.explain(Q, K, V, Q, **change)

@@ -34,7 +34,8 @@ def explain(
 
         from fa_lib.check.explain.explain import read
         from fa_lib.check.explain.explain_words import lines
-        from fa_lib.check.explain.explanation import Verdict, explanation, record
+        from fa_lib.check.explain.explanation import explanation
+        from fa_lib.check.explain.verdict import Verdict, record
         from fa_lib.execution.files import replacing
         from fa_lib.execution.results import provenance
 
@@ -44,9 +45,7 @@ def explain(
         if len(found) == 2:
             nearer, other = sorted(found, key=lambda name: found[name].believed)
             off = {name: f"{each.believed:.2g} of its size" for name, each in found.items()}
-            say(
-                f"Under your options {nearer} is nearer to attention: it is off by {off[nearer]}, {other} by {off[other]}."
-            )
+            say(f"Under your options {nearer} is nearer to attention: off by {off[nearer]}, {other} by {off[other]}.")
         if json_file is not None:
             with replacing(json_file) as path:
                 records = {name: record(each) for name, each in found.items()}

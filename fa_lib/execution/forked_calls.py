@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,9 +47,11 @@ def call_each(
     calls that still run are ended, with the processes that they started.
 
     Args:
-        fn: a function that pickle can send; importing its module may leave no thread behind.
+        fn: a function that pickle can send; importing its module must leave no thread behind.
         arguments: values that pickle can send.
-        jobs: calls at a time. timeout: seconds that a call may take. environment: variables of these processes.
+        jobs: calls at a time. timeout: seconds that a call may take.
+        environment: variables of these processes, set before fn is called; before its module is imported only for the
+            first forkserver of this process.
 
     Yields:
         each call once it has ended.
@@ -89,9 +92,11 @@ def _end(call, late=False):
     return EndedCall(call.argument, None if late else call.process.exitcode, printed)
 
 
-def _call(fn, argument, printed):
+def _call(fn, argument, printed, environment):
     """Run a call in its process."""
     os.setsid()  # a group of its own, with what it starts
+    os.environ.update(environment)
+    threading.Thread(target=_follow, daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     out = os.open(printed, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target in (1, 2):
@@ -101,7 +106,9 @@ def _call(fn, argument, printed):
 
 def _follow():
     """End the group of this process with its parent."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os.killpg(0, signal.SIGKILL)
 
 

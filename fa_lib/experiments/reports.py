@@ -195,7 +195,8 @@ def _bits_multiplied():
 
 def _tf32():
     q, k, v = _fp32()
-    return Call(q, k, v, sdpa(*(TF32(x.double()).float() for x in (q, k, v))))
+    rounded_q, rounded_k, rounded_v = (TF32(x.double()).float() for x in (q, k, v))
+    return Call(q, k, v, sdpa(rounded_q, rounded_k, rounded_v))
 
 
 def _last_key_lost():
@@ -216,7 +217,7 @@ def fp8(x: Tensor) -> Tensor:
 
 def _eight_bits():
     q, k, v = _fp32()
-    return Call(*(x.bfloat16() for x in (q, k, v)), sdpa(*map(fp8, (q, k, v))).bfloat16())
+    return Call(q.bfloat16(), k.bfloat16(), v.bfloat16(), sdpa(fp8(q), fp8(k), fp8(v)).bfloat16())
 
 
 def _zeros():

@@ -32,9 +32,10 @@ def explained_reports(table: pd.DataFrame, caption: str) -> Figure:
         ax.plot([], [], marker, color=COLORS[verdict], label=verdict.upper())
     ax.plot([], [], "o", mfc="white", mec=INK, label="as its author read it")
     ax.set(xscale="log", xlim=(LEAST / 2, MOST * 2), ylabel="report",
-           xlabel="root mean square of (output - attention), over attention's", yticks=range(len(rows)), yticklabels=rows.thread)  # fmt: skip
+           xlabel="root mean square of (output - attention), over attention's", yticks=range(len(rows)),
+           yticklabels=rows.thread)  # fmt: skip
     ax.invert_yaxis()
-    figure.legend(loc="outside lower center", ncols=5)
+    ax.legend(loc="upper left", fontsize="small")
     right = int((table.verdict == table.due).sum())
-    return captioned(figure, f"Read in the right dialect, an output tells what it is: {right} of {len(table)} reports",
+    return captioned(figure, f"What an output is shows in the right dialect: {right} of {len(table)} reports are answered rightly",
                      caption)  # fmt: skip

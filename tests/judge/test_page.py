@@ -30,7 +30,7 @@ LENGTHS = pd.DataFrame([
 
 def answers(count):
     where = dict(head_dim=None, outcome="wrong", note="other", problem="")
-    return [Finding("answer", FAILS, dict(asked=f"case {i}", **where)) for i in range(count)]
+    return [Finding("answer", FAILS, dict(asked=f"case {i}", dim=0, **where)) for i in range(count)]
 
 
 class Read(HTMLParser):

@@ -21,6 +21,7 @@ from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.reference_cache import Inputs, cache_in, cached, reference_values
 from fa_lib.check.measure.split_keys import in_splits
 from fa_lib.check.report import tables
+from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.sentences import judgement_text, title
 from fa_lib.commands import reports
 from fa_lib.commands.cli import app
@@ -177,8 +178,7 @@ def test_keys_beyond_whole_chunks_are_missed(examined):
     seen, judgement = examined(whole_chunks_alone)
     assert seen.lengths.times_max.max() < 2 and not judgement.passed
     notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
-    off_large_tiles = "length_1500"
-    assert notes[off_large_tiles] == "other" and off_large_tiles in judgement_text(judgement)
+    assert notes["length_1500"] == "other" and LABELS["length_1500"] in judgement_text(judgement)
 
 
 def low_in_fp16(q, k, v, causal=False, scale=None):

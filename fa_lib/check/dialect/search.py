@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend, capped, changed, weights
+from fa_lib.check.dialect.attention import Dialect, Rows, attend, capped, changed, weights
 from fa_lib.check.dialect.conventions import CONVENTIONS
 from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.kernels.rule import baseline_for
 
 FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explain_words import lines
-from fa_lib.check.explain.explanation import Explanation, explanation
+from fa_lib.check.explain.explanation import explanation
+from fa_lib.check.explain.verdict import Explanation
 from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
 from fa_lib.kernels.inputs import tensors
 from fa_lib.kernels.options import Asked, check

@@ -3,7 +3,7 @@
 from fa_lib.check.dialect.conventions import BY_CHOICE
 from fa_lib.check.dialect.search import NEAR
 from fa_lib.check.explain.arithmetic import NOT_ARITHMETIC, Computation
-from fa_lib.check.explain.explanation import Explanation, Verdict
+from fa_lib.check.explain.verdict import Explanation, Verdict
 from fa_lib.check.explain.whereabouts import Whereabouts
 from fa_lib.check.report.sentences_cause import subject
 

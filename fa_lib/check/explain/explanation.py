@@ -1,15 +1,15 @@
 """Is an output rounding or a bug, and why: which attention it is, in which arithmetic, and where it is wrong."""
 
 import math
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Reader, Rows, Unfit, attend
-from fa_lib.check.dialect.conventions import BY_CHOICE, Convention, Kind
+from fa_lib.check.dialect.attention import Dialect, Rows, attend
+from fa_lib.check.dialect.conventions import BY_CHOICE, Kind
 from fa_lib.check.dialect.evidence import Evidence, spread
+from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.check.dialect.search import (
     FEW,
     NEAR,
@@ -24,8 +24,9 @@ from fa_lib.check.dialect.search import (
     rounding_of,
     search,
 )  # fmt: skip
-from fa_lib.check.explain.arithmetic import NOT_ARITHMETIC, Computation, computation
+from fa_lib.check.explain.arithmetic import NOT_ARITHMETIC, computation
 from fa_lib.check.explain.scan import Scan, scan
+from fa_lib.check.explain.verdict import Explanation, Verdict
 from fa_lib.check.explain.whereabouts import Whereabouts, whereabouts
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import ALLOWED, baseline_for
@@ -35,62 +36,11 @@ from fa_lib.theory.tolerance import tolerance
 
 EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
 UNLIKE = 4.0  # times the worst sampled row's error: a row that is none of them
-BOUNDS = 4.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more steps
+BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
 CANDIDATES = 20  # dialects that are tried on the wrong part
 EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
-
-
-class Verdict(StrEnum):
-    """What an output is."""
-
-    ROUNDING = "rounding"  # within what its precision gives: nothing to fix
-    CONVENTION = "convention"  # right, under another convention
-    PRECISION = "precision"  # the right function, in coarser arithmetic
-    BUG = "bug"  # another function than anybody means, or wrong in places
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What an output is, with its evidence.
-
-    Attributes:
-        dialect: the conventions under which it was read in the end; {} is as the caller believes.
-        fmt: of the inputs. times_bound: the largest error over its derived bound (`theory.tolerance`) in that dialect;
-            None where the function has none. times_rule: over Baseline's largest. residual: root mean square of the
-            error over that of the output.
-        believed: the residual in the believed dialect; infinite where the shapes do not fit.
-        arithmetic: the computation that has these errors; None where none was found, or none looked for.
-        where: the parts that are wrong; None where none are, or all.
-        part: the dialect in which the wrong part is right; {} where there is none.
-        dropout: the share of weights that dropout took, where that is the error.
-        nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
-            what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
-        hidden_nan: rows that are finite, though what they see is not.
-        rows: how many were looked at, of how many.
-    """
-
-    verdict: Verdict
-    dialect: dict[str, Any]
-    fmt: str
-    times_bound: float | None
-    times_rule: float
-    residual: float
-    believed: float
-    arithmetic: Computation | None = None
-    where: Whereabouts | None = None
-    part: dict[str, Any] = field(default_factory=dict)
-    dropout: float | None = None
-    nan_rows: int = 0
-    hidden_nan: int = 0
-    blind_rows: str = ""
-    rows: tuple[int, int] = (0, 0)
-
-    @property
-    def conventions(self) -> list[Convention]:
-        """Those of the dialect that have a name."""
-        return [BY_CHOICE[change] for change in self.dialect.items() if change in BY_CHOICE]
 
 
 def explanation(evidence: Evidence) -> Explanation:
@@ -116,6 +66,8 @@ def explanation(evidence: Evidence) -> Explanation:
         return _everywhere(evidence, numbers, _of_conventions(best), believed)
     if numbers.residual <= COARSE:
         found = computation(numbers.rows, evidence.fmt, Format.of(evidence.o.dtype))
+        if found and found.key in NOT_ARITHMETIC and not numbers.is_even:  # of the worst head alone
+            found = None
         if found or numbers.is_even and numbers.residual <= NEAR:
             wrong = found and found.key in NOT_ARITHMETIC or _of_conventions(best) == Verdict.BUG
             verdict = Verdict.BUG if wrong else Verdict.PRECISION
@@ -185,6 +137,7 @@ class _Numbers:
     hidden_nan: int
     blind_rows: str
     count: int
+    rounding: float  # residual of an error that is rounding
 
     @classmethod
     def of(cls, evidence: Evidence, dialect: Dialect) -> "_Numbers":
@@ -196,6 +149,7 @@ class _Numbers:
         return cls(
             rows, fit(rows), evidence.fmt, *_times(rows, evidence, golden), nan_rows, hidden,
             _blind(rows, Reader(evidence).rows(dialect).o, seen), evidence.o.shape[:-1].numel(),
+            rounding_of(evidence, dialect),
         )  # fmt: skip
 
     @property
@@ -209,7 +163,8 @@ class _Numbers:
             return False
         if self.times_bound is None:
             return False
-        return self.times_bound <= 1 or self.times_bound <= BOUNDS and self.times_rule <= ALLOWED["o"]
+        by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
+        return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
 
     @property
     def is_counted(self) -> bool:
@@ -283,7 +238,10 @@ def _located(
     batch, heads, n_q, _ = Reader(evidence, (1, 1, 1)).rows(dialect).shape
     where = whereabouts(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
     at = [indices.unique() for indices in wrong_rows.nonzero(as_tuple=True)]
-    places = tuple(each[at_axis[spread(len(at_axis), most)]] for each, at_axis, most in zip(found.places, at, FEW))
+    entries, heads_at, rows_at = (
+        each[on_axis[spread(len(on_axis), most)]] for each, on_axis, most in zip(found.places, at, FEW)
+    )
+    places = entries, heads_at, rows_at
     others = sorted(fits, key=lambda each: (len(each.dialect.changes()), each.residual))[:CANDIDATES]
     for each in others:
         if each.dialect == dialect or each.dialect.softmax.startswith("over"):
@@ -302,16 +260,3 @@ def _wrong(of_rows: Tensor, least: float) -> Tensor:
     finite = of_rows[of_rows.isfinite()]
     lowest = finite.quantile(0.1).item() if 0 < finite.numel() < 2**24 else 0.0
     return of_rows > max(WRONG * lowest, 2 * least)
-
-
-def record(found: Explanation) -> dict[str, Any]:
-    """An Explanation as JSON holds it; numbers that are not finite are None."""
-
-    def finite(x):
-        if isinstance(x, dict):
-            return {name: finite(value) for name, value in x.items()}
-        if isinstance(x, (list, tuple)):
-            return [finite(value) for value in x]
-        return None if isinstance(x, float) and not math.isfinite(x) else x
-
-    return {name: finite(value) for name, value in asdict(found).items()}

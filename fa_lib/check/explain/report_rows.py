@@ -3,7 +3,8 @@
 from typing import Any
 
 from fa_lib.check.dialect.evidence import Evidence
-from fa_lib.check.explain.explanation import Explanation, explanation
+from fa_lib.check.explain.explanation import explanation
+from fa_lib.check.explain.verdict import Explanation
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.reports import REPORTS
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Reader, attend
+from fa_lib.check.dialect.attention import Dialect, attend
 from fa_lib.check.dialect.evidence import Evidence, spread
+from fa_lib.check.dialect.reading import Reader
 from fa_lib.check.dialect.search import fit
 
 PRODUCTS = 5e9  # multiplications of q k^T and P v together, for which all rows are looked at: some seconds

@@ -54,7 +54,7 @@ class Sample:
         def taken(x):
             return x[:, :, step]
 
-        mask = mask if mask is None or mask.shape[2] == 1 else taken(mask)
+        mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., step, :]
         if self.options["causal"]:  # rows that are left out move the others
             mask = both(within(rows, n_kv, None, 0, self.q.device)[step], mask)
         return Sample(taken(self.q), self.k, self.v, self.options | dict(causal=False, mask=mask), taken)
