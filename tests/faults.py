@@ -68,7 +68,7 @@ def running():
 
 class Victim:
     def __init__(self, name):
-        (self.share, self.at_once, self.words, self.results), self.begun, self.kills = VICTIMS[name], [], 0
+        (self.share, self.at_once, self.words, self.results), self.started, self.kills = VICTIMS[name], [], 0
 
     def begin(self, folder):
         """Its processes."""
@@ -76,8 +76,8 @@ class Victim:
         for number in range(self.at_once):
             words = [sys.executable, *self.words.replace("#", str(number)).split()]
             with open(folder / f"said{number}", "w") as said:
-                self.begun.append(subprocess.Popen(words, cwd=folder, env=env, stdout=said, stderr=said))
-        return self.begun[-self.at_once :]
+                self.started.append(psutil.Popen(words, cwd=folder, env=env, stdout=said, stderr=said))
+        return self.started[-self.at_once :]
 
     def finished(self, folder):
         """path -> when it was made, of finished results but the newest: weights are written before their checkpoint."""
@@ -99,7 +99,8 @@ class Victim:
         wait_until(lambda: process.poll() is not None or len(self.finished(folder)) >= wanted)
         time.sleep(chance.uniform(0, self.seconds / (2 if early else self.total)))
         if process.poll() is None:
-            below = psutil.Process(process.pid).children(recursive=True)
+            below = process.children(recursive=True)
+            self.started += below
             for each in ([process], [process, *below], chance.sample(below or [process], 1))[self.kills % 3]:
                 with suppress(psutil.NoSuchProcess):
                     each.kill()
@@ -118,7 +119,7 @@ def victim(request, tmp_path_factory):
     victim.seconds, victim.total = time.monotonic() - since, len(victim.finished(folder))
     victim.right = contents(folder)
     yield victim
-    for process in victim.begun:  # a failed test may leave one running
+    for process in {*victim.started} & running():  # a failed test may leave some
         process.kill()
 
 
