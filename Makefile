@@ -90,8 +90,8 @@ test-cluster: $(call has,cluster) $(if $(SLURM),,/usr/sbin/slurmctld) ## test sw
 	$(PYTHON) -m pytest -n 2 --dist worksteal tests/cluster
 
 test-faults: $(call has,test) ## kill, fill and damage at random, and start again: the same bits (KILLS=200: more kills)
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -rsP -n 2 --dist worksteal tests/faults.py \
-		$(if $(KILLS),--kills="$$KILLS")
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist worksteal -rsP \
+		tests/faults.py $(if $(KILLS),--kills="$$KILLS")
 
 test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 tests/gallery
