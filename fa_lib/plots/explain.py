@@ -37,5 +37,5 @@ def explained_reports(table: pd.DataFrame, caption: str) -> Figure:
     ax.invert_yaxis()
     ax.legend(loc="upper left", fontsize="small")
     right = int((table.verdict == table.due).sum())
-    return captioned(figure, f"What an output is shows in the right dialect: {right} of {len(table)} reports are answered rightly",
-                     caption)  # fmt: skip
+    message = f"What an output is shows in the right dialect: {right} of {len(table)} reports answered rightly"
+    return captioned(figure, message, caption)
