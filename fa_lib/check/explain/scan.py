@@ -1,6 +1,6 @@
 """All of an output beside a dialect, head by head: what a sample of its rows has missed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def scan(evidence: Evidence, dialect: Dialect) -> Scan:
                 due, finite = golden.isfinite().all(-1), rows.o.isfinite().all(-1)
                 nan_rows += int((seen & due & ~finite).sum())
                 hidden += int((seen & ~due & finite).sum())
-                of_rows.append(fit(replace(rows, o=rows.o)).of_rows.flatten())
+                of_rows.append(fit(rows).of_rows.flatten())
                 size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
                 errors.append(((rows.o - golden).abs() / size).float().reshape(-1, golden.shape[-1]))
     shape = batch, heads, len(rows_at)
