@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import papermill
@@ -103,10 +103,9 @@ def run(
     """
     notebook, build = Path(notebook).resolve(), Path(build)
     into = Path(into or build)
-    if executor not in (None, "slurm") and type(executor) is not int:
-        raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
+    check_executor(executor)
     given = parameters(notebook, scale)
-    with _locked(build / notebook.stem, stopped):
+    with locked_folder(build / notebook.stem, 2 * CELL_TIMEOUT, stopped and stopped.is_set):
         failed_path(notebook, build).unlink(missing_ok=True)  # of an earlier run
         if is_fresh(notebook, scale, build, into):
             return None
@@ -116,19 +115,10 @@ def run(
         return _execute_on(executor, notebook, scale, given, build, into, timeout, kernel)
 
 
-@contextmanager
-def _locked(folder, stopped):
-    """With the lock of a notebook, at which another `make figures` may be."""
-    end = time.monotonic() + 2 * CELL_TIMEOUT
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked_folder(folder, seconds=1))
-                break
-            except ValueError:
-                if stopped is not None and stopped.is_set() or time.monotonic() > end:
-                    raise
-        yield
+def check_executor(executor: str | int | None) -> None:
+    """Raise Refused for an executor that there is not."""
+    if executor not in (None, "slurm") and type(executor) is not int:
+        raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
 
 
 def is_fresh(notebook: Path, scale: str, build: Path, into: Path) -> bool:

@@ -15,7 +15,7 @@ import nbformat
 import papermill
 from tqdm import tqdm
 
-from fa_lib.execution.notebook import Refused, failed_path, is_fresh, run
+from fa_lib.execution.notebook import check_executor, failed_path, is_fresh, run
 from fa_lib.execution.notebook_kernel import NotebookKernel, notebook_kernel
 from fa_lib.execution.pools import share
 
@@ -36,8 +36,7 @@ def run_all(
         Refused: as `run`; before anything runs.
     """
     say = say or _flushed
-    if executor not in (None, "slurm") and type(executor) is not int:
-        raise Refused(f"executor: got {executor!r}; accepted is slurm or a number of processes")
+    check_executor(executor)
     paths = [*map(Path, notebooks)]
     stale = [path for path in paths if not is_fresh(path, scale, Path(build), Path(into or build))]
     for path in paths:

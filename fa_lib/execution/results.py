@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -113,6 +114,15 @@ def provenance(parameters: dict, pool: Executor | None = None) -> dict:
         "commit": commit(),
         "seconds": round(time.perf_counter() - STARTED, 1),
     }
+
+
+def finite(x: Any) -> Any:
+    """A record as JSON can hold it: numbers that are not finite are None."""
+    if isinstance(x, dict):
+        return {name: finite(value) for name, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def versions() -> dict[str, str]:

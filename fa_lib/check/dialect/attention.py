@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SOFTMAX_OVER = {"over_batch": 0, "over_heads": 1, "over_queries": 2}  # dimension of the scores, other than keys
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -111,8 +113,7 @@ def weights(rows: Rows) -> Tensor:
 
 
 def _weights(S, rows):
-    over = {"over_queries": -2, "over_heads": 1, "over_batch": 0}.get(rows.dialect.softmax, -1)
-    if over != -1:
+    if (over := SOFTMAX_OVER.get(rows.dialect.softmax)) is not None:
         return torch.softmax(S, over).nan_to_num(nan=0.0)
     m = torch.maximum(S.amax(-1, keepdim=True), rows.sinks)
     m = m.where(m > -math.inf, 0.0)

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Rows
+from fa_lib.check.dialect.attention import SOFTMAX_OVER, Dialect, Rows
 from fa_lib.check.dialect.evidence import ENTRIES, HEADS, ROWS, Evidence, spread
 
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
@@ -48,7 +48,7 @@ class Reader:
         Raises:
             Unfit: the shapes make no call of attention.
         """
-        over = {"over_queries": 2, "over_heads": 1, "over_batch": 0}.get(dialect.softmax)
+        over = SOFTMAX_OVER.get(dialect.softmax)
         q, k, v, o, S, shape, places = self._tensors(dialect.layout, dialect.roles, dialect.heads, over)
         reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
         options, heads = self.evidence.options, shape[1]
@@ -165,8 +165,7 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
     """What a mask adds to the scores of the sampled rows, as a choice reads it."""
     if choice.startswith("triangle"):
         own = rows + (shape[3] - shape[2] if choice == "triangle_bottom_right" else 0)
-        hidden = torch.arange(shape[3])[None] > own[:, None]
-        return torch.zeros(hidden.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
+        return _hiding(torch.arange(shape[3])[None] > own[:, None])
     if choice == "transposed":
         mask = mask.transpose(-1, -2)
     try:
@@ -174,16 +173,19 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
     except RuntimeError:
         raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
     mask = mask[entries][:, heads_at][:, :, rows].cpu()
-    boolean = mask.dtype == torch.bool
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
     if choice == "inverted":
-        hidden = mask if boolean else mask > -math.inf
-        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
+        return _hiding(mask)
     if choice == "negated":
         return -mask.double()
     if choice == "truth":  # numbers taken for truth values: what is not 0 is seen
-        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(mask == 0, -math.inf)
+        return _hiding(mask == 0)
     if choice == "hidden":  # numbers taken for truth values: what is not 0 is hidden
-        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(mask != 0, -math.inf)
-    return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf) if boolean else mask.double()
+        return _hiding(mask != 0)
+    return _hiding(~mask) if mask.dtype == torch.bool else mask.double()
+
+
+def _hiding(hidden):
+    """What is added to scores where some are hidden, of the same shape."""
+    return torch.zeros(hidden.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)

@@ -31,7 +31,7 @@ BELIEVED = 3.0  # times the least residual: so near, the believed dialect is tak
 PART = 0.4  # of the rows
 LEAST_ODDS = 0.04  # of dropout that is named: less may be a coarse v
 ALIKE = 0.25  # of the mean over heads, that a head's odds of dropout may be off
-OFF = 0.01  # relative: a row is off the median row's error, and another answer, from here on
+OFF = 0.01  # of a factor from 1, and from 0, that is named
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,39 @@ class Fit:
     of_rows: Tensor
 
     @property
+    def counted(self) -> Tensor:
+        """`of_rows` of the rows that count, (count,)."""
+        return self.of_rows[self.of_rows.isfinite()]
+
+    @property
     def share(self) -> float:
         """Of the rows that count, those that are nearer than NEAR."""
-        counted = self.of_rows[self.of_rows.isfinite()]
-        return (counted <= NEAR).double().mean().item() if counted.numel() else 0.0
+        return (self.counted <= NEAR).double().mean().item() if self.counted.numel() else 0.0
 
 
-def fit(rows: Rows) -> Fit:
-    """How far the output is from a dialect."""
-    golden = attend(rows)
-    counted = rows.seen[..., 0] & golden.isfinite().all(-1) & rows.o.isfinite().all(-1)  # (entries, heads, rows)
+@dataclass(frozen=True)
+class Standing:
+    """Which rows count, and which do not, (entries, heads, rows) each.
+
+    Attributes:
+        counted: they see a key, and they and what they see are finite. nan: they are not finite, though what they see
+            is. hidden_nan: they are, though what they see is not.
+    """
+
+    counted: Tensor
+    nan: Tensor
+    hidden_nan: Tensor
+
+    @classmethod
+    def of(cls, rows: Rows, golden: Tensor) -> "Standing":
+        seen, due, finite = rows.seen[..., 0], golden.isfinite().all(-1), rows.o.isfinite().all(-1)
+        return cls(seen & due & finite, seen & due & ~finite, seen & ~due & finite)
+
+
+def fit(rows: Rows, golden: Tensor | None = None) -> Fit:
+    """How far the output is from a dialect, whose own is `golden`, where it is at hand."""
+    golden = attend(rows) if golden is None else golden
+    counted = Standing.of(rows, golden).counted
     error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))
     if not counted.any() or not size[counted].any():
         return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan))
@@ -75,7 +98,7 @@ def search(evidence: Evidence) -> list[Fit]:
     """
     reader, choices = Reader(evidence, FEW), [each for each in CONVENTIONS if each.fits(evidence)]
     fits = _Tried(reader)
-    believed = fits.of([Dialect()])
+    fits.of([Dialect()])
     enough = rounding_of(evidence)
     singles = [changed(Dialect(), each.aspect, each.choice) for each in choices]
     for more in (singles, _likely(choices)):
@@ -91,7 +114,7 @@ def search(evidence: Evidence) -> list[Fit]:
             changed(dialect, one.aspect, one.choice)
             for dialect in beam for one in choices if one.aspect not in dialect.changes()
         )  # fmt: skip
-    return ranked(fits.found or believed or [Fit(Dialect(), math.inf, torch.zeros(0))])
+    return ranked(fits.found or [Fit(Dialect(), math.inf, torch.zeros(0))])
 
 
 def rounding_of(evidence: Evidence, dialect: Dialect | None = None) -> float:
@@ -125,18 +148,15 @@ class _Tried:
         self.reader, self.found, self.dialects = reader, [], set()
 
     def of(self, dialects):
-        """Their Fits, without those that were tried before, or in which the shapes make no call."""
-        found = []
+        """Try them, without those that were tried before, or in which the shapes make no call."""
         for dialect in dialects:
             if dialect in self.dialects:
                 continue
             self.dialects.add(dialect)
             try:
-                found.append(fit(self.reader.rows(dialect)))
+                self.found.append(fit(self.reader.rows(dialect)))
             except Unfit:
                 continue
-        self.found += found
-        return found
 
     def nearest(self, count):
         return sorted(self.found, key=lambda each: each.residual)[:count]
@@ -198,7 +218,8 @@ def dropout(rows: Rows) -> float | None:
     """The share of weights that dropout took, where the error is that of dropout: without it the output would be right,
     and the error's variance in every head is p / (1 - p) times that of P V with each weight alone. None where it is
     not."""
-    golden, error = attend(rows), rows.o - attend(rows)
+    golden = attend(rows)
+    error = rows.o - golden
     if rows.dialect.softmax or not error.isfinite().all():
         return None
     odds = error.square().sum((0, 2, 3)) / (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)

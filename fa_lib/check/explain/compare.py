@@ -1,6 +1,5 @@
 """Two kernels on the same inputs: how far they are from the golden value and from each other, and what makes it."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -19,7 +18,7 @@ from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.sampling import Sample, sampled
-from fa_lib.execution.results import provenance
+from fa_lib.execution.results import finite, provenance
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.rule import baseline_for
 from fa_lib.numerics.formats import BF16, Format, FormatLike
@@ -126,13 +125,7 @@ class Compared:
         found = {name: x for name, x in asdict(self).items() if name != "question"}
         found |= dict(is_rounding=self.is_rounding, is_explained=self.is_explained, enough=EXPLAINED)
         settings = asdict(self.question) | dict(on=f"{self.question.on or ''}", fmt=f"{Format.of(self.question.fmt)}")
-        return _finite(found) | provenance(settings)
-
-
-def _finite(x):
-    if isinstance(x, dict):
-        return {name: _finite(value) for name, value in x.items()}
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+        return finite(found) | provenance(settings)
 
 
 def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compared:

@@ -16,17 +16,9 @@ from fa_lib.kernels.inputs import tensors
 from fa_lib.kernels.options import Asked, check
 from fa_lib.numerics.formats import Format
 
-SECOND = (
-    "o_ref",
-    "o2",
-    "out_ref",
-    "out2",
-    "ref",
-    "reference",
-    "expected",
-    "o_b",
-    "output_ref",
-)  # another output's names
+SECOND = (  # another output's names
+    "o_ref", "o2", "out_ref", "out2", "ref", "reference", "expected", "o_b", "output_ref",
+)  # fmt: skip
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 

@@ -54,9 +54,7 @@ def _convention(found, name):
     yield f"{name} is right under another convention: it is {what(found.dialect)}."
     yield from _believed(found)
     yield from _bound(found)
-    for convention in found.conventions:
-        for library, option in convention.selects.items():
-            yield f"{library}: {option}."
+    yield from _selects(found)
 
 
 def _precision(found, name):
@@ -93,9 +91,7 @@ def _bug(found, name):
         yield from _bound(found)
         if found.arithmetic and not wrong:
             yield f"What has its error: {_computation(found.arithmetic)}."
-        for convention in found.conventions:
-            for library, option in convention.selects.items():
-                yield f"{library}: {option}."
+        yield from _selects(found)
         return
     if found.residual <= NEAR:
         yield f"{name} is {what(found.dialect)}, but not to rounding: it is off by {found.residual:.2g} of its size."
@@ -110,6 +106,12 @@ def _believed(found):
         yield "Under your options the shapes do not fit."
     else:
         yield f"Under your options it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}."
+
+
+def _selects(found):
+    for convention in found.conventions:
+        for library, option in convention.selects.items():
+            yield f"{library}: {option}."
 
 
 def _bound(found):

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Rows, attend
+from fa_lib.check.dialect.attention import SOFTMAX_OVER, Dialect, Rows, attend
 from fa_lib.check.dialect.conventions import BY_CHOICE, Kind
 from fa_lib.check.dialect.evidence import Evidence, spread
 from fa_lib.check.dialect.reading import Reader, Unfit
@@ -17,6 +17,7 @@ from fa_lib.check.dialect.search import (
     SIMPLER,
     UNITS,
     Fit,
+    Standing,
     dropout,
     first_keys,
     fit,
@@ -58,7 +59,7 @@ def explanation(evidence: Evidence) -> Explanation:
     best = fits[0].dialect
     if fits[0].residual > rounding_of(evidence, best) and (fits[0].share < PART or fits[0].residual <= NEAR):
         best = _fitted(evidence, fits[0])
-    numbers = _Numbers.of(evidence, best)
+    numbers = outcome if outcome and best == Dialect() else _Numbers.of(evidence, best)
     believed = outcome.residual if outcome else math.inf
     if numbers.nan_rows or numbers.hidden_nan:
         return numbers.explained(Verdict.BUG, believed)
@@ -72,27 +73,26 @@ def explanation(evidence: Evidence) -> Explanation:
             wrong = found and found.key in NOT_ARITHMETIC or _of_conventions(best) == Verdict.BUG
             verdict = Verdict.BUG if wrong else Verdict.PRECISION
             return _everywhere(evidence, numbers, verdict, believed, found)
-    for dialect in dict.fromkeys((Dialect(), best)):
-        if _fits(evidence, dialect) and (share := dropout(Reader(evidence).rows(dialect))):
+    for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
+        if share := dropout(Reader(evidence).rows(dialect)):
             return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
     if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
-        best, numbers = (Dialect(), outcome) if outcome else (best, numbers)
-    where, part = _located(evidence, scan(evidence, best), best, fits)
+        numbers = outcome or numbers
+    where, part = _located(evidence, scan(evidence, numbers.rows), numbers, fits)
     return numbers.explained(Verdict.BUG, believed, where=where, part=part)
 
 
 def _everywhere(evidence, numbers, verdict, believed, arithmetic=None):
     """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
-    if numbers.rows.dialect.softmax.startswith("over"):
+    if numbers.rows.dialect.softmax in SOFTMAX_OVER:
         return numbers.explained(verdict, believed, arithmetic=arithmetic)
-    found = scan(evidence, numbers.rows.dialect)
-    counted = numbers.fit.of_rows[numbers.fit.of_rows.isfinite()]
+    found, counted = scan(evidence, numbers.rows), numbers.fit.counted
     worst = counted.max().item() if counted.numel() else 0.0
     more = dict(rows=(found.count, numbers.count), nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
     if found.nan_rows or found.hidden_nan:
         return replace(numbers.explained(Verdict.BUG, believed), **more)
-    if (found.of_rows > max(UNLIKE * worst, rounding_of(evidence, numbers.rows.dialect))).any():
-        where, part = _located(evidence, found, numbers.rows.dialect, [])
+    if (found.of_rows > max(UNLIKE * worst, numbers.rounding)).any():
+        where, part = _located(evidence, found, numbers, [])
         return replace(numbers.explained(Verdict.BUG, believed, where=where, part=part), **more)
     return replace(numbers.explained(verdict, believed, arithmetic=arithmetic), **more)
 
@@ -142,14 +142,12 @@ class _Numbers:
     @classmethod
     def of(cls, evidence: Evidence, dialect: Dialect) -> "_Numbers":
         rows = Reader(evidence).rows(dialect)
-        golden, seen = attend(rows), rows.seen[..., 0]
-        due, finite = golden.isfinite().all(-1), rows.o.isfinite().all(-1)
-        nan_rows, hidden = int((seen & due & ~finite).sum()), int((seen & ~due & finite).sum())
-        rows = replace(rows, o=rows.o.where((seen & due & finite)[..., None], golden))
+        golden = attend(rows)
+        standing, blind = Standing.of(rows, golden), _blind(rows)
+        rows = replace(rows, o=rows.o.where(standing.counted[..., None], golden))
         return cls(
-            rows, fit(rows), evidence.fmt, *_times(rows, evidence, golden), nan_rows, hidden,
-            _blind(rows, Reader(evidence).rows(dialect).o, seen), evidence.o.shape[:-1].numel(),
-            rounding_of(evidence, dialect),
+            rows, fit(rows, golden), evidence.fmt, *_times(rows, evidence, golden), int(standing.nan.sum()),
+            int(standing.hidden_nan.sum()), blind, evidence.o.shape[:-1].numel(), rounding_of(evidence, dialect),
         )  # fmt: skip
 
     @property
@@ -180,8 +178,8 @@ class _Numbers:
     @property
     def is_even(self) -> bool:
         """Whether no row is much worse than most."""
-        of_rows = self.fit.of_rows[self.fit.of_rows.isfinite()]
-        return bool(of_rows.max() <= EVEN * of_rows.median().clamp(min=1e-300))
+        counted = self.fit.counted
+        return bool(counted.max() <= EVEN * counted.median().clamp(min=1e-300))
 
     def explained(self, verdict: Verdict, believed: float | None = None, **more: Any) -> Explanation:
         looked_at = self.fit.of_rows.numel()
@@ -213,12 +211,12 @@ def _times(rows, evidence, golden):
     return max(outputs.max().item(), along.max().item()), rule
 
 
-def _blind(rows, o, seen):
+def _blind(rows):
     """What rows hold that see no key."""
+    seen = rows.seen[..., 0]
     if seen.all():
         return ""
-    found = o[~seen]
-    mean = rows.v.mean(2, keepdim=True).expand_as(o)[~seen]
+    found, mean = (x[~seen] for x in (rows.o, rows.v.mean(2, keepdim=True).expand_as(rows.o)))
     if not found.isfinite().all():
         return "nan"
     if not found.any():
@@ -227,15 +225,14 @@ def _blind(rows, o, seen):
 
 
 def _located(
-    evidence: Evidence, found: Scan, dialect: Dialect, fits: list[Fit]
+    evidence: Evidence, found: Scan, numbers: _Numbers, fits: list[Fit]
 ) -> tuple[Whereabouts | None, dict[str, Any]]:
     """The wrong part of an output, and the dialect in which it is right."""
-    least = rounding_of(evidence, dialect)
+    least, (batch, heads, n_q, _) = numbers.rounding, numbers.rows.shape
     wrong_rows = _wrong(found.of_rows, least)
     if not wrong_rows.any() or wrong_rows[found.of_rows.isfinite()].all():
         return None, {}
     wrong = (found.errors > 3 * least) & wrong_rows[..., None]
-    batch, heads, n_q, _ = Reader(evidence, (1, 1, 1)).rows(dialect).shape
     where = whereabouts(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
     at = [indices.unique() for indices in wrong_rows.nonzero(as_tuple=True)]
     entries, heads_at, rows_at = (
@@ -244,7 +241,7 @@ def _located(
     places = entries, heads_at, rows_at
     others = sorted(fits, key=lambda each: (len(each.dialect.changes()), each.residual))[:CANDIDATES]
     for each in others:
-        if each.dialect == dialect or each.dialect.softmax.startswith("over"):
+        if each.dialect == numbers.rows.dialect or each.dialect.softmax in SOFTMAX_OVER:
             continue
         try:
             other = fit(Reader(evidence, places=places).rows(each.dialect)).of_rows

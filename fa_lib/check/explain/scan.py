@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, attend
+from fa_lib.check.dialect.attention import Rows, attend
 from fa_lib.check.dialect.evidence import Evidence, spread
 from fa_lib.check.dialect.reading import Reader
-from fa_lib.check.dialect.search import fit
+from fa_lib.check.dialect.search import Standing, fit
 
 PRODUCTS = 5e9  # multiplications of q k^T and P v together, for which all rows are looked at: some seconds
 FEWEST_ROWS = 16  # of each head, where all are too many
@@ -37,9 +37,10 @@ class Scan:
         return self.of_rows.numel()
 
 
-def scan(evidence: Evidence, dialect: Dialect) -> Scan:
-    """Look at all rows of all heads of a call in a dialect, or at evenly spread ones where these are too many."""
-    batch, heads, n_q, n_kv = Reader(evidence, (1, 1, 1)).rows(dialect).shape
+def scan(evidence: Evidence, sample: Rows) -> Scan:
+    """Look at all rows of all heads of a call in the dialect of a sample, or at evenly spread ones where these are too
+    many."""
+    dialect, (batch, heads, n_q, n_kv) = sample.dialect, sample.shape
     d = evidence.q.shape[-1] + evidence.v.shape[-1]
     most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
     rows_at = spread(n_q, max(min(most, n_q), FEWEST_ROWS))
@@ -49,11 +50,11 @@ def scan(evidence: Evidence, dialect: Dialect) -> Scan:
         for head in range(heads):
             for part in rows_at.split(chunk):
                 rows = Reader(evidence, places=(torch.tensor([entry]), torch.tensor([head]), part)).rows(dialect)
-                golden, seen = attend(rows), rows.seen[..., 0]
-                due, finite = golden.isfinite().all(-1), rows.o.isfinite().all(-1)
-                nan_rows += int((seen & due & ~finite).sum())
-                hidden += int((seen & ~due & finite).sum())
-                of_rows.append(fit(rows).of_rows.flatten())
+                golden = attend(rows)
+                standing = Standing.of(rows, golden)
+                nan_rows += int(standing.nan.sum())
+                hidden += int(standing.hidden_nan.sum())
+                of_rows.append(fit(rows, golden).of_rows.flatten())
                 size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
                 errors.append(((rows.o - golden).abs() / size).float().reshape(-1, golden.shape[-1]))
     shape = batch, heads, len(rows_at)

@@ -1,6 +1,5 @@
 """What an output is, with its evidence: the answer of `explanation`."""
 
-import math
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from fa_lib.check.dialect.conventions import BY_CHOICE, Convention
 from fa_lib.check.explain.arithmetic import Computation
 from fa_lib.check.explain.whereabouts import Whereabouts
+from fa_lib.execution.results import finite
 
 
 class Verdict(StrEnum):
@@ -63,12 +63,4 @@ class Explanation:
 
 def record(found: Explanation) -> dict[str, Any]:
     """An Explanation as JSON holds it; numbers that are not finite are None."""
-
-    def finite(x):
-        if isinstance(x, dict):
-            return {name: finite(value) for name, value in x.items()}
-        if isinstance(x, (list, tuple)):
-            return [finite(value) for value in x]
-        return None if isinstance(x, float) and not math.isfinite(x) else x
-
-    return {name: finite(value) for name, value in asdict(found).items()}
+    return finite(asdict(found))
