@@ -50,6 +50,11 @@ def dropped():
     return sdpa(Q, K, V, dropout_p=0.2)
 
 
+def softmax_over(tensors, dim):
+    q, k, v = (x.double() for x in tensors)
+    return (torch.softmax(q @ k.mT / 8, dim) @ v).float()
+
+
 CASES = {  # a defect -> q, k, v, o and what the caller believes; the verdict, and the dialect
     "right": lambda: (Q, K, V, sdpa(Q, K, V)),
     "eager": lambda: (Q, K, V, kernels.unfused(Q, K, V)),
@@ -65,6 +70,10 @@ CASES = {  # a defect -> q, k, v, o and what the caller believes; the verdict, a
     "the last keys lost": lambda: (Q, K, V, sdpa(Q, K[:, :, :200], V[:, :, :200])),
     "BF16 execution": lambda: (*WIDE, sdpa(*(x.bfloat16() for x in WIDE)).float()),
     "times 1.25": lambda: (Q, K, V, sdpa(Q, K, V) * 1.25),
+    "over heads, first rows wrong": lambda: (
+        *WIDE, in_place(softmax_over(WIDE, 1), (slice(None), slice(None), slice(20)), 0.1)),
+    "over queries, first rows wrong": lambda: (
+        *WIDE, in_place(softmax_over(WIDE, 2), (slice(None), slice(None), slice(20)), 0.1)),
     "NaN rows": lambda: (Q, K, V, in_place(sdpa(Q, K, V), (0, slice(None), slice(100, 110)), math.nan)),
     "NaN hidden": lambda: (in_place(Q, (0, 0, 5), math.nan), K, V, sdpa(Q, K, V)),
     "first rows causal": lambda: (
@@ -114,6 +123,9 @@ def test_a_public_report_gets_the_right_verdict_and_cause(report):
 def test_where_it_is_wrong():
     found = explanation(evidence("first rows causal"))
     assert found.where.rows == ((0, 31),) and found.where.heads == () and found.part == dict(causal="bottom_right")
+    for axis in ("heads", "queries"):
+        found = explanation(evidence(f"over {axis}, first rows wrong"))
+        assert found.dialect == dict(softmax=f"over_{axis}") and found.where.rows[0][0] == 0
     assert explanation(evidence("one head of another tensor")).where.heads == ((3, 3),)
     assert explanation(evidence("NaN rows")).nan_rows > 0 and explanation(evidence("NaN hidden")).hidden_nan == 1
     assert explanation(evidence("dropout left on")).dropout == pytest.approx(0.2, abs=0.03)

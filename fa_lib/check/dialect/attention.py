@@ -39,6 +39,12 @@ class Dialect:
         """aspect -> choice, of the aspects that are not as believed."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
+    @property
+    def is_standard(self) -> bool:
+        """Whether kernels of attention compute it, by their options, but for a factor: its softmax is over keys and
+        divided, and its softcap lies between the scale and the mask."""
+        return self.softmax in ("", "plus_one") and self.softcap in ("", "ignored")
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -74,7 +80,7 @@ class Rows:
         return (self.bias > -math.inf).any(-1, keepdim=True)
 
     def options(self) -> dict[str, Any]:
-        """As a kernel takes them, with k and v: it makes the same output unless the softmax is another one."""
+        """As a kernel takes them, with k and v: it makes the same output where the dialect is standard."""
         options: dict[str, Any] = dict(scale=self.scale, mask=self.bias)
         if self.softcap is not None:
             options["softcap"] = self.softcap

@@ -118,10 +118,13 @@ def search(evidence: Evidence) -> list[Fit]:
 
 
 def rounding_of(evidence: Evidence, dialect: Dialect | None = None) -> float:
-    """The relative residual up to which an error is rounding: ENOUGH times that of Baseline on the sampled rows."""
-    units = UNITS * evidence.fmt.unit_roundoff
+    """The relative residual up to which an error is rounding: ENOUGH times that of Baseline on the sampled rows, and
+    UNITS where Baseline does not compute the dialect."""
+    units, dialect = UNITS * evidence.fmt.unit_roundoff, replace(dialect or Dialect(), factor=1.0)
+    if not dialect.is_standard:
+        return units
     try:
-        rows = Reader(evidence, FEW).rows(dialect or Dialect())
+        rows = Reader(evidence, FEW).rows(dialect)
         q, k, v = (x.nan_to_num(0.0).to(evidence.fmt.dtype) for x in (rows.q, rows.k, rows.v))
         own = baseline_for(evidence.fmt)(q, k, v, **rows.options()).double()
     except ValueError:  # the shapes do not fit, Unfit among them

@@ -74,7 +74,7 @@ def explanation(evidence: Evidence) -> Explanation:
             verdict = Verdict.BUG if wrong else Verdict.PRECISION
             return _everywhere(evidence, numbers, verdict, believed, found)
     for dialect in dict.fromkeys((Dialect(), best) if outcome else (best,)):
-        if share := dropout(Reader(evidence).rows(dialect)):
+        if fits[0].share < PART and (share := dropout(Reader(evidence).rows(dialect))):
             return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
     if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
         numbers = outcome or numbers
@@ -84,8 +84,6 @@ def explanation(evidence: Evidence) -> Explanation:
 
 def _everywhere(evidence, numbers, verdict, believed, arithmetic=None):
     """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
-    if numbers.rows.dialect.softmax in SOFTMAX_OVER:
-        return numbers.explained(verdict, believed, arithmetic=arithmetic)
     found, counted = scan(evidence, numbers.rows), numbers.fit.counted
     worst = counted.max().item() if counted.numel() else 0.0
     more = dict(rows=(found.count, numbers.count), nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
@@ -192,11 +190,9 @@ class _Numbers:
 
 def _times(rows, evidence, golden):
     """The largest error over its bound, None where there is none, and over Baseline's."""
-    fmt, standard = evidence.fmt, rows.dialect.softmax in ("", "plus_one") and rows.dialect.softcap in ("", "ignored")
-    error = (rows.o - golden).abs()
-    options = rows.options()
+    fmt, error, options = evidence.fmt, (rows.o - golden).abs(), rows.options()
     q, k, v = (x.nan_to_num(0.0, 0.0, 0.0).to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
-    if not standard or not q.numel() or not golden[rows.seen[..., 0]].isfinite().all():
+    if not rows.dialect.is_standard or not q.numel() or not golden[rows.seen[..., 0]].isfinite().all():
         return None, math.inf
     own = baseline_for(fmt)(q, k, v, **options).double()
     seen = rows.seen
@@ -241,8 +237,9 @@ def _located(
     places = entries, heads_at, rows_at
     others = sorted(fits, key=lambda each: (len(each.dialect.changes()), each.residual))[:CANDIDATES]
     for each in others:
-        if each.dialect == numbers.rows.dialect or each.dialect.softmax in SOFTMAX_OVER:
-            continue
+        same = each.dialect == numbers.rows.dialect
+        if same or each.dialect.layout != numbers.rows.dialect.layout or each.dialect.softmax in SOFTMAX_OVER:
+            continue  # in another layout the places are other values
         try:
             other = fit(Reader(evidence, places=places).rows(each.dialect)).of_rows
         except Unfit:

@@ -1,11 +1,12 @@
 """All of an output beside a dialect, head by head: what a sample of its rows has missed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Rows, attend
+from fa_lib.check.dialect.attention import SOFTMAX_OVER, Rows, attend
 from fa_lib.check.dialect.evidence import Evidence, spread
 from fa_lib.check.dialect.reading import Reader
 from fa_lib.check.dialect.search import Standing, fit
@@ -39,24 +40,34 @@ class Scan:
 
 def scan(evidence: Evidence, sample: Rows) -> Scan:
     """Look at all rows of all heads of a call in the dialect of a sample, or at evenly spread ones where these are too
-    many."""
-    dialect, (batch, heads, n_q, n_kv) = sample.dialect, sample.shape
-    d = evidence.q.shape[-1] + evidence.v.shape[-1]
-    most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
-    rows_at = spread(n_q, max(min(most, n_q), FEWEST_ROWS))
-    chunk = max(SCORES // n_kv, 1)
+    many; at the sampled ones where the softmax is over another dimension than keys."""
+    (batch, heads, n_q, n_kv), places = sample.shape, sample.places
+    if sample.dialect.softmax not in SOFTMAX_OVER:
+        d = evidence.q.shape[-1] + evidence.v.shape[-1]
+        most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
+        rows_at = spread(n_q, max(min(most, n_q), FEWEST_ROWS))
+        places = torch.arange(batch), torch.arange(heads), rows_at
     of_rows, errors, nan_rows, hidden = [], [], 0, 0
-    for entry in range(batch):
-        for head in range(heads):
-            for part in rows_at.split(chunk):
-                rows = Reader(evidence, places=(torch.tensor([entry]), torch.tensor([head]), part)).rows(dialect)
-                golden = attend(rows)
-                standing = Standing.of(rows, golden)
-                nan_rows += int(standing.nan.sum())
-                hidden += int(standing.hidden_nan.sum())
-                of_rows.append(fit(rows, golden).of_rows.flatten())
-                size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
-                errors.append(((rows.o - golden).abs() / size).float().reshape(-1, golden.shape[-1]))
-    shape = batch, heads, len(rows_at)
-    places = torch.arange(batch), torch.arange(heads), rows_at
+    for rows in _parts(evidence, sample, places):
+        golden = attend(rows)
+        standing = Standing.of(rows, golden)
+        nan_rows += int(standing.nan.sum())
+        hidden += int(standing.hidden_nan.sum())
+        of_rows.append(fit(rows, golden).of_rows.flatten())
+        size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
+        errors.append(((rows.o - golden).abs() / size).float().reshape(-1, golden.shape[-1]))
+    shape = tuple(len(at) for at in places)
     return Scan(torch.cat(of_rows).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places)
+
+
+def _parts(evidence: Evidence, sample: Rows, places: tuple[Tensor, Tensor, Tensor]) -> Iterator[Rows]:
+    """The rows at places, of one head after the other; all sampled ones together where the softmax couples them."""
+    if sample.dialect.softmax in SOFTMAX_OVER:
+        yield Reader(evidence).rows(sample.dialect)
+        return
+    entries, heads, rows_at = places
+    chunk = max(SCORES // sample.shape[3], 1)
+    for entry in entries.split(1):
+        for head in heads.split(1):
+            for part in rows_at.split(chunk):
+                yield Reader(evidence, places=(entry, head, part)).rows(sample.dialect)
