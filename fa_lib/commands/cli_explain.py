@@ -13,7 +13,10 @@ app = typer.Typer()
 
 @app.command()
 def explain(
-    file: Annotated[Path, typer.Argument(help="q, k, v and o, and o_ref if there are two: .safetensors, .npz or .pt")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="q, k, v and o; o_ref, lse, dO, dq, dk, dv if there are any: .safetensors, .npz or .pt"),
+    ],
     fmt: Annotated[str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="1 where an output is more than rounding")] = False,
@@ -32,15 +35,14 @@ def explain(
     with exit_on_error():
         import json
 
-        from fa_lib.check.explain.explain import read
+        from fa_lib.check.explain.explain import explained, read
         from fa_lib.check.explain.explain_words import lines
-        from fa_lib.check.explain.explanation import explanation
-        from fa_lib.check.explain.verdict import Verdict, record
+        from fa_lib.check.explain.verdict import record
         from fa_lib.execution.files import replacing
         from fa_lib.execution.results import provenance
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
-        found = {name: explanation(each) for name, each in read(file, reading).items()}
+        found = {name: explained(each) for name, each in read(file, reading).items()}
         say("\n".join(line for name, each in found.items() for line in lines(each, name)))
         if len(found) == 2:
             nearer, other = sorted(found, key=lambda name: found[name].believed)
@@ -50,5 +52,5 @@ def explain(
             with replacing(json_file) as path:
                 records = {name: record(each) for name, each in found.items()}
                 path.write_text(json.dumps(records | provenance(dict(file=f"{file}")), indent=1) + "\n")
-    if exit_code and any(each.verdict != Verdict.ROUNDING for each in found.values()):
+    if exit_code and not all(each.is_rounding for each in found.values()):
         raise typer.Exit(1)

@@ -97,15 +97,27 @@ def attend(rows: Rows) -> Tensor:
     hidden = rows.bias == -math.inf
     unfit = ~(rows.k.isfinite().all(-1) & rows.v.isfinite().all(-1))  # (entries, heads, n_kv)
     v = rows.v.nan_to_num(0.0, 0.0, 0.0)
-    S = rows.products.masked_fill(unfit[:, :, None], 0.0) if unfit.any() else rows.products
-    if rows.dialect.softcap == "before_scale" and rows.softcap:
-        S = rows.softcap * torch.tanh(S / rows.softcap) * rows.scale + rows.bias
-    elif rows.dialect.softcap == "after_mask" and rows.softcap:  # a hidden key has the score -softcap
-        S = (rows.softcap * torch.tanh(S * rows.scale / rows.softcap)).masked_fill(hidden, -rows.softcap)
-    else:
-        S = capped(S * rows.scale, rows.softcap) + rows.bias
-    O = rows.dialect.factor * (_weights(S, rows) @ v)
+    if unfit.any():
+        rows = replace(rows, products=rows.products.masked_fill(unfit[:, :, None], 0.0))
+    O = rows.dialect.factor * (_weights(scores(rows), rows) @ v)
     return O.masked_fill((unfit[:, :, None] & ~hidden).any(-1, keepdim=True), math.nan) if unfit.any() else O
+
+
+def scores(rows: Rows) -> Tensor:
+    """What the softmax is of, in their dialect, (entries, heads, rows, n_kv), -inf where a key is hidden."""
+    S, cap = rows.products, rows.softcap
+    if rows.dialect.softcap == "before_scale" and cap:
+        return capped(S, cap) * rows.scale + rows.bias
+    if rows.dialect.softcap == "after_mask" and cap:  # a hidden key has the score -softcap
+        return capped(S * rows.scale, cap).masked_fill(rows.bias == -math.inf, -cap)
+    return capped(S * rows.scale, cap) + rows.bias
+
+
+def log_sum_exp(rows: Rows) -> Tensor:
+    """Of the scores and the sink of each row, (entries, heads, rows); -inf where it sees no key."""
+    S = scores(rows)
+    sinks = rows.sinks.expand(*S.shape[:-1], 1)
+    return torch.logsumexp(torch.cat([S, sinks], -1), -1).where(rows.seen[..., 0], -math.inf)
 
 
 def capped(S: Tensor, softcap: float | None) -> Tensor:
@@ -115,13 +127,13 @@ def capped(S: Tensor, softcap: float | None) -> Tensor:
 
 def weights(rows: Rows) -> Tensor:
     """P of the sampled rows, (entries, heads, rows, n_kv), where the dialect has attention's own softmax."""
-    return _weights(capped(rows.products * rows.scale, rows.softcap) + rows.bias, rows)
+    return _weights(scores(rows), rows)
 
 
 def _weights(S, rows):
     if (over := SOFTMAX_OVER.get(rows.dialect.softmax)) is not None:
         return torch.softmax(S, over).nan_to_num(nan=0.0)
-    m = torch.maximum(S.amax(-1, keepdim=True), rows.sinks)
+    m = torch.maximum(S.detach().amax(-1, keepdim=True), rows.sinks)
     m = m.where(m > -math.inf, 0.0)
     P = torch.exp(S - m)
     if rows.dialect.softmax == "not_divided":

@@ -1,6 +1,7 @@
 """`explain`, of tensors and of a file: q, k, v, one output or two, and what the reader believes of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,19 @@ from torch import Tensor
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import explanation
+from fa_lib.check.explain.other_outputs import with_other_outputs
 from fa_lib.check.explain.verdict import Explanation
 from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
 from fa_lib.kernels.inputs import tensors
 from fa_lib.kernels.options import Asked, check
 from fa_lib.numerics.formats import Format
 
+OTHER_NAMES = {  # what came with an output -> the names that it is given
+    "lse": ("lse", "softmax_lse", "logsumexp", "log_sum_exp"), "dO": NAMES["dO"],
+    "dq": ("dq", "grad_q", "q_grad", "grad_query", "query_grad"),
+    "dk": ("dk", "grad_k", "k_grad", "grad_key", "key_grad"),
+    "dv": ("dv", "grad_v", "v_grad", "grad_value", "value_grad"),
+}  # fmt: skip
 SECOND = (  # another output's names
     "o_ref", "o2", "out_ref", "out2", "ref", "reference", "expected", "o_b", "output_ref",
 )  # fmt: skip
@@ -27,7 +35,8 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
 
     Args:
         path: .safetensors, .npz or .pt without pickle, with q, k, v, o under any of `named_tensors.NAMES`, a second
-            output under any of SECOND, and options. Tensors of three dimensions have no batch; of two, no heads either.
+            output under any of SECOND, what came with o under any of OTHER_NAMES, and options. Tensors of three
+            dimensions have no batch; of two, no heads either.
         reading: what the reader says of them. Values in a wider dtype that are all BF16's or FP16's are taken in it.
 
     Raises:
@@ -38,7 +47,8 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
     try:
         if len(second) > 1:
             raise ValueError(f"{', '.join(second)}: got several outputs beside o; accepted is one")
-        named = by_meaning({name: x for name, x in stored.items() if name not in second})
+        others, rest = _others({name: x for name, x in stored.items() if name not in second})
+        named = by_meaning(rest)
         for name in ("q", "k", "v", "o"):
             if name not in named:
                 accepted = ", ".join(NAMES[name])
@@ -49,9 +59,44 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
         if second:
             [outputs["o2"]] = second.values()
         options = reading.options(option_values(named))
-        return {name: evidence(named["q"], named["k"], named["v"], o, reading, options) for name, o in outputs.items()}
+        calls = {name: evidence(named["q"], named["k"], named["v"], o, reading, options) for name, o in outputs.items()}
+        calls["o"] = replace(calls["o"], others=_as_o(others, reading.layout))
+        return calls
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _others(stored):
+    """What came with the output, by the keys of OTHER_NAMES; and the tensors that are none of it."""
+    meanings = {name.lower(): what for what, names in OTHER_NAMES.items() for name in names}
+    others, rest = {}, {}
+    for name, x in stored.items():
+        what = meanings.get(name.lower())
+        if what in others:
+            raise ValueError(f"{name}: got it beside another {what}; accepted is one of the two")
+        if what:
+            others[what] = x
+        else:
+            rest[name] = x
+    return others, rest
+
+
+def _as_o(others: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
+    """What came with an output as `Evidence` has it.
+
+    Raises:
+        ValueError: a tensor has no accepted dtype or number of dimensions.
+    """
+    found = {}
+    for name, x in others.items():
+        most = 3 if name == "lse" else 4  # dimensions
+        x = x[..., 0] if name == "lse" and x.ndim == 4 and x.shape[-1] == 1 else x
+        if x.dtype not in TAKEN or not most - 2 <= x.ndim <= most:
+            accepted = f"{most - 2} to {most} dimensions in {', '.join(f'{each}'[6:] for each in TAKEN)}"
+            raise ValueError(f"{name}: got {x.dtype} of shape {tuple(x.shape)}; accepted are {accepted}")
+        x = x[(None,) * (most - x.ndim)]
+        found[name] = x.transpose(1, 2) if layout == "bshd" and name != "lse" else x
+    return found
 
 
 def evidence(
@@ -122,17 +167,33 @@ class Explained(Explanation):
         return "\n".join(lines(self))
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explained:
+def explained(call: Evidence) -> Explanation:
+    """What an output is, and what came with it.
+
+    Raises:
+        Unfit: the tensors make no call of attention in any layout.
+    """
+    return with_other_outputs(call, explanation(call))
+
+
+def explain(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", lse: Tensor | None = None,
+    dO: Tensor | None = None, dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None, **options,
+) -> Explained:  # fmt: skip
     """Explain an output of q, k and v: is it rounding or a bug, and why? `print` it to read it.
 
     Args:
         q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads, n_kv, head_dim or d_v). o: (batch, heads, n_q, d_v).
             No batch, and no heads either, where they have fewer dimensions.
         layout: "bhsd", or "bshd": (batch, sequence, heads, head_dim).
+        lse: log-sum-exp of each row's scores (batch, heads, n_q). dq, dk, dv: gradients, in the shapes of q, k and v,
+            for the gradient dO of the output, in its shape; each None where it is not at hand.
         options: what is believed of the call: causal, scale, mask, window, softcap, sinks.
 
     Raises:
         ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
     """
     Asked.of(**options)
-    return Explained(**vars(explanation(evidence(q, k, v, o, Reading(layout=layout), options))))
+    others = {name: x for name, x in dict(lse=lse, dO=dO, dq=dq, dk=dk, dv=dv).items() if x is not None}
+    call = evidence(q, k, v, o, Reading(layout=layout), options)
+    return Explained(**vars(explained(replace(call, others=_as_o(others, layout)))))

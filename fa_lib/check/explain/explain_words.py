@@ -19,6 +19,19 @@ BLIND = {
     "zero": "Rows that see no key are 0.", "nan": "Rows that see no key are NaN.",
     "mean": "Rows that see no key are the mean of v.", "other": "Rows that see no key hold other values.",
 }  # fmt: skip
+CHANGES = {  # of an OtherOutput -> what it is
+    "heads_last": "right, with heads after the sequence",
+    "for_each_query_head": "right, one for each query head: sum those of the heads that share one of k and v",
+    "base_2": "right in powers of 2: times ln 2 it is the natural one",
+    "negative": "right but for its sign", "maximum": "the largest score of each row alone",
+    "without_maximum": "right but for the largest score of each row, which is to be added",
+    "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
+    "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",
+    "scaled_twice": "the gradient with the scale twice: {factor:.4g} times what it should be",
+    "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
+    "of_the_other": "the gradient of the other one of q and k",
+    "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
+}  # fmt: skip
 OUT_OF_SIGHT = (
     "Out of sight here: what was done to q and k before (RoPE missing or applied twice, a norm), and to o after. "
     "Compare q, k and v of both sides first."
@@ -32,7 +45,38 @@ def lines(found: Explanation, name: str = "o") -> list[str]:
         Verdict.BUG: _bug,
     }[found.verdict](found, name)  # fmt: skip
     first, *evidence = [*verdict, *_shared(found)]
-    return [f"{found.verdict.name}: {first}", *(f"  {line}" for line in evidence)]
+    return [f"{found.verdict.name}: {first}", *(f"  {line}" for line in evidence), *_others(found)]
+
+
+def _others(found):
+    """A line for what came with the output and is right, then one for each that is not."""
+    right = [each.name for each in found.others if each.verdict == Verdict.ROUNDING]
+    if right:
+        verb = "is" if len(right) == 1 else "are"
+        yield f"ROUNDING: {', '.join(right)} {verb} {what(found.dialect)}'s, as exact as {found.fmt} allows."
+    for each in found.others:
+        if each.verdict != Verdict.ROUNDING:
+            yield f"{each.verdict.name}: {each.name} is {_other(each, found)}."
+            if each.groups[0] < each.groups[1]:
+                yield f"  {each.groups[0]} of {each.groups[1]} heads of k and v were looked at."
+    if found.not_judged:
+        yield f"Not judged: {found.not_judged}."
+
+
+def _other(each, found):
+    if each.change == "dialect":
+        kind = "log-sum-exp" if each.name == "lse" else "gradient"
+        believed = "" if found.dialect else " as you believe it"
+        return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
+    if each.change:
+        return CHANGES[each.change].format(factor=each.factor)
+    size = "in its sum" if each.name == "lse" else "of its size"
+    off = f"off by {each.residual:.2g} {size}, at most {each.times:.2g} times what a right {found.fmt} kernel makes"
+    if each.verdict == Verdict.PRECISION:
+        return f"in coarser arithmetic: {off}"
+    if each.where is not None and (each.where.heads or each.where.rows or each.where.entries or each.where.features):
+        return f"wrong in {_where(each.where)}: {off}"
+    return f"not {what(found.dialect)}'s: {off}"
 
 
 def what(dialect: dict) -> str:

@@ -20,6 +20,32 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
+class OtherOutput:
+    """What a log-sum-exp or a gradient is, that came with the output, under the output's dialect.
+
+    Attributes:
+        name: "lse", "dq", "dk" or "dv".
+        residual: root mean square of the error over that of what it should be. times: the largest error over the
+            largest that a right kernel makes (of gradients: Baseline's or the emulated flash kernel's, the larger; of a
+            log-sum-exp: its bound).
+        change: what it is instead, of `other_outputs.CHANGES`; "" where it is right, or nothing was found. factor: of
+            a change that is one. dialect: that of a gradient which is of another one than the output.
+        where: the parts that are wrong; None where none are, or all.
+        groups: heads of k and v, of all entries, that were looked at, of how many.
+    """
+
+    name: str
+    verdict: Verdict
+    residual: float
+    times: float
+    change: str = ""
+    factor: float = 1.0
+    dialect: dict[str, Any] = field(default_factory=dict)
+    where: Whereabouts | None = None
+    groups: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What an output is, with its evidence.
 
@@ -37,6 +63,7 @@ class Explanation:
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         hidden_nan: rows that are finite, though what they see is not.
         rows: how many were looked at, of how many.
+        others: the log-sum-exp and the gradients, where they came. not_judged: why some of them were not looked at; "".
     """
 
     verdict: Verdict
@@ -54,6 +81,13 @@ class Explanation:
     hidden_nan: int = 0
     blind_rows: str = ""
     rows: tuple[int, int] = (0, 0)
+    others: tuple[OtherOutput, ...] = ()
+    not_judged: str = ""
+
+    @property
+    def is_rounding(self) -> bool:
+        """Of the output and of what came with it."""
+        return all(each.verdict == Verdict.ROUNDING for each in (self, *self.others))
 
     @property
     def conventions(self) -> list[Convention]:

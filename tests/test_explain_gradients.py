@@ -1,0 +1,128 @@
+"""`explain` of what came with an output: the log-sum-exp and the gradients, right and wrong in known ways."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from typer.testing import CliRunner
+
+import fa_lib
+from fa_lib.check.explain.verdict import Verdict
+from fa_lib.commands.cli import app
+from fa_lib.experiments.reports import drawn
+
+N = 192
+NAMES = ("dq", "dk", "dv")
+
+
+def gradients(q, k, v, dO, **options):
+    x = [each.clone().requires_grad_() for each in (q, k, v)]
+    o = sdpa(*x, enable_gqa=True, **options)
+    return o.detach(), dict(zip(NAMES, torch.autograd.grad(o, x, dO)))
+
+
+def call(dtype=torch.bfloat16):
+    """q, k, v, o and what came with it, of two key heads for four query heads, causal."""
+    q, dO, _ = drawn(2, 4, N, 64, dtype=dtype)
+    k, v, _ = drawn(2, 2, N, 64, dtype=dtype, seed=1)
+    o, others = gradients(q, k, v, dO, is_causal=True)
+    hidden = torch.ones(N, N, dtype=torch.bool).triu(1)
+    S = (q.double() @ k.double().repeat_interleave(2, 1).mT / 8).masked_fill(hidden, -math.inf)
+    return dict(q=q, k=k, v=v, o=o, lse=torch.logsumexp(S, -1).float(), dO=dO) | others
+
+
+RIGHT = call()
+Q, K, V, DO = (RIGHT[name] for name in ("q", "k", "v", "dO"))
+LSE, DQ, DK, DV = (RIGHT[name] for name in ("lse", *NAMES))
+
+
+def with_zeros(x, at):
+    x = x.clone()
+    x[at] = 0
+    return x
+
+
+def expanded():
+    """dk of each query head."""
+    _, found = gradients(Q, K.repeat_interleave(2, 1), V.repeat_interleave(2, 1), DO, is_causal=True)
+    return found["dk"]
+
+
+def without_delta():
+    q, k, v, dO = (x.double() for x in (Q, K.repeat_interleave(2, 1), V.repeat_interleave(2, 1), DO))
+    hidden = torch.ones(N, N, dtype=torch.bool).triu(1)
+    P = torch.softmax((q @ k.mT / 8).masked_fill(hidden, -math.inf), -1)
+    return ((P * (dO @ v.mT)) @ k / 8).bfloat16()
+
+
+CASES = {  # what is wrong -> it; name -> verdict and change
+    "dq unscaled": (dict(dq=DQ * 8), dict(dq=(Verdict.BUG, "unscaled"))),
+    "dk scaled twice": (dict(dk=DK / 8), dict(dk=(Verdict.BUG, "scaled_twice"))),
+    "dv counted twice": (dict(dv=DV * 2), dict(dv=(Verdict.BUG, "factor"))),
+    "the backward pass is not causal": (
+        gradients(Q, K, V, DO)[1], {name: (Verdict.BUG, "dialect") for name in NAMES}),
+    "delta left out": (dict(dq=without_delta()), dict(dq=(Verdict.BUG, "without_delta"))),
+    "dO in memory order": (
+        dict(dO=DO.transpose(1, 2).reshape(DO.shape)), {name: (Verdict.BUG, "dO_in_memory_order") for name in NAMES}),
+    "dq with heads last": (dict(dq=DQ.transpose(1, 2)), dict(dq=(Verdict.CONVENTION, "heads_last"))),
+    "dk of each query head": (dict(dk=expanded()), dict(dk=(Verdict.CONVENTION, "for_each_query_head"))),
+    "a block of dk is lost": (dict(dk=with_zeros(DK, (0, 1, slice(64, 96)))), dict(dk=(Verdict.BUG, ""))),
+    "lse in powers of 2": (dict(lse=LSE / math.log(2)), dict(lse=(Verdict.CONVENTION, "base_2"))),
+    "lse with heads last": (dict(lse=LSE.transpose(1, 2)), dict(lse=(Verdict.CONVENTION, "heads_last"))),
+    "lse in BF16": (dict(lse=(LSE + 0.01).bfloat16()), dict(lse=(Verdict.PRECISION, ""))),
+    "lse is 0": (dict(lse=torch.zeros_like(LSE)), dict(lse=(Verdict.BUG, ""))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_torch_gives_is_rounding(dtype):
+    found = fa_lib.explain(**call(dtype), causal=True)
+    assert [each.name for each in found.others] == ["lse", *NAMES]
+    assert found.is_rounding and not found.not_judged
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_wrong_is_named_and_the_rest_is_right(name):
+    wrong, due = CASES[name]
+    found = fa_lib.explain(**RIGHT | wrong, causal=True)
+    assert found.verdict == Verdict.ROUNDING
+    assert {each.name: (each.verdict, each.change) for each in found.others} == dict.fromkeys(
+        ("lse", *NAMES), (Verdict.ROUNDING, "")
+    ) | due
+    assert not found.is_rounding
+
+
+def test_where_a_gradient_is_wrong():
+    found = fa_lib.explain(**RIGHT | CASES["a block of dk is lost"][0], causal=True)
+    [where] = [each.where for each in found.others if each.name == "dk"]
+    assert (where.entries, where.heads, where.rows) == (((0, 0),), ((1, 1),), ((64, 95),))
+
+
+def test_gradients_in_another_layout_follow_the_output():
+    turned = {name: x.transpose(1, 2) for name, x in RIGHT.items() if name != "lse"}
+    found = fa_lib.explain(**turned, lse=LSE, causal=True, layout="bshd")
+    assert found.is_rounding, found
+    found = fa_lib.explain(**turned, lse=LSE, causal=True)  # as if it were (batch, heads, sequence, head_dim)
+    assert found.dialect == dict(layout="all_bshd") and {each.verdict for each in found.others} == {Verdict.ROUNDING}
+
+
+def test_what_cannot_be_judged_is_said():
+    found = fa_lib.explain(Q, K, V, RIGHT["o"], dq=DQ, causal=True)
+    assert not found.others and found.not_judged.startswith("dq: dO")
+    found = fa_lib.explain(Q, K, V, RIGHT["o"], dO=DO, dq=DQ[:, :, :5], causal=True)
+    assert "(2, 4, 5, 64)" in found.not_judged
+    with pytest.raises(ValueError, match=r"^lse: got torch\.int64"):
+        fa_lib.explain(Q, K, V, RIGHT["o"], lse=LSE.long(), causal=True)
+
+
+def test_from_a_file_with_other_names(tmp_path):
+    names = dict(dq="grad_q", dk="k_grad", dv="dv", dO="dout", lse="softmax_lse", o="attn_output")
+    torch.save({names.get(name, name): x for name, x in RIGHT.items()}, tmp_path / "call.pt")
+    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--exit-code"])
+    assert result.exit_code == 0, result.output
+    torch.save(RIGHT | dict(dq=8 * DQ), tmp_path / "call.pt")
+    assert CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--exit-code"]).exit_code == 1
+    torch.save(RIGHT | dict(grad_q=DQ), tmp_path / "call.pt")
+    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal"])
+    assert result.exit_code == 2 and "grad_q" in result.output
