@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.dialect.evidence import OTHERS, Evidence
 from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import explanation
 from fa_lib.check.explain.other_outputs import with_other_outputs
@@ -176,24 +176,21 @@ def explained(call: Evidence) -> Explanation:
     return with_other_outputs(call, explanation(call))
 
 
-def explain(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", lse: Tensor | None = None,
-    dO: Tensor | None = None, dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None, **options,
-) -> Explained:  # fmt: skip
+def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explained:
     """Explain an output of q, k and v: is it rounding or a bug, and why? `print` it to read it.
 
     Args:
         q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads, n_kv, head_dim or d_v). o: (batch, heads, n_q, d_v).
             No batch, and no heads either, where they have fewer dimensions.
         layout: "bhsd", or "bshd": (batch, sequence, heads, head_dim).
-        lse: log-sum-exp of each row's scores (batch, heads, n_q). dq, dk, dv: gradients, in the shapes of q, k and v,
-            for the gradient dO of the output, in its shape; each None where it is not at hand.
-        options: what is believed of the call: causal, scale, mask, window, softcap, sinks.
+        options: what is believed of the call: causal, scale, mask, window, softcap, sinks. What came with the output,
+            where it did: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the output's gradient, in
+            its shape; dq, dk, dv, those of q, k and v for it, in theirs.
 
     Raises:
         ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
     """
+    others = {name: options.pop(name) for name in OTHERS if name in options}
     Asked.of(**options)
-    others = {name: x for name, x in dict(lse=lse, dO=dO, dq=dq, dk=dk, dv=dv).items() if x is not None}
     call = evidence(q, k, v, o, Reading(layout=layout), options)
     return Explained(**vars(explained(replace(call, others=_as_o(others, layout)))))
