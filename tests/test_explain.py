@@ -39,6 +39,22 @@ ALIBI = -0.1 * (torch.arange(256)[None] - torch.arange(256)[:, None]).abs()[None
 SINKS = torch.linspace(0, 4, 8)
 
 
+def golden(q, k, v, **options):
+    return kernels.golden(q, k, v, inputs=BF16, **options).bfloat16()
+
+
+def side_by_side(x):
+    """Heads in the last dimension, (batch, sequence, heads * head_dim)."""
+    return turned(x).flatten(2)
+
+
+def alibi(heads):
+    """The bias of heads that are no power of 2, as arXiv 2108.12409's authors have it."""
+    below = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / below) for i in range(below)] + [2 ** (-4 * i / below) for i in range(1, 64, 2)]
+    return torch.tensor(slopes[:heads], dtype=torch.float64)[:, None, None] * ALIBI[0] * 10
+
+
 def in_place(o, at, values):
     o = o.clone()
     o[at] = values
@@ -62,8 +78,17 @@ CASES = {  # a defect -> q, k, v, o and what the caller believes; the verdict, a
     "three at once": lambda: (
         *BSHD, turned(sdpa(*map(turned, BSHD), scale=1 / 64, is_causal=True)), dict(scale=1 / 8)),
     "key heads interleaved": lambda: (Q, *SHARED[1:], sdpa(Q, *(x.repeat(1, 4, 1, 1) for x in SHARED[1:]))),
-    "ALiBi": lambda: (Q, K, V, kernels.golden(
-        Q, K, V, inputs=BF16, mask=2.0 ** -torch.arange(1, 9).double()[:, None, None] * ALIBI[0] * 10).bfloat16()),
+    "ALiBi": lambda: (Q, K, V, golden(
+        Q, K, V, mask=2.0 ** -torch.arange(1, 9).double()[:, None, None] * ALIBI[0] * 10)),
+    "ALiBi of six heads": lambda: (*(x[:, :6] for x in (Q, K, V)), golden(
+        Q[:, :6], K[:, :6], V[:, :6], mask=alibi(6))),
+    "a window": lambda: (Q, K, V, golden(Q, K, V, causal=True, window=(37, 0)), dict(causal=True)),
+    "another window": lambda: (
+        Q, K, V, golden(Q, K, V, causal=True, window=(37, 0)), dict(causal=True, window=(64, 0))),
+    "a window to both sides": lambda: (Q, K, V, golden(Q, K, V, window=(20, 20))),
+    "heads side by side": lambda: tuple(side_by_side(x)[None] for x in (Q, K, V, sdpa(Q, K, V))),
+    "fewer key heads side by side": lambda: tuple(
+        side_by_side(x)[None] for x in (Q, *SHARED[1:], sdpa(Q, *SHARED[1:], enable_gqa=True))),
     "the mask ignored": lambda: (Q, K, V, sdpa(Q, K, V), dict(mask=BOOLEAN)),
     "softcap dropped": lambda: (Q, K, V, sdpa(Q, K, V), dict(softcap=1.0)),
     "scale twice": lambda: (Q, K, V, sdpa(Q, K, V, scale=1 / 64), dict(scale=1 / 8)),
@@ -84,12 +109,17 @@ CASES = {  # a defect -> q, k, v, o and what the caller believes; the verdict, a
 }  # fmt: skip
 VERDICTS = {
     Verdict.ROUNDING: ("right", "eager"), Verdict.PRECISION: ("BF16 execution",),
-    Verdict.CONVENTION: ("layout of the output", "three at once", "key heads interleaved", "ALiBi", "scale twice"),
+    Verdict.CONVENTION: (
+        "layout of the output", "three at once", "key heads interleaved", "ALiBi", "scale twice", "ALiBi of six heads",
+        "a window", "another window", "a window to both sides", "heads side by side", "fewer key heads side by side"),
 }  # fmt: skip
 DIALECTS = {
     "layout of the output": dict(layout="o_bshd"), "key heads interleaved": dict(heads="interleaved"),
     "three at once": dict(layout="all_bshd", scale="one_over_d", causal="bottom_right"),
-    "ALiBi": dict(alibi="falling"),
+    "ALiBi": dict(alibi="falling"), "ALiBi of six heads": dict(alibi="falling"),
+    "a window": dict(window=(37, 0)), "another window": dict(window=(37, 0)),
+    "a window to both sides": dict(window=(20, 20)), "heads side by side": dict(layout="flat_64"),
+    "fewer key heads side by side": dict(layout="flat_64"),
     "the mask ignored": dict(mask="ignored"), "softcap dropped": dict(softcap="ignored"),
     "scale twice": dict(scale="one_over_d"), "the last keys lost": dict(keys=(0, 200)), "no attention": {},
 }  # fmt: skip
@@ -240,3 +270,31 @@ def test_a_key_lost_of_many_and_another_scale():
 def test_an_option_that_no_call_has_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         fa_lib.explain(Q, K, V, Q, **change)
+
+
+def packed(lengths, key_lengths=None, causal=True, **options):
+    """Sequences of these lengths in one: q, k, v, o, and where each begins."""
+    key_lengths = key_lengths or lengths
+    found = []
+    for i, (n_q, n_kv) in enumerate(zip(lengths, key_lengths)):
+        q, _, _ = drawn(1, 4, n_q, 64, seed=i)
+        k, v, _ = drawn(1, 2, n_kv, 64, seed=i + 10)
+        found.append((q, k, v, golden(q, k, v, causal=causal, **options)))
+    starts = (torch.tensor([0, *each]).cumsum(0).int() for each in (lengths, key_lengths))
+    return *(torch.cat([x[0].transpose(0, 1) for x in xs]) for xs in zip(*found)), *starts
+
+
+def test_packed_sequences(tmp_path):
+    q, k, v, o, starts, _ = packed((40, 100, 7))
+    assert fa_lib.explain(q, k, v, o, cu_seqlens=starts, causal=True).verdict == Verdict.ROUNDING
+    joined = golden(*(x.transpose(0, 1)[None] for x in (q, k, v)), causal=True)[0].transpose(0, 1)
+    found = fa_lib.explain(q, k, v, joined, cu_seqlens=starts, causal=True)
+    assert found.verdict == Verdict.BUG and found.dialect == dict(mask="ignored")
+    q, k, v, o, starts, key_starts = packed((1, 1, 5), (40, 60, 20), window=(30, 0))
+    options = dict(cu_seqlens_q=starts, cu_seqlens_k=key_starts, causal=True, window=(30, 0))
+    assert fa_lib.explain(q, k, v, o, **options).verdict == Verdict.ROUNDING
+    torch.save(dict(q=q, k=k, v=v, o=o, cu_seqlens_q=starts, cu_seqlens_k=key_starts), tmp_path / "call.pt")
+    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--causal", "--window", "30,0"])
+    assert result.output.startswith("ROUNDING"), result.output
+    with pytest.raises(ValueError, match=r"^cu_seqlens: got \[0, 1, 2, 8\]"):
+        fa_lib.explain(q, k, v, o, cu_seqlens=torch.tensor([0, 1, 2, 8]))

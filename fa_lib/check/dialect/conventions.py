@@ -105,13 +105,28 @@ def _triangle(offset):
     return fits
 
 
+def _flat(features):
+    """Heads of so many features side by side, of a tensor whose heads or entries are not apart already."""
+
+    def fits(evidence):
+        q = evidence.q
+        return 1 in q.shape[:2] and q.shape[-1] > features and q.shape[-1] % features == 0
+
+    return fits
+
+
 FAULT = Kind.FAULT
+HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
     "flash-attn": "flash_attn_func takes (batch, sequence, heads, head_dim)",
     "jax": "jax.nn.dot_product_attention takes (batch, sequence, heads, head_dim)",
     "mlx": "mx.fast.scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
     "onnx": "Attention (opset 23) takes (batch, heads, sequence, head_dim), or 3-D with q_num_heads",
+}
+SIDE_BY_SIDE = {
+    "torch": "x.unflatten(-1, (heads, head_dim)).transpose(1, 2) takes them apart",
+    "onnx": "Attention (opset 23) takes them with q_num_heads and kv_num_heads",
 }
 ALIGNED = {
     "torch": "is_causal=True is top-left; torch.nn.attention.bias.causal_lower_right is bottom-right",
@@ -145,6 +160,8 @@ CONVENTIONS = (
                  FAULT) for name in "qkv"),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT) for name in "qkv"),
+    *(Convention("layout", f"flat_{features}", f"of heads of {features} features side by side in the last dimension",
+                 fits=_flat(features), selects=SIDE_BY_SIDE) for features in HEAD_DIMS),
     Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE),
     Convention("scale", "one", "with the scale 1", selects=SCALE),
     Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE),

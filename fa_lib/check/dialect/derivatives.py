@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fa_lib.check.dialect.attention import Dialect, Rows, attend
 from fa_lib.check.dialect.evidence import Evidence
-from fa_lib.check.dialect.reading import LAYOUTS, Reader, Unfit
+from fa_lib.check.dialect.reading import FLAT, LAYOUTS, Reader, Unfit, as_read
 
 GRADIENTS = {"dq": "q", "dk": "k", "dv": "v"}  # -> what each one is of
 SCORES = 2**22  # that are held at a time
@@ -33,7 +33,7 @@ class Group:
             Unfit: the shapes make no call, or the dialect has no gradients of one group of heads.
         """
         _refuse_unlike(dialect)
-        q, k = (_turned(dialect, getattr(evidence, name), name) for name in "qk")
+        q, k = (as_read(getattr(evidence, name), name, dialect.layout) for name in "qk")
         group = q.shape[1] // k.shape[1]
         interleaved = dialect.heads == "interleaved"
         heads = torch.arange(group) * k.shape[1] + kv_head if interleaved else torch.arange(group) + kv_head * group
@@ -48,18 +48,14 @@ def _refuse_unlike(dialect: Dialect) -> None:
     """Raise Unfit where gradients are not of one group of heads, or not of the tensors as they are named."""
     if dialect.roles or dialect.softmax.startswith("over_") or dialect.heads == "reversed":
         raise Unfit("gradients: of this dialect none are computed")
-    if dialect.layout and dialect.layout not in LAYOUTS:
+    if dialect.layout not in ("", *LAYOUTS) and not dialect.layout.startswith(FLAT):
         raise Unfit("gradients: of tensors that are misread none are computed")
 
 
 def turned(evidence: Evidence, dialect: Dialect, name: str, like: str) -> Tensor:
     """One of the other tensors as (batch, heads, sequence, ...), read as the tensor that it is `like`: "q", "k", "v" or
     "o"."""
-    return _turned(dialect, evidence.others[name], like)
-
-
-def _turned(dialect, x, like):
-    return x.transpose(1, 2) if like in LAYOUTS.get(dialect.layout, "") else x
+    return as_read(evidence.others[name], like, dialect.layout)
 
 
 def gradients(rows: Rows, dO: Tensor, fn: Callable[[Rows], Tensor] = attend) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
     "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
     "v_bshd": "v",
 }  # fmt: skip
+FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
 ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
 
 
@@ -94,8 +95,7 @@ class Reader:
 def _laid_out(evidence, layout, roles):
     """q, k, v, o as (batch, heads, sequence, head_dim)."""
     tensors = dict(q=evidence.q, k=evidence.k, v=evidence.v, o=evidence.o)
-    for name in LAYOUTS.get(layout, ""):
-        tensors[name] = tensors[name].transpose(1, 2)
+    tensors = {name: as_read(x, name, layout) for name, x in tensors.items()}
     name, _, misread = layout.partition("_")
     if misread == "reshaped":  # memory of (batch, sequence, heads, head_dim), taken for (batch, heads, sequence, ...)
         batch, heads, n, d = tensors[name].shape
@@ -109,6 +109,23 @@ def _laid_out(evidence, layout, roles):
     if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
         raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")
     return q, k, v, o
+
+
+def as_read(x: Tensor, name: str, layout: str) -> Tensor:
+    """A tensor as (batch, heads, sequence, features), of a Dialect's layout.
+
+    Args:
+        name: that it is laid out as, of "q", "k", "v" and "o".
+
+    Raises:
+        Unfit: heads of so many features do not fill its last dimension.
+    """
+    if layout.startswith(FLAT):
+        features = int(layout.removeprefix(FLAT))
+        if x.shape[-1] % features:
+            raise Unfit(f"layout: heads of {features} features in {name} {tuple(x.shape)}")
+        return x.flatten(0, 1).unflatten(-1, (-1, features)).transpose(1, 2)
+    return x.transpose(1, 2) if name in LAYOUTS.get(layout, "") else x
 
 
 def _scale(options, dialect, d):
@@ -145,13 +162,24 @@ def _added(options, reading, places, shape):
     if options.get("mask") is not None and mask_choice != "ignored":
         bias = bias + _masked(options["mask"], mask_choice, entries, heads_at, rows, shape)
     if alibi:
-        slopes = 2.0 ** (-8 * (heads_at + 1).double() / heads)  # arXiv 2108.12409
-        bias = bias + (-1 if alibi == "falling" else 1) * slopes[:, None, None] * distance.abs()
+        slopes = _slopes(heads)[heads_at, None, None]
+        bias = bias + (-1 if alibi == "falling" else 1) * slopes * distance.abs()
     return bias.masked_fill(~near, -math.inf)
+
+
+def _slopes(heads):
+    """ALiBi's, (heads,), of arXiv 2108.12409; where they are no power of 2, those of the power below, and every other
+    of those of the power above, as its authors' code has it."""
+    below = 2 ** int(math.log2(heads))
+    powers = 2.0 ** (-8 * torch.arange(1, below + 1).double() / below)
+    between = 2.0 ** (-4 * torch.arange(1, 2 * below, 2).double() / below)
+    return torch.cat([powers, between])[:heads]
 
 
 def _window(options, choice):
     left, right = options.get("window") or (None, None)
+    if isinstance(choice, tuple):
+        return choice
     if choice == "ignored":
         return None, None
     if choice == "both_sides":
@@ -172,7 +200,7 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         mask = mask.expand(shape)
     except RuntimeError:
         raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
-    mask = mask[entries][:, heads_at][:, :, rows].cpu()
+    mask = mask[entries[:, None, None], heads_at[:, None], rows].cpu()
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
     if choice == "inverted":

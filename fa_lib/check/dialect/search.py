@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Rows, attend, capped, changed, weights
+from fa_lib.check.dialect.attention import Dialect, Rows, attend, changed, scores, weights
 from fa_lib.check.dialect.conventions import CONVENTIONS
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.reading import Reader, Unfit
@@ -195,10 +195,9 @@ def fitted_factor(evidence: Evidence, dialect: Dialect) -> Dialect:
 def first_keys(evidence: Evidence, dialect: Dialect) -> Dialect:
     """The dialect in which keys before or from some place on alone are seen, where that is nearest."""
     rows = Reader(evidence, FEWEST).rows(replace(dialect, keys=None))
-    S = capped(rows.products * rows.scale, rows.softcap)
-    P = torch.exp(S + rows.bias - S.amax(-1, keepdim=True))  # (entries, heads, rows, n_kv)
-    n_kv, best = P.shape[-1], (math.inf, dialect)
-    sums = torch.stack([_errors(P, rows), _errors(P.flip(-1), replace(rows, v=rows.v.flip(-2))).flip(0)])
+    P, n_kv, best = _unnormalised(rows), rows.shape[3], (math.inf, dialect)
+    order = torch.arange(n_kv).expand(rows.q.shape[2], -1)
+    sums = _errors(P, rows, order).sum(0), _errors(P, rows, order.flip(-1)).sum(0).flip(0)
     for way, errors in enumerate(sums):
         at = int(errors.argmin())
         keys = (0, at + 1) if way == 0 else (at, n_kv)
@@ -207,14 +206,37 @@ def first_keys(evidence: Evidence, dialect: Dialect) -> Dialect:
     return dialect if best[1].keys == (0, n_kv) else best[1]
 
 
-def _errors(P, rows):
-    """(n_kv,): the squared error of the output over the first 1, 2, ... keys."""
-    total = torch.zeros(P.shape[-1], dtype=torch.float64)
-    for row in range(P.shape[-2]):
-        p = P[:, :, row]  # (entries, heads, n_kv)
-        O = (p[..., None] * rows.v).cumsum(2) / p.cumsum(-1).clamp(min=1e-300)[..., None]
-        total += (O - rows.o[:, :, row, None]).square().sum((0, 1, 3))
-    return total
+def fitted_window(evidence: Evidence, dialect: Dialect) -> Dialect:
+    """The dialect with the window that is nearest, of so many keys before a row's own, and none or as many after it."""
+    rows = Reader(evidence, FEWEST).rows(replace(dialect, window=(None, None)))
+    P, (n_q, n_kv), best = _unnormalised(rows), rows.shape[2:], (math.inf, dialect)
+    before = rows.places[2][:, None] + n_kv - n_q - torch.arange(n_kv)  # (rows, n_kv): keys from the row's own
+    for alike in (False, True):  # those after it are in no window, or as far as those before it
+        far = before.abs() if alike else torch.where(before < 0, n_kv, before)
+        order = far.sort(dim=-1, stable=True).indices
+        last = torch.searchsorted(far.gather(-1, order), torch.arange(n_kv).expand_as(far).contiguous(), right=True) - 1
+        errors = _errors(P, rows, order).gather(-1, last.clamp(min=0)).sum(0)  # (n_kv,): of windows of 0, 1, ... keys
+        left = int(errors.argmin())
+        if errors[left] < best[0] and left < n_kv - 1:
+            best = (errors[left].item(), replace(dialect, window=(left, left if alike else 0)))
+    return best[1]
+
+
+def _unnormalised(rows):
+    """exp(S - m), (entries, heads, rows, n_kv)."""
+    S = scores(rows)
+    m = S.amax(-1, keepdim=True)
+    return torch.exp(S - m.where(m > -math.inf, 0.0))
+
+
+def _errors(P, rows, order):
+    """(rows, n_kv): the squared error of each row's output over its first 1, 2, ... keys in its order (rows, n_kv)."""
+    total = []
+    for row, keys in enumerate(order):
+        p = P[:, :, row, keys]  # (entries, heads, n_kv)
+        O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / p.cumsum(-1).clamp(min=1e-300)[..., None]
+        total.append((O - rows.o[:, :, row, None]).square().sum((0, 1, 3)))
+    return torch.stack(total)
 
 
 def dropout(rows: Rows) -> float | None:

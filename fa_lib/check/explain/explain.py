@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.evidence import OTHERS, Evidence
+from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import explanation
 from fa_lib.check.explain.other_outputs import with_other_outputs
+from fa_lib.check.explain.packed import STARTS, kept_apart
 from fa_lib.check.explain.verdict import Explanation
 from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
 from fa_lib.kernels.inputs import tensors
@@ -36,7 +37,8 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
     Args:
         path: .safetensors, .npz or .pt without pickle, with q, k, v, o under any of `named_tensors.NAMES`, a second
             output under any of SECOND, what came with o under any of OTHER_NAMES, and options. Tensors of three
-            dimensions have no batch; of two, no heads either.
+            dimensions have no batch; of two, no heads either. With cu_seqlens (`packed.STARTS`) they are (rows of all
+            sequences, heads, head_dim).
         reading: what the reader says of them. Values in a wider dtype that are all BF16's or FP16's are taken in it.
 
     Raises:
@@ -47,7 +49,8 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
     try:
         if len(second) > 1:
             raise ValueError(f"{', '.join(second)}: got several outputs beside o; accepted is one")
-        others, rest = _others({name: x for name, x in stored.items() if name not in second})
+        beside, rest = _beside({name: x for name, x in stored.items() if name not in second})
+        starts = {name: beside.pop(name) for name in STARTS if name in beside}
         named = by_meaning(rest)
         for name in ("q", "k", "v", "o"):
             if name not in named:
@@ -59,26 +62,35 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
         if second:
             [outputs["o2"]] = second.values()
         options = reading.options(option_values(named))
-        calls = {name: evidence(named["q"], named["k"], named["v"], o, reading, options) for name, o in outputs.items()}
-        calls["o"] = replace(calls["o"], others=_as_o(others, reading.layout))
+        q, k, v = (named[name] for name in "qkv")
+        if starts:
+            reading, options = replace(reading, layout="bshd"), _kept_apart(q, k, starts, options)
+        calls = {name: evidence(q, k, v, o, reading, options) for name, o in outputs.items()}
+        calls["o"] = replace(calls["o"], others=_as_o(beside, reading.layout))
         return calls
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _others(stored):
-    """What came with the output, by the keys of OTHER_NAMES; and the tensors that are none of it."""
-    meanings = {name.lower(): what for what, names in OTHER_NAMES.items() for name in names}
-    others, rest = {}, {}
+def _beside(stored):
+    """What came with the output, by the keys of OTHER_NAMES and of STARTS; and the tensors that are none of it."""
+    meanings = {name.lower(): what for what, names in (OTHER_NAMES | STARTS).items() for name in names}
+    beside, rest = {}, {}
     for name, x in stored.items():
         what = meanings.get(name.lower())
-        if what in others:
+        if what in beside:
             raise ValueError(f"{name}: got it beside another {what}; accepted is one of the two")
-        if what:
-            others[what] = x
-        else:
-            rest[name] = x
-    return others, rest
+        (beside if what else rest)[what or name] = x
+    return beside, rest
+
+
+def _kept_apart(q, k, starts, options):
+    """The options of packed sequences; starts: of `packed.STARTS`."""
+    if q.ndim != 3 or k.ndim != 3:
+        raise ValueError(f"q: got shape {tuple(q.shape)}; accepted with cu_seqlens is (rows, heads, head_dim)")
+    if "q" not in starts:
+        raise ValueError("cu_seqlens: it is missing beside cu_seqlens_k; accepted are both, or cu_seqlens alone")
+    return kept_apart(len(q), len(k), starts, dict(options))
 
 
 def _as_o(others: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
@@ -185,12 +197,16 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
         layout: "bhsd", or "bshd": (batch, sequence, heads, head_dim).
         options: what is believed of the call: causal, scale, mask, window, softcap, sinks. What came with the output,
             where it did: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the output's gradient, in
-            its shape; dq, dk, dv, those of q, k and v for it, in theirs.
+            its shape; dq, dk, dv, those of q, k and v for it, in theirs. For packed sequences, tensors (rows of all
+            sequences, heads, head_dim): cu_seqlens, and cu_seqlens_k where keys differ, (sequences + 1,).
 
     Raises:
         ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
     """
-    others = {name: options.pop(name) for name in OTHERS if name in options}
+    beside, options = _beside(options)
+    starts = {name: beside.pop(name) for name in STARTS if name in beside}
     Asked.of(**options)
+    if starts:
+        layout, options = "bshd", _kept_apart(q, k, starts, options)
     call = evidence(q, k, v, o, Reading(layout=layout), options)
-    return Explained(**vars(explained(replace(call, others=_as_o(others, layout)))))
+    return Explained(**vars(explained(replace(call, others=_as_o(beside, layout)))))

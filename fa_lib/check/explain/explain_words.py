@@ -82,6 +82,8 @@ def _other(each, found):
 def what(dialect: dict) -> str:
     """A dialect in words: "attention without the mask, with the scale 1"."""
     names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
+    if isinstance(window := dialect.get("window"), tuple):
+        names.append(f"with a window of {window[0]} keys to the left and {window[1]} to the right")
     if "keys" in dialect:
         first, end = dialect["keys"]
         names.append(f"of keys {first} to {end - 1} alone")

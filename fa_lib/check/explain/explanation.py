@@ -22,6 +22,7 @@ from fa_lib.check.dialect.search import (
     first_keys,
     fit,
     fitted_factor,
+    fitted_window,
     rounding_of,
     search,
 )  # fmt: skip
@@ -104,9 +105,9 @@ def _fits(evidence, dialect):
 
 
 def _fitted(evidence, nearest):
-    """The nearest dialect, or it with some keys alone, or times a factor, where that is right."""
+    """The nearest dialect, or it with some keys alone, a window, or a factor, where that is right."""
     found = [nearest]
-    for change in (first_keys, fitted_factor):
+    for change in (first_keys, fitted_window, fitted_factor):
         dialect = change(evidence, nearest.dialect)
         found.append(fit(Reader(evidence).rows(dialect)))
     best = min(found, key=lambda each: each.residual)
@@ -116,8 +117,9 @@ def _fitted(evidence, nearest):
 def _of_conventions(dialect: Dialect) -> Verdict:
     """The verdict on an output that is right in a dialect."""
     changes = dialect.changes()
-    kinds = {BY_CHOICE[change].kind if change in BY_CHOICE else Kind.FAULT for change in changes.items()}
-    if Kind.FAULT in kinds:
+    named = {change: BY_CHOICE[change].kind for change in changes.items() if change in BY_CHOICE}
+    fitted = changes.keys() - {aspect for aspect, _ in named} - {"window"}  # keys, or a factor: nobody means them
+    if fitted or Kind.FAULT in named.values():
         return Verdict.BUG
     return Verdict.CONVENTION if changes else Verdict.ROUNDING
 

@@ -145,7 +145,7 @@ def _read(same: SameRows, name: str) -> tuple[Tensor, str]:
 def _instead(
     same: SameRows, name: str, x: Tensor, worst: int, choices: list[Convention]
 ) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Any]]]:
-    """What may be given for a gradient: a change, the gradient of one group beside it, and what is to be as_output of it."""
+    """What may be given for a gradient: a change, x and the changed one of a group, and what to say of it."""
     group, right = same.groups[worst], same.right[worst]
     per = x.shape[1] // same.across
     entry, at = divmod(worst, same.across)
