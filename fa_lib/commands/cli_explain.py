@@ -18,6 +18,9 @@ def explain(
         typer.Argument(help="q, k, v and o; o_ref, lse, dO, dq, dk, dv if there are any: .safetensors, .npz or .pt"),
     ],
     fmt: Annotated[str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one")] = "",
+    out: Annotated[
+        str, typer.Option(help="folder for a page, the worst rows, a script that reads them and text for an issue")
+    ] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="1 where an output is more than rounding")] = False,
     layout: FILE_LAYOUT = "bhsd",
@@ -42,12 +45,20 @@ def explain(
         from fa_lib.execution.results import provenance
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
-        found = {name: explained(each) for name, each in read(file, reading).items()}
+        calls = read(file, reading)
+        found = {name: explained(each) for name, each in calls.items()}
         say("\n".join(line for name, each in found.items() for line in lines(each, name)))
         if len(found) == 2:
             nearer, other = sorted(found, key=lambda name: found[name].believed)
             off = {name: f"{each.believed:.2g} of its size" for name, each in found.items()}
             say(f"Under your options {nearer} is nearer to attention: off by {off[nearer]}, {other} by {off[other]}.")
+        if out:
+            from fa_lib.commands.explained_page import ExplainedFiles
+
+            for name, each in found.items():
+                files = ExplainedFiles.of(out, file.stem if name == "o" else f"{file.stem}.{name}")
+                files.write(calls[name], each, name, file.name)
+                say(f"{files.page}")
         if json_file is not None:
             with replacing(json_file) as path:
                 records = {name: record(each) for name, each in found.items()}

@@ -152,7 +152,7 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("mode", [0, 1])
 def test_every_text_and_line_has_a_contrast_of_4_5_in_the_light_and_in_the_dark(mode):
-    text = report.TEMPLATE.read_text()
+    text = (report.TEMPLATES / "base.html.jinja").read_text()
     style = re.search(r"<style>(.*)</style>", text, re.DOTALL)[1]
     block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[mode]
     colors = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))

@@ -106,16 +106,18 @@ def _triangle(offset):
 
 
 def _flat(features):
-    """Heads of so many features side by side, of a tensor whose heads or entries are not apart already."""
+    """Heads of so many features side by side, where the tensors have no heads that are apart: three dimensions are
+    taken for one entry with heads, and tell by their last one."""
 
     def fits(evidence):
-        q = evidence.q
-        return 1 in q.shape[:2] and q.shape[-1] > features and q.shape[-1] % features == 0
+        batch, heads, _, d = evidence.q.shape
+        return (heads == 1 or batch == 1 and d > LARGEST_HEAD) and d > features and d % features == 0
 
     return fits
 
 
 FAULT = Kind.FAULT
+LARGEST_HEAD = 128  # features, of nearly all models
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",

@@ -74,7 +74,7 @@ class Reader:
 
     def _read(self, layout, roles, heads, over):
         q, k, v, o = _laid_out(self.evidence, layout, roles)
-        shape = (*q.shape[:3], k.shape[2])
+        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         if over == 2 and shape[2] * shape[3] > ALL_ROWS:
             raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
         entries, at, rows = places = self._places(shape, over)

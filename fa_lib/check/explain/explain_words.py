@@ -15,6 +15,12 @@ COMPUTATIONS = {  # key of a Computation -> what has these errors
     "quantized_qkv": "q, k and v in {fmt}",
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
 }
+MEANINGS = {  # of a verdict, for who reads it first
+    Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
+    Verdict.CONVENTION: "The output is right under another convention than yours: choose one of the two.",
+    Verdict.PRECISION: "The output is the right function in coarser arithmetic: decide whether that is wanted.",
+    Verdict.BUG: "The output is another function than anybody means, or wrong in places: look there.",
+}
 BLIND = {
     "zero": "Rows that see no key are 0.", "nan": "Rows that see no key are NaN.",
     "mean": "Rows that see no key are the mean of v.", "other": "Rows that see no key hold other values.",
@@ -117,9 +123,11 @@ def _precision(found, name):
 def _bug(found, name):
     if found.hidden_nan:
         yield f"{name} hides NaN: {_rows(found.hidden_nan)} finite, though q, or what is seen of k and v, is not."
+        yield from _they(found)
         return
     if found.nan_rows:
         yield f"{name} is wrong in its NaN: {_rows(found.nan_rows)} not finite, though all that is seen is."
+        yield from _they(found)
         yield "Where whole blocks of keys are hidden, exp(-inf + inf) makes NaN; else look for an overflow."
         return
     if found.dropout:
@@ -129,6 +137,7 @@ def _bug(found, name):
         yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
         if found.part:
             yield f"There it is {what(found.part)}."
+        yield f"Over all rows that were tried it is off by {found.residual:.2g} of its size."
         return
     if (found.dialect or found.arithmetic) and found.residual <= NEAR:
         wrong = found.arithmetic and found.arithmetic.key in NOT_ARITHMETIC
@@ -173,13 +182,21 @@ def _computation(found: Computation) -> str:
 
 
 def _where(where: Whereabouts) -> str:
-    parts = [
-        f"{axis} {_listed(ranges)}" for axis, ranges in (
-            ("entries of the batch", where.entries), ("heads", where.heads), ("rows", where.rows),
-            ("features", where.features),
-        ) if ranges
-    ]  # fmt: skip
-    return f"{' and '.join(parts) or 'places without a pattern'} ({where.share:.0%} of the rows)"
+    axes = ("entry", "entries", where.entries), ("head", "heads", where.heads), ("row", "rows", where.rows), (
+        "feature", "features", where.features)  # fmt: skip
+    parts = [f"{one if _is_one(ranges) else many} {_listed(ranges)}" for one, many, ranges in axes if ranges]
+    share = "under 1%" if where.share < 0.005 else f"{where.share:.0%}"
+    return f"{', '.join(parts) or 'places without a pattern'} ({share} of the rows)"
+
+
+def _is_one(ranges):
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+
+
+def _they(found):
+    """Where rows are that are finite and should not be, or the other way."""
+    if found.where is not None and (found.where.entries or found.where.heads or found.where.rows):
+        yield f"They are in {_where(found.where)}."
 
 
 def _rows(count):

@@ -40,6 +40,7 @@ EVEN = 8.0  # times the median row's error, of the worst row, where errors are s
 UNLIKE = 4.0  # times the worst sampled row's error: a row that is none of them
 BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
+TOLD = 8  # dialects that were tried, the nearest
 CANDIDATES = 20  # dialects that are tried on the wrong part
 EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
@@ -55,6 +56,17 @@ def explanation(evidence: Evidence) -> Explanation:
     if outcome is not None and outcome.is_rounding and outcome.is_counted:
         return _everywhere(evidence, outcome, Verdict.ROUNDING, outcome.residual)
     fits = search(evidence)
+    nearest = sorted(fits, key=lambda each: each.residual)[:TOLD]
+    tried = tuple((each.dialect.changes(), each.residual) for each in nearest)
+    return replace(_among(evidence, outcome, fits), tried=tried)
+
+
+def _among(evidence: Evidence, outcome: "_Numbers | None", fits: list[Fit]) -> Explanation:
+    """Explain an output that is no rounding as believed.
+
+    Args:
+        outcome: of the believed dialect; None where its shapes make no call. fits: of `search`.
+    """
     if outcome is None and not any(math.isfinite(each.residual) for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
     best = fits[0].dialect
@@ -63,7 +75,7 @@ def explanation(evidence: Evidence) -> Explanation:
     numbers = outcome if outcome and best == Dialect() else _Numbers.of(evidence, best)
     believed = outcome.residual if outcome else math.inf
     if numbers.nan_rows or numbers.hidden_nan:
-        return numbers.explained(Verdict.BUG, believed)
+        return _not_finite(scan(evidence, numbers.rows), numbers, believed)
     if numbers.is_rounding or numbers.is_right:
         return _everywhere(evidence, numbers, _of_conventions(best), believed)
     if numbers.residual <= COARSE:
@@ -79,21 +91,32 @@ def explanation(evidence: Evidence) -> Explanation:
             return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
     if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
         numbers = outcome or numbers
-    where, part = _located(evidence, scan(evidence, numbers.rows), numbers, fits)
-    return numbers.explained(Verdict.BUG, believed, where=where, part=part)
+    found = scan(evidence, numbers.rows)
+    where, part = _located(evidence, found, numbers, fits)
+    more = dict(rows=(found.count, numbers.count))
+    return replace(numbers.explained(Verdict.BUG, believed, where=where, part=part), **more)
 
 
 def _everywhere(evidence, numbers, verdict, believed, arithmetic=None):
     """The verdict on the sampled rows, where all others are like them; else BUG, and where it is."""
     found, counted = scan(evidence, numbers.rows), numbers.fit.counted
     worst = counted.max().item() if counted.numel() else 0.0
-    more = dict(rows=(found.count, numbers.count), nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
     if found.nan_rows or found.hidden_nan:
-        return replace(numbers.explained(Verdict.BUG, believed), **more)
+        return _not_finite(found, numbers, believed)
+    more = dict(rows=(found.count, numbers.count))
     if (found.of_rows > max(UNLIKE * worst, numbers.rounding)).any():
         where, part = _located(evidence, found, numbers, [])
         return replace(numbers.explained(Verdict.BUG, believed, where=where, part=part), **more)
     return replace(numbers.explained(verdict, believed, arithmetic=arithmetic), **more)
+
+
+def _not_finite(found: Scan, numbers: "_Numbers", believed: float) -> Explanation:
+    """An output that is not finite where it should be, or the other way; and where."""
+    wrong = found.of_rows.isinf()[..., None].expand_as(found.errors)
+    (batch, heads, n_q, _), features = numbers.rows.shape, wrong.shape[-1]
+    where = whereabouts(wrong, found.places, (batch, heads, n_q, features))
+    counts = dict(rows=(found.count, numbers.count), nan_rows=found.nan_rows, hidden_nan=found.hidden_nan)
+    return replace(numbers.explained(Verdict.BUG, believed, where=where), **counts)
 
 
 def _fits(evidence, dialect):

@@ -1,5 +1,6 @@
 """All of an output beside a dialect, head by head: what a sample of its rows has missed."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ class Scan:
     """Rows of all entries and heads.
 
     Attributes:
-        of_rows: their relative residuals (`search.Fit`), (batch, heads, rows); NaN where a row does not count.
+        of_rows: their relative residuals (`search.Fit`), (batch, heads, rows); NaN where a row does not count, and
+            infinite where it is not finite and should be, or the other way.
         errors: |o - attention| over the root mean square of the row of attention, (batch, heads, rows, d_v), float32.
         nan_rows: those that are not finite though they should be. hidden_nan: those that are, and should not be.
         places: the indices of entries, heads and rows.
@@ -53,9 +55,9 @@ def scan(evidence: Evidence, sample: Rows) -> Scan:
         standing = Standing.of(rows, golden)
         nan_rows += int(standing.nan.sum())
         hidden += int(standing.hidden_nan.sum())
-        of_rows.append(fit(rows, golden).of_rows.flatten())
+        of_rows.append(fit(rows, golden).of_rows.masked_fill(standing.nan | standing.hidden_nan, math.inf).flatten())
         size = golden.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
-        errors.append(((rows.o - golden).abs() / size).float().reshape(-1, golden.shape[-1]))
+        errors.append(((rows.o - golden).abs() / size).nan_to_num(math.inf).float().reshape(-1, golden.shape[-1]))
     shape = tuple(len(at) for at in places)
     return Scan(torch.cat(of_rows).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places)
 

@@ -63,6 +63,7 @@ class Explanation:
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
         hidden_nan: rows that are finite, though what they see is not.
         rows: how many were looked at, of how many.
+        tried: the nearest dialects, and the residual of some rows in each; () where the believed one is right.
         others: the log-sum-exp and the gradients, where they came. not_judged: why some of them were not looked at; "".
     """
 
@@ -81,6 +82,7 @@ class Explanation:
     hidden_nan: int = 0
     blind_rows: str = ""
     rows: tuple[int, int] = (0, 0)
+    tried: tuple[tuple[dict[str, Any], float], ...] = ()
     others: tuple[OtherOutput, ...] = ()
     not_judged: str = ""
 

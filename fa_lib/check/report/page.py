@@ -19,7 +19,7 @@ from fa_lib.check.report.anchors import PICTURES, SOURCES, alternative_text
 from fa_lib.check.report.sentence import folded
 from fa_lib.check.report.tables import BROKE, TEXTS
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
+TEMPLATES = Path(__file__).parent
 QUESTIONS = {
     "kernel": "Is this kernel numerically safe?",
     "tensors": "Are these tensors safe with this kernel?",
@@ -71,22 +71,32 @@ def page(
         about: name -> value, for the heading: kernel, versions, date, device.
         settings: name -> value, for the end.
     """
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATE.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=_finalize,
-    )  # fmt: skip
     panels, sections = panels or {}, [section for section in sections if len(section.table)]
     anchors = {key: f"picture-{key}" for key in panels} | {each.key: f"table-{each.key}" for each in sections}
     groups = sentences.sentences_of(judgement)
-    environment.filters["breaking"] = _breaking
-    return environment.get_template(TEMPLATE.name).render(
-        judgement=judgement, question=QUESTIONS[judgement.kind], headline=sentences.headline(judgement),
+    return rendered(
+        TEMPLATES / "page.html.jinja", judgement=judgement, question=QUESTIONS[judgement.kind],
+        headline=sentences.headline(judgement),
         counts=[(severity.value, len(group), COUNTS[severity]) for severity, group in groups.items()],
         groups=[(each.value, sentences.HEADINGS[each], _rows(group, anchors)) for each, group in groups.items()],
         pictures=[dict(key=key, png=png(figure), alt=alternative_text(key, judgement), words=PICTURES[key])
                   for key, figure in panels.items()],
         sections=sections, about=_texts(about), settings=_texts(settings),
     )  # fmt: skip
+
+
+def rendered(template: Path, **values: Any) -> str:
+    """A page of a template, which may extend those of TEMPLATES.
+
+    Args:
+        values: by the names that the template has for them. What is no markup is escaped.
+    """
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, TEMPLATES]), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, finalize=_finalize,
+    )  # fmt: skip
+    environment.filters["breaking"] = _breaking
+    return environment.get_template(template.name).render(values)
 
 
 def _finalize(value):

@@ -1,0 +1,52 @@
+"""An Explanation as a paragraph to be pasted into an issue, with a reproduction that needs numpy alone."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from fa_lib.check.dialect.evidence import Evidence
+
+MARKDOWN = """**{headline}**
+
+{tensors}. {options}
+
+{evidence}
+"""
+REPRODUCED = """
+The worst rows of a head, with their keys, are in `{arrays}` (attached). With numpy alone:
+
+```python
+{script}```
+
+prints
+
+```
+{printed}```
+"""
+
+
+def issue(call: Evidence, lines: list[str], arrays: str, script: str, printed: str) -> str:
+    """The paragraph, in Markdown.
+
+    Args:
+        lines: of `explain_words.lines`. arrays: the name of the reproduction's file. script, printed: its program, and
+            what that prints; "" where there is none.
+    """
+    headline, *evidence = lines
+    tensors = ", ".join(f"{name} {tuple(getattr(call, name).shape)}" for name in "qkvo")
+    text = MARKDOWN.format(
+        headline=headline, tensors=f"{tensors}, inputs in {call.fmt.name}, o in {_dtype(call.o)}",
+        options=f"Called with {', '.join(_options(call.options))}." if call.options else "Called without options.",
+        evidence="\n".join(f"- {line.strip()}" for line in evidence),
+    )  # fmt: skip
+    return text + (REPRODUCED.format(arrays=arrays, script=script, printed=printed) if script else "")
+
+
+def _options(options: dict[str, Any]) -> Iterable[str]:
+    for name, x in options.items():
+        yield f"{name}={_dtype(x)} {tuple(x.shape)}" if isinstance(x, Tensor) else f"{name}={x}"
+
+
+def _dtype(x):
+    return str(x.dtype).removeprefix("torch.")
