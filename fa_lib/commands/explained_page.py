@@ -125,9 +125,9 @@ def _page(call, found, said, scans, text, about, files):
         TEMPLATE, verdict=found.verdict.value, headline=headline.partition(": ")[2], meaning=MEANINGS[found.verdict],
         evidence=[line.strip() for line in evidence[:cut]], others=_grouped(evidence[cut:]), about=about,
         picture=picture, picture_alt=f"{headline}; relative error by head and row",
-        picture_words="Each line is a head, each column a row or the worst of several. Green is rounding. Grey rows see "
-        "no key, or what they see is not finite.",
-        tried=[(what(each) if each else "as believed", f"{off:.2g}") for each, off in found.tried],
+        picture_words="Each line is a head, each column a row or the worst of several. Green is rounding. Grey rows "
+        "see no key, or what they see is not finite.",
+        tried=[(what(one) if one else "as believed", f"{off:.2g}") for one, off in found.tried],
         issue=text.splitlines(),
         issue_words=f"Paste this, and attach {files.rows.name}." if files.rows.exists() else "Paste this.",
     )  # fmt: skip
