@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from fa_lib.check.dialect.attention import Dialect
+from fa_lib.check.dialect.conventions import what
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.check.dialect.search import rounding_of
-from fa_lib.check.explain.explain_words import MEANINGS, lines, what
+from fa_lib.check.explain.explain_words import MEANINGS, lines
 from fa_lib.check.explain.issue import issue
 from fa_lib.check.explain.reproduction import Reproduction, reproduction
 from fa_lib.check.explain.scan import Scan, scan

@@ -257,7 +257,7 @@ STRIPED = (torch.arange(96)[:, None] + torch.arange(96)) % 3 > 0
 MISTAKES = {  # cause -> (options of the call, the output of a kernel that makes that mistake)
     "scale_factor": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1.2 * q.shape[-1] ** -0.5)),
     "scale_log2_e": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=q.shape[-1] ** -0.5 / math.log(2))),
-    "scale_1_over_d": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1 / q.shape[-1])),
+    "scale_one_over_d": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1 / q.shape[-1])),
     "mask_inverted": (dict(mask=STRIPED), lambda q, k, v, mask: kernels.as_shipped(q, k, v, mask=~mask)),
     "mask_added": (
         dict(mask=left_padding(96, 0)), lambda q, k, v, mask: kernels.as_shipped(q, k, v, mask=mask.float())),
@@ -266,7 +266,8 @@ MISTAKES = {  # cause -> (options of the call, the output of a kernel that makes
         lambda q, k, v, mask, causal: kernels.as_shipped(q, k, v, causal=causal)),
     "window_ignored": (dict(window=(8, 8)), lambda q, k, v, window: kernels.as_shipped(q, k, v)),
     "softcap_after_mask": (dict(softcap=1.0, causal=True), lambda q, k, v, softcap, causal: capped_after_mask(q, k, v)),
-    "bshd": ({}, lambda q, k, v: kernels.as_shipped(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)),
+    "layout_all_bshd": (
+        {}, lambda q, k, v: kernels.as_shipped(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)),
     "heads_reversed": ({}, lambda q, k, v: kernels.as_shipped(q, k, v).flip(1)),
     "inputs": ({}, lambda q, k, v: kernels.as_shipped(*(TF32(x.double()).float() for x in (q, k, v)))),
 }  # fmt: skip
@@ -505,7 +506,7 @@ def test_compare_says_when_a_difference_is_rounding_and_when_a_layout_is_wrong(t
     )
     held, words = compared("flash", f"{tmp_path}/laid_out.py:f", 64)
     row = held["bounds"]["b"]
-    assert row["times"] > 1 and (row["key"], row["same"]) == ("bshd", True) and not held["is_rounding"]
+    assert row["times"] > 1 and (row["key"], row["same"]) == ("layout_all_bshd", True) and not held["is_rounding"]
     assert subject(row) in words and "rounding" not in words
     held, words = compared("flash", f"{tmp_path}/laid_out.py:f@bshd", 64)
     assert held["is_rounding"] and "rounding" in words, words

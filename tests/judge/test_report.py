@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fa_lib import Precision, Tiling, kernels
+from fa_lib.check.dialect.conventions import of_keys
 from fa_lib.check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
 from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
@@ -25,7 +26,7 @@ from fa_lib.check.measure.reference_cache import BIASED, WORST, Inputs
 from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.sentences import cause, headline, judgement_text, sentences_of, title
-from fa_lib.check.report.sentences_kernel import NOTES, SUMS
+from fa_lib.check.report.sentences_kernel import SUMS
 from fa_lib.commands import reports
 from fa_lib.execution.paths import ROOT
 from fa_lib.numerics.confidence import interval
@@ -289,10 +290,14 @@ def test_a_parameter_of_that_name_makes_no_emulated_kernel():
 
 def test_an_option_that_is_ignored_fails():
     asked = pd.DataFrame(contract(register("no causality", no_causality))).set_index("asked")
-    assert asked.outcome["causal"] == "wrong" and asked.note["causal"] == "unmasked"
+    assert asked.outcome["causal"] == "wrong" and asked.note["causal"] == "causal_none"
     judgement = examined("no causality", no_causality)
     notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
-    assert not judgement.passed and notes["causal"] == "unmasked" and NOTES["unmasked"] in judgement_text(judgement)
+    assert (
+        not judgement.passed
+        and notes["causal"] == "causal_none"
+        and of_keys("causal_none") in judgement_text(judgement)
+    )
 
 
 def test_runs_that_differ_are_counted():

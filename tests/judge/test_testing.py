@@ -133,14 +133,17 @@ def cause_of(key, tiles=0):
     return has_this_error(dict(key=key, fmt="BF16", tiles=tiles, factor=1.0, same=True))
 
 
+TRIANGLE = torch.ones(32, 256, dtype=torch.bool).tril()
+
+
 @pytest.mark.parametrize(("kernel", "options", "key", "tiles"), [
     (carrying(accumulator=BF16), {}, "accumulator", 16),
     (carrying(32, accumulator=BF16, row_sum=BF16), {}, "sums", 8),
     (carrying(row_sum=BF16), {}, "row_sum", 16),
-    (partial(kernels.flash, scale=1.0), {}, "scale_1", 0),
-    (partial(kernels.flash, causal=True), {}, "causal", 0),
-    (partial(kernels.flash, mask=torch.ones(32, 256, dtype=torch.bool).tril()), dict(causal=True), "top_left", 0),
-    (kernels.flash, dict(causal=True), "unmasked", 0),
+    (partial(kernels.flash, scale=1.0), {}, "scale_one", 0),
+    (partial(kernels.flash, causal=True), {}, "causal_bottom_right", 0),
+    (partial(kernels.flash, mask=TRIANGLE), dict(causal=True), "causal_top_left", 0),
+    (kernels.flash, dict(causal=True), "causal_none", 0),
 ])  # fmt: skip
 def test_the_mistake_is_named(kernel, options, key, tiles):
     q, k, v = drawn("uniform", n_q=32)

@@ -54,6 +54,12 @@ def _lacks(name):
     return lambda evidence: not _has(name)(evidence)
 
 
+def _other_scale(evidence):
+    """A scale whose square is not 1 / head_dim."""
+    d, scale = evidence.q.shape[-1], evidence.options.get("scale")
+    return scale is not None and abs(scale * scale * d - 1) > 1e-6
+
+
 def _gqa(evidence):
     """In the believed layout, or with heads and sequence exchanged."""
     return any(1 < evidence.k.shape[at] < evidence.q.shape[at] for at in (1, 2))
@@ -167,7 +173,7 @@ CONVENTIONS = (
     Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE),
     Convention("scale", "one", "with the scale 1", selects=SCALE),
     Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE),
-    Convention("scale", "twice", "with its scale applied twice", FAULT),
+    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale),
     Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT),
     Convention("scale", "log2_e", "with powers of e of scores scaled for powers of 2 (times log2 e)", FAULT),
     Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT),
@@ -217,3 +223,26 @@ CONVENTIONS = (
     Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
 )  # fmt: skip
 BY_CHOICE = {(each.aspect, each.choice): each for each in CONVENTIONS}
+BY_KEY = {each.key: each for each in CONVENTIONS}
+
+
+def what(dialect: Mapping[str, Any]) -> str:
+    """The changes of a Dialect in words: "attention without the mask, with the scale 1"."""
+    names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
+    if isinstance(window := dialect.get("window"), tuple):
+        names.append(f"with a window of {window[0]} keys to the left and {window[1]} to the right")
+    if "keys" in dialect:
+        first, end = dialect["keys"]
+        names.append(f"of keys {first} to {end - 1} alone")
+    text = " ".join(["attention", ", ".join(names)]).rstrip()
+    return f"{dialect['factor']:.4g} times {text}" if "factor" in dialect else text
+
+
+def of_keys(keys: str) -> str:
+    """As `what`, of the keys of conventions with "+" between them."""
+    return what({BY_KEY[key].aspect: BY_KEY[key].choice for key in keys.split("+")})
+
+
+def is_of_keys(text: str) -> bool:
+    """Whether a text is what `of_keys` takes."""
+    return all(key in BY_KEY for key in text.split("+"))

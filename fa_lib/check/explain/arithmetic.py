@@ -21,7 +21,7 @@ MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
 QUANTIZED = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
-NOT_ARITHMETIC = ("scale_factor", "scale_twice", "factor", "keep_missing")  # of mistakes: another function
+NOT_ARITHMETIC = ("scale_factor", "factor", "keep_missing")  # of mistakes: another function
 
 
 @dataclass(frozen=True)

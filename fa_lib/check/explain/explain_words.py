@@ -1,6 +1,6 @@
 """An Explanation in words: the verdict in a line, its evidence, and what to do."""
 
-from fa_lib.check.dialect.conventions import BY_CHOICE
+from fa_lib.check.dialect.conventions import what
 from fa_lib.check.dialect.search import NEAR
 from fa_lib.check.explain.arithmetic import NOT_ARITHMETIC, Computation
 from fa_lib.check.explain.verdict import Explanation, Verdict
@@ -83,18 +83,6 @@ def _other(each, found):
     if each.where is not None and (each.where.heads or each.where.rows or each.where.entries or each.where.features):
         return f"wrong in {_where(each.where)}: {off}"
     return f"not {what(found.dialect)}'s: {off}"
-
-
-def what(dialect: dict) -> str:
-    """A dialect in words: "attention without the mask, with the scale 1"."""
-    names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
-    if isinstance(window := dialect.get("window"), tuple):
-        names.append(f"with a window of {window[0]} keys to the left and {window[1]} to the right")
-    if "keys" in dialect:
-        first, end = dialect["keys"]
-        names.append(f"of keys {first} to {end - 1} alone")
-    text = " ".join(["attention", ", ".join(names)]).rstrip()
-    return f"{dialect['factor']:.4g} times {text}" if "factor" in dialect else text
 
 
 def _rounding(found, name):

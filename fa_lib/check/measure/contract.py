@@ -7,6 +7,8 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
+from fa_lib.check.dialect.attention import Dialect
+from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.isolation.calls import KernelError, call_kernel, kernel_errors, with_kernel_errors
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure import wrong_answers
@@ -29,6 +31,7 @@ from fa_lib.kernels.options import finite
 from fa_lib.kernels.variants import Call
 from fa_lib.numerics.formats import FP64, Format
 
+OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
 AWAY, TIMES = 0.05, 4  # of another head_dim: beyond both, as a distance and over that at its own, it is wrong there
 
 
@@ -50,8 +53,8 @@ def contract(
             outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
             `call_kernel` has it) or WRONG (it answers another question).
             note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
-            "unmasked" (it takes causal=True and does not mask), of a wrong answer what it looks like (a key of
-            `wrong_answers.GUESSES`, "factor" or "other"), "output_bshd" (its output is right, and transposed), or "".
+            of a wrong answer what it looks like (of `wrong_answers.diagnose`), "layout_o_bshd" (its output is right,
+            and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), or "".
             problem: what it raises or returns instead, in words, or "".
     """
     asker = _Asker(kernel, head_dim, device, causal, queries)
@@ -90,23 +93,25 @@ class _Asker:
         first = call is FIRST
         q, k, v = draw("normal", 0, *call.shapes(self.head_dim, batch=2))
         q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
-        options = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
+        options: dict[str, Any] = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
         if self.queries:
             q = q[..., -self.queries :, :]
             options = {name: x[..., -self.queries :, :] if name == "mask" else x for name, x in options.items()}
         options |= self.options
         answer = call_kernel(_typed(self.fn) if first else self.fn, q, k, v, **options)
-        outcome, note, due = answer.outcome, "", wrong_answers.Call(q, k, v, fmt, options)
+        outcome, note = answer.outcome, ""
         if outcome == Outcome.ANSWERED and times == 1:  # else a score's own rounding may turn the softmax
-            off, limit = wrong_answers.distance(answer.output, due.golden()), wrong_answers.FAR
+            golden = kernels.golden(q, k, v, inputs=fmt, **options)
+            off, limit = wrong_answers.distance(answer.output, golden), wrong_answers.FAR
             if first:
                 self.distances[fmt] = off
             if asked == HEAD_DIM:
                 limit = min(limit, max(AWAY, TIMES * self.distances[fmt]))
-            outcome, note = _compared(answer.o, due, limit) if off > limit else (Outcome.ANSWERED, "")
+            if off > limit:
+                outcome, note = _compared(Evidence(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
-            note = wrong_answers.transposed_output(self.fn, due)
-        if note == "bshd" and str(self.kernel).endswith("@bshd"):  # its layout is the other one of the two
+            note = wrong_answers.transposed_output(self.fn, q, k, v, options)
+        if note == OTHER_LAYOUT and str(self.kernel).endswith("@bshd"):  # its layout is the other one of the two
             note = "bhsd"
         note = "causal_only" if self.causal and first and outcome == Outcome.ANSWERED else note
         dim = call.head_dim if asked == HEAD_DIM else None
@@ -186,12 +191,12 @@ def _typed(fn):
     return call
 
 
-def _compared(o, call, limit):
-    """Outcome and note of an answer of the right shape to a wrong_answers.Call whose distance from attention's is
-    above a limit."""
-    if call.options.get("causal") and not wrong_answers.distance(o, wrong_answers.GUESSES["top_left"].of(call)) > limit:
+def _compared(call, limit):
+    """Outcome and note of an answer of the right shape, an Evidence, whose distance from attention's is above a
+    limit."""
+    if call.options.get("causal") and wrong_answers.residual(call, Dialect(causal="top_left")) <= limit:
         return Outcome.ANSWERED, "top_left"
-    return Outcome.WRONG, wrong_answers.diagnose(o, call)
+    return Outcome.WRONG, wrong_answers.diagnose(call)
 
 
 def _far(o, golden):

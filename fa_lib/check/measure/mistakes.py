@@ -10,7 +10,9 @@ from scipy import optimize
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.measure.wrong_answers import Call, answers
+from fa_lib.check.dialect.conventions import BY_CHOICE
+from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.dialect.search import search
 from fa_lib.kernels.options import Options
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
@@ -34,10 +36,7 @@ CARRIED = ("accumulator", "sums", "row_sum", "every_step")  # of these, mistakes
 TIMES = torch.linspace(-3, 3, 25, dtype=torch.float64).exp2().tolist()  # the scale, that are tried first
 FITTED = 0.02  # of the share that a mistake with a number fitted to the error must explain more than one without
 EXPLAINED = 0.8  # of the squared error: so much, or more, is the same where the cause is the same
-SAME_SCALE = 1e-6  # relative
 BIASES = 2.0  # unit roundoffs that outputs are off at most, in the mean, where P and they are rounded to one side
-GUESSED = 64  # rows that the guesses of `wrong_answers` are compared on
-ALL_ROWS = 2**32  # products of a call at most, for guesses that need all of its rows
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Cause:
     """A mistake that makes an error.
 
     Attributes:
-        key: of STEPS, or "probs_truncated", "mask_rounded", "scale_twice", "scale_factor", "factor", "bias" (a factor
-            that roundings to one side make), "keep_missing", or of `wrong_answers.GUESSES`.
+        key: of STEPS, or "probs_truncated", "mask_rounded", "scale_factor", "factor", "bias" (a factor that roundings
+            to one side make), "keep_missing", or of `conventions.CONVENTIONS`, several with "+" between them.
         same: it makes this very error; else one of this size.
         fmt, tiles: of what is carried, where that is the mistake.
         share: of the squared error that the mistake explains.
@@ -68,7 +67,7 @@ class Rows:
     Attributes:
         q (rows, d), k (n_kv, d), v (n_kv, d_v): float64. o, golden: (rows, d_v), float64.
         masks: "asked", or "mask_rounded" -> what is added to S (rows, n_kv). options: of `Asked`, for these rows.
-        call, whole: the entry of the batch that they are of, and the kernel's output there; None where it has dropout.
+        entry: the call and the output of the entry of the batch that they are of; None where it has dropout.
     """
 
     q: Tensor
@@ -78,8 +77,7 @@ class Rows:
     golden: Tensor
     masks: dict[str, Tensor]
     options: dict[str, Any]
-    call: Call | None = None
-    whole: Tensor | None = None
+    entry: Evidence | None = None
 
     @classmethod
     def worst(cls, times: Tensor, o: Tensor, golden: Tensor, tensors: tuple, fmt: Format, options: dict) -> "Rows":
@@ -100,30 +98,21 @@ class Rows:
         row_options = dict(
             scale=resolved.scale, softcap=resolved.softcap, sinks=None if sink is None else sink.reshape(1)
         )
-        call, output = (None, None) if resolved.keep is not None else _entry(tensors, o, golden, options, head, fmt)
-        return cls(
-            Q,
-            K,
-            V,
-            O,
-            golden_rows,
-            masks,
-            row_options | dict(keep=keep_rows, dropout_p=resolved.dropout_p),
-            call,
-            output,
-        )
+        row_options |= dict(keep=keep_rows, dropout_p=resolved.dropout_p)
+        entry = None if resolved.keep is not None else _entry(tensors, o, options, head, fmt)
+        return cls(Q, K, V, O, golden_rows, masks, row_options, entry)
 
 
-def _entry(tensors, o, golden, options, head, fmt):
-    """The Call of one entry of the batch, that a flattened head is of, and the kernel's output there."""
-    q, k, v = (x.detach()[(None,) * (4 - x.ndim)].flatten(0, -4) for x in tensors)
+def _entry(tensors, o, options, head, fmt):
+    """One entry of the batch, that a flattened head is of."""
+    q, k, v, o = (x.detach()[(None,) * (4 - x.ndim)].flatten(0, -4) for x in (*tensors, o))
+    q, k, v = (fmt(x.double()).to(fmt.dtype or torch.float64) for x in (q, k, v))
     at = slice(head // q.shape[1], head // q.shape[1] + 1)
-    o, golden = (x[(None,) * (4 - x.ndim)].flatten(0, -4)[at] for x in (o, golden))
     mask = options.get("mask")
     if mask is not None:
         mask = mask.expand(*tensors[0].shape[:-1], k.shape[-2])
         options = options | dict(mask=mask[(None,) * (4 - mask.ndim)].flatten(0, -4)[at])
-    return Call(q[at], k[at], v[at], fmt, options, GUESSED, golden), o
+    return Evidence(q[at], k[at], v[at], o[at], options)
 
 
 def cause(rows: Rows, precision: Precision, block: int) -> Cause | None:
@@ -141,13 +130,18 @@ def causes(rows: Rows, precision: Precision, block: int) -> list[Cause]:
     found = []
     for key, about, o in _mistakes(rows, precision, block):
         found += _rated(key, about, o, rows.o, rows.golden)
-    if rows.call is not None and rows.whole is not None:
-        compared, golden = rows.call.compared(rows.whole), rows.call.compared(rows.call.whole())
-        q, k = rows.call.q, rows.call.k
-        all_rows = q.numel() * k.shape[-2] <= ALL_ROWS
-        for key, o in answers(rows.call, all_rows):
-            found += _rated(key, {}, o, compared, golden)
+    found += _conventions(rows.entry) if rows.entry is not None else []
     return [each for *_, each in sorted(found, key=lambda each: each[:2], reverse=True)]
+
+
+def _conventions(entry: Evidence) -> list[tuple[bool, float, Cause]]:
+    """As `_rated`, of the conventions that the output of an entry of the batch is nearest to."""
+    fits = search(entry)
+    believed = next((each.residual for each in fits if not each.dialect.changes()), math.inf)
+    best, changes = fits[0], fits[0].dialect.changes()
+    share = 1 - (best.residual / believed) ** 2 if believed else 0.0
+    key = "+".join(BY_CHOICE[change].key for change in changes.items())
+    return [(True, share, Cause(key, True, share))] if changes and share >= EXPLAINED else []
 
 
 def _rated(key: str, about: dict, o: Tensor, ours: Tensor, golden: Tensor) -> list[tuple[bool, float, Cause]]:
@@ -180,10 +174,6 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
         options = rows.options | dict(scale=times * rows.options["scale"])
         return kernels.golden(*tensors, inputs=precision.inputs, mask=mask, **options)
 
-    if (
-        abs(rows.options["scale"] * rows.options["scale"] * rows.q.shape[-1] - 1) > SAME_SCALE
-    ):  # else it is 1 / head_dim
-        yield "scale_twice", {}, scaled(rows.options["scale"])
     times = _nearest_factor(lambda factor: (scaled(factor) - rows.o).square().sum().item())
     yield "scale_factor", dict(factor=times), scaled(times)
     factor = ((rows.o * rows.golden).sum() / rows.golden.square().sum().clamp(min=1e-300)).item()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fa_lib.check.dialect.conventions import is_of_keys, of_keys
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.measure.relations import RELATIONS
@@ -15,31 +16,11 @@ SUMS = {"accumulator": "accumulator O", "row_sum": "row sum l"}
 NOTES = {  # of `contract`
     "causal_only": "masks causally, and only so",
     "top_left": "is aligned top-left, as torch's is_causal",
-    "unmasked": "takes causal=True and does not mask",
     "other": "answers with something else than attention's output",
-    "bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
+    "layout_all_bshd": "reads (batch, sequence, heads, head_dim), by the look of its answer: say --layout bshd",
     "bhsd": "reads (batch, heads, sequence, head_dim), by the look of its answer: leave out --layout bshd",
-    "output_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
-    "output_reshaped": "returns O in the order (batch, sequence, heads, head_dim), reshaped and not transposed",
-    "heads_reversed": "gives the heads in the reverse order, by the look of its answer",
-    "heads_interleaved": "gives query head h the key head h modulo their number, where neighbours share one",
-    "causal": "masks causally without being asked, by the look of its answer",
-    "scale_ignored": "takes a scale and uses 1 / sqrt(head_dim)",
-    "scale_1": "has the scale 1, by the look of its answer",
-    "scale_1_over_d": "has the scale 1 / head_dim, by the look of its answer",
-    "scale_sqrt_d": "has the scale sqrt(head_dim), by the look of its answer",
-    "scale_log2_e": "multiplies the scores by log2(e) once too often, by the look of its answer",
-    "scale_ln_2": "takes 2 to the power of the scores, without log2(e), by the look of its answer",
-    "mask_ignored": "takes a mask and does not mask",
-    "mask_inverted": "hides the keys that the mask shows, and shows those that it hides",
-    "mask_added": "adds a boolean mask to the scores as 0 and 1, and hides no key",
-    "window_ignored": "takes a window and does not apply it",
-    "all_masks_ignored": "applies none of the masks that it is given",
-    "softcap_after_mask": "caps the scores after the mask, so that hidden keys are seen",
-    "softcap_ignored": "takes a softcap and does not cap",
-    "sinks_ignored": "takes sinks and leaves them out",
+    "layout_o_bshd": "returns O as (batch, sequence, heads, head_dim), where (batch, heads, sequence, head_dim) is due",
     "factor": "returns a multiple of attention's output, by the look of its answer",
-    "over_queries": "takes the softmax over queries, where one over keys is due, by the look of its answer",
 }
 
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
@@ -58,6 +39,8 @@ MODES = {  # of `rounding_mode`
 
 def noted(outcome: str, note: str, problem: str) -> str:
     """What a kernel did with a call, in words; "" where it answered as it should."""
+    if note not in NOTES and is_of_keys(note):
+        return f"answers with {of_keys(note)}"
     return NOTES.get(note, "" if outcome == Outcome.ANSWERED else problem)
 
 
