@@ -19,11 +19,12 @@ from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process, in_pro
 from fa_lib.check.isolation.kernel_file import function_of
 from fa_lib.check.isolation.untrusted import Untrusted, message, type_name
 from fa_lib.check.judge.captured import judge_model, judge_tensors
-from fa_lib.check.judge.findings import Judgement
+from fa_lib.check.judge.findings import Finding, Judgement, Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import captured as tensors
 from fa_lib.check.measure.captured_gradients import gradients
 from fa_lib.check.measure.closeness import Furthest
+from fa_lib.check.measure.contract import reads_bshd
 from fa_lib.check.measure.examine import PLANS, CheckPlan, examine
 from fa_lib.check.measure.examine_tensors import examine_tensors
 from fa_lib.check.probe.capture import AS_IT_IS, captured
@@ -73,7 +74,8 @@ def check_kernel(
             is not imported here.
         depth: a CheckPlan, or "quick" or "report".
         out: folder for the page; empty is build/reports.
-        layout: of the kernel's tensors, of `kernels.LAYOUTS`.
+        layout: of the kernel's tensors, of `kernels.LAYOUTS`. A kernel that is asked for in "bhsd" and reads "bshd" is
+            judged so.
         timeout: seconds that a call may take in that process.
         seed: of the lengths, their inputs and the order of calls that a kernel cannot know before. None: another one at
             each judgement; its settings say which, as drawn_seed.
@@ -96,8 +98,14 @@ def check_kernel(
             alone.wait()
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
             found = examine(kernel, plan, device)
+            other_layout = layout == "bhsd" and reads_bshd(found.asked)
+            if other_layout:
+                layout, kernel = "bshd", f"{kernel}@bshd"
+                found = examine(kernel, plan, device)
         found = found if alone is None else replace(found, conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
+    if other_layout:
+        judgement = replace(judgement, findings=(Finding("layout", Severity.REPORTED), *judgement.findings))
     name, _, _ = kernel.partition("@")
     about = {"Kernel": name, "Package": _version(name)} | _here(device)
     d = ", ".join(map(str, found.lengths.head_dim.unique())) if len(found.lengths) else "none"

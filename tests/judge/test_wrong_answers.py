@@ -139,11 +139,14 @@ def test_a_kernel_of_the_other_layout_is_told_so_and_judged_with_layout(register
     assert {rows[each] for each in ("BF16", "causal", "fewer_queries", "gradients")} == {"answered"}
 
     def examined(kernel, *_):
+        if kernel == registered:
+            return Measurements(asked=asked)
         raise RuntimeError(f"examines {kernel}")
 
     monkeypatch.setattr(reports, "examine", examined)
-    with pytest.raises(RuntimeError, match=f"examines {registered}@bshd"):
-        reports.check_kernel(registered, "quick", layout="bshd")
+    for layout in ("bshd", "bhsd"):
+        with pytest.raises(RuntimeError, match=f"examines {registered}@bshd"):
+            reports.check_kernel(registered, "quick", layout=layout)
 
 
 def test_a_name_with_a_layout():

@@ -179,6 +179,12 @@ def formats(asked: pd.DataFrame) -> list[str]:
     return [f"{fmt}" for fmt in FORMATS if f"{fmt}" in answered]
 
 
+def reads_bshd(asked: pd.DataFrame) -> bool:
+    """Whether a kernel, by a table of `contract`, answers to (batch, sequence, heads, head_dim) in all its formats."""
+    wrong = asked[asked.asked.isin([f"{fmt}" for fmt in FORMATS]) & (asked.outcome != Outcome.REFUSED)]
+    return len(wrong) > 0 and bool((wrong.note == OTHER_LAYOUT).all())
+
+
 def _typed(fn):
     """A kernel that says so where it answers in another dtype: it does not have the format."""
 

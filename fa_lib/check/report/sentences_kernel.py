@@ -162,6 +162,14 @@ def _problem(f, at):
     return Sentence(f"Not judged: o{words}" if f.severity == Severity.REPORTED else f"O{words}")
 
 
+def _layout(f, at):
+    return Sentence(
+        "It reads (batch, sequence, heads, head_dim), and was judged so",
+        more="Asked for in (batch, heads, sequence, head_dim) it answers with attention over heads: call it with "
+        "--layout bshd, which asks for it once and not twice.",
+    )  # fmt: skip
+
+
 def _top_left(f, at):
     return Sentence(
         "Where queries are fewer than keys, its causal mask is aligned top-left, as torch's is_causal",
@@ -275,7 +283,7 @@ WORDINGS = {
     "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
     "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
     "causal_only": each(_causal_only), "coverage": each(_coverage), "sum_error": each(_sum_error),
-    "problem": each(_problem), "top_left": each(_top_left), "alignment": each(_alignment),
+    "problem": each(_problem), "layout": each(_layout), "top_left": each(_top_left), "alignment": each(_alignment),
     "outputs": each(_shapes), "gradients": each(_shapes),
     "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
     "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "relation": each(_relation),
