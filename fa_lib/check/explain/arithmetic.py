@@ -9,17 +9,16 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.dialect.attention import Rows, attend
+from fa_lib.check.explain.quantized import quantized
 from fa_lib.check.measure import mistakes
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.quantization_schemes import SCHEMES
-from fa_lib.kernels.quantized_attention import Quantization, attention
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, TF32, Format, truncated
 from fa_lib.theory.tolerance import BLOCK
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
 COARSER = (FP32, TF32, BF16, FP16)
-QUANTIZED = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
+SINGLE = 1024  # keys: with more, tiles of one take too long
 PARTLY = 0.5  # of the squared error: so much names a computation whose order of sums is another one
 NOT_ARITHMETIC = ("scale_factor", "factor", "keep_missing")  # of mistakes: another function
 
@@ -80,6 +79,15 @@ def _known(rows: mistakes.Rows, precision: Precision) -> Iterator[Computation]:
     for each in mistakes.causes(rows, precision, BLOCK):
         if each.same:
             yield Computation(each.key, each.fmt, each.share, each.tiles, each.factor)
+    n_kv = rows.k.shape[0]
+    if n_kv > SINGLE:
+        return
+    for fmt in (FP16, BF16):  # O carried from key to key, as llama.cpp decodes
+        o = kernels.tiled(
+            rows.q, rows.k, rows.v, tiling=Tiling(64, 1), precision=replace(precision, accumulator=fmt, probs=FP32),
+            mask=rows.masks["asked"], **rows.options,
+        )  # fmt: skip
+        yield Computation("accumulator", fmt.name, _share(rows, o), n_kv)
 
 
 def _coarser(rows: mistakes.Rows, fmt: Format, output: Format, bias: Tensor) -> Iterator[Computation]:
@@ -102,19 +110,6 @@ def _share(rows, o):
 
 
 def _quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[Computation]:
-    """Q, K and V, or K and V alone, in few bits."""
-    for key in QUANTIZED:
-        group = SCHEMES[key].size if SCHEMES[key].per == "group" else 1
-        if rows.q.shape[-1] % group or rows.v.shape[-1] % group or rows.k.shape[0] % group:
-            continue
-        of_all = Quantization.of(key)
-        for name, quantization in (
-            ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)),
-            ("quantized_kv", Quantization.cache(key)),
-        ):  # fmt: skip
-            o = attention(
-                rows.q, rows.k, rows.v, quantization, tiling=Tiling(64, BLOCK),
-                precision=Precision.kernel(fmt), mask=bias, scale=rows.options["scale"],
-                softcap=rows.options["softcap"],
-            )  # fmt: skip
-            yield Computation(name, key, _share(rows, o))
+    """Operands in few bits."""
+    for key, scheme, o in quantized(rows, fmt, bias):
+        yield Computation(key, scheme, _share(rows, o))

@@ -14,6 +14,7 @@ COMPUTATIONS = {  # key of a Computation -> what has these errors
     "quantized": "q, k, v and P in {fmt}",
     "quantized_qkv": "q, k and v in {fmt}",
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
+    "quantized_qk": "q and k in {fmt}",
 }
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
