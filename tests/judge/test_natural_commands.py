@@ -56,7 +56,7 @@ def test_a_kernel_that_masks_as_torch_does_and_only_so_is_right():
     assert UNEVEN not in set(found.inputs.distribution) and found.bounds.top_left.all()
     (row,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True, top_left=True))
     (wrong,) = bounds(name, "BF16", 128, 0, 64, able=Capabilities(causal=True))
-    assert row["times"] <= 1 and wrong["key"] == "top_left"
+    assert row["times"] <= 1 and wrong["key"] == "causal_top_left"
 
 
 def drops_its_window(q, k, v, causal=False, scale=None, window=None):
