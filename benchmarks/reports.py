@@ -5,13 +5,12 @@ import time
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explain_words import lines
-from fa_lib.check.explain.explanation import explanation
-from fa_lib.check.explain.verdict import Explanation
+from fa_lib.check.explain.report_rows import explained, is_cause
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import ROOT
-from fa_lib.experiments.reports import REPORTS, Call, Report
+from fa_lib.experiments.report_calls import Call
+from fa_lib.experiments.reports import REPORTS
 from fa_lib.kernels.rule import ALLOWED, baseline_for
 from fa_lib.numerics.formats import Format
 
@@ -35,13 +34,6 @@ of {count}. All of it took {seconds:.0f} s of CPU time.
 {rows}
 
 """
-
-
-def is_cause(report: Report, found: Explanation) -> bool:
-    """Whether the cause that is named is the report's."""
-    if "fmt" in report.cause:
-        return found.arithmetic is not None and found.arithmetic.fmt == report.cause["fmt"]
-    return found.dialect == report.cause
 
 
 def by_assert_close(call: Call, golden: torch.Tensor) -> bool:
@@ -76,14 +68,15 @@ def document() -> str:
     rows, verdicts, causes, close, rule, started = [], 0, 0, 0, 0, time.process_time()
     for report in REPORTS:
         call = report.make()
-        found = explanation(Evidence(call.q, call.k, call.v, call.o, call.believed))
+        found = explained(report.thread)
         fine, (passes, within) = report.verdict == "rounding", others(call)
-        verdicts += found.verdict == report.verdict
+        verdicts += found.worst == report.verdict
         causes += bool(report.cause) and is_cause(report, found)
         close, rule = close + (passes == fine), rule + (within == fine)
-        answer = lines(found)[0].partition(": ")[2].replace("|", "\\|")
-        mark = "" if found.verdict == report.verdict else "**wrong:** "
-        cells = report.thread, report.asked, report.verdict, f"{mark}{found.verdict}: {answer}"
+        answer = next(line for line in lines(found) if line.startswith(found.worst.name)).partition(": ")[2]
+        answer = answer.replace("|", "\\|")
+        mark = "" if found.worst == report.verdict else "**wrong:** "
+        cells = report.thread, report.asked, report.verdict, f"{mark}{found.worst}: {answer}"
         cells = *cells, "close" if passes else "differs", "within" if within else "breaks it"
         rows.append(f"| {' | '.join(cells)} |")
     named = sum(bool(report.cause) for report in REPORTS)

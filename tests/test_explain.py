@@ -17,9 +17,11 @@ from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import explanation
+from fa_lib.check.explain.report_rows import explained, is_cause
 from fa_lib.check.explain.verdict import Verdict
 from fa_lib.commands.cli import app
-from fa_lib.experiments.reports import REPORTS, drawn
+from fa_lib.experiments.report_calls import drawn
+from fa_lib.experiments.reports import REPORTS
 from fa_lib.numerics.formats import BF16
 
 pytestmark = pytest.mark.slow  # half a minute
@@ -141,13 +143,17 @@ def test_the_verdict_and_the_dialect(name):
 
 @pytest.mark.parametrize("report", REPORTS, ids=[report.thread for report in REPORTS])
 def test_a_public_report_gets_the_right_verdict_and_cause(report):
-    call = report.make()
-    found = explanation(Evidence(call.q, call.k, call.v, call.o, call.believed))
-    assert found.verdict == report.verdict, found
-    if "fmt" in report.cause:
-        assert found.arithmetic.fmt == report.cause["fmt"]
-    elif report.cause:
-        assert found.dialect == report.cause
+    found = explained(report.thread)
+    assert found.worst == report.verdict, found
+    assert not report.cause or is_cause(report, found)
+
+
+def test_one_number_everywhere_is_said():
+    found = fa_lib.explain(Q, K, V, torch.zeros_like(V))
+    assert (found.verdict, found.constant) == (Verdict.BUG, 0.0)
+    alike = V[:, :, :1].expand_as(V)  # then it is right, and no news
+    assert fa_lib.explain(Q, K, alike, alike).verdict == Verdict.ROUNDING
+    assert fa_lib.explain(Q, K, torch.ones_like(V), torch.ones_like(V)).constant is None
 
 
 def test_where_it_is_wrong():

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import fa_lib
 from fa_lib.check.explain.verdict import Verdict
 from fa_lib.commands.cli import app
-from fa_lib.experiments.reports import drawn
+from fa_lib.experiments.report_calls import drawn
 
 N = 192
 NAMES = ("dq", "dk", "dv")

@@ -5,7 +5,7 @@ import torch
 
 import fa_lib
 from fa_lib.check.explain.verdict import Verdict
-from fa_lib.experiments.reports import drawn
+from fa_lib.experiments.report_calls import drawn
 from fa_lib.gallery.catalogue import ENTRIES
 
 RUN = [key for key, entry in ENTRIES.items() if not entry.problem]

@@ -122,6 +122,9 @@ def _bug(found, name):
     if found.dropout:
         yield f"{name} is {what(found.dialect)} with dropout left on, of about {found.dropout:.0%} of the weights."
         return
+    if found.constant is not None:
+        yield f"{name} is {found.constant:g} everywhere, which attention of these q, k and v is not."
+        return
     if found.where is not None:
         yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
         if found.part:

@@ -70,7 +70,7 @@ def _among(evidence: Evidence, outcome: "_Numbers | None", fits: list[Fit]) -> E
     if outcome is None and not any(math.isfinite(each.residual) for each in fits):
         raise Unfit("q, k, v and o: their shapes make no call of attention in any layout that is tried")
     best = fits[0].dialect
-    if fits[0].residual > rounding_of(evidence, best) and (fits[0].share < PART or fits[0].residual <= NEAR):
+    if fits[0].residual > rounding_of(evidence, best):
         best = _fitted(evidence, fits[0])
     numbers = outcome if outcome and best == Dialect() else _Numbers.of(evidence, best)
     believed = outcome.residual if outcome else math.inf
@@ -91,6 +91,8 @@ def _among(evidence: Evidence, outcome: "_Numbers | None", fits: list[Fit]) -> E
             return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
     if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
         numbers = outcome or numbers
+    if (one := evidence.o.flatten()[0].item()) == one and (evidence.o == one).all():
+        return numbers.explained(Verdict.BUG, believed, constant=one)
     found = scan(evidence, numbers.rows)
     where, part = _located(evidence, found, numbers, fits)
     more = dict(rows=(found.count, numbers.count))

@@ -16,6 +16,7 @@ from fa_lib.numerics.formats import FP16, FP32, Format
 from fa_lib.theory.tolerance import BLOCK
 
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
+SMOOTH = "INT8, K less its mean"  # the same for all scores of a row
 GROUP = 32  # values with one scale, of llama.cpp's caches
 
 
@@ -52,7 +53,7 @@ INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     """Attention of rows in few bits: "quantized" (Q, K, V and P), "quantized_qkv", "quantized_kv" or "quantized_qk";
-    the key of SCHEMES or INTEGERS; and the output.
+    the key of SCHEMES or INTEGERS, or SMOOTH; and the output.
 
     Args:
         fmt: of the inputs. bias: added to the scores, (rows, n_kv).
@@ -77,3 +78,5 @@ def quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[tuple[
             ("quantized_kv", (rows.q, k, v)), ("quantized_qkv", (q, k, v)), ("quantized_qk", (q, k, rows.v)),
         ):  # fmt: skip
             yield name, key, kernels.tiled(*tensors, **settings, **options)
+    q, k = by_row(rows.q, 127), by_row(rows.k - rows.k.mean(0), 127)  # as SageAttention takes its mean off K
+    yield "quantized_qk", SMOOTH, kernels.tiled(q, k, rows.v, **settings, **options)

@@ -4,9 +4,10 @@ from typing import Any
 
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explanation import explanation
+from fa_lib.check.explain.other_outputs import with_other_outputs
 from fa_lib.check.explain.verdict import Explanation
 from fa_lib.execution.lookup import lookup
-from fa_lib.experiments.reports import REPORTS
+from fa_lib.experiments.reports import REPORTS, Report
 
 BY_THREAD = {report.thread: report for report in REPORTS}
 
@@ -18,20 +19,31 @@ def explained(thread: str) -> Explanation:
         ValueError: there is no such thread.
     """
     call = lookup("thread", thread, BY_THREAD).make()
-    return explanation(Evidence(call.q, call.k, call.v, call.o, call.believed))
+    evidence = Evidence(call.q, call.k, call.v, call.o, call.believed, call.others)
+    return with_other_outputs(evidence, explanation(evidence))
+
+
+def is_cause(report: Report, found: Explanation) -> bool:
+    """Whether the cause that is named is the report's."""
+    if "fmt" in report.cause:
+        return found.arithmetic is not None and found.arithmetic.fmt == report.cause["fmt"]
+    if "change" in report.cause:
+        return report.cause["change"] in {each.change for each in found.others}
+    return found.dialect == report.cause
 
 
 def report_row(thread: str) -> dict[str, Any]:
     """A cell: what `explain` makes of a report.
 
     Returns:
-        verdict; due (the right one); believed, residual: root mean square of the error over that of the output, as the
-        author read the tensors and as they are read in the end, None where the shapes do not fit; bound: the largest
-        error over its bound, None where it has none; conventions ("mask_inverted, ..."); fmt of the arithmetic, or "".
+        verdict (the worst of the output and what came with it); due (the right one); believed, residual: root mean
+        square of the error over that of the output, as the author read the tensors and as they are read in the end,
+        None where the shapes do not fit; bound: the largest error over its bound, None where it has none; conventions
+        ("mask_inverted, ..."); fmt of the arithmetic, or "".
     """
     found, report = explained(thread), lookup("thread", thread, BY_THREAD)
     return dict(
-        verdict=str(found.verdict), due=report.verdict, believed=found.believed, residual=found.residual,
+        verdict=str(found.worst), due=report.verdict, believed=found.believed, residual=found.residual,
         bound=found.times_bound, conventions=", ".join(each.key for each in found.conventions),
         fmt=found.arithmetic.fmt if found.arithmetic else "",
     )  # fmt: skip

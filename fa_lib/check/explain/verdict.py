@@ -11,7 +11,7 @@ from fa_lib.execution.results import finite
 
 
 class Verdict(StrEnum):
-    """What an output is."""
+    """What an output is, the best first."""
 
     ROUNDING = "rounding"  # within what its precision gives: nothing to fix
     CONVENTION = "convention"  # right, under another convention
@@ -61,6 +61,7 @@ class Explanation:
         dropout: the share of weights that dropout took, where that is the error.
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
+        constant: the number that all of the output is; None where it is several.
         hidden_nan: rows that are finite, though what they see is not.
         rows: how many were looked at, of how many.
         tried: the nearest dialects, and the residual of some rows in each; () where the believed one is right.
@@ -78,6 +79,7 @@ class Explanation:
     where: Whereabouts | None = None
     part: dict[str, Any] = field(default_factory=dict)
     dropout: float | None = None
+    constant: float | None = None
     nan_rows: int = 0
     hidden_nan: int = 0
     blind_rows: str = ""
@@ -87,9 +89,14 @@ class Explanation:
     not_judged: str = ""
 
     @property
+    def worst(self) -> Verdict:
+        """Of the output and of what came with it."""
+        return max((each.verdict for each in (self, *self.others)), key=[*Verdict].index)
+
+    @property
     def is_rounding(self) -> bool:
         """Of the output and of what came with it."""
-        return all(each.verdict == Verdict.ROUNDING for each in (self, *self.others))
+        return self.worst == Verdict.ROUNDING
 
     @property
     def conventions(self) -> list[Convention]:
