@@ -228,11 +228,12 @@ def fp16():
 def gradients_of_another_order():
     q, k, v = drawn(2, 2, 49, 32, dtype=torch.float32)
     dO = torch.arange(q.numel(), dtype=torch.float32).reshape(q.shape) / q.numel()
-    x = [each.clone().requires_grad_() for each in (q, k, v)]
-    o = sdpa(*x)
+    for each in (q, k, v):
+        each.requires_grad_()
+    o = sdpa(q, k, v)
     in_memory = dO.reshape(2, 49, 2, 32).transpose(1, 2)  # the same numbers, filled in as they lie in memory
-    dq, dk, dv = torch.autograd.grad(o, x, in_memory)
-    return Call(q, k, v, o.detach(), others=dict(dO=dO, dq=dq, dk=dk, dv=dv))
+    dq, dk, dv = torch.autograd.grad(o, (q, k, v), in_memory)
+    return Call(q.detach(), k.detach(), v.detach(), o.detach(), others=dict(dO=dO, dq=dq, dk=dk, dv=dv))
 
 
 def inverted_after():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -58,8 +59,8 @@ def quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[tuple[
     Args:
         fmt: of the inputs. bias: added to the scores, (rows, n_kv).
     """
-    options = dict(mask=bias, scale=rows.options["scale"], softcap=rows.options["softcap"])
-    settings = dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
+    settings: dict[str, Any] = dict(mask=bias, scale=rows.options["scale"], softcap=rows.options["softcap"])
+    settings |= dict(tiling=Tiling(64, BLOCK), precision=Precision.kernel(fmt))
     for key in FLOATS:
         group = SCHEMES[key].size if SCHEMES[key].per == "group" else 1
         if rows.q.shape[-1] % group or rows.v.shape[-1] % group or rows.k.shape[0] % group:
@@ -69,7 +70,7 @@ def quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[tuple[
             ("quantized", of_all), ("quantized_qkv", replace(of_all, p=None)),
             ("quantized_kv", Quantization.cache(key)),
         ):  # fmt: skip
-            yield name, key, attention(rows.q, rows.k, rows.v, quantization, **settings, **options)
+            yield name, key, attention(rows.q, rows.k, rows.v, quantization, **settings)
     for key, integers in INTEGERS.items():
         if key.endswith("_0") and (rows.q.shape[-1] % GROUP or rows.v.shape[-1] % GROUP):
             continue
@@ -77,6 +78,6 @@ def quantized(rows: mistakes.Rows, fmt: Format, bias: Tensor) -> Iterator[tuple[
         for name, tensors in (
             ("quantized_kv", (rows.q, k, v)), ("quantized_qkv", (q, k, v)), ("quantized_qk", (q, k, rows.v)),
         ):  # fmt: skip
-            yield name, key, kernels.tiled(*tensors, **settings, **options)
+            yield name, key, kernels.tiled(*tensors, **settings)
     q, k = by_row(rows.q, 127), by_row(rows.k - rows.k.mean(0), 127)  # as SageAttention takes its mean off K
-    yield "quantized_qk", SMOOTH, kernels.tiled(q, k, rows.v, **settings, **options)
+    yield "quantized_qk", SMOOTH, kernels.tiled(q, k, rows.v, **settings)
