@@ -115,7 +115,7 @@ mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels
 mutants-quick: $(call has,test) ## every third kernel, one draw, our judge alone, in a few minutes
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge --quick
 
-reports: $(call has,core) ## how good is `fa-lib explain`: public reports of attention that differs, into docs/reports.md
+reports: $(call has,core) ## how good is `fa-lib explain`: public reports of attention that differs, by the libraries of then where they run here, into docs/reports.md
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.reports
 
 times: $(call has,test) ## write docs/times.md: where the time of `make figures` goes, from what it left in build/

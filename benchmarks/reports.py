@@ -1,16 +1,19 @@
 """How good is `fa-lib explain` on other people's reports: `make reports` writes docs/reports.md."""
 
 import time
+from dataclasses import replace
 
 import torch
 
+from benchmarks.old_wheels import wheels
 from fa_lib import kernels
 from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.report_rows import explained, is_cause
 from fa_lib.execution.files import replacing
+from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.report_calls import Call
-from fa_lib.experiments.reports import REPORTS
+from fa_lib.experiments.reports import REPORTS, Report
 from fa_lib.kernels.rule import ALLOWED, baseline_for
 from fa_lib.numerics.formats import Format
 
@@ -19,18 +22,19 @@ TEXT = """<!-- written by `make reports`: do not edit -->
 # Reports of other people
 
 `fa-lib explain` ([what it does](explain.md)) on {count} public reports in which attention differs. The tensors of
-each are made anew, by the same call or with the defect in a few lines (`fa_lib/experiments/reports.py`), not by the
-library of then. The right answer is the maintainers', or our reading where a thread has none. Beside it stand
-`torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and the rule of two: no
-more than twice Baseline's largest error. These reports were at hand when `explain` was written: others are the better
-examination.
+each are made anew: by the library of then, where it installs and shows it on a CPU ({real} of them, on {processor};
+`benchmarks/old_wheels`), else by the same call or with the defect in a few lines
+(`fa_lib/experiments/report_calls.py`). The right answer is the maintainers', or our reading where a thread has none.
+Beside it stand `torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and the rule
+of two: no more than twice Baseline's largest error. These reports were at hand when `explain` was written: others are
+the better examination.
 
 **Verdict right: {verdicts} of {count}. Cause right, where there is one to name: {causes} of {named}.** assert_close
 and the rule know two answers. Taken as "nothing to fix" or not, assert_close is right in {close}, the rule in {rule}
 of {count}. All of it took {seconds:.0f} s of CPU time.
 
-| thread | what was seen | right answer | `explain` | assert_close | rule of two |
-|---|---|---|---|---|---|
+| thread | what was seen | made by | right answer | `explain` | assert_close | rule of two |
+|---|---|---|---|---|---|---|
 {rows}
 
 """
@@ -63,12 +67,25 @@ def others(call: Call) -> tuple[bool, bool]:
     return by_assert_close(call, golden), by_rule(call, golden)
 
 
+def with_old_library(report: Report, call: Call) -> tuple[Call, str]:
+    """A report's call with the output of the library of then, and its name; as it is and "a few lines" where there is
+    none."""
+    if report.thread not in wheels.LIBRARIES:
+        return call, "a few lines"
+    try:
+        return replace(call, o=wheels.output(report.thread, call)), wheels.name(report.thread)
+    except wheels.Absent as error:
+        print(f"{report.thread}: {wheels.name(report.thread)} does not run here: {error}")
+        return call, "a few lines"
+
+
 def document() -> str:
     """docs/reports.md, from all reports."""
-    rows, verdicts, causes, close, rule, started = [], 0, 0, 0, 0, time.process_time()
+    rows, verdicts, causes, close, rule, real, started = [], 0, 0, 0, 0, 0, time.process_time()
     for report in REPORTS:
-        call = report.make()
-        found = explained(report.thread)
+        call, made_by = with_old_library(report, report.make())
+        real += made_by != "a few lines"
+        found = explained(report.thread, call.o)
         fine, (passes, within) = report.verdict == "rounding", others(call)
         verdicts += found.worst == report.verdict
         causes += bool(report.cause) and is_cause(report, found)
@@ -76,13 +93,13 @@ def document() -> str:
         answer = next(line for line in lines(found) if line.startswith(found.worst.name)).partition(": ")[2]
         answer = answer.replace("|", "\\|")
         mark = "" if found.worst == report.verdict else "**wrong:** "
-        cells = report.thread, report.asked, report.verdict, f"{mark}{found.worst}: {answer}"
+        cells = report.thread, report.asked, made_by, report.verdict, f"{mark}{found.worst}: {answer}"
         cells = *cells, "close" if passes else "differs", "within" if within else "breaks it"
         rows.append(f"| {' | '.join(cells)} |")
     named = sum(bool(report.cause) for report in REPORTS)
     return TEXT.format(
         rows="\n".join(rows), count=len(REPORTS), verdicts=verdicts, causes=causes, named=named, close=close, rule=rule,
-        seconds=time.process_time() - started,
+        real=real, processor=processor(), seconds=time.process_time() - started,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from fa_lib.check.explain.quantized import quantized
 from fa_lib.check.measure import mistakes
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP16, FP32, TF32, Format, truncated
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, TF32, Format, truncated
 from fa_lib.theory.tolerance import BLOCK
 
 MOST_ROWS = 16  # of one head, the worst, that computations are tried on
@@ -100,6 +100,11 @@ def _coarser(rows: mistakes.Rows, fmt: Format, output: Format, bias: Tensor) -> 
             precision = replace(Precision.kernel(low), inputs=cut, probs=cut, output=answer)
             q, k, v = (cut(x) for x in (rows.q, rows.k, rows.v))
             o = kernels.tiled(q, k, v, tiling=Tiling(64, BLOCK), precision=precision, **options)
+            yield Computation(key, low.name, _share(rows, o))
+        scale, exact = rows.options["scale"], replace(Precision.kernel(low), inputs=FP64, output=output)
+        q, v = low(rows.q), low(rows.v)
+        for key, k in (("written", low(rows.k)), ("written_k_scaled", low(rows.k * scale) / scale)):
+            o = kernels.reference(q, k, v, precision=exact, **options)
             yield Computation(key, low.name, _share(rows, o))
 
 

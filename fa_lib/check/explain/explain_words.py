@@ -11,6 +11,8 @@ COMPUTATIONS = {  # key of a Computation -> what has these errors
     "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
     "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
     "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
+    "written": "{fmt} products, written out: q, k, v and P over its sum rounded to {fmt}, all else in FP32",
+    "written_k_scaled": "{fmt} products, written out: q, k times the scale, v and P over its sum rounded to {fmt}",
     "quantized": "q, k, v and P in {fmt}",
     "quantized_qkv": "q, k and v in {fmt}",
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
@@ -144,7 +146,8 @@ def _bug(found, name):
         yield f"{name} is {what(found.dialect)}, but not to rounding: it is off by {found.residual:.2g} of its size."
         yield from _bound(found)
         return
-    yield f"{name} is no attention of these q, k and v that was tried: it is off by {found.residual:.0%} of its size."
+    size = f"{found.residual:.0%} of" if found.residual < 10 else f"{found.residual:.2g} times"
+    yield f"{name} is no attention of these q, k and v that was tried: it is off by {size} its size."
     yield OUT_OF_SIGHT
 
 

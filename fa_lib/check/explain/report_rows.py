@@ -1,6 +1,9 @@
 """`explain` on the public reports of `experiments.reports`, as a cell of a sweep."""
 
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explanation import explanation
@@ -12,13 +15,14 @@ from fa_lib.experiments.reports import REPORTS, Report
 BY_THREAD = {report.thread: report for report in REPORTS}
 
 
-def explained(thread: str) -> Explanation:
-    """The Explanation of a report's output.
+def explained(thread: str, o: Tensor | None = None) -> Explanation:
+    """The Explanation of a report's output, or of another one for its call, of the same shape.
 
     Raises:
         ValueError: there is no such thread.
     """
     call = lookup("thread", thread, BY_THREAD).make()
+    call = call if o is None else replace(call, o=o)
     evidence = Evidence(call.q, call.k, call.v, call.o, call.believed, call.others)
     return with_other_outputs(evidence, explanation(evidence))
 
