@@ -43,6 +43,12 @@ def with_zeros(x, at):
     return x
 
 
+def in_nan(x, at):
+    x = x.clone()
+    x[at] = math.nan
+    return x
+
+
 def expanded():
     """dk of each query head."""
     _, found = gradients(Q, K.repeat_interleave(2, 1), V.repeat_interleave(2, 1), DO, is_causal=True)
@@ -91,6 +97,25 @@ def test_what_is_wrong_is_named_and_the_rest_is_right(name):
         ("lse", *NAMES), (Verdict.ROUNDING, "")
     ) | due
     assert not found.is_rounding
+
+
+def test_gradients_in_coarser_arithmetic_and_nan():
+    wide = call(torch.float32)
+    q, k, v, dO = (wide[name] for name in ("q", "k", "v", "dO"))
+    _, coarse = gradients(q.bfloat16(), k.bfloat16(), v.bfloat16(), dO.bfloat16(), is_causal=True)
+    found = fa_lib.explain(**wide | {name: x.float() for name, x in coarse.items()}, causal=True)
+    assert {each.verdict for each in found.others if each.name != "lse"} == {Verdict.PRECISION}
+    found = fa_lib.explain(**RIGHT | dict(dq=in_nan(DQ, (0, 2, 7, 3))), causal=True)
+    [dq] = [each for each in found.others if each.name == "dq"]
+    assert dq.verdict == Verdict.BUG and (dq.where.heads, dq.where.rows) == (((2, 2),), ((7, 7),))
+
+
+def test_gradients_that_are_zero_are_rounding():
+    """Of one key the softmax is 1 whatever the score: dq and dk are 0, and what is left is of sums in FP32."""
+    q, dO, _ = drawn(1, 4, 33, 64)
+    k, v, _ = drawn(1, 2, 1, 64, seed=1)
+    o, others = gradients(q, k, v, dO)
+    assert fa_lib.explain(q, k, v, o, dO=dO, **others).is_rounding
 
 
 def test_where_a_gradient_is_wrong():

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fa_lib.check.dialect.attention import Dialect, Rows, attend
+from fa_lib.check.dialect.attention import Dialect, Rows, attend, weights
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.reading import FLAT, LAYOUTS, Reader, Unfit, as_read
+from fa_lib.numerics.formats import FP32
 
 GRADIENTS = {"dq": "q", "dk": "k", "dv": "v"}  # -> what each one is of
 SCORES = 2**22  # that are held at a time
@@ -81,3 +82,23 @@ def gradients(rows: Rows, dO: Tensor, fn: Callable[[Rows], Tensor] = attend) -> 
         dk += 0 if of_k is None else of_k
         dv += 0 if of_v is None else of_v
     return dict(dq=torch.cat(parts, 2)[0], dk=dk[0, 0], dv=dv[0, 0])
+
+
+def of_fp32(rows: Rows, dO: Tensor) -> dict[str, float]:
+    """The error to expect of the gradients of a group where P and dP are as FP32 has them, its largest: of scores whose
+    products are rounded, of a fast exponential, and of dP - delta, which may cancel. Errors of terms are independent.
+
+    Args:
+        dO: (1, heads, n_q, d_v), float64.
+    """
+    u, P, scale = FP32.unit_roundoff, weights(rows)[0], abs(rows.scale)  # P: (heads, n_q, n_kv)
+    q, k, v, grad = rows.q[0], rows.k[0], rows.v[0], dO[0]
+    off = P * u * (16 + 4 * scale * (q.abs() @ k.abs().mT))
+    deltas = (grad * (P @ v)).abs().sum(-1, keepdim=True)  # (heads, n_q, 1)
+    of_scores = (off * (grad.abs() @ v.abs().mT + deltas)).square()
+    errors = dict(
+        dq=scale * (of_scores @ k.square()).sqrt(),
+        dk=scale * (of_scores.mT @ q.square()).sum(0).sqrt(),
+        dv=(off.square().mT @ grad.square()).sum(0).sqrt(),
+    )
+    return {name: x.nan_to_num(0.0).max().item() for name, x in errors.items()}
