@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.old_wheels import wheels
 from fa_lib import kernels
-from fa_lib.check.explain.explain_words import lines
+from fa_lib.check.explain.explain_words import worded
 from fa_lib.check.explain.report_rows import explained, is_cause
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
@@ -67,16 +67,15 @@ def others(call: Call) -> tuple[bool, bool]:
     return by_assert_close(call, golden), by_rule(call, golden)
 
 
-def with_old_library(report: Report, call: Call) -> tuple[Call, str]:
-    """A report's call with the output of the library of then, and its name; as it is and "a few lines" where there is
-    none."""
+def with_old_library(report: Report, call: Call) -> tuple[Call, str | None]:
+    """A report's call with the output of the library of then, and its name; as it is and None where there is none."""
     if report.thread not in wheels.LIBRARIES:
-        return call, "a few lines"
+        return call, None
     try:
         return replace(call, o=wheels.output(report.thread, call)), wheels.name(report.thread)
-    except wheels.Absent as error:
+    except wheels.CannotRun as error:
         print(f"{report.thread}: {wheels.name(report.thread)} does not run here: {error}")
-        return call, "a few lines"
+        return call, None
 
 
 def document() -> str:
@@ -84,16 +83,17 @@ def document() -> str:
     rows, verdicts, causes, close, rule, real, started = [], 0, 0, 0, 0, 0, time.process_time()
     for report in REPORTS:
         call, made_by = with_old_library(report, report.make())
-        real += made_by != "a few lines"
+        real += made_by is not None
         found = explained(report.thread, call.o)
         fine, (passes, within) = report.verdict == "rounding", others(call)
         verdicts += found.worst == report.verdict
         causes += bool(report.cause) and is_cause(report, found)
         close, rule = close + (passes == fine), rule + (within == fine)
-        answer = next(line for line in lines(found) if line.startswith(found.worst.name)).partition(": ")[2]
-        answer = answer.replace("|", "\\|")
+        words = worded(found)
+        answers = [(words.verdict, [words.headline]), *words.beside]
+        answer = next(text for verdict, (text, *_) in answers if verdict == found.worst).replace("|", "\\|")
         mark = "" if found.worst == report.verdict else "**wrong:** "
-        cells = report.thread, report.asked, made_by, report.verdict, f"{mark}{found.worst}: {answer}"
+        cells = report.thread, report.asked, made_by or "a few lines", report.verdict, f"{mark}{found.worst}: {answer}"
         cells = *cells, "close" if passes else "differs", "within" if within else "breaks it"
         rows.append(f"| {' | '.join(cells)} |")
     named = sum(bool(report.cause) for report in REPORTS)

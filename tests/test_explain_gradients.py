@@ -11,6 +11,7 @@ import fa_lib
 from fa_lib.check.explain.verdict import Verdict
 from fa_lib.commands.cli import app
 from fa_lib.experiments.report_calls import drawn
+from tests.test_explain import in_place
 
 N = 192
 NAMES = ("dq", "dk", "dv")
@@ -37,18 +38,6 @@ Q, K, V, DO = (RIGHT[name] for name in ("q", "k", "v", "dO"))
 LSE, DQ, DK, DV = (RIGHT[name] for name in ("lse", *NAMES))
 
 
-def with_zeros(x, at):
-    x = x.clone()
-    x[at] = 0
-    return x
-
-
-def in_nan(x, at):
-    x = x.clone()
-    x[at] = math.nan
-    return x
-
-
 def expanded():
     """dk of each query head."""
     _, found = gradients(Q, K.repeat_interleave(2, 1), V.repeat_interleave(2, 1), DO, is_causal=True)
@@ -73,7 +62,7 @@ CASES = {  # what is wrong -> it; name -> verdict and change
         dict(dO=DO.transpose(1, 2).reshape(DO.shape)), {name: (Verdict.BUG, "dO_in_memory_order") for name in NAMES}),
     "dq with heads last": (dict(dq=DQ.transpose(1, 2)), dict(dq=(Verdict.CONVENTION, "heads_last"))),
     "dk of each query head": (dict(dk=expanded()), dict(dk=(Verdict.CONVENTION, "for_each_query_head"))),
-    "a block of dk is lost": (dict(dk=with_zeros(DK, (0, 1, slice(64, 96)))), dict(dk=(Verdict.BUG, ""))),
+    "a block of dk is lost": (dict(dk=in_place(DK, (0, 1, slice(64, 96)), 0)), dict(dk=(Verdict.BUG, ""))),
     "lse in powers of 2": (dict(lse=LSE / math.log(2)), dict(lse=(Verdict.CONVENTION, "base_2"))),
     "lse with heads last": (dict(lse=LSE.transpose(1, 2)), dict(lse=(Verdict.CONVENTION, "heads_last"))),
     "lse in BF16": (dict(lse=(LSE + 0.01).bfloat16()), dict(lse=(Verdict.PRECISION, ""))),
@@ -105,7 +94,7 @@ def test_gradients_in_coarser_arithmetic_and_nan():
     _, coarse = gradients(q.bfloat16(), k.bfloat16(), v.bfloat16(), dO.bfloat16(), is_causal=True)
     found = fa_lib.explain(**wide | {name: x.float() for name, x in coarse.items()}, causal=True)
     assert {each.verdict for each in found.others if each.name != "lse"} == {Verdict.PRECISION}
-    found = fa_lib.explain(**RIGHT | dict(dq=in_nan(DQ, (0, 2, 7, 3))), causal=True)
+    found = fa_lib.explain(**RIGHT | dict(dq=in_place(DQ, (0, 2, 7, 3), math.nan)), causal=True)
     [dq] = [each for each in found.others if each.name == "dq"]
     assert dq.verdict == Verdict.BUG and (dq.where.heads, dq.where.rows) == (((2, 2),), ((7, 7),))
 
@@ -134,9 +123,9 @@ def test_gradients_in_another_layout_follow_the_output():
 
 def test_what_cannot_be_judged_is_said():
     found = fa_lib.explain(Q, K, V, RIGHT["o"], dq=DQ, causal=True)
-    assert not found.others and found.not_judged.startswith("dq: dO")
-    found = fa_lib.explain(Q, K, V, RIGHT["o"], dO=DO, dq=DQ[:, :, :5], causal=True)
-    assert "(2, 4, 5, 64)" in found.not_judged
+    assert not found.others and found.not_judged.startswith("dq: dO is")
+    found = fa_lib.explain(Q, K, V, RIGHT["o"], dO=DO, dq=DQ[:, :, :5], dk=DK, lse=None, causal=True)
+    assert "(2, 4, 5, 64)" in found.not_judged and [each.name for each in found.others] == ["dk"]
     with pytest.raises(ValueError, match=r"^lse: got torch\.int64"):
         fa_lib.explain(Q, K, V, RIGHT["o"], lse=LSE.long(), causal=True)
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime 1.25.0 on the calls of public reports: python of_onnxruntime.py REPORT IN.npz OUT.npz."""
+"""ONNX Runtime on the calls of public reports: python of_onnxruntime.py IN.npz OUT.npz."""
 
 import sys
 
@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-_, given, out = sys.argv[1:]
+given, out = sys.argv[1:]
 feed = {name: np.load(given)[name] for name in "qkv"}
 node = onnx.helper.make_node("Attention", [*feed], ["o"], is_causal=1)
 values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in (*feed, "o")]

@@ -1,4 +1,4 @@
-"""OpenVINO 2026.1.0 on the calls of public reports: python of_openvino.py REPORT IN.npz OUT.npz."""
+"""OpenVINO on the calls of public reports: python of_openvino.py IN.npz OUT.npz."""
 
 import sys
 
@@ -6,7 +6,7 @@ import numpy as np
 import openvino
 from openvino import opset13
 
-_, given, out = sys.argv[1:]
+given, out = sys.argv[1:]
 feed = [np.load(given)[name] for name in "qkv"]
 inputs = [opset13.parameter(list(x.shape), np.float32) for x in feed]
 model = openvino.Model([opset13.scaled_dot_product_attention(*inputs, causal=False)], inputs, "attention")

@@ -1,4 +1,4 @@
-"""Triton 3.7.1's interpreter on the calls of public reports: python of_triton.py REPORT IN.npz OUT.npz."""
+"""Triton's interpreter on the calls of public reports: python of_triton.py IN.npz OUT.npz."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-_, given, out = sys.argv[1:]
+given, out = sys.argv[1:]
 held = {name: torch.from_numpy(x) for name, x in np.load(given).items()}
 q, k, v = (held[name].bfloat16().contiguous() for name in "qkv")
 o = torch.empty_like(q)

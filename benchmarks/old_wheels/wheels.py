@@ -1,8 +1,11 @@
-"""The libraries of then, for reports that they show on any processor: each in a folder of its own under build/.
+"""Old releases of libraries, for reports that they still show on a CPU. Each is installed into a folder of its own,
+under build/old_wheels.
 
 `of_NAME.hashes` pins a library and what it needs beside fa_lib, with the SHA-256 of every archive on PyPI; to renew,
 change a version there and have uv write the file anew:
-    uv pip compile --universal --generate-hashes --no-annotate --no-header --no-deps --python-version 3.11.7
+    uv pip compile --universal --generate-hashes --no-annotate --no-header --no-deps --python-version 3.11.7 \
+        IN --output-file of_NAME.hashes
+IN has the lines with == alone.
 """
 
 import os
@@ -25,8 +28,8 @@ LIBRARIES = {  # thread -> the library of then; the other reports' need a GPU, a
 }  # fmt: skip
 
 
-class Absent(Exception):
-    """A library of then cannot be installed here, or does not run."""
+class CannotRun(Exception):
+    """The old library cannot be installed here, or its script fails."""
 
 
 def name(thread: str) -> str:
@@ -40,17 +43,14 @@ def output(thread: str, call: Call) -> torch.Tensor:
     """What the library of then gives for a report's q, k and v, in q's dtype.
 
     Raises:
-        Absent: it cannot be installed, or it fails.
+        CannotRun: it cannot be installed, or it fails.
     """
     library = LIBRARIES[thread]
     folder = _installed(library)
     with tempfile.TemporaryDirectory() as here:
         given, out = f"{here}/in.npz", f"{here}/out.npz"
         np.savez(given, q=_numpy(call.q), k=_numpy(call.k), v=_numpy(call.v))
-        script = [sys.executable, FOLDER / f"of_{library}.py", thread, given, out]
-        ran = subprocess.run(script, env=os.environ | dict(PYTHONPATH=f"{folder}"), capture_output=True, text=True)
-        if ran.returncode:
-            raise Absent(ran.stderr.strip().splitlines()[-1])
+        _run([sys.executable, FOLDER / f"of_{library}.py", given, out], PYTHONPATH=f"{folder}")
         return torch.from_numpy(np.load(out)["o"]).to(call.q.dtype)
 
 
@@ -63,11 +63,15 @@ def _installed(library: str) -> Path:
         words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", "--upgrade"]
         pins = FOLDER / f"of_{library}.hashes"
         command = [sys.executable, "-m", "pip", "install", *words, "--target", folder, "--requirement", pins]
-        ran = subprocess.run(command, capture_output=True, text=True)
-        if ran.returncode:
-            raise Absent(ran.stderr.strip().splitlines()[-1])
+        _run(command)
         complete.touch()
     return folder
+
+
+def _run(command: list, **environment: str) -> None:
+    ran = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    if ran.returncode:
+        raise CannotRun((ran.stderr.strip().splitlines() or [f"it ends with {ran.returncode}"])[-1])
 
 
 def _numpy(x):

@@ -15,14 +15,18 @@ app = typer.Typer()
 def explain(
     file: Annotated[
         Path,
-        typer.Argument(help="q, k, v and o; o_ref, lse, dO, dq, dk, dv if there are any: .safetensors, .npz or .pt"),
+        typer.Argument(
+            help="q, k, v and o; o_ref, cu_seqlens, lse, dO, dq, dk, dv if there are any: .safetensors, .npz or .pt"
+        ),
     ],
     fmt: Annotated[str, typer.Option("--format", help="of q, k and v where the file stores them in a wider one")] = "",
     out: Annotated[
         str, typer.Option(help="folder for a page, the worst rows, a script that reads them and text for an issue")
     ] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="1 where an output is more than rounding")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="1 where o, lse or a gradient is more than rounding")
+    ] = False,
     layout: FILE_LAYOUT = "bhsd",
     causal: CAUSAL = None,
     scale: SCALE = None,
@@ -38,7 +42,7 @@ def explain(
     with exit_on_error():
         import json
 
-        from fa_lib.check.explain.explain import explained, read
+        from fa_lib.check.explain.explain import explain_call, read
         from fa_lib.check.explain.explain_words import lines
         from fa_lib.check.explain.verdict import record
         from fa_lib.execution.files import replacing
@@ -46,7 +50,7 @@ def explain(
 
         reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
         calls = read(file, reading)
-        found = {name: explained(each) for name, each in calls.items()}
+        found = {name: explain_call(each) for name, each in calls.items()}
         say("\n".join(line for name, each in found.items() for line in lines(each, name)))
         if len(found) == 2:
             nearer, other = sorted(found, key=lambda name: found[name].believed)

@@ -8,15 +8,14 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 
 from fa_lib.check.dialect.attention import Dialect
 from fa_lib.check.dialect.conventions import what
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.check.dialect.search import rounding_of
-from fa_lib.check.explain.explain_words import MEANINGS, lines
-from fa_lib.check.explain.issue import issue
+from fa_lib.check.explain.explain_words import MEANINGS, Worded, lines, worded
+from fa_lib.check.explain.issue import issue, options_in_words
 from fa_lib.check.explain.reproduction import Reproduction, reproduction
 from fa_lib.check.explain.scan import Scan, scan
 from fa_lib.check.explain.verdict import Explanation
@@ -69,24 +68,31 @@ class ExplainedFiles:
         for old in (self.page, self.rows, self.script, self.issue):
             old.unlink(missing_ok=True)
         scans = _scans(call, found)
-        part: dict[Dialect, None] = dict.fromkeys([Dialect(**found.part)]) if found.part else {}
-        worst = reproduction(call, scans | part, self.rows.name)
-        printed = self._run(worst) if worst else ""
-        headline, *evidence = lines(found, name)
-        text = issue(call, [headline, *evidence], self.rows.name, worst.script if worst else "", printed)
+        names = ("as_believed", "as_read") if Dialect() in scans else ("as_read",)
+        readings: dict[str, Dialect] = {name: dialect for name, dialect in zip(names, scans)}
+        if found.part is not None:
+            readings["wrong_part"] = Dialect(**found.part)
+        worst = reproduction(call, readings, scans, self.rows.name)
+        if worst:
+            self._write_rows(worst)
+        text = issue(call, lines(found, name), self.rows.name, worst.script if worst else "",
+                     self._printed() if worst else "")  # fmt: skip
         with replacing(self.issue) as path:
             path.write_text(text, encoding="utf-8")
-        page = _page(call, found, [headline, *evidence], scans, text, dict(File=source, Output=name), self)
+        about = dict(File=source, Output=name) | _about(call)
+        page = _page(found, worded(found, name), scans, rounding_of(call, [*scans][-1]), about, text, self.rows)
         with replacing(self.page) as path:
             path.write_text(page, encoding="utf-8")
 
-    def _run(self, worst: Reproduction) -> str:
-        """Write a reproduction, and what it prints."""
+    def _write_rows(self, worst: Reproduction) -> None:
         arrays: dict[str, Any] = {**worst.arrays}
         with replacing(self.rows) as path, path.open("wb") as file:
             np.savez_compressed(file, **arrays)
         with replacing(self.script) as path:
             path.write_text(worst.script)
+
+    def _printed(self) -> str:
+        """What the script prints when it is run."""
         ran = [sys.executable, self.script.name]
         return subprocess.run(ran, cwd=self.page.parent, capture_output=True, text=True, check=True).stdout
 
@@ -102,47 +108,31 @@ def _scans(call: Evidence, found: Explanation) -> dict[Dialect, Scan]:
     return scans
 
 
-def _page(call, found, said, scans, text, about, files):
-    headline, *evidence = said
-    cut = next((i for i, line in enumerate(evidence) if not line.startswith("  ")), len(evidence))
+def _about(call: Evidence) -> dict[str, str]:
+    tensors: dict[str, list[str]] = {}  # shape -> the tensors that have it
+    for name, x in [*((name, getattr(call, name)) for name in "qkvo"), *call.others.items()]:
+        tensors.setdefault(f"{tuple(x.shape)}", []).append(name)
+    shapes = {", ".join(names): shape for shape, names in tensors.items()}
+    by = {"Explained by": f"fa_lib, torch {versions()['torch']}", "Date": date()}
+    return shapes | {"Inputs": call.fmt.name, "Options": options_in_words(call.options) or "none"} | by
+
+
+def _page(
+    found: Explanation, words: Worded, scans: dict[Dialect, Scan], rounding: float, about: dict[str, str], text: str,
+    rows: Path,
+) -> str:  # fmt: skip
     readings = {
         f"read as {what(dialect.changes())}" if dialect.changes() else "read as you believe it": (
             each.of_rows, each.places[2]) for dialect, each in scans.items()
     }  # fmt: skip
-    dialect = next(reversed(scans))
-    figure = wrong_rows(readings, rounding_of(call, dialect))
+    figure = wrong_rows(readings, rounding)
     picture = png(figure)
     plt.close(figure)
-    tensors: dict[str, list[str]] = {}  # shape -> the tensors that have it
-    for name, x in [*((name, getattr(call, name)) for name in "qkvo"), *call.others.items()]:
-        tensors.setdefault(f"{tuple(x.shape)}", []).append(name)
-    options = ", ".join(
-        f"{name} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"{name} {x}" for name, x in call.options.items()
-    )
-    about = about | {", ".join(names): shape for shape, names in tensors.items()}
-    about |= {"Inputs": call.fmt.name, "Options": options or "none"}
-    about |= {"Explained by": f"fa_lib, torch {versions()['torch']}", "Date": date()}
     return rendered(
-        TEMPLATE, verdict=found.verdict.value, headline=headline.partition(": ")[2], meaning=MEANINGS[found.verdict],
-        evidence=[line.strip() for line in evidence[:cut]], others=_grouped(evidence[cut:]), about=about,
-        picture=picture, picture_alt=f"{headline}; relative error by head and row",
-        picture_words="Each line is a head, each column a row or the worst of several. Green is rounding. Grey rows "
-        "see no key, or what they see is not finite.",
+        TEMPLATE, verdict=found.verdict.value, worst=found.worst.value, headline=words.headline,
+        meaning=MEANINGS[found.verdict], reasons=words.reasons,
+        beside=[(verdict.value if verdict else "", group) for verdict, group in words.beside], about=about,
+        picture=picture, picture_alt=f"{words.headline} Relative error by head and row.",
         tried=[(what(one) if one else "as believed", f"{off:.2g}") for one, off in found.tried],
-        issue=text.splitlines(),
-        issue_words=f"Paste this, and attach {files.rows.name}." if files.rows.exists() else "Paste this.",
+        issue=text.splitlines(), attachment=rows.name if rows.exists() else "",
     )  # fmt: skip
-
-
-def _grouped(said):
-    """(verdict, lines) of what came with the output."""
-    groups: dict[str, list[str]] = {}
-    for line in said:
-        kind, _, rest = line.partition(": ")
-        if line.startswith("  "):
-            groups[next(reversed(groups))].append(line.strip())
-        else:
-            groups.setdefault(kind.lower(), []).append(rest)
-    return [(kind, each) for kind, each in groups.items() if kind in MEANINGS] + [
-        ("precision", each) for kind, each in groups.items() if kind not in MEANINGS
-    ]

@@ -59,7 +59,7 @@ REPORTS = (
     Report("triton-lang/triton#11584", "values of 1e10", calls.bits_multiplied, "bug"),
     Report("triton-lang/triton#5895", "interpreter 1e-6, GPU 2e-2", calls.tf32, "precision", dict(fmt="TF32")),
     Report("thu-ml/SageAttention#340", "causal is off by 2.7", calls.int8_products, "precision",
-           dict(fmt="INT8, K less its mean")),
+           dict(fmt="INT8_SMOOTH")),
     Report("pytorch/pytorch#191937", "wrong at lengths of 1 mod 32", calls.last_key_lost, "bug", dict(keys=(0, 224))),
     Report("FlagOpen/FlagGems#5896", "cosine 0.81", calls.strides_of_another, "bug", dict(layout="k_reshaped")),
     Report("tenstorrent/tt-metal#51927", "correlation 0.99 says fine", calls.eight_bits, "precision",

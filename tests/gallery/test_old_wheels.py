@@ -12,7 +12,7 @@ def test_what_a_library_gave_then_is_explained(thread):
     call = report.make()
     try:
         o = wheels.output(thread, call)
-    except wheels.Absent as error:
+    except wheels.CannotRun as error:
         pytest.skip(f"{wheels.name(thread)}: {error}")  # it has no wheel for this processor or Python
     found = explained(thread, o)
     assert o.shape == call.o.shape and not o.equal(call.o)
@@ -24,5 +24,5 @@ def test_a_library_that_fails_says_why(monkeypatch, tmp_path):
     monkeypatch.setattr(wheels, "FOLDER", tmp_path)
     monkeypatch.setitem(wheels.LIBRARIES, "none", "none")
     monkeypatch.setattr(wheels, "_installed", lambda library: tmp_path)
-    with pytest.raises(wheels.Absent, match="it has no attention"):
+    with pytest.raises(wheels.CannotRun, match="it has no attention"):
         wheels.output("none", BY_THREAD["jax-ml/jax#35916"].make())

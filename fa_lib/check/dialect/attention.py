@@ -42,8 +42,8 @@ class Dialect:
 
     @property
     def is_standard(self) -> bool:
-        """Whether kernels of attention compute it, by their options, but for a factor: its softmax is over keys and
-        divided, and its softcap lies between the scale and the mask."""
+        """Whether an ordinary kernel computes this dialect from its options: the softmax is over keys and divided by
+        its sum, and the softcap comes after the scale and before the mask. A factor does not count."""
         return self.softmax in ("", "plus_one") and self.softcap in ("", "ignored")
 
 
@@ -100,7 +100,7 @@ def attend(rows: Rows) -> Tensor:
     v = rows.v.nan_to_num(0.0, 0.0, 0.0)
     if unfit.any():
         rows = replace(rows, products=rows.products.masked_fill(unfit[:, :, None], 0.0))
-    O = rows.dialect.factor * (_weights(scores(rows), rows) @ v)
+    O = rows.dialect.factor * (weights(rows) @ v)
     return O.masked_fill((unfit[:, :, None] & ~hidden).any(-1, keepdim=True), math.nan) if unfit.any() else O
 
 
@@ -127,11 +127,8 @@ def capped(S: Tensor, softcap: float | None) -> Tensor:
 
 
 def weights(rows: Rows) -> Tensor:
-    """P of the sampled rows, (entries, heads, rows, n_kv), where the dialect has attention's own softmax."""
-    return _weights(scores(rows), rows)
-
-
-def _weights(S, rows):
+    """P of the sampled rows in their dialect, (entries, heads, rows, n_kv)."""
+    S = scores(rows)
     if (over := SOFTMAX_OVER.get(rows.dialect.softmax)) is not None:
         return torch.softmax(S, over).nan_to_num(nan=0.0)
     m = torch.maximum(S.detach().amax(-1, keepdim=True), rows.sinks)

@@ -112,8 +112,8 @@ def _triangle(offset):
 
 
 def _flat(features):
-    """Heads of so many features side by side, where the tensors have no heads that are apart: three dimensions are
-    taken for one entry with heads, and tell by their last one."""
+    """Whether the last dimension may hold several heads of so many features: the tensors have one head, or one entry
+    (three dimensions, whose first was read as heads) and a last dimension beyond LARGEST_HEAD."""
 
     def fits(evidence):
         batch, heads, _, d = evidence.q.shape
@@ -123,7 +123,7 @@ def _flat(features):
 
 
 FAULT = Kind.FAULT
-LARGEST_HEAD = 128  # features, of nearly all models
+LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
 HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
 LAYOUT = {
     "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
@@ -236,6 +236,11 @@ def what(dialect: Mapping[str, Any]) -> str:
         names.append(f"of keys {first} to {end - 1} alone")
     text = " ".join(["attention", ", ".join(names)]).rstrip()
     return f"{dialect['factor']:.4g} times {text}" if "factor" in dialect else text
+
+
+def keys_of(dialect: Mapping[str, Any]) -> str:
+    """The keys of the conventions among the changes of a Dialect, with "+" between them."""
+    return "+".join(BY_CHOICE[change].key for change in dialect.items())
 
 
 def of_keys(keys: str) -> str:

@@ -41,16 +41,16 @@ class Group:
         rows = Reader(evidence, places=(torch.tensor([entry]), heads, torch.arange(q.shape[2]))).rows(dialect)
         dO = turned(evidence, dialect, "dO", "o")
         if dO.shape != (*q.shape[:3], rows.v.shape[-1]):
-            raise Unfit(f"dO: {tuple(dO.shape)} for q {tuple(q.shape)}")
+            raise Unfit(f"dO has the shape {tuple(dO.shape)}, where that of o is due")
         return cls(rows, kv_head, dO[entry][heads][None].double().cpu())
 
 
 def _refuse_unlike(dialect: Dialect) -> None:
     """Raise Unfit where gradients are not of one group of heads, or not of the tensors as they are named."""
     if dialect.roles or dialect.softmax.startswith("over_") or dialect.heads == "reversed":
-        raise Unfit("gradients: of this dialect none are computed")
+        raise Unfit("not computed where tensors are exchanged, heads reversed, or the softmax is not over keys")
     if dialect.layout not in ("", *LAYOUTS) and not dialect.layout.startswith(FLAT):
-        raise Unfit("gradients: of tensors that are misread none are computed")
+        raise Unfit("not computed where a tensor was read with wrong strides")
 
 
 def turned(evidence: Evidence, dialect: Dialect, name: str, like: str) -> Tensor:
@@ -60,7 +60,7 @@ def turned(evidence: Evidence, dialect: Dialect, name: str, like: str) -> Tensor
 
 
 def gradients(rows: Rows, dO: Tensor, fn: Callable[[Rows], Tensor] = attend) -> dict[str, Tensor]:
-    """The gradients of a group of heads that share k and v, whose sum is in dk and dv.
+    """The gradients of query heads that share a head of k and v. dk and dv are summed over these heads.
 
     Args:
         dO: (1, heads, n_q, d_v), float64. fn: Rows -> their output, that is differentiated.
@@ -84,9 +84,9 @@ def gradients(rows: Rows, dO: Tensor, fn: Callable[[Rows], Tensor] = attend) -> 
     return dict(dq=torch.cat(parts, 2)[0], dk=dk[0, 0], dv=dv[0, 0])
 
 
-def of_fp32(rows: Rows, dO: Tensor) -> dict[str, float]:
-    """The error to expect of the gradients of a group where P and dP are as FP32 has them, its largest: of scores whose
-    products are rounded, of a fast exponential, and of dP - delta, which may cancel. Errors of terms are independent.
+def fp32_errors(rows: Rows, dO: Tensor) -> dict[str, float]:
+    """The largest error to expect of each gradient where P and dP are computed in FP32: scores are sums of rounded
+    products, the exponential may be a fast one, and dP - delta may cancel. Errors of terms count as independent.
 
     Args:
         dO: (1, heads, n_q, d_v), float64.

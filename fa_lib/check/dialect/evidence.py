@@ -9,7 +9,6 @@ from torch import Tensor
 from fa_lib.numerics.formats import Format
 
 ENTRIES, HEADS, ROWS = 2, 8, 48  # of the batch, of each entry, of each head: so many are looked at
-OTHERS = ("lse", "dO", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,8 @@ class Evidence:
         q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads, n_kv, head_dim), V with head_dim d_v.
         o: (batch, heads, n_q, d_v), or in another order of its dimensions.
         options: what the caller believes: causal, scale, mask, window, softcap, sinks of `kernels.options`.
-        others: what else is there of the call, of OTHERS: the log-sum-exp of each row's scores (batch, heads, n_q); the
-            gradient that came, like o, and those that went, like q, k and v. In another order of dimensions, too.
+        others: what else is there of the call: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the
+            gradient of o, like it; dq, dk and dv, like q, k and v. In another order of dimensions, too.
     """
 
     q: Tensor

@@ -66,21 +66,24 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
         if starts:
             reading, options = replace(reading, layout="bshd"), _kept_apart(q, k, starts, options)
         calls = {name: evidence(q, k, v, o, reading, options) for name, o in outputs.items()}
-        calls["o"] = replace(calls["o"], others=_as_o(beside, reading.layout))
+        others = {name: _in_order(name, x, reading.layout) for name, x in beside.items()}
+        calls["o"] = replace(calls["o"], others=others)
         return calls
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def _beside(stored):
-    """What came with the output, by the keys of OTHER_NAMES and of STARTS; and the tensors that are none of it."""
+    """What came with the output, by the keys of OTHER_NAMES and of STARTS; and the tensors and options that are none
+    of it. None is not there."""
     meanings = {name.lower(): what for what, names in (OTHER_NAMES | STARTS).items() for name in names}
     beside, rest = {}, {}
     for name, x in stored.items():
         what = meanings.get(name.lower())
         if what in beside:
             raise ValueError(f"{name}: got it beside another {what}; accepted is one of the two")
-        (beside if what else rest)[what or name] = x
+        if x is not None:
+            (beside if what else rest)[what or name] = x
     return beside, rest
 
 
@@ -93,22 +96,24 @@ def _kept_apart(q, k, starts, options):
     return kept_apart(len(q), len(k), starts, dict(options))
 
 
-def _as_o(others: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
-    """What came with an output as `Evidence` has it.
+def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
+    """A tensor as (batch, heads, sequence, features), a log-sum-exp as (batch, heads, sequence): of three dimensions it
+    has no batch, of two no heads either.
 
     Raises:
-        ValueError: a tensor has no accepted dtype or number of dimensions.
+        ValueError: it has no accepted dtype, or another number of dimensions.
     """
-    found = {}
-    for name, x in others.items():
-        most = 3 if name == "lse" else 4  # dimensions
-        x = x[..., 0] if name == "lse" and x.ndim == 4 and x.shape[-1] == 1 else x
-        if x.dtype not in TAKEN or not most - 2 <= x.ndim <= most:
-            accepted = f"{most - 2} to {most} dimensions in {', '.join(f'{each}'[6:] for each in TAKEN)}"
-            raise ValueError(f"{name}: got {x.dtype} of shape {tuple(x.shape)}; accepted are {accepted}")
-        x = x[(None,) * (most - x.ndim)]
-        found[name] = x.transpose(1, 2) if layout == "bshd" and name != "lse" else x
-    return found
+    x = x[..., 0] if name == "lse" and x.ndim == 4 and x.shape[-1] == 1 else x
+    most = 3 if name == "lse" else 4  # dimensions
+    if not isinstance(x, Tensor) or x.dtype not in TAKEN:
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name}: got {got}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
+    if not most - 2 <= x.ndim <= most or 0 in x.shape[: most - 1]:
+        accepted = f"{most - 2} to {most} dimensions of at least 1"
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are {accepted}")
+    turn = layout == "bshd" and name != "lse" and x.ndim > 2
+    x = x[(None,) * (most - x.ndim)]
+    return x.transpose(1, 2) if turn else x
 
 
 def evidence(
@@ -126,17 +131,7 @@ def evidence(
     reading = reading or Reading()
     found = {}
     for name, x in dict(q=q, k=k, v=v, o=o).items():
-        if x.dtype not in TAKEN:
-            raise ValueError(f"{name}: got {x.dtype}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
-        if not 2 <= x.ndim <= 4:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are two to four dimensions")
-        if 0 in x.shape[:-1]:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are dimensions of at least 1")
-        if x.ndim == 2:
-            found[name] = x[None, None]
-            continue
-        x = x[(None,) * (4 - x.ndim)]
-        found[name] = x.transpose(1, 2) if reading.layout == "bshd" else x
+        found[name] = _in_order(name, x, reading.layout)
     if len({found[name].dtype for name in "qkv"}) > 1:
         raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
     fmt = reading.fmt or narrower_format(found)
@@ -179,7 +174,7 @@ class Explained(Explanation):
         return "\n".join(lines(self))
 
 
-def explained(call: Evidence) -> Explanation:
+def explain_call(call: Evidence) -> Explanation:
     """What an output is, and what came with it.
 
     Raises:
@@ -209,4 +204,5 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
     if starts:
         layout, options = "bshd", _kept_apart(q, k, starts, options)
     call = evidence(q, k, v, o, Reading(layout=layout), options)
-    return Explained(**vars(explained(replace(call, others=_as_o(beside, layout)))))
+    others = {name: _in_order(name, x, layout) for name, x in beside.items()}
+    return Explained(**vars(explain_call(replace(call, others=others))))

@@ -1,8 +1,11 @@
 """An Explanation in words: the verdict in a line, its evidence, and what to do."""
 
+from dataclasses import dataclass
+
 from fa_lib.check.dialect.conventions import what
 from fa_lib.check.dialect.search import NEAR
 from fa_lib.check.explain.arithmetic import NOT_ARITHMETIC, Computation
+from fa_lib.check.explain.quantized import SMOOTH
 from fa_lib.check.explain.verdict import Explanation, Verdict
 from fa_lib.check.explain.whereabouts import Whereabouts
 from fa_lib.check.report.sentences_cause import subject
@@ -11,13 +14,15 @@ COMPUTATIONS = {  # key of a Computation -> what has these errors
     "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
     "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
     "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
-    "written": "{fmt} products, written out: q, k, v and P over its sum rounded to {fmt}, all else in FP32",
-    "written_k_scaled": "{fmt} products, written out: q, k times the scale, v and P over its sum rounded to {fmt}",
+    "written": "{fmt} products in unfused code: q, k, v and P, divided by its sum, rounded to {fmt}, all else in FP32",
+    "written_k_scaled": "{fmt} products in unfused code: q, k times the scale, v and P, divided by its sum, rounded to "
+    "{fmt}, all else in FP32",
     "quantized": "q, k, v and P in {fmt}",
     "quantized_qkv": "q, k and v in {fmt}",
     "quantized_kv": "k and v in {fmt}, as in a quantised cache",
     "quantized_qk": "q and k in {fmt}",
 }
+FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Computation
 MEANINGS = {  # of a verdict, for who reads it first
     Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
     Verdict.CONVENTION: "The output is right under another convention than yours: choose one of the two.",
@@ -31,14 +36,14 @@ BLIND = {
 CHANGES = {  # of an OtherOutput -> what it is
     "heads_last": "right, with heads after the sequence",
     "for_each_query_head": "right, one for each query head: sum those of the heads that share one of k and v",
-    "base_2": "right in powers of 2: times ln 2 it is the natural one",
-    "negative": "right but for its sign", "maximum": "the largest score of each row alone",
-    "without_maximum": "right but for the largest score of each row, which is to be added",
+    "base_2": "right, as the logarithm to base 2: multiply it by ln 2",
+    "negative": "right, with the opposite sign", "maximum": "the largest score of each row alone",
+    "without_maximum": "right, without the largest score of each row: add it",
     "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
     "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",
     "scaled_twice": "the gradient with the scale twice: {factor:.4g} times what it should be",
     "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
-    "of_the_other": "the gradient of the other one of q and k",
+    "of_the_other": "{other}: dq and dk may be exchanged",
     "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
 }  # fmt: skip
 OUT_OF_SIGHT = (
@@ -47,29 +52,59 @@ OUT_OF_SIGHT = (
 )
 
 
-def lines(found: Explanation, name: str = "o") -> list[str]:
-    """The verdict, and its evidence, in a line each."""
+@dataclass(frozen=True)
+class Worded:
+    """An Explanation in words.
+
+    Attributes:
+        verdict: of the output. headline: what it is. reasons: a line each.
+        beside: of the log-sum-exp and the gradients: a verdict, None where they were not judged, and its lines.
+    """
+
+    verdict: Verdict
+    headline: str
+    reasons: list[str]
+    beside: list[tuple[Verdict | None, list[str]]]
+
+
+def worded(found: Explanation, name: str = "o") -> Worded:
+    """An Explanation in words; name: of the output."""
     verdict = {
         Verdict.ROUNDING: _rounding, Verdict.CONVENTION: _convention, Verdict.PRECISION: _precision,
         Verdict.BUG: _bug,
     }[found.verdict](found, name)  # fmt: skip
-    first, *evidence = [*verdict, *_shared(found)]
-    return [f"{found.verdict.name}: {first}", *(f"  {line}" for line in evidence), *_others(found)]
+    headline, *reasons = [*verdict, *_shared(found)]
+    return Worded(found.verdict, headline, reasons, [*_beside(found)])
 
 
-def _others(found):
-    """A line for what came with the output and is right, then one for each that is not."""
-    right = [each.name for each in found.others if each.verdict == Verdict.ROUNDING]
+def lines(found: Explanation, name: str = "o") -> list[str]:
+    """As `worded`, a line each: the verdict, and under it its reasons."""
+    words = worded(found, name)
+    groups = [(words.verdict, [words.headline, *words.reasons]), *words.beside]
+    return [
+        f"{'NOT JUDGED' if verdict is None else verdict.name}: {line}" if i == 0 else f"  {line}"
+        for verdict, group in groups for i, line in enumerate(group)
+    ]  # fmt: skip
+
+
+def _beside(found):
+    """What came with the output and is right, in one group, then one for each that is not."""
+    right = [each for each in found.others if each.verdict == Verdict.ROUNDING]
     if right:
-        verb = "is" if len(right) == 1 else "are"
-        yield f"ROUNDING: {', '.join(right)} {verb} {what(found.dialect)}'s, as exact as {found.fmt} allows."
+        names, verb = ", ".join(each.name for each in right), "is" if len(right) == 1 else "are"
+        text = f"{names} {verb} right for {what(found.dialect)}, as exact as {found.fmt} allows."
+        yield Verdict.ROUNDING, [text, *dict.fromkeys(line for each in right for line in _coverage(each))]
     for each in found.others:
         if each.verdict != Verdict.ROUNDING:
-            yield f"{each.verdict.name}: {each.name} is {_other(each, found)}."
-            if each.groups[0] < each.groups[1]:
-                yield f"  {each.groups[0]} of {each.groups[1]} heads of k and v were looked at."
+            yield each.verdict, [f"{each.name} is {_other(each, found)}.", *_coverage(each)]
     if found.not_judged:
-        yield f"Not judged: {found.not_judged}."
+        yield None, [f"{found.not_judged}."]
+
+
+def _coverage(each):
+    looked_at, of = each.looked_at
+    if looked_at < of:
+        yield f"{looked_at:,} of {of:,} {'rows' if each.name == 'lse' else 'heads of k and v'} were looked at."
 
 
 def _other(each, found):
@@ -78,14 +113,14 @@ def _other(each, found):
         believed = "" if found.dialect else " as you believe it"
         return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
     if each.change:
-        return CHANGES[each.change].format(factor=each.factor)
-    size = "in its sum" if each.name == "lse" else "of its size"
-    off = f"off by {each.residual:.2g} {size}, at most {each.times:.2g} times what a right {found.fmt} kernel makes"
+        return CHANGES[each.change].format(factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name))
+    size = "(root mean square)" if each.name == "lse" else "of its size"
+    off = f"off by {each.residual:.2g} {size}; its largest error is {each.times:.2g} times the largest that is rounding"
     if each.verdict == Verdict.PRECISION:
         return f"in coarser arithmetic: {off}"
-    if each.where is not None and (each.where.heads or each.where.rows or each.where.entries or each.where.features):
+    if each.where is not None and each.where.is_known:
         return f"wrong in {_where(each.where)}: {off}"
-    return f"not {what(found.dialect)}'s: {off}"
+    return f"not that of {what(found.dialect)}: {off}"
 
 
 def _rounding(found, name):
@@ -125,11 +160,11 @@ def _bug(found, name):
         yield f"{name} is {what(found.dialect)} with dropout left on, of about {found.dropout:.0%} of the weights."
         return
     if found.constant is not None:
-        yield f"{name} is {found.constant:g} everywhere, which attention of these q, k and v is not."
+        yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
         return
     if found.where is not None:
         yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
-        if found.part:
+        if found.part is not None:
             yield f"There it is {what(found.part)}."
         yield f"Over all rows that were tried it is off by {found.residual:.2g} of its size."
         return
@@ -172,7 +207,7 @@ def _bound(found):
 
 def _computation(found: Computation) -> str:
     words = COMPUTATIONS.get(found.key)
-    text = words.format(fmt=found.fmt) if words else subject(vars(found))
+    text = words.format(fmt=FORMATS.get(found.fmt, found.fmt)) if words else subject(vars(found))
     return f"{text} ({found.share:.0%} of the squared error)"
 
 
@@ -190,7 +225,7 @@ def _is_one(ranges):
 
 def _they(found):
     """Where rows are that are finite and should not be, or the other way."""
-    if found.where is not None and (found.where.entries or found.where.heads or found.where.rows):
+    if found.where is not None and found.where.is_known:
         yield f"They are in {_where(found.where)}."
 
 

@@ -40,7 +40,7 @@ EVEN = 8.0  # times the median row's error, of the worst row, where errors are s
 UNLIKE = 4.0  # times the worst sampled row's error: a row that is none of them
 BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
 COARSE = 0.4  # a residual of 4 bits; with more, no arithmetic is looked for
-TOLD = 8  # dialects that were tried, the nearest
+SHOWN = 8  # dialects that were tried, the nearest
 CANDIDATES = 20  # dialects that are tried on the wrong part
 EXPLAINS = 0.9  # of the wrong rows, that are right in another dialect
 WRONG = 8.0  # times the root mean square error of right rows, at least; and twice what is rounding
@@ -56,12 +56,12 @@ def explanation(evidence: Evidence) -> Explanation:
     if outcome is not None and outcome.is_rounding and outcome.is_counted:
         return _everywhere(evidence, outcome, Verdict.ROUNDING, outcome.residual)
     fits = search(evidence)
-    nearest = sorted(fits, key=lambda each: each.residual)[:TOLD]
+    nearest = sorted(fits, key=lambda each: each.residual)[:SHOWN]
     tried = tuple((each.dialect.changes(), each.residual) for each in nearest)
-    return replace(_among(evidence, outcome, fits), tried=tried)
+    return replace(_not_as_believed(evidence, outcome, fits), tried=tried)
 
 
-def _among(evidence: Evidence, outcome: "_Numbers | None", fits: list[Fit]) -> Explanation:
+def _not_as_believed(evidence: Evidence, outcome: "_Numbers | None", fits: list[Fit]) -> Explanation:
     """Explain an output that is no rounding as believed.
 
     Args:
@@ -91,8 +91,9 @@ def _among(evidence: Evidence, outcome: "_Numbers | None", fits: list[Fit]) -> E
             return _Numbers.of(evidence, dialect).explained(Verdict.BUG, believed, dropout=share)
     if numbers.residual > NEAR and fits[0].share < PART:  # no dialect is near: what the nearest one is says nothing
         numbers = outcome or numbers
-    if (one := evidence.o.flatten()[0].item()) == one and (evidence.o == one).all():
-        return numbers.explained(Verdict.BUG, believed, constant=one)
+    value = evidence.o.flatten()[0].item()
+    if not math.isnan(value) and (evidence.o == value).all():
+        return numbers.explained(Verdict.BUG, believed, constant=value)
     found = scan(evidence, numbers.rows)
     where, part = _located(evidence, found, numbers, fits)
     more = dict(rows=(found.count, numbers.count))
@@ -249,12 +250,12 @@ def _blind(rows):
 
 def _located(
     evidence: Evidence, found: Scan, numbers: _Numbers, fits: list[Fit]
-) -> tuple[Whereabouts | None, dict[str, Any]]:
+) -> tuple[Whereabouts | None, dict[str, Any] | None]:
     """The wrong part of an output, and the dialect in which it is right."""
     least, (batch, heads, n_q, _) = numbers.rounding, numbers.rows.shape
     wrong_rows = _wrong(found.of_rows, least)
     if not wrong_rows.any() or wrong_rows[found.of_rows.isfinite()].all():
-        return None, {}
+        return None, None
     wrong = (found.errors > 3 * least) & wrong_rows[..., None]
     where = whereabouts(wrong, found.places, (batch, heads, n_q, wrong.shape[-1]))
     at = [indices.unique() for indices in wrong_rows.nonzero(as_tuple=True)]
@@ -273,7 +274,7 @@ def _located(
             continue
         if (other <= NEAR).double().mean() >= EXPLAINS:
             return where, each.dialect.changes()
-    return where, {}
+    return where, None
 
 
 def _wrong(of_rows: Tensor, least: float) -> Tensor:

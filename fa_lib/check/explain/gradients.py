@@ -13,7 +13,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.dialect.attention import Dialect, Rows, changed, log_sum_exp, scores
 from fa_lib.check.dialect.conventions import Convention
-from fa_lib.check.dialect.derivatives import GRADIENTS, Group, gradients, of_fp32, turned
+from fa_lib.check.dialect.derivatives import GRADIENTS, Group, fp32_errors, gradients, turned
 from fa_lib.check.dialect.evidence import Evidence, spread
 from fa_lib.check.dialect.reading import Unfit
 from fa_lib.check.dialect.search import NEAR, OFF, UNITS
@@ -34,12 +34,12 @@ MOST = 0.5  # of the rows: where so many are off, and by little, it is the arith
 
 
 @dataclass(frozen=True)
-class SameRows:
+class RightGradients:
     """The gradients of some heads of a call in a dialect, all rows of them.
 
     Attributes:
         groups: the query heads that share a head of k and v, of each entry that is looked at, of `across` heads of k
-            and v each. right: their gradients. allowed: the largest error of each gradient that is rounding.
+            and v each. values: their gradients. allowed: the largest error of each gradient that is rounding.
         count: of groups that the call has.
     """
 
@@ -47,12 +47,12 @@ class SameRows:
     dialect: Dialect
     groups: list[Group]
     across: int
-    right: list[dict[str, Tensor]]
+    values: list[dict[str, Tensor]]
     allowed: dict[str, float]
     count: int
 
     @classmethod
-    def of(cls, evidence: Evidence, dialect: Dialect) -> "SameRows":
+    def of(cls, evidence: Evidence, dialect: Dialect) -> "RightGradients":
         """
         Raises:
             Unfit: there are no gradients of the dialect, or they are too many to compute.
@@ -61,23 +61,23 @@ class SameRows:
         batch, heads, n_q, n_kv = first.rows.shape
         kv_heads = heads // first.rows.q.shape[1]
         if (cost := _cost(first)) > 4 * PRODUCTS:
-            raise Unfit(f"dO: of {n_q:,} queries and {n_kv:,} keys there are too many to sum dk and dv over")
+            raise Unfit(f"{n_q:,} queries and {n_kv:,} keys would take too long")
         room = max(PRODUCTS / max(cost, 1), 1)
         across = spread(kv_heads, room).tolist()
         at = product(spread(batch, max(room / len(across), 1)).tolist(), across)
         groups = [Group.of(evidence, dialect, *each) for each in at]
-        right = [gradients(each.rows, each.dO) for each in groups]
-        each_allows = [_rounding(*each, evidence.fmt) for each in zip(groups, right)]
+        values = [gradients(each.rows, each.dO) for each in groups]
+        each_allows = [_rounding(*each, evidence.fmt) for each in zip(groups, values)]
         allowed = {name: max(each[name] for each in each_allows) for name in GRADIENTS}
-        return cls(evidence, dialect, groups, len(across), right, allowed, batch * kv_heads)
+        return cls(evidence, dialect, groups, len(across), values, allowed, batch * kv_heads)
 
     def due(self, name: str) -> Tensor:
         """What a gradient should be, (entries, heads, n, d)."""
-        x = torch.stack([each[name] for each in self.right])
+        x = torch.stack([each[name] for each in self.values])
         x = x if GRADIENTS[name] == "q" else x[:, None]
         return x.unflatten(0, (-1, self.across)).flatten(1, 2)
 
-    def taken(self, x: Tensor, name: str) -> Tensor:
+    def select(self, x: Tensor, name: str) -> Tensor:
         """The part of a gradient of all heads that `due` has."""
         entries, heads, _ = self.places(name)
         return x[entries][:, heads].double().cpu()
@@ -85,19 +85,19 @@ class SameRows:
     def shape(self, name: str) -> tuple[int, int, int, int]:
         """Of the whole gradient: batch, heads, n, d."""
         batch, heads, n_q, n_kv = self.groups[0].rows.shape
-        of_q, features = GRADIENTS[name] == "q", self.right[0][name].shape[-1]
+        of_q, features = GRADIENTS[name] == "q", self.values[0][name].shape[-1]
         return batch, heads if of_q else self.count // batch, n_q if of_q else n_kv, features
 
     def places(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """The indices of entries, heads and rows of `due`."""
         entries = torch.cat([each.rows.places[0] for each in self.groups]).unique()
-        same = self.groups[: self.across]
+        first = self.groups[: self.across]
         of_q = GRADIENTS[name] == "q"
-        heads = torch.cat([each.rows.places[1] for each in same]) if of_q else torch.tensor([g.kv_head for g in same])
-        return entries, heads, torch.arange(self.right[0][name].shape[-2])
+        heads = torch.cat([each.rows.places[1] for each in first]) if of_q else torch.tensor([g.kv_head for g in first])
+        return entries, heads, torch.arange(self.values[0][name].shape[-2])
 
 
-def gradient(same: SameRows, name: str, choices: list[Convention]) -> OtherOutput:
+def gradient(right: RightGradients, name: str, choices: list[Convention]) -> OtherOutput:
     """What one gradient is.
 
     Args:
@@ -106,75 +106,79 @@ def gradient(same: SameRows, name: str, choices: list[Convention]) -> OtherOutpu
     Raises:
         Unfit: its shape is not that of the tensor that it is of.
     """
-    x, as_read = _read(same, name)
-    due, allowed = same.due(name), same.allowed[name]
+    x, as_read = _in_a_known_shape(right, name)
+    due, allowed = right.due(name), right.allowed[name]
     x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
     error = (x - due).abs().nan_to_num(math.inf)
     residual, times = _residual(x, due), error.max().item() / allowed
-    as_output = partial(OtherOutput, name, residual=residual, times=times, groups=(len(same.groups), same.count))
+    as_output = partial(OtherOutput, name, residual=residual, times=times, looked_at=(len(right.groups), right.count))
     if times <= 1:
         return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
     by_head = error.square().mean((2, 3))  # (entries, heads)
-    worst = int(by_head.argmax()) * len(same.groups) // by_head.numel()
-    tried = [(_residual(*each), change, more) for change, *each, more in _instead(same, name, x, worst, choices)]
+    worst = int(by_head.argmax()) * len(right.groups) // by_head.numel()
+    tried = [(_residual(*each), change, more) for change, *each, more in _instead(right, name, x, worst, choices)]
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
         return as_output(verdict=Verdict.BUG, change=change, **more)
     wrong = error > allowed
     if residual <= NEAR and wrong.any(-1).double().mean() > MOST:
         return as_output(verdict=Verdict.PRECISION)
-    where = whereabouts(wrong, same.places(name), same.shape(name))
+    where = whereabouts(wrong, right.places(name), right.shape(name))
     return as_output(verdict=Verdict.BUG, where=where)
 
 
-def _read(same: SameRows, name: str) -> tuple[Tensor, str]:
+def _in_a_known_shape(right: RightGradients, name: str) -> tuple[Tensor, str]:
     """The heads of a gradient that are looked at, and how they are read: "" is as the tensor that it is of."""
     of = GRADIENTS[name]
-    whole, shape = turned(same.evidence, same.dialect, name, of), same.shape(name)
+    whole, shape = turned(right.evidence, right.dialect, name, of), right.shape(name)
     batch, heads, n, d = shape
-    group = same.groups[0].rows.q.shape[1]
+    group = right.groups[0].rows.q.shape[1]
     if whole.shape == shape:
-        return same.taken(whole, name), ""
+        return right.select(whole, name), ""
     if whole.shape == (batch, n, heads, d):
-        return same.taken(whole.transpose(1, 2), name), "heads_last"
+        return right.select(whole.transpose(1, 2), name), "heads_last"
     if of != "q" and whole.shape == (batch, heads * group, n, d):
-        parts = [whole[each.rows.places[0][0]][each.rows.places[1]].double().sum(0).cpu() for each in same.groups]
-        return torch.stack(parts).unflatten(0, (-1, same.across)), "for_each_query_head"
-    raise Unfit(f"{name}: got shape {tuple(same.evidence.others[name].shape)}; it should be {shape}, that of {of}")
+        parts = [whole[each.rows.places[0][0]][each.rows.places[1]].double().sum(0).cpu() for each in right.groups]
+        return torch.stack(parts).unflatten(0, (-1, right.across)), "for_each_query_head"
+    raise Unfit(f"its shape is {tuple(right.evidence.others[name].shape)}, where {shape} is due, that of {of}")
 
 
 def _instead(
-    same: SameRows, name: str, x: Tensor, worst: int, choices: list[Convention]
+    right: RightGradients, name: str, x: Tensor, worst: int, choices: list[Convention]
 ) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Any]]]:
-    """What may be given for a gradient: a change, x and the changed one of a group, and what to say of it."""
-    group, right = same.groups[worst], same.right[worst]
-    per = x.shape[1] // same.across
-    entry, at = divmod(worst, same.across)
+    """Wrong gradients to compare with: the key of a mistake, the given gradient of one group, the one that the mistake
+    makes, and fields of an OtherOutput."""
+    group, values = right.groups[worst], right.values[worst]
+    per = x.shape[1] // right.across
+    entry, at = divmod(worst, right.across)
     x = x[entry, at * per : (at + 1) * per]
     x = x if GRADIENTS[name] == "q" else x[0]
 
     def of(rows: Rows = group.rows, dO: Tensor = group.dO, **more: Any) -> Tensor:
         return gradients(rows, dO, **more)[name]
 
-    factor = ((x * right[name]).sum() / right[name].square().sum().clamp(min=1e-300)).item()
+    factor = ((x * values[name]).sum() / values[name].square().sum().clamp(min=1e-300)).item()
     if math.isfinite(factor) and abs(factor) > OFF and abs(factor - 1) > OFF:
         scale = group.rows.scale if name != "dv" else 1.0
         known = {"unscaled": 1 / scale, "scaled_twice": scale}
         change = next((key for key, c in known.items() if abs(c - 1) > OFF > abs(factor / c - 1)), "factor")
-        yield change, x, factor * right[name], dict(factor=factor)
+        yield change, x, factor * values[name], dict(factor=factor)
     other = {"dq": "dk", "dk": "dq"}.get(name, "")
-    if other and right[other].shape == x.shape:
-        yield "of_the_other", x, right[other], {}
+    if other and values[other].shape == x.shape:
+        yield "of_the_other", x, values[other], {}
     if name != "dv" and group.rows.dialect.is_standard:
         yield "without_delta", x, of(fn=_undivided), {}
-    dO = turned(same.evidence, same.dialect, "dO", "o")
+    dO = turned(right.evidence, right.dialect, "dO", "o")
     batch, heads, n, d = dO.shape
     entries, heads_at, _ = group.rows.places
     for memory in (dO.reshape(batch, n, heads, d).transpose(1, 2), dO.transpose(1, 2).reshape(dO.shape)):
         yield "dO_in_memory_order", x, of(dO=memory[entries][:, heads_at].double().cpu()), {}
     for each in choices[: int(4 * PRODUCTS / max(_cost(group), 1))]:
-        dialect = changed(same.dialect, each.aspect, each.choice)
-        rows = Group.of(same.evidence, dialect, int(entries[0]), group.kv_head).rows
+        dialect = changed(right.dialect, each.aspect, each.choice)
+        try:
+            rows = Group.of(right.evidence, dialect, int(entries[0]), group.kv_head).rows
+        except Unfit:
+            continue
         yield "dialect", x, of(rows), dict(dialect=dialect.changes())
 
 
@@ -197,15 +201,15 @@ def _cost(group: Group) -> int:
 
 
 def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, float]:
-    """The largest error of each gradient that is rounding: ROOM times what is allowed for Baseline's (of eager code,
-    where it takes too long) or for that of an emulated flash kernel, the larger, or what FP32 alone makes; UNITS in a
-    dialect that no kernel computes."""
+    """The largest error of each gradient that still is rounding: the largest of ROOM * ALLOWED times Baseline's, the
+    same of an emulated flash kernel, and SIGMAS times `fp32_errors`. In FP32 eager code stands for Baseline where a
+    head has more than SLOW scores. In a dialect that no kernel computes: UNITS unit roundoffs of the largest gradient."""
     rows = group.rows
     if not rows.dialect.is_standard:
         return {name: max(UNITS * fmt.unit_roundoff * x.abs().max().item(), 1e-300) for name, x in right.items()}
     slow = fmt.precision >= FP32.precision and rows.products[0, 0].numel() > SLOW
     flash = partial(kernels.tiled, tiling=Tiling(64, 64), precision=Precision.kernel(fmt))
-    found = {name: [SIGMAS * error, 1e-300] for name, error in of_fp32(rows, group.dO).items()}
+    found = {name: [SIGMAS * error, 1e-300] for name, error in fp32_errors(rows, group.dO).items()}
     for kernel in (kernels.unfused if slow else baseline_for(fmt), flash):
         q, k, v, dO = (x.nan_to_num(0.0).to(fmt.dtype) for x in (rows.q, rows.k[:, :1], rows.v[:, :1], group.dO))
         x = [each.requires_grad_() for each in (q, k, v)]

@@ -1,6 +1,6 @@
 """An Explanation as a paragraph to be pasted into an issue, with a reproduction that needs numpy alone."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -37,15 +37,18 @@ def issue(call: Evidence, lines: list[str], arrays: str, script: str, printed: s
     tensors = ", ".join(f"{name} {tuple(getattr(call, name).shape)}" for name in "qkvo")
     text = MARKDOWN.format(
         headline=headline, tensors=f"{tensors}, inputs in {call.fmt.name}, o in {_dtype(call.o)}",
-        options=f"Called with {', '.join(_options(call.options))}." if call.options else "Called without options.",
+        options=f"Called with {options_in_words(call.options)}." if call.options else "Called without options.",
         evidence="\n".join(f"- {line.strip()}" for line in evidence),
     )  # fmt: skip
     return text + (REPRODUCED.format(arrays=arrays, script=script, printed=printed) if script else "")
 
 
-def _options(options: dict[str, Any]) -> Iterable[str]:
-    for name, x in options.items():
-        yield f"{name}={_dtype(x)} {tuple(x.shape)}" if isinstance(x, Tensor) else f"{name}={x}"
+def options_in_words(options: Mapping[str, Any]) -> str:
+    """Options of a call, "" where there are none: "causal=True, mask=bool (256, 256)"."""
+    return ", ".join(
+        f"{name}={_dtype(x)} {tuple(x.shape)}" if isinstance(x, Tensor) else f"{name}={x}"
+        for name, x in options.items()
+    )
 
 
 def _dtype(x):

@@ -17,7 +17,7 @@ from fa_lib.numerics.formats import FP16, FP32, Format
 from fa_lib.theory.tolerance import BLOCK
 
 FLOATS = ("FP8_HEAD", "FP8_TOKEN", "MXFP8", "NVFP4")  # of kernels.SCHEMES
-SMOOTH = "INT8, K less its mean"  # the same for all scores of a row
+SMOOTH = "INT8_SMOOTH"  # K less its mean over keys: all scores of a row change by one number, and the softmax stays
 GROUP = 32  # values with one scale, of llama.cpp's caches
 
 

@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fa_lib.check.dialect.evidence import Evidence
-from fa_lib.check.explain.explanation import explanation
-from fa_lib.check.explain.other_outputs import with_other_outputs
+from fa_lib.check.explain.explain import explain_call
 from fa_lib.check.explain.verdict import Explanation
 from fa_lib.execution.lookup import lookup
 from fa_lib.experiments.reports import REPORTS, Report
@@ -23,8 +22,7 @@ def explained(thread: str, o: Tensor | None = None) -> Explanation:
     """
     call = lookup("thread", thread, BY_THREAD).make()
     call = call if o is None else replace(call, o=o)
-    evidence = Evidence(call.q, call.k, call.v, call.o, call.believed, call.others)
-    return with_other_outputs(evidence, explanation(evidence))
+    return explain_call(Evidence(call.q, call.k, call.v, call.o, call.believed, call.others))
 
 
 def is_cause(report: Report, found: Explanation) -> bool:

@@ -25,7 +25,7 @@ for reading, scale, softcap in {readings}:
     P = np.exp(S - m)
     attention = P / (P.sum(-1, keepdims=True) + np.exp(sink - m)) @ v
     error = np.abs(o - attention).max()
-    print(f"{{reading}}: o is off by {{error:.3g}}, where attention is at most {{np.abs(attention).max():.3g}}")
+    print(f"{{reading}}: |o - attention| is up to {{error:.3g}}, |attention| up to {{np.abs(attention).max():.3g}}")
 """
 
 
@@ -41,30 +41,33 @@ class Reproduction:
     script: str
 
 
-def reproduction(evidence: Evidence, scans: Mapping[Dialect, Scan | None], file: str) -> Reproduction | None:
-    """The worst rows under the believed dialect, and under the one that was found; None where the script's attention
-    is neither.
+def reproduction(
+    evidence: Evidence, readings: Mapping[str, Dialect], scans: Mapping[Dialect, Scan], file: str
+) -> Reproduction | None:
+    """The worst rows as believed, and the same rows in other dialects, where they have the same layout; None where the
+    script's attention is none of them.
 
     Args:
-        scans: of the dialects, the believed one first if its shapes make a call; None for one of the same rows as the
-            one before. file: name of the arrays' file, .npz.
+        readings: "as_believed" (if its shapes make a call), "as_read", "wrong_part" -> its dialect, in this order.
+        scans: of these, all rows; of "wrong_part" none is needed. file: name of the arrays' file, .npz.
     """
-    readings, arrays, at = [], {}, (0, 0, torch.zeros(1))
-    for dialect, scan in scans.items():
+    shown, arrays, at, layout = [], {}, None, ""
+    for name, dialect in readings.items():
         if not dialect.is_standard or dialect.factor != 1:
             continue
-        if scan is not None and (not readings or dialect.layout):
-            at = _worst(scan)
+        if at is None or dialect.layout != layout:
+            if dialect not in scans:
+                continue
+            at, layout = _worst(scans[dialect]), dialect.layout
         entry, head, rows_at = at
         rows = Reader(evidence, places=(torch.tensor([entry]), torch.tensor([head]), rows_at)).rows(dialect)
-        name = "as_read" if dialect.changes() else "as_believed"
         arrays |= {f"{name}_{key}": x for key, x in _arrays(rows).items()}
-        readings.append((name, rows.scale, rows.softcap))
-    if not readings:
+        shown.append((name, rows.scale, rows.softcap))
+    if at is None:
         return None
     entry, head, rows_at = at
     where = dict(rows=", ".join(map(str, rows_at.tolist())), head=head, entry=entry)
-    return Reproduction(arrays, SCRIPT.format(file=file, readings=tuple(readings), **where))
+    return Reproduction(arrays, SCRIPT.format(file=file, readings=tuple(shown), **where))
 
 
 def _worst(scan: Scan) -> tuple[int, int, Tensor]:

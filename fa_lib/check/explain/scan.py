@@ -23,7 +23,7 @@ class Scan:
 
     Attributes:
         of_rows: their relative residuals (`search.Fit`), (batch, heads, rows); NaN where a row does not count, and
-            infinite where it is not finite and should be, or the other way.
+            infinite where o is finite and should not be, or is not and should be.
         errors: |o - attention| over the root mean square of the row of attention, (batch, heads, rows, d_v), float32.
         nan_rows: those that are not finite though they should be. hidden_nan: those that are, and should not be.
         places: the indices of entries, heads and rows.
@@ -43,14 +43,9 @@ class Scan:
 def scan(evidence: Evidence, sample: Rows) -> Scan:
     """Look at all rows of all heads of a call in the dialect of a sample, or at evenly spread ones where these are too
     many; at the sampled ones where the softmax is over another dimension than keys."""
-    (batch, heads, n_q, n_kv), places = sample.shape, sample.places
-    if sample.dialect.softmax not in SOFTMAX_OVER:
-        d = evidence.q.shape[-1] + evidence.v.shape[-1]
-        most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
-        rows_at = spread(n_q, max(min(most, n_q), FEWEST_ROWS))
-        places = torch.arange(batch), torch.arange(heads), rows_at
+    places = places_of(evidence, sample)
     of_rows, errors, nan_rows, hidden = [], [], 0, 0
-    for rows in _parts(evidence, sample, places):
+    for rows in parts(evidence, sample, places):
         golden = attend(rows)
         standing = Standing.of(rows, golden)
         nan_rows += int(standing.nan.sum())
@@ -62,7 +57,17 @@ def scan(evidence: Evidence, sample: Rows) -> Scan:
     return Scan(torch.cat(of_rows).reshape(shape), torch.cat(errors).reshape(*shape, -1), nan_rows, hidden, places)
 
 
-def _parts(evidence: Evidence, sample: Rows, places: tuple[Tensor, Tensor, Tensor]) -> Iterator[Rows]:
+def places_of(evidence: Evidence, sample: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """The indices of entries, heads and rows that are looked at."""
+    if sample.dialect.softmax in SOFTMAX_OVER:
+        return sample.places
+    batch, heads, n_q, n_kv = sample.shape
+    d = evidence.q.shape[-1] + evidence.v.shape[-1]
+    most = int(PRODUCTS / max(batch * heads * n_kv * d, 1))
+    return torch.arange(batch), torch.arange(heads), spread(n_q, max(min(most, n_q), FEWEST_ROWS))
+
+
+def parts(evidence: Evidence, sample: Rows, places: tuple[Tensor, Tensor, Tensor]) -> Iterator[Rows]:
     """The rows at places, of one head after the other; all sampled ones together where the softmax couples them."""
     if sample.dialect.softmax in SOFTMAX_OVER:
         yield Reader(evidence).rows(sample.dialect)

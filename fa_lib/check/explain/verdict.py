@@ -25,13 +25,13 @@ class OtherOutput:
 
     Attributes:
         name: "lse", "dq", "dk" or "dv".
-        residual: root mean square of the error over that of what it should be. times: the largest error over the
-            largest that a right kernel makes (of gradients: Baseline's or the emulated flash kernel's, the larger; of a
-            log-sum-exp: its bound).
-        change: what it is instead, of `other_outputs.CHANGES`; "" where it is right, or nothing was found. factor: of
-            a change that is one. dialect: that of a gradient which is of another one than the output.
+        residual: of a gradient, root mean square of the error over that of the right gradient; of a log-sum-exp, root
+            mean square of the difference. times: the largest error over the largest that is rounding
+            (`gradients.SameRows.allowed`; of a log-sum-exp, its bound).
+        change: what it is instead: "dialect", or a key of `explain_words.CHANGES`; "" where it is right, or nothing was
+            found. factor: of a change that is one. dialect: that which it is of, where it is not the output's.
         where: the parts that are wrong; None where none are, or all.
-        groups: heads of k and v, of all entries, that were looked at, of how many.
+        looked_at: heads of k and v of all entries, or rows of a log-sum-exp; of how many.
     """
 
     name: str
@@ -42,7 +42,7 @@ class OtherOutput:
     factor: float = 1.0
     dialect: dict[str, Any] = field(default_factory=dict)
     where: Whereabouts | None = None
-    groups: tuple[int, int] = (0, 0)
+    looked_at: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Explanation:
         believed: the residual in the believed dialect; infinite where the shapes do not fit.
         arithmetic: the computation that has these errors; None where none was found, or none looked for.
         where: the parts that are wrong; None where none are, or all.
-        part: the dialect in which the wrong part is right; {} where there is none.
+        part: the dialect in which the wrong part is right, {} is as the caller believes; None where there is none.
         dropout: the share of weights that dropout took, where that is the error.
         nan_rows: rows with NaN or infinite values, though they see finite keys. blind_rows: rows that see no key, and
             what they hold: "zero", "nan", "mean" of V or "other"; "" where there is none.
@@ -77,7 +77,7 @@ class Explanation:
     believed: float
     arithmetic: Computation | None = None
     where: Whereabouts | None = None
-    part: dict[str, Any] = field(default_factory=dict)
+    part: dict[str, Any] | None = None
     dropout: float | None = None
     constant: float | None = None
     nan_rows: int = 0
@@ -90,12 +90,12 @@ class Explanation:
 
     @property
     def worst(self) -> Verdict:
-        """Of the output and of what came with it."""
+        """Of those of the output, its log-sum-exp and its gradients."""
         return max((each.verdict for each in (self, *self.others)), key=[*Verdict].index)
 
     @property
     def is_rounding(self) -> bool:
-        """Of the output and of what came with it."""
+        """Whether the output, its log-sum-exp and its gradients all are."""
         return self.worst == Verdict.ROUNDING
 
     @property

@@ -27,6 +27,11 @@ class Whereabouts:
     features: tuple[tuple[int, int], ...]
     of: tuple[int, int, int, int]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the wrong ones lie apart along some axis."""
+        return bool(self.entries or self.heads or self.rows or self.features)
+
 
 def whereabouts(wrong: Tensor, places: tuple[Tensor, ...], shape: tuple[int, int, int, int]) -> Whereabouts:
     """Where the wrong values lie.

@@ -10,7 +10,7 @@ from scipy import optimize
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.check.dialect.conventions import BY_CHOICE
+from fa_lib.check.dialect.conventions import keys_of
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.search import search
 from fa_lib.kernels.options import Options
@@ -140,7 +140,7 @@ def _conventions(entry: Evidence) -> list[tuple[bool, float, Cause]]:
     believed = next((each.residual for each in fits if not each.dialect.changes()), math.inf)
     best, changes = fits[0], fits[0].dialect.changes()
     share = 1 - (best.residual / believed) ** 2 if believed else 0.0
-    key = "+".join(BY_CHOICE[change].key for change in changes.items())
+    key = keys_of(changes)
     return [(True, share, Cause(key, True, share))] if changes and share >= EXPLAINED else []
 
 

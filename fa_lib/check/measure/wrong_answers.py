@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fa_lib.check.dialect.attention import Dialect
-from fa_lib.check.dialect.conventions import BY_CHOICE
+from fa_lib.check.dialect.conventions import keys_of
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.reading import Reader
 from fa_lib.check.dialect.search import fit, fitted_factor, search
@@ -38,7 +38,7 @@ def diagnose(call: Evidence) -> str:
     best = search(call)[0]
     changes = best.dialect.changes()
     if best.residual <= CLOSE and changes:
-        return "+".join(BY_CHOICE[change].key for change in changes.items())
+        return keys_of(changes)
     return "factor" if residual(call, fitted_factor(call, Dialect())) <= CLOSE else "other"
 
 

@@ -25,7 +25,8 @@ def subject(where: Mapping[str, Any]) -> str:
     """A cause's subject. where: of a Cause: key, fmt, tiles, factor."""
     if where["key"] in CAUSES:
         return CAUSES[where["key"]].format(**where)
-    return f"{of_keys(where['key'])}{',' if '+' in where['key'] else ''}"
+    text = of_keys(where["key"])
+    return f"{text}," if "," in text or ":" in text else text
 
 
 def has_this_error(where: Mapping[str, Any]) -> str:

@@ -165,8 +165,8 @@ def _problem(f, at):
 def _layout(f, at):
     return Sentence(
         "It reads (batch, sequence, heads, head_dim), and was judged so",
-        more="Asked for in (batch, heads, sequence, head_dim) it answers with attention over heads: call it with "
-        "--layout bshd, which asks for it once and not twice.",
+        more="Called with (batch, heads, sequence, head_dim), it gave attention over heads. With --layout bshd the "
+        "check runs once and not twice.",
     )  # fmt: skip
 
 
