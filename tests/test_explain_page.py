@@ -94,3 +94,12 @@ def test_a_second_output_has_a_page_of_its_own(tmp_path):
     torch.save(dict(q=q, k=k, v=v, o=o, o_ref=2 * o), tmp_path / "two.pt")
     CliRunner().invoke(app, ["explain", f"{tmp_path / 'two.pt'}", "--out", f"{tmp_path}"])
     assert "ROUNDING" in (tmp_path / "two.html").read_text() and "BUG" in (tmp_path / "two.o2.html").read_text()
+
+
+def test_the_worst_of_what_came_stands_first(tmp_path):
+    q, k, v, o, *_ = CASES["right"]()
+    lse = torch.logsumexp(q.double() @ k.double().mT / 8, -1)
+    folder, output = written((q, k, v, o, dict(lse=lse * 2)), tmp_path)
+    page, text = (folder / "call.html").read_text(), (folder / "call_issue.md").read_text()
+    assert output.startswith("ROUNDING") and "Nothing to fix" not in output
+    assert "<title>BUG: lse" in page and text.startswith("**BUG: lse")

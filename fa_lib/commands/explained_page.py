@@ -75,12 +75,14 @@ class ExplainedFiles:
         worst = reproduction(call, readings, scans, self.rows.name)
         if worst:
             self._write_rows(worst)
-        text = issue(call, lines(found, name), self.rows.name, worst.script if worst else "",
-                     self._printed() if worst else "")  # fmt: skip
+        words = worded(found, name)
+        verdict, first = words.gravest
+        shown = (worst.script, self._printed()) if worst else ("", "")
+        text = issue(call, f"{verdict.name}: {first}", lines(found, name), self.rows.name, *shown)
         with replacing(self.issue) as path:
             path.write_text(text, encoding="utf-8")
         about = dict(File=source, Output=name) | _about(call)
-        page = _page(found, worded(found, name), scans, rounding_of(call, [*scans][-1]), about, text, self.rows)
+        page = _page(found, words, scans, rounding_of(call, [*scans][-1]), about, text, self.rows)
         with replacing(self.page) as path:
             path.write_text(page, encoding="utf-8")
 
@@ -128,10 +130,13 @@ def _page(
     figure = wrong_rows(readings, rounding)
     picture = png(figure)
     plt.close(figure)
+    verdict, headline = words.gravest
+    groups = [(words.verdict, [words.headline, *words.reasons]), *words.beside]
     return rendered(
-        TEMPLATE, verdict=found.verdict.value, worst=found.worst.value, headline=words.headline,
-        meaning=MEANINGS[found.verdict], reasons=words.reasons,
-        beside=[(verdict.value if verdict else "", group) for verdict, group in words.beside], about=about,
+        TEMPLATE, verdict=verdict.value, headline=headline,
+        meaning=MEANINGS[verdict] if verdict == words.verdict else "",
+        groups=[(each.value if each else "", [line for line in group if line != headline]) for each, group in groups],
+        about=about, output=about["Output"],
         picture=picture, picture_alt=f"{words.headline} Relative error by head and row.",
         tried=[(what(one) if one else "as believed", f"{off:.2g}") for one, off in found.tried],
         issue=text.splitlines(), attachment=rows.name if rows.exists() else "",

@@ -66,6 +66,12 @@ class Worded:
     reasons: list[str]
     beside: list[tuple[Verdict | None, list[str]]]
 
+    @property
+    def gravest(self) -> tuple[Verdict, str]:
+        """The worst verdict of the output, its log-sum-exp and its gradients, and what is said first of it."""
+        groups = [(self.verdict, self.headline), *((verdict, group[0]) for verdict, group in self.beside if verdict)]
+        return max(groups, key=lambda group: [*Verdict].index(group[0]))
+
 
 def worded(found: Explanation, name: str = "o") -> Worded:
     """An Explanation in words; name: of the output."""
@@ -92,7 +98,8 @@ def _beside(found):
     right = [each for each in found.others if each.verdict == Verdict.ROUNDING]
     if right:
         names, verb = ", ".join(each.name for each in right), "is" if len(right) == 1 else "are"
-        text = f"{names} {verb} right for {what(found.dialect)}, as exact as {found.fmt} allows."
+        of = f" for {what(found.dialect)}" if found.dialect else ""
+        text = f"{names} {verb} right{of}, as exact as {found.fmt} allows."
         yield Verdict.ROUNDING, [text, *dict.fromkeys(line for each in right for line in _coverage(each))]
     for each in found.others:
         if each.verdict != Verdict.ROUNDING:
@@ -124,7 +131,8 @@ def _other(each, found):
 
 
 def _rounding(found, name):
-    yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows. Nothing to fix."
+    rest = " Nothing to fix." if found.is_rounding else ""
+    yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{rest}"
     yield from _bound(found)
 
 

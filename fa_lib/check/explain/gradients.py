@@ -202,8 +202,9 @@ def _cost(group: Group) -> int:
 
 def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, float]:
     """The largest error of each gradient that still is rounding: the largest of ROOM * ALLOWED times Baseline's, the
-    same of an emulated flash kernel, and SIGMAS times `fp32_errors`. In FP32 eager code stands for Baseline where a
-    head has more than SLOW scores. In a dialect that no kernel computes: UNITS unit roundoffs of the largest gradient."""
+    same of an emulated flash kernel, and SIGMAS times `fp32_errors`. In FP32 eager code stands for Baseline where
+    a head has more than SLOW scores. In a dialect that no kernel computes it is UNITS unit roundoffs of the largest
+    gradient."""
     rows = group.rows
     if not rows.dialect.is_standard:
         return {name: max(UNITS * fmt.unit_roundoff * x.abs().max().item(), 1e-300) for name, x in right.items()}

@@ -26,19 +26,18 @@ prints
 """
 
 
-def issue(call: Evidence, lines: list[str], arrays: str, script: str, printed: str) -> str:
+def issue(call: Evidence, gravest: str, lines: list[str], arrays: str, script: str, printed: str) -> str:
     """The paragraph, in Markdown.
 
     Args:
-        lines: of `explain_words.lines`. arrays: the name of the reproduction's file. script, printed: its program, and
-            what that prints; "" where there is none.
+        gravest: the line that comes first. lines: of `explain_words.lines`. arrays: the name of the reproduction's
+            file. script, printed: its program, and what that prints; "" where there is none.
     """
-    headline, *evidence = lines
     tensors = ", ".join(f"{name} {tuple(getattr(call, name).shape)}" for name in "qkvo")
     text = MARKDOWN.format(
-        headline=headline, tensors=f"{tensors}, inputs in {call.fmt.name}, o in {_dtype(call.o)}",
+        headline=gravest, tensors=f"{tensors}, inputs in {call.fmt.name}, o in {_dtype(call.o)}",
         options=f"Called with {options_in_words(call.options)}." if call.options else "Called without options.",
-        evidence="\n".join(f"- {line.strip()}" for line in evidence),
+        evidence="\n".join(f"- {line.strip()}" for line in lines if line != gravest),
     )  # fmt: skip
     return text + (REPRODUCED.format(arrays=arrays, script=script, printed=printed) if script else "")
 
