@@ -25,7 +25,8 @@ def explain(
     ] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the findings, with versions")] = None,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="1 where o, lse or a gradient is more than rounding")
+        bool,
+        typer.Option("--exit-code", help="1 where anything is more than rounding, 3 where some was not judged"),
     ] = False,
     layout: FILE_LAYOUT = "bhsd",
     causal: CAUSAL = None,
@@ -43,7 +44,7 @@ def explain(
         import json
 
         from fa_lib.check.explain.explain import explain_call, read
-        from fa_lib.check.explain.explain_words import lines
+        from fa_lib.check.explain.explain_words import lines, nearer
         from fa_lib.check.explain.verdict import record
         from fa_lib.execution.files import replacing
         from fa_lib.execution.results import provenance
@@ -53,9 +54,7 @@ def explain(
         found = {name: explain_call(each) for name, each in calls.items()}
         say("\n".join(line for name, each in found.items() for line in lines(each, name)))
         if len(found) == 2:
-            nearer, other = sorted(found, key=lambda name: found[name].believed)
-            off = {name: f"{each.believed:.2g} of its size" for name, each in found.items()}
-            say(f"Under your options {nearer} is nearer to attention: off by {off[nearer]}, {other} by {off[other]}.")
+            say(nearer(found))
         if out:
             from fa_lib.commands.explained_page import ExplainedFiles
 
@@ -69,3 +68,5 @@ def explain(
                 path.write_text(json.dumps(records | provenance(dict(file=f"{file}")), indent=1) + "\n")
     if exit_code and not all(each.is_rounding for each in found.values()):
         raise typer.Exit(1)
+    if exit_code and any(each.not_judged for each in found.values()):
+        raise typer.Exit(3)

@@ -29,7 +29,7 @@ def wrong_rows(readings: Mapping[str, tuple[Tensor, Tensor]], rounding: float) -
         len(readings), 1, figsize=(7.6, len(readings) * (1.0 + min(0.11 * lines, 3.2)) + 0.4), squeeze=False,
         layout="constrained",
     )  # fmt: skip
-    least = min(rounding, MOST / 2)
+    least = min(max(rounding, 1e-15), MOST / 2)
     colors = plt.get_cmap("YlOrRd").with_extremes(bad=UNSEEN, under=RIGHT)
     for ax, (name, (residuals, rows_at)) in zip(axes[:, 0], readings.items()):
         batch, heads, n = residuals.shape

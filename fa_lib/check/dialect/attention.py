@@ -118,6 +118,8 @@ def log_sum_exp(rows: Rows) -> Tensor:
     """Of the scores and the sink of each row, (entries, heads, rows); -inf where it sees no key."""
     S = scores(rows)
     sinks = rows.sinks.expand(*S.shape[:-1], 1)
+    if rows.dialect.softmax == "plus_one":
+        sinks = torch.logaddexp(sinks, torch.zeros_like(sinks))
     return torch.logsumexp(torch.cat([S, sinks], -1), -1).where(rows.seen[..., 0], -math.inf)
 
 

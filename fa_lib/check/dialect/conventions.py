@@ -168,6 +168,7 @@ CONVENTIONS = (
                  FAULT) for name in "qkv"),
     *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
                  "last two dimensions are exchanged in memory", FAULT) for name in "qkv"),
+    Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE),
     *(Convention("layout", f"flat_{features}", f"of heads of {features} features side by side in the last dimension",
                  fits=_flat(features), selects=SIDE_BY_SIDE) for features in HEAD_DIMS),
     Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE),

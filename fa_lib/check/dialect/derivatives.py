@@ -84,9 +84,9 @@ def gradients(rows: Rows, dO: Tensor, fn: Callable[[Rows], Tensor] = attend) -> 
     return dict(dq=torch.cat(parts, 2)[0], dk=dk[0, 0], dv=dv[0, 0])
 
 
-def fp32_errors(rows: Rows, dO: Tensor) -> dict[str, float]:
-    """The largest error to expect of each gradient where P and dP are computed in FP32: scores are sums of rounded
-    products, the exponential may be a fast one, and dP - delta may cancel. Errors of terms count as independent.
+def fp32_errors(rows: Rows, dO: Tensor) -> dict[str, Tensor]:
+    """The error to expect of each gradient, in its shape, where P and dP are computed in FP32: scores are sums of
+    rounded products, the exponential may be a fast one, and dP - delta may cancel. Errors of terms are independent.
 
     Args:
         dO: (1, heads, n_q, d_v), float64.
@@ -101,4 +101,4 @@ def fp32_errors(rows: Rows, dO: Tensor) -> dict[str, float]:
         dk=scale * (of_scores.mT @ q.square()).sum(0).sqrt(),
         dv=(off.square().mT @ grad.square()).sum(0).sqrt(),
     )
-    return {name: x.nan_to_num(0.0).max().item() for name, x in errors.items()}
+    return {name: x.nan_to_num(0.0) for name, x in errors.items()}

@@ -81,11 +81,8 @@ class Reader:
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
         of_output = shape[1] - 1 - at if heads == "reversed" else at
 
-        def take(x, at):
-            return x[entries][:, at].double().cpu()
-
-        q, o = take(q[:, :, rows], at), take(o[:, :, rows], of_output)
-        k, v = take(k, of_key), take(v, of_key)
+        q, o = (x[entries[:, None, None], of[:, None], rows].double().cpu() for x, of in ((q, at), (o, of_output)))
+        k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))
         return q, k, v, o, q @ k.mT, shape, places
 
     def _bias(self, causal, mask, window, keys, alibi, shape, over):
@@ -105,6 +102,11 @@ def _laid_out(evidence, layout, roles):
     q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
     v = v.transpose(-1, -2) if roles == "v_transposed" else v
     o = tensors["o"]
+    if layout == "o_flat":
+        heads, features = q.shape[1], v.shape[-1]
+        if heads == 1 or o.shape[-1] != heads * features or o.numel() != q.shape[:-1].numel() * features:
+            raise Unfit(f"layout: o {tuple(o.shape)} of {heads} heads")
+        o = o.reshape(q.shape[0], q.shape[2], heads, features).transpose(1, 2)
     fits = q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1] and q.shape[0] == k.shape[0]
     if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
         raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")

@@ -1,7 +1,7 @@
 """Which dialect an output is in: every convention alone, then those that help together."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -31,6 +31,7 @@ BELIEVED = 3.0  # times the least residual: so near, the believed dialect is tak
 PART = 0.4  # of the rows
 LEAST_ODDS = 0.04  # of dropout that is named: less may be a coarse v
 ALIKE = 0.25  # of the mean over heads, that a head's odds of dropout may be off
+TINY = 1e-300
 OFF = 0.01  # of a factor from 1, and from 0, that is named
 
 
@@ -42,11 +43,13 @@ class Fit:
         residual: root mean square of the difference over that of the dialect's output, over all sampled rows that
             count: they see a key, and they and what they see are finite. Infinite where no row counts.
         of_rows: the same of each row, (entries, heads, rows); NaN where it does not count.
+        hidden_nan: rows that are finite, though what they see is not.
     """
 
     dialect: Dialect
     residual: float
     of_rows: Tensor
+    hidden_nan: int = 0
 
     @property
     def counted(self) -> Tensor:
@@ -81,13 +84,15 @@ class Standing:
 def fit(rows: Rows, golden: Tensor | None = None) -> Fit:
     """How far the output is from a dialect, whose own is `golden`, where it is at hand."""
     golden = attend(rows) if golden is None else golden
-    counted = Standing.of(rows, golden).counted
+    standing = Standing.of(rows, golden)
+    counted, hidden = standing.counted, int(standing.hidden_nan.sum())
     error, size = (x.square().mean(-1) for x in (rows.o - golden, golden))
-    if not counted.any() or not size[counted].any():
-        return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan))
-    floor = size[counted].mean()
-    of_rows = (error / torch.maximum(size, 1e-3 * floor)).sqrt().where(counted, math.nan)
-    return Fit(rows.dialect, (error[counted].sum() / size[counted].sum()).sqrt().item(), of_rows)
+    if not counted.any():
+        return Fit(rows.dialect, math.inf, torch.full_like(error, math.nan), hidden)
+    floor = max(1e-3 * size[counted].mean().item(), TINY)  # where attention is 0, any error is large
+    of_rows = (error / size.clamp(min=floor)).sqrt().where(counted, math.nan)
+    total = size[counted].sum().clamp(min=TINY)
+    return Fit(rows.dialect, (error[counted].sum() / total).sqrt().item(), of_rows, hidden)
 
 
 def search(evidence: Evidence) -> list[Fit]:
@@ -131,8 +136,10 @@ def rounding_of(evidence: Evidence, dialect: Dialect | None = None) -> float:
         return units
     golden = attend(rows)
     counted = rows.seen & golden.isfinite() & own.isfinite()
-    size = golden[counted].square().sum()
-    return ENOUGH * ((own - golden)[counted].square().sum() / size).sqrt().item() if size > 0 else units
+    size, error = (x.square().mean(-1)[counted.all(-1)] for x in (golden, own - golden))
+    if not size.sum() > 0:
+        return units
+    return ENOUGH * (error.sum() / size.sum()).sqrt().item()
 
 
 def _likely(choices):
@@ -162,16 +169,16 @@ class _Tried:
                 continue
 
     def nearest(self, count):
-        return sorted(self.found, key=lambda each: each.residual)[:count]
+        return sorted(_fair(self.found), key=lambda each: each.residual)[:count]
 
     def least(self):
-        return min((each.residual for each in self.found), default=math.inf)
+        return min((each.residual for each in _fair(self.found)), default=math.inf)
 
 
-def ranked(fits: Iterable[Fit]) -> list[Fit]:
+def ranked(fits: Sequence[Fit]) -> list[Fit]:
     """The nearest first; of those about as near, the one of fewest conventions, the believed one above all. Where none
     is near, the one that is near in most rows stands first, if it is so in PART of them."""
-    fits = sorted(fits, key=lambda each: each.residual)
+    fits = sorted(_fair(fits), key=lambda each: each.residual)
     least = fits[0].residual
     near = [each for each in fits if each.residual <= (SIMPLER if each.dialect.changes() else BELIEVED) * least]
     first = min(near, key=lambda each: (len(each.dialect.changes()), each.residual))
@@ -181,12 +188,21 @@ def ranked(fits: Iterable[Fit]) -> list[Fit]:
     return [first, *(each for each in fits if each is not first)]
 
 
+def _fair(fits):
+    """Dialects in which no more rows should be NaN and are not than in the believed one: these do not count, and a
+    dialect must not gain by it."""
+    believed = next((each.hidden_nan for each in fits if not each.dialect.changes()), math.inf)
+    return [each for each in fits if each.hidden_nan <= believed]
+
+
 def fitted_factor(evidence: Evidence, dialect: Dialect) -> Dialect:
     """The dialect whose output times a factor is nearest; the dialect itself where the factor is 1 to OFF, or does not
     help."""
     rows = Reader(evidence).rows(dialect)
     golden = attend(rows)
-    factor = ((rows.o * golden).sum() / golden.square().sum()).item()
+    counted = Standing.of(rows, golden).counted
+    o, golden = rows.o[counted], golden[counted]
+    factor = ((o * golden).sum() / golden.square().sum()).item()
     if not math.isfinite(factor) or abs(factor - 1) <= OFF or abs(factor) <= OFF:
         return dialect
     return replace(dialect, factor=factor)
@@ -235,7 +251,7 @@ def _errors(P, rows, order):
     for row, keys in enumerate(order):
         p = P[:, :, row, keys]  # (entries, heads, n_kv)
         O = (p[..., None] * rows.v[:, :, keys]).cumsum(2) / p.cumsum(-1).clamp(min=1e-300)[..., None]
-        total.append((O - rows.o[:, :, row, None]).square().sum((0, 1, 3)))
+        total.append((O - rows.o[:, :, row, None]).nan_to_num(0.0).square().sum((0, 1, 3)))  # NaN sees no key
     return torch.stack(total)
 
 
@@ -244,9 +260,11 @@ def dropout(rows: Rows) -> float | None:
     and the error's variance in every head is p / (1 - p) times that of P V with each weight alone. None where it is
     not."""
     golden = attend(rows)
-    error = rows.o - golden
-    if rows.dialect.softmax or not error.isfinite().all():
+    standing = Standing.of(rows, golden)
+    if rows.dialect.softmax or standing.nan.any() or standing.hidden_nan.any() or not standing.counted.any():
         return None
+    golden, o = (x.where(standing.counted[..., None], 0.0) for x in (golden, rows.o))
+    error = o - golden
     odds = error.square().sum((0, 2, 3)) / (weights(rows).square() @ rows.v.square()).sum((0, 2, 3))  # (heads,)
     along = ((error * golden).sum() / golden.square().sum()).abs().item()
     mean = odds.mean().item()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.dialect.attention import Rows, attend
+from fa_lib.check.dialect.search import Standing
 from fa_lib.check.explain.quantized import quantized
 from fa_lib.check.measure import mistakes
 from fa_lib.kernels.precision import Precision
@@ -52,11 +53,15 @@ def computation(rows: Rows, fmt: Format, output: Format) -> Computation | None:
     if rows.dialect.softmax or rows.dialect.softcap:  # emulations have attention's softmax
         return None
     golden = attend(rows)
-    error = (rows.o - golden).square().mean(-1).where(rows.seen[..., 0], 0.0)  # (entries, heads, rows)
+    counted = Standing.of(rows, golden).counted
+    error = (rows.o - golden).square().mean(-1).where(counted, 0.0)  # (entries, heads, rows)
     entry, head = divmod(int(error.sum(-1).argmax()), error.shape[1])
-    at = error[entry, head].topk(min(MOST_ROWS, error.shape[2])).indices
+    at = error[entry, head].topk(min(MOST_ROWS, int(counted[entry, head].sum()))).indices
+    if not len(at):
+        return None
     q, o, due = (x[entry, head, at] for x in (rows.q, rows.o, golden))
-    k, v, bias = rows.k[entry, head], rows.v[entry, head], rows.bias[entry, head, at]
+    k, v = (x[entry, head].nan_to_num(0.0, 0.0, 0.0) for x in (rows.k, rows.v))  # these rows see nothing but numbers
+    bias = rows.bias[entry, head, at]
     sink = rows.sinks.reshape(-1)[head : head + 1]
     sinks = sink if (sink > -math.inf).all() else None
     options = dict(scale=rows.scale, softcap=rows.softcap, keep=None, sinks=sinks, dropout_p=0.0)

@@ -159,6 +159,8 @@ def _check(call):
     if mask is not None and not isinstance(mask, Tensor):
         raise ValueError(f"mask: got {type(mask).__name__}; accepted is a tensor")
     layouts = [(batch, heads, n_q, n_kv), (batch, n_q, heads, call.k.shape[1])]  # read so, or the other way
+    if mask is not None and batch == 1 and mask.ndim == 4 and mask.shape[0] == heads:  # heads are in the features
+        layouts.append((heads, mask.shape[1], n_q, n_kv))
     if mask is not None and not any(_broadcasts(mask.shape, shape) for shape in layouts):
         raise ValueError(f"mask: got shape {tuple(mask.shape)}; accepted is one that broadcasts to {layouts[0]}")
 

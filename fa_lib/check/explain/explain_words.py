@@ -1,5 +1,7 @@
 """An Explanation in words: the verdict in a line, its evidence, and what to do."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fa_lib.check.dialect.conventions import what
@@ -10,6 +12,7 @@ from fa_lib.check.explain.verdict import Explanation, Verdict
 from fa_lib.check.explain.whereabouts import Whereabouts
 from fa_lib.check.report.sentences_cause import subject
 
+SAME = 1.1  # times the other's error: two outputs that are as near
 COMPUTATIONS = {  # key of a Computation -> what has these errors
     "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
     "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
@@ -91,6 +94,20 @@ def lines(found: Explanation, name: str = "o") -> list[str]:
         f"{'NOT JUDGED' if verdict is None else verdict.name}: {line}" if i == 0 else f"  {line}"
         for verdict, group in groups for i, line in enumerate(group)
     ]  # fmt: skip
+
+
+def nearer(found: Mapping[str, Explanation]) -> str:
+    """Which of two outputs is nearer to attention as believed; found: its name -> its Explanation."""
+    first, other = sorted(found, key=lambda name: (bool(found[name].nan_rows + found[name].hidden_nan),
+                                                   found[name].believed))  # fmt: skip
+    a, b = (found[name] for name in (first, other))
+    if a.believed == math.inf:
+        return "Under your options neither makes a call of attention."
+    nan = {name: " where it is finite" if found[name].nan_rows else "" for name in found}
+    off = {name: f"{found[name].believed:.2g} of its size{nan[name]}" for name in found}
+    if not b.nan_rows and b.believed <= SAME * a.believed:
+        return f"Under your options both are as near to attention: off by {off[first]}, and by {off[other]}."
+    return f"Under your options {first} is nearer to attention: off by {off[first]}, {other} by {off[other]}."
 
 
 def _beside(found):

@@ -15,7 +15,7 @@ from fa_lib.check.dialect.attention import Dialect, Rows, changed, log_sum_exp, 
 from fa_lib.check.dialect.conventions import Convention
 from fa_lib.check.dialect.derivatives import GRADIENTS, Group, fp32_errors, gradients, turned
 from fa_lib.check.dialect.evidence import Evidence, spread
-from fa_lib.check.dialect.reading import Unfit
+from fa_lib.check.dialect.reading import Unfit, as_read
 from fa_lib.check.dialect.search import NEAR, OFF, UNITS
 from fa_lib.check.explain.verdict import OtherOutput, Verdict
 from fa_lib.check.explain.whereabouts import whereabouts
@@ -28,8 +28,9 @@ PRODUCTS = 2e10  # multiplications of gradients that are computed for a call: so
 PASSES = 10  # over q k^T, that a head's gradients take
 SLOW = 2**21  # scores of a head: with more, sums one term after the other take too long
 NEARER = 4.0  # times: so much nearer another gradient must be
-ROOM = 1.5  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
+ROOM = 2.0  # times ALLOWED: torch's own flash kernel makes up to 4.0 times Baseline's error in dV, in FP16
 SIGMAS = 3.0  # times the error to expect of FP32 alone: where Baseline makes none
+TOGETHER = 32  # rows that share the largest error which is rounding
 MOST = 0.5  # of the rows: where so many are off, and by little, it is the arithmetic
 
 
@@ -39,7 +40,8 @@ class RightGradients:
 
     Attributes:
         groups: the query heads that share a head of k and v, of each entry that is looked at, of `across` heads of k
-            and v each. values: their gradients. allowed: the largest error of each gradient that is rounding.
+            and v each. values: their gradients. allowed: the largest error that is rounding, of
+            neighbouring rows.
         count: of groups that the call has.
     """
 
@@ -48,7 +50,7 @@ class RightGradients:
     groups: list[Group]
     across: int
     values: list[dict[str, Tensor]]
-    allowed: dict[str, float]
+    allowed: list[dict[str, Tensor]]
     count: int
 
     @classmethod
@@ -57,28 +59,26 @@ class RightGradients:
         Raises:
             Unfit: there are no gradients of the dialect, or they are too many to compute.
         """
-        first = Group.of(evidence, dialect, 0, 0)
-        batch, heads, n_q, n_kv = first.rows.shape
-        kv_heads = heads // first.rows.q.shape[1]
-        if (cost := _cost(first)) > 4 * PRODUCTS:
+        q, k = (as_read(getattr(evidence, name), name, dialect.layout) for name in "qk")
+        (batch, heads, n_q, d), (_, kv_heads, n_kv, _) = q.shape, k.shape
+        if (cost := PASSES * heads // kv_heads * n_q * n_kv * d) > 4 * PRODUCTS:
             raise Unfit(f"{n_q:,} queries and {n_kv:,} keys would take too long")
         room = max(PRODUCTS / max(cost, 1), 1)
         across = spread(kv_heads, room).tolist()
         at = product(spread(batch, max(room / len(across), 1)).tolist(), across)
         groups = [Group.of(evidence, dialect, *each) for each in at]
         values = [gradients(each.rows, each.dO) for each in groups]
-        each_allows = [_rounding(*each, evidence.fmt) for each in zip(groups, values)]
-        allowed = {name: max(each[name] for each in each_allows) for name in GRADIENTS}
+        allowed = [_rounding(*each, evidence.fmt) for each in zip(groups, values)]
         return cls(evidence, dialect, groups, len(across), values, allowed, batch * kv_heads)
 
-    def due(self, name: str) -> Tensor:
-        """What a gradient should be, (entries, heads, n, d)."""
-        x = torch.stack([each[name] for each in self.values])
+    def of_heads(self, name: str, parts: list[dict[str, Tensor]]) -> Tensor:
+        """What a gradient should be, of `values`, or may be off, of `allowed`: (entries, heads, n, d or 1)."""
+        x = torch.stack([each[name] for each in parts])
         x = x if GRADIENTS[name] == "q" else x[:, None]
         return x.unflatten(0, (-1, self.across)).flatten(1, 2)
 
     def select(self, x: Tensor, name: str) -> Tensor:
-        """The part of a gradient of all heads that `due` has."""
+        """The part of a gradient of all heads that `of_heads` has."""
         entries, heads, _ = self.places(name)
         return x[entries][:, heads].double().cpu()
 
@@ -89,7 +89,7 @@ class RightGradients:
         return batch, heads if of_q else self.count // batch, n_q if of_q else n_kv, features
 
     def places(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """The indices of entries, heads and rows of `due`."""
+        """The indices of entries, heads and rows of `of_heads`."""
         entries = torch.cat([each.rows.places[0] for each in self.groups]).unique()
         first = self.groups[: self.across]
         of_q = GRADIENTS[name] == "q"
@@ -107,10 +107,10 @@ def gradient(right: RightGradients, name: str, choices: list[Convention]) -> Oth
         Unfit: its shape is not that of the tensor that it is of.
     """
     x, as_read = _in_a_known_shape(right, name)
-    due, allowed = right.due(name), right.allowed[name]
+    due, allowed = right.of_heads(name, right.values), right.of_heads(name, right.allowed)
     x, due = (each.where(due.isfinite(), 0.0) for each in (x, due))
     error = (x - due).abs().nan_to_num(math.inf)
-    residual, times = _residual(x, due), error.max().item() / allowed
+    residual, times = _residual(x, due), (error / allowed).max().item()
     as_output = partial(OtherOutput, name, residual=residual, times=times, looked_at=(len(right.groups), right.count))
     if times <= 1:
         return as_output(verdict=Verdict.CONVENTION if as_read else Verdict.ROUNDING, change=as_read)
@@ -200,21 +200,28 @@ def _cost(group: Group) -> int:
     return PASSES * heads * n_q * group.rows.k.shape[2] * d
 
 
-def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, float]:
-    """The largest error of each gradient that still is rounding: the largest of ROOM * ALLOWED times Baseline's, the
-    same of an emulated flash kernel, and SIGMAS times `fp32_errors`. In FP32 eager code stands for Baseline where
-    a head has more than SLOW scores. In a dialect that no kernel computes it is UNITS unit roundoffs of the largest
-    gradient."""
+def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, Tensor]:
+    """The largest error of each gradient that still is rounding, of TOGETHER rows, (..., n, 1): the largest of ROOM *
+    ALLOWED times Baseline's there, the same of an emulated flash kernel, and SIGMAS times `fp32_errors`. In FP32 eager
+    code stands for Baseline where a head has more than SLOW scores. In a dialect that no kernel computes it is UNITS
+    unit roundoffs of the largest gradient."""
     rows = group.rows
     if not rows.dialect.is_standard:
-        return {name: max(UNITS * fmt.unit_roundoff * x.abs().max().item(), 1e-300) for name, x in right.items()}
+        return {name: _largest(UNITS * fmt.unit_roundoff * x.abs()) for name, x in right.items()}
     slow = fmt.precision >= FP32.precision and rows.products[0, 0].numel() > SLOW
     flash = partial(kernels.tiled, tiling=Tiling(64, 64), precision=Precision.kernel(fmt))
-    found = {name: [SIGMAS * error, 1e-300] for name, error in fp32_errors(rows, group.dO).items()}
+    found = {name: SIGMAS * _largest(error) for name, error in fp32_errors(rows, group.dO).items()}
     for kernel in (kernels.unfused if slow else baseline_for(fmt), flash):
         q, k, v, dO = (x.nan_to_num(0.0).to(fmt.dtype) for x in (rows.q, rows.k[:, :1], rows.v[:, :1], group.dO))
         x = [each.requires_grad_() for each in (q, k, v)]
         dq, dk, dv = torch.autograd.grad(rows.dialect.factor * kernel(*x, **rows.options()), x, dO)
         for name, own in dict(dq=dq[0], dk=dk[0, 0], dv=dv[0, 0]).items():
-            found[name].append(ROOM * ALLOWED[name] * (own.double() - right[name]).abs().max().item())
-    return {name: max(errors) for name, errors in found.items()}
+            error = ROOM * ALLOWED[name] * _largest((own.double() - right[name]).abs())
+            found[name] = torch.maximum(found[name], error)
+    return found
+
+
+def _largest(errors: Tensor) -> Tensor:
+    """The largest of the errors (..., n, d) of each TOGETHER rows, (..., n, 1)."""
+    parts = errors.amax(-1, keepdim=True).split(TOGETHER, -2)
+    return torch.cat([part.amax(-2, keepdim=True).expand_as(part) for part in parts], -2).clamp(min=1e-300)

@@ -12,10 +12,12 @@ from fa_lib.check.dialect.conventions import Convention
 from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.check.dialect.search import NEAR
-from fa_lib.check.explain.gradients import NEARER
+from fa_lib.check.explain.gradients import MOST, NEARER
 from fa_lib.check.explain.scan import parts, places_of
 from fa_lib.check.explain.verdict import OtherOutput, Verdict
 from fa_lib.numerics.formats import FP32, Format
+
+WITHOUT_SINKS = dict(sinks="ignored")  # what is added to o afterwards needs it so
 
 
 def judged_log_sum_exp(evidence: Evidence, dialect: Dialect, choices: list[Convention]) -> OtherOutput:
@@ -34,15 +36,17 @@ def judged_log_sum_exp(evidence: Evidence, dialect: Dialect, choices: list[Conve
         x, as_read = x.transpose(1, 2), "heads_last"
     if x.shape != (batch, heads, n_q):
         raise Unfit(f"lse has the shape {tuple(evidence.others['lse'].shape)}, where {(batch, heads, n_q)} is due")
-    fmt, squares, times, count = Format.of(x.dtype), 0.0, 0.0, 0
-    for rows in parts(evidence, sample, places_of(evidence, sample)):
+    fmt, squares, times, count, off = Format.of(x.dtype), 0.0, 0.0, 0, 0
+    places = places_of(evidence, sample)
+    for rows in parts(evidence, sample, places):
         due = log_sum_exp(rows)
         sees = due.isfinite()  # a NaN score, or no key, has none
         error = (_at(x, rows.places) - due)[sees].abs().nan_to_num(math.inf)
         if error.numel():
-            times = max(times, (error / _bound(rows, due, fmt)[sees]).max().item())
+            over = error / _bound(rows, due, fmt)[sees]
+            times, off = max(times, over.max().item()), off + int((over > 1).sum())
         squares, count = squares + error.square().sum().item(), count + error.numel()
-    residual, looked_at = math.sqrt(squares / max(count, 1)), (count, x.numel())
+    residual, looked_at = math.sqrt(squares / max(count, 1)), (len(places[2]) * batch * heads, x.numel())
     if times <= 1:
         verdict = Verdict.CONVENTION if as_read else Verdict.ROUNDING
         return OtherOutput("lse", verdict, residual, times, as_read, looked_at=looked_at)
@@ -50,9 +54,9 @@ def judged_log_sum_exp(evidence: Evidence, dialect: Dialect, choices: list[Conve
     tried = [(_off(own, other), change, more) for change, other, more in _instead(evidence, sample, choices)]
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
-        verdict = Verdict.BUG if change == "dialect" else Verdict.CONVENTION
+        verdict = Verdict.BUG if change == "dialect" and more != WITHOUT_SINKS else Verdict.CONVENTION
         return OtherOutput("lse", verdict, residual, times, change, dialect=more, looked_at=looked_at)
-    verdict = Verdict.PRECISION if residual <= NEAR else Verdict.BUG
+    verdict = Verdict.PRECISION if residual <= NEAR and off > MOST * count else Verdict.BUG
     return OtherOutput("lse", verdict, residual, times, looked_at=looked_at)
 
 

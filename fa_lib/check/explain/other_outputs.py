@@ -27,6 +27,8 @@ def with_other_outputs(evidence: Evidence, found: Explanation) -> Explanation:
                 others.append(judged_log_sum_exp(evidence, dialect, choices))
             elif "dO" not in evidence.others:
                 raise Unfit("dO is needed beside it")
+            elif name == "dv" and found.blind_rows == "mean":
+                raise Unfit("rows that see no key are the mean of v, and have gradients that are not computed here")
             else:
                 right = right or RightGradients.of(evidence, dialect)
                 others.append(gradient(right, name, choices))

@@ -63,7 +63,7 @@ def reproduction(
         rows = Reader(evidence, places=(torch.tensor([entry]), torch.tensor([head]), rows_at)).rows(dialect)
         arrays |= {f"{name}_{key}": x for key, x in _arrays(rows).items()}
         shown.append((name, rows.scale, rows.softcap))
-    if at is None:
+    if at is None or not len(at[2]):
         return None
     entry, head, rows_at = at
     where = dict(rows=", ".join(map(str, rows_at.tolist())), head=head, entry=entry)
@@ -75,7 +75,8 @@ def _worst(scan: Scan) -> tuple[int, int, Tensor]:
     of_rows = scan.of_rows.nan_to_num(-1.0, posinf=math.inf)
     entry, head = divmod(int(of_rows.amax(-1).argmax()), of_rows.shape[1])
     entries, heads, rows_at = scan.places
-    worst = of_rows[entry, head].topk(min(ROWS, of_rows.shape[2])).indices
+    counted = int((of_rows[entry, head] >= 0).sum())  # the others see no key, or nothing that is finite
+    worst = of_rows[entry, head].topk(min(ROWS, counted)).indices
     return int(entries[entry]), int(heads[head]), rows_at[worst].sort().values
 
 

@@ -1,0 +1,165 @@
+"""`explain` in corners: rows that a sample misses, NaN, rows that see nothing, last tiles, tiny tensors."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from typer.testing import CliRunner
+
+import fa_lib
+from fa_lib.check.explain.explain_words import lines, nearer
+from fa_lib.check.explain.verdict import Verdict
+from fa_lib.commands.cli import app
+from fa_lib.experiments.report_calls import drawn
+from tests.test_explain import golden, in_place, side_by_side
+from tests.test_explain_gradients import gradients
+
+FP32 = torch.float32
+
+
+def test_odd_rows_of_the_sample_hide_no_others():
+    q, k, v = drawn(1, 2, 256, 16, dtype=FP32)
+    mask = torch.zeros(256, 256)
+    mask[:8] = -1e9  # in FP32 all scores become the same there: the golden value keeps them
+    o = sdpa(q, k, v, attn_mask=mask)
+    assert fa_lib.explain(q, k, v, o, mask=mask).verdict == Verdict.ROUNDING
+    o[:, :, 9:250:3] = 0
+    found = fa_lib.explain(q, k, v, o, mask=mask)
+    assert found.verdict == Verdict.BUG and found.where is not None
+
+
+def test_a_head_that_should_be_zero_and_is_not():
+    q, k, v = drawn(1, 16, 64, 16, dtype=FP32)
+    v[:, 1] = 0
+    o = sdpa(q, k, v)
+    assert fa_lib.explain(q, k, v, o).verdict == Verdict.ROUNDING
+    found = fa_lib.explain(q, k, v, in_place(o, (0, 1), 5.0))
+    assert found.verdict == Verdict.BUG and found.where.heads == ((1, 1),)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP32, torch.float64])
+def test_tiny_tensors_of_torch_are_rounding(dtype):
+    for seed in range(12):
+        d, n = (1, 2, 4)[seed % 3], (2, 64, 300)[seed // 4]
+        q, k, v = drawn(2, 4, n, d, dtype=dtype, seed=seed)
+        found = fa_lib.explain(q, k, v, sdpa(q, k, v))
+        assert found.verdict == Verdict.ROUNDING, (seed, lines(found))
+
+
+def test_sequences_of_one_token_and_one_of_two():
+    starts = torch.tensor([*range(100), *range(101, 257)]).int()
+    q, k, v = (x[0].transpose(0, 1) for x in drawn(1, 2, 256, 16, dtype=FP32))
+    o = torch.cat([
+        sdpa(*(x[a:b].transpose(0, 1)[None] for x in (q, k, v)))[0].transpose(0, 1)
+        for a, b in zip(starts.tolist(), starts.tolist()[1:])
+    ])  # fmt: skip
+    assert fa_lib.explain(q, k, v, o, cu_seqlens=starts).verdict == Verdict.ROUNDING
+
+
+def test_a_last_tile_of_gradients_that_was_never_written():
+    q, k, v = drawn(1, 2, 1024, 32)
+    dO = drawn(1, 2, 1024, 32, seed=1)[0]
+    dO[:, 1] *= 0.01
+    o, right = gradients(q, k, v, dO, is_causal=True)
+    assert fa_lib.explain(q, k, v, o, dO=dO, causal=True, **right).is_rounding
+    last = (0, slice(None), slice(-64, None))
+    wrong = dict(dv=in_place(right["dv"], last, 0), dk=in_place(right["dk"], last, 0),
+                 dq=in_place(right["dq"], (0, 1), 0))  # fmt: skip
+    found = fa_lib.explain(q, k, v, o, dO=dO, causal=True, **wrong)
+    assert {each.name: each.verdict for each in found.others} == dict.fromkeys(("dq", "dk", "dv"), Verdict.BUG)
+
+
+def test_nan_in_a_key_that_some_rows_do_not_see():
+    q, k, v = drawn(1, 4, 64, 32)
+    k[:, :, 60] = math.nan
+    o = golden(q, k.nan_to_num(0.0), v, causal=True)
+    o[:, :, 60:] = math.nan
+    assert fa_lib.explain(q, k, v, o, causal=True).verdict == Verdict.ROUNDING
+    coarse = golden(q, (k.nan_to_num(0.0).float() * 8).round().bfloat16() / 8, v, causal=True)
+    found = fa_lib.explain(q, k, v, in_place(coarse, (0, slice(None), slice(60, None)), math.nan), causal=True)
+    assert found.verdict == Verdict.PRECISION
+    q, k, v = drawn(1, 1, 16, 32)
+    k[0, 0, 0] = math.nan  # every row sees it
+    assert fa_lib.explain(q, k, v, torch.full_like(v, math.nan), causal=True).verdict == Verdict.ROUNDING
+
+
+def test_no_row_sees_a_key(tmp_path):
+    q, k, v = drawn(1, 2, 16, 32)
+    mask = torch.zeros(16, 16, dtype=torch.bool)
+    found = fa_lib.explain(q, k, v, torch.zeros_like(v), mask=mask)
+    assert (found.verdict, found.blind_rows) == (Verdict.ROUNDING, "zero")
+    torch.save(dict(q=q, k=k, v=v, o=torch.zeros_like(v), mask=mask), tmp_path / "call.pt")
+    result = CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--out", f"{tmp_path}"])
+    assert result.exit_code == 0 and (tmp_path / "call.html").exists(), result.output
+
+
+def test_pages_where_baseline_is_exact_and_where_rows_see_nothing(tmp_path):
+    q, k, v = drawn(1, 2, 4, 8, dtype=FP32)
+    k, v = k[:, :, :1], v[:, :, :1]
+    torch.save(dict(q=q, k=k, v=v, o=sdpa(q, k, v)), tmp_path / "one.pt")
+    q, k, v = drawn(1, 2, 6, 8)
+    o = golden(q, k[:, :, :3], v[:, :, :3], causal=True)
+    torch.save(dict(q=q, k=k[:, :, :3], v=v[:, :, :3], o=2 * o), tmp_path / "few.pt")
+    for name, more in (("one", ()), ("few", ("--causal",))):
+        result = CliRunner().invoke(app, ["explain", f"{tmp_path / name}.pt", "--out", f"{tmp_path}", *more])
+        assert result.exit_code == 0 and "nan" not in (tmp_path / f"{name}_issue.md").read_text(), result.output
+
+
+def test_one_query_with_a_window_has_a_window():
+    q, k, v = drawn(1, 4, 256, 32)
+    q = q[:, :, -1:]
+    found = fa_lib.explain(q, k, v, golden(q, k, v, causal=True, window=(63, 0)), causal=True)
+    assert (found.verdict, found.dialect) == (Verdict.CONVENTION, dict(window=(63, 0)))
+
+
+@pytest.mark.parametrize("factor", [0.5, 2, 5])
+def test_a_factor_is_seen_beside_rows_of_nan_that_see_nothing(factor):
+    q, k, v = drawn(1, 2, 64, 32)
+    k, v = k[:, :, :48], v[:, :, :48]
+    o = factor * golden(q, k, v, causal=True)
+    o[:, :, :16] = math.nan
+    found = fa_lib.explain(q, k, v, o, causal=True)
+    assert found.verdict == Verdict.BUG and found.dialect["factor"] == pytest.approx(factor, rel=0.01)
+
+
+def test_layouts_of_people():
+    q, k, v = drawn(2, 4, 64, 32)
+    o = sdpa(q, k, v)
+    found = fa_lib.explain(q, k, v, side_by_side(o)[None])  # as Hugging Face returns it
+    assert (found.verdict, found.dialect) == (Verdict.CONVENTION, dict(layout="o_flat"))
+    q, k, v = drawn(2, 8, 64, 64)
+    mask = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(0)) < 0.7
+    flat = [side_by_side(x) for x in (q, k, v, sdpa(q, k, v, attn_mask=mask))]
+    assert fa_lib.explain(*flat, mask=mask).dialect == dict(layout="flat_64")
+    bshd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    found = fa_lib.explain(*bshd, torch.full_like(bshd[0], math.nan))
+    assert found.verdict == Verdict.BUG and found.nan_rows
+
+
+def test_log_sum_exps_of_people():
+    q, k, v = drawn(1, 4, 64, 32, dtype=FP32)
+    S, o = q.double() @ k.double().mT / 32**0.5, sdpa(q, k, v)
+    lse = torch.logsumexp(S, -1)
+    [one_row] = fa_lib.explain(q, k, v, o, lse=in_place(lse, (0, 1, 7), 9.0)).others
+    assert one_row.verdict == Verdict.BUG
+    plus_one = (torch.softmax(torch.cat([S, torch.zeros(1, 4, 64, 1)], -1), -1)[..., :-1] @ v.double()).float()
+    found = fa_lib.explain(q, k, v, plus_one, lse=torch.logaddexp(lse, torch.zeros(1, dtype=torch.float64)))
+    assert found.dialect == dict(softmax="plus_one") and found.others[0].verdict == Verdict.ROUNDING
+    sinks = torch.linspace(0, 3, 4)
+    [without] = fa_lib.explain(q, k, v, golden(q, k, v, sinks=sinks).float(), sinks=sinks, lse=lse).others
+    assert (without.verdict, without.dialect) == (Verdict.CONVENTION, dict(sinks="ignored"))
+
+
+def test_which_of_two_is_nearer():
+    q, k, v = drawn(1, 2, 64, 32)
+    o = sdpa(q, k, v)
+    found = dict(o=fa_lib.explain(q, k, v, in_place(o, (0, 0, 3), math.nan)), o2=fa_lib.explain(q, k, v, o))
+    assert "o2 is nearer" in nearer(found)
+    assert "both" in nearer(dict(o=found["o2"], o2=found["o2"]))
+
+
+def test_what_was_not_judged_has_an_exit_code(tmp_path):
+    q, k, v = drawn(1, 2, 64, 32)
+    torch.save(dict(q=q, k=k, v=v, o=sdpa(q, k, v), dq=q), tmp_path / "call.pt")
+    assert CliRunner().invoke(app, ["explain", f"{tmp_path / 'call.pt'}", "--exit-code"]).exit_code == 3
