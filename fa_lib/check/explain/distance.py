@@ -50,7 +50,7 @@ class Distance:
         golden = attend(rows)
         standing, blind = Standing.of(rows, golden), _blind(rows)
         over, (rule, own) = over_bound(rows, golden, evidence), _beside_baseline(rows, golden, evidence.fmt)
-        bound = None if over is None else over[over.isfinite()].max().item() if over.isfinite().any() else 0.0
+        bound = None if over is None else over.nan_to_num(0.0).max().item()
         rows = replace(rows, o=rows.o.where(standing.counted[..., None], golden))
         batch, heads, n_q, _ = rows.shape
         return cls(
