@@ -52,10 +52,10 @@ class Distance:
         over, (rule, own) = over_bound(rows, golden, evidence), _beside_baseline(rows, golden, evidence.fmt)
         bound = None if over is None else over.nan_to_num(0.0).max().item()
         rows = replace(rows, o=rows.o.where(standing.counted[..., None], golden))
-        batch, heads, n_q, _ = rows.shape
+        (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(evidence, dialect), ENOUGH * own)
         return cls(
             rows, fit(rows, golden), evidence.fmt, bound, rule, int(standing.nan.sum()),
-            int(standing.hidden_nan.sum()), blind, batch * heads * n_q, max(rounding_of(evidence, dialect), ENOUGH * own),
+            int(standing.hidden_nan.sum()), blind, batch * heads * n_q, rounding,
         )  # fmt: skip
 
     @property
