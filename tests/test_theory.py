@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_lib import kernels, theory
+from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.ablation import carried
 from fa_lib.experiments.law import VALUES, bounds, carried_in, law, only_sums
 from fa_lib.kernels.inputs import draw
@@ -185,3 +186,15 @@ def test_the_worst_inputs_found_are_far_above_the_expected_error_and_below_the_b
     assert all(row["over_expected"] > 3 and row["of_bound"] < 1 for row in found)
     assert found[1]["over_baseline"] > 2 * found[0]["over_baseline"]  # it grows with T, and not with its square root
     assert found[0] == worst(BF16, 4, 0, candidates=64)
+
+
+def test_the_table_of_theory_md_is_that_of_figure_13():
+    table = pd.read_csv(ROOT / "data" / "results" / "13_theory.csv").query("bits == 8")
+    text = (ROOT / "docs" / "theory.md").read_text()
+    for distribution in ("uniform", "normal"):
+        for algorithm in ("fa1", "fa2"):
+            own = table[(table.distribution == distribution) & (table.algorithm == algorithm)]
+            for label, column in (("the law", "predicted"), ("with repeats", "with_repeats")):
+                ratios = (own[column] / own.measured).groupby(own.tiles).mean()
+                cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+                assert f"| {distribution}, {algorithm.upper()}: {label} | {cells} |" in text
