@@ -62,6 +62,25 @@ def test_roundings_repeat_where_the_theory_says():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("distribution", ["uniform", "normal"])
+def test_parts_of_the_keys_with_a_row_sum_in_fp32(distribution):
+    """With values of mean zero the parts' outputs are independent, too, and their errors are not averaged down."""
+    precision = replace(only_sums(carried_in(12)), row_sum=FP64)
+    for splits in (1, 2, 4, 8):
+        ratios = []
+        for seed in range(3):
+            q, k, v = (BF16(x) for x in draw(distribution, seed, (1, 1, 64, 64), (1, 1, 512, 64)))
+            algorithm = kernels.Algorithm(splits=splits)
+            o = kernels.tiled(q, k, v, tiling=Tiling(64, 16), precision=precision, algorithm=algorithm)
+            found = deviation(o, kernels.golden(q, k, v, inputs=FP64)).relative
+            values = "zero_mean" if distribution == "normal" else "one_sign"
+            predicted = theory.expected(
+                precision, tiles=32, algorithm="fa2", splits=splits, values=values, block_kv=16)  # fmt: skip
+            ratios.append(predicted / found)
+        assert 0.8 < np.mean(ratios) < 1.25, (splits, ratios)
+
+
+@pytest.mark.slow
 def test_splits_and_gradients_follow_it_too():
     q, k, v = (BF16(x) for x in draw("normal", 0, (1, 1, 512, 64)))
     golden = kernels.golden(q, k, v, inputs=FP64)

@@ -63,8 +63,9 @@ def expected(
     counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
     carried = counts.accumulator.sum() * variance["accumulator"] + counts.row_sum.sum() * variance["row_sum"]
     if splits > 1:  # the parts' errors are independent; their sum is rounded once more
-        carried = carried / splits + variance["accumulator"]
-        if values == "zero_mean":  # nor do the weights' errors cancel: L = m + log l is rounded, as large as it is
+        cancelling = values == "zero_mean"  # then the parts' outputs are as independent as their errors
+        carried = (carried if cancelling else carried / splits) + variance["accumulator"]
+        if cancelling:  # nor do the weights' errors cancel: L = m + log l is rounded, as large as it is
             L, log_l = _log_sum_exp(-(-tiles // splits) * block_kv)
             carried += 2 * variance["factors"] + variance["row_sum"] * (L**2 + log_l**2)
     terms = sum(weight * variance[step] for step, weight in counts.terms.items())
