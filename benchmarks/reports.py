@@ -9,6 +9,7 @@ from benchmarks.old_wheels import wheels
 from fa_lib import kernels
 from fa_lib.check.explain.explain_words import worded
 from fa_lib.check.explain.report_rows import explained, is_cause
+from fa_lib.check.explain.verdict import Explanation, Verdict
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import ROOT
@@ -29,7 +30,9 @@ Beside it stand `torch.testing.assert_close` with its defaults, to the golden va
 of two: no more than twice Baseline's largest error. These reports were at hand when `explain` was written: others are
 the better examination.
 
-**Verdict right: {verdicts} of {count}. Cause right, where there is one to name: {causes} of {named}.** assert_close
+**Verdict right: {verdicts} of {count}. Cause right, where there is one to name: {causes} of {named}. A next step is
+named in {steps}**: nothing to fix, an option of a library, a computation, a convention that nobody means, or the place.
+assert_close
 and the rule know two answers. Taken as "nothing to fix" or not, assert_close is right in {close}, the rule in {rule}
 of {count}. All of it took {seconds:.0f} s of CPU time.
 
@@ -78,15 +81,27 @@ def with_old_library(report: Report, call: Call) -> tuple[Call, str | None]:
         return call, None
 
 
+def next_step(found: Explanation) -> bool:
+    """Whether an answer says what to do next: nothing, which option or computation, or where to look."""
+    if found.verdict == Verdict.CONVENTION:
+        return any(each.selects for each in found.conventions)
+    if found.verdict == Verdict.PRECISION:
+        return found.arithmetic is not None
+    known = found.dialect or found.where or found.dropout or found.nan_rows or found.hidden_nan
+    named = bool(known) or found.constant is not None or any(each.change for each in found.others)
+    return found.is_rounding or named
+
+
 def document() -> str:
     """docs/reports.md, from all reports."""
-    rows, verdicts, causes, close, rule, real, started = [], 0, 0, 0, 0, 0, time.process_time()
+    rows, verdicts, causes, steps, close, rule, real, started = [], 0, 0, 0, 0, 0, 0, time.process_time()
     for report in REPORTS:
         call, made_by = with_old_library(report, report.make())
         real += made_by is not None
         found = explained(report.thread, call.o)
         fine, (passes, within) = report.verdict == "rounding", others(call)
         verdicts += found.worst == report.verdict
+        steps += found.worst == report.verdict and next_step(found)
         causes += bool(report.cause) and is_cause(report, found)
         close, rule = close + (passes == fine), rule + (within == fine)
         words = worded(found)
@@ -98,8 +113,8 @@ def document() -> str:
         rows.append(f"| {' | '.join(cells)} |")
     named = sum(bool(report.cause) for report in REPORTS)
     return TEXT.format(
-        rows="\n".join(rows), count=len(REPORTS), verdicts=verdicts, causes=causes, named=named, close=close, rule=rule,
-        real=real, processor=processor(), seconds=time.process_time() - started,
+        rows="\n".join(rows), count=len(REPORTS), verdicts=verdicts, causes=causes, named=named, steps=steps,
+        close=close, rule=rule, real=real, processor=processor(), seconds=time.process_time() - started,
     )  # fmt: skip
 
 

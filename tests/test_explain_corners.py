@@ -156,7 +156,19 @@ def test_which_of_two_is_nearer():
     o = sdpa(q, k, v)
     found = dict(o=fa_lib.explain(q, k, v, in_place(o, (0, 0, 3), math.nan)), o2=fa_lib.explain(q, k, v, o))
     assert "o2 is nearer" in nearer(found)
-    assert "both" in nearer(dict(o=found["o2"], o2=found["o2"]))
+    assert nearer(dict(o=found["o2"], o2=found["o2"])).startswith("Both are rounding")
+    wrong = fa_lib.explain(q, k, v, 2 * o)
+    assert "both" in nearer(dict(o=wrong, o2=wrong)) and "o is nearer" in nearer(dict(o=found["o2"], o2=wrong))
+
+
+def test_heads_in_another_order():
+    q, k, v = drawn(2, 8, 64, 32)
+    k, v = k[:, :2], v[:, :2]
+    order = [3, 0, 1, 2, 4, 6, 5, 7]
+    found = fa_lib.explain(q, k, v, sdpa(q, k, v, enable_gqa=True)[:, order])
+    where = [order.index(head) for head in range(8)]  # the head of the output that holds each
+    assert (found.verdict, found.dialect) == (Verdict.BUG, dict(heads=tuple(where)))
+    assert "in the order 1, 2, 3, 0, 4, 6, 5, 7" in "".join(lines(found))
 
 
 def test_what_was_not_judged_has_an_exit_code(tmp_path):

@@ -16,7 +16,8 @@ class Dialect:
     `conventions.CONVENTIONS`.
 
     Attributes:
-        layout, roles, heads: how the tensors are read. scale, causal, mask, window, softcap, sinks, alibi: the options;
+        layout, roles, heads: how the tensors are read; heads may be, for each query head, the head of the output that
+            holds it. scale, causal, mask, window, softcap, sinks, alibi: the options;
             a window may be (left, right), of so many keys, None for all.
         softmax: over what weights are normalised. keys: (first, end) of the keys that are seen; None is all.
         factor: the output is so many times attention's.
@@ -24,7 +25,7 @@ class Dialect:
 
     layout: str = ""
     roles: str = ""
-    heads: str = ""
+    heads: str | tuple[int, ...] = ""
     scale: str = ""
     causal: str = ""
     mask: str = ""

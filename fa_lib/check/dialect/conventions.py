@@ -230,6 +230,8 @@ BY_KEY = {each.key: each for each in CONVENTIONS}
 def what(dialect: Mapping[str, Any]) -> str:
     """The changes of a Dialect in words: "attention without the mask, with the scale 1"."""
     names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
+    if isinstance(order := dialect.get("heads"), tuple):
+        names.append(f"with its heads in the order {', '.join(map(str, order[:8]))}{' ...' if order[8:] else ''}")
     if isinstance(window := dialect.get("window"), tuple):
         names.append(f"with a window of {window[0]} keys to the left and {window[1]} to the right")
     if "keys" in dialect:

@@ -80,6 +80,7 @@ class Reader:
         entries, at, rows = places = self._places(shape, over)
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
         of_output = shape[1] - 1 - at if heads == "reversed" else at
+        of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
 
         q, o = (x[entries[:, None, None], of[:, None], rows].double().cpu() for x, of in ((q, at), (o, of_output)))
         k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))

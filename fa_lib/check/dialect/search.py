@@ -17,6 +17,7 @@ from fa_lib.kernels.rule import baseline_for
 
 FEW = (2, 3, 16)  # entries, heads and rows on which dialects are tried
 FEWEST = (1, 2, 8)  # of these on which every number of keys is tried
+MANY = 2**20  # heads: all of them
 NEAR = 0.1  # a residual of the right function, in coarse arithmetic
 LIKELY = dict(
     layout=("all_bshd", "inputs_bshd", "o_bshd"), scale=("default", "one", "one_over_d"),
@@ -220,6 +221,18 @@ def first_keys(evidence: Evidence, dialect: Dialect) -> Dialect:
         if errors[at] < best[0]:
             best = (errors[at].item(), replace(dialect, keys=keys))
     return dialect if best[1].keys == (0, n_kv) else best[1]
+
+
+def fitted_heads(evidence: Evidence, dialect: Dialect) -> Dialect:
+    """The dialect with the heads of the output in the order that is nearest, where each is nearest to another one."""
+    rows = Reader(evidence, (1, MANY, FEWEST[2])).rows(dialect)
+    heads = rows.shape[1]
+    if dialect.heads or heads == 1 or rows.o.shape[1] < heads:
+        return dialect
+    due, found = (x[0].nan_to_num(0.0).flatten(1) for x in (attend(rows), rows.o))
+    order = tuple(torch.cdist(due, found).argmin(1).tolist())
+    other = len({*order}) == heads and order != tuple(range(heads))
+    return replace(dialect, heads=order) if other else dialect
 
 
 def fitted_window(evidence: Evidence, dialect: Dialect) -> Dialect:

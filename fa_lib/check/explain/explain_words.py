@@ -105,6 +105,9 @@ def nearer(found: Mapping[str, Explanation]) -> str:
         return "Under your options neither makes a call of attention."
     nan = {name: " where it is finite" if found[name].nan_rows else "" for name in found}
     off = {name: f"{found[name].believed:.2g} of its size{nan[name]}" for name in found}
+    if a.verdict == b.verdict == Verdict.ROUNDING:
+        both = f"Both are rounding, {first} off by {off[first]}, {other} by {off[other]}"
+        return f"{both}: two right implementations differ so."
     if not b.nan_rows and b.believed <= SAME * a.believed:
         return f"Under your options both are as near to attention: off by {off[first]}, and by {off[other]}."
     return f"Under your options {first} is nearer to attention: off by {off[first]}, {other} by {off[other]}."

@@ -22,6 +22,7 @@ from fa_lib.check.dialect.search import (
     first_keys,
     fit,
     fitted_factor,
+    fitted_heads,
     fitted_window,
     rounding_of,
     search,
@@ -127,7 +128,7 @@ def _fits(evidence, dialect):
 def _fitted(evidence, nearest):
     """The nearest dialect, or it with some keys alone, a window, or a factor, where that is right."""
     found = [nearest]
-    changed = [change(evidence, nearest.dialect) for change in (fitted_window, first_keys, fitted_factor)]
+    changed = [change(evidence, nearest.dialect) for change in (fitted_window, first_keys, fitted_heads, fitted_factor)]
     if _fits(evidence, Dialect()):
         changed.append(fitted_factor(evidence, Dialect()))
     found += [fit(Reader(evidence).rows(dialect)) for dialect in changed]
