@@ -57,7 +57,7 @@ class Rows:
             head of q.
         products: q k^T, (entries, heads, rows, n_kv).
         bias: what is added to the scores, -inf where a key is hidden, (entries, heads, rows, n_kv).
-        sinks: (1, heads, 1, 1), -inf where there is none.
+        sinks: (1, heads, 1, 1), -inf where there is none; with the 1 of "plus_one" in them.
         scale, softcap: numbers; softcap is None where there is none.
         places: the indices that were sampled of entries, heads and rows. shape: (batch, heads, n_q, n_kv).
         dialect: in which they were read.
@@ -88,8 +88,6 @@ class Rows:
             options["softcap"] = self.softcap
         if (self.sinks > -math.inf).all():
             options["sinks"] = self.sinks.reshape(-1)
-        elif self.dialect.softmax == "plus_one":
-            options["sinks"] = torch.zeros(self.q.shape[1], dtype=torch.float64)
         return options
 
 
@@ -119,8 +117,6 @@ def log_sum_exp(rows: Rows) -> Tensor:
     """Of the scores and the sink of each row, (entries, heads, rows); -inf where it sees no key."""
     S = scores(rows)
     sinks = rows.sinks.expand(*S.shape[:-1], 1)
-    if rows.dialect.softmax == "plus_one":
-        sinks = torch.logaddexp(sinks, torch.zeros_like(sinks))
     return torch.logsumexp(torch.cat([S, sinks], -1), -1).where(rows.seen[..., 0], -math.inf)
 
 
@@ -140,8 +136,6 @@ def weights(rows: Rows) -> Tensor:
     if rows.dialect.softmax == "not_divided":
         return P
     l = P.sum(-1, keepdim=True) + torch.exp(rows.sinks - m)
-    if rows.dialect.softmax == "plus_one":  # softmax off by one: a sink of 0
-        l = l + torch.exp(-m)
     return P / l.where(l > 0, 1.0)
 
 

@@ -36,6 +36,11 @@ class Evidence:
         return Format.of(self.q.dtype)
 
 
+def taken(x: Tensor, entries: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+    """Of a tensor (batch, heads, rows, ...), what stands at these indices: (entries, heads, rows, ...)."""
+    return x[entries[:, None, None], heads[:, None], rows]
+
+
 def spread(count: int, most: float) -> Tensor:
     """Indices of up to `most` of `count` things, evenly spread, the first and the last among them: int64."""
     if count <= most:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.check.dialect.attention import SOFTMAX_OVER, Dialect, Rows
-from fa_lib.check.dialect.evidence import ENTRIES, HEADS, ROWS, Evidence, spread
+from fa_lib.check.dialect.evidence import ENTRIES, HEADS, ROWS, Evidence, spread, taken
 
 LARGEST = 2**28  # bytes of k in float64 that are held at a time
 ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
@@ -58,6 +58,8 @@ class Reader:
             sinks = options["sinks"].double().cpu().reshape(-1)
             if len(sinks) != heads:
                 raise Unfit(f"sinks: {len(sinks)} for {heads} heads")
+        if dialect.softmax == "plus_one":  # softmax off by one: a sink of 0 more
+            sinks = torch.logaddexp(sinks, torch.zeros_like(sinks))
         return Rows(
             q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
             _scale(options, dialect, q.shape[-1]), _softcap(options, dialect), places, shape, dialect,
@@ -81,8 +83,7 @@ class Reader:
         of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
         of_output = shape[1] - 1 - at if heads == "reversed" else at
         of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
-
-        q, o = (x[entries[:, None, None], of[:, None], rows].double().cpu() for x, of in ((q, at), (o, of_output)))
+        q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
         k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))
         return q, k, v, o, q @ k.mT, shape, places
 
@@ -203,7 +204,7 @@ def _masked(mask, choice, entries, heads_at, rows, shape):
         mask = mask.expand(shape)
     except RuntimeError:
         raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
-    mask = mask[entries[:, None, None], heads_at[:, None], rows].cpu()
+    mask = taken(mask, entries, heads_at, rows).cpu()
     if choice == "added":  # 0 and 1 added to the scores
         return mask.double()
     if choice == "inverted":

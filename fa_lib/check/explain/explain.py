@@ -1,7 +1,6 @@
 """`explain`, of tensors and of a file: q, k, v, one output or two, and what the reader believes of them."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,6 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
         if len(second) > 1:
             raise ValueError(f"{', '.join(second)}: got several outputs beside o; accepted is one")
         beside, rest = _beside({name: x for name, x in stored.items() if name not in second})
-        starts = {name: beside.pop(name) for name in STARTS if name in beside}
         named = by_meaning(rest)
         for name in ("q", "k", "v", "o"):
             if name not in named:
@@ -63,12 +61,11 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
             [outputs["o2"]] = second.values()
         options = reading.options(option_values(named))
         q, k, v = (named[name] for name in "qkv")
-        if starts:
-            reading, options = replace(reading, layout="bshd"), _kept_apart(q, k, starts, options)
-        calls = {name: evidence(q, k, v, o, reading, options) for name, o in outputs.items()}
-        others = {name: _in_order(name, x, reading.layout) for name, x in beside.items()}
-        calls["o"] = replace(calls["o"], others=others)
-        return calls
+        of_o2 = {name: x for name, x in beside.items() if name in STARTS}
+        return {
+            name: evidence(q, k, v, o, reading, options, beside if name == "o" else of_o2)
+            for name, o in outputs.items()
+        }
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -117,21 +114,25 @@ def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
 
 
 def evidence(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, reading: Reading | None = None, options: Mapping[str, Any] | None = None
-) -> Evidence:
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, reading: Reading | None = None,
+    options: Mapping[str, Any] | None = None, beside: Mapping[str, Tensor] | None = None,
+) -> Evidence:  # fmt: skip
     """The Evidence of tensors in a layout.
 
     Args:
         q, k, v, o: of four dimensions, in the layout of `reading`; three are of one batch, two of one head as well.
         options: of `kernels.options.Asked`, as they are believed.
+        beside: what came with the output, by the keys of OTHER_NAMES; and of STARTS, where sequences are packed.
 
     Raises:
-        ValueError: a tensor has another number of dimensions, or no accepted dtype.
+        ValueError: a tensor has another number of dimensions, or no accepted dtype; or the sequences are not accepted.
     """
-    reading = reading or Reading()
-    found = {}
-    for name, x in dict(q=q, k=k, v=v, o=o).items():
-        found[name] = _in_order(name, x, reading.layout)
+    reading, beside = reading or Reading(), beside or {}
+    layout = reading.layout
+    if starts := {name: x for name, x in beside.items() if name in STARTS}:
+        layout, options = "bshd", _kept_apart(q, k, starts, options or {})
+    found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
+    others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in STARTS}
     if len({found[name].dtype for name in "qkv"}) > 1:
         raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
     fmt = reading.fmt or narrower_format(found)
@@ -142,7 +143,8 @@ def evidence(
         found |= {name: found[name].to(dtype) for name in "qkv"}
         if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
             found["o"] = found["o"].to(dtype)
-    call = Evidence(**found, options={name: x for name, x in (options or {}).items() if x is not None})
+    held = {name: x for name, x in (options or {}).items() if x is not None}
+    call = Evidence(**found, options=held, others=others)
     _check(call)
     return call
 
@@ -201,10 +203,5 @@ def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd",
         ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
     """
     beside, options = _beside(options)
-    starts = {name: beside.pop(name) for name in STARTS if name in beside}
     Asked.of(**options)
-    if starts:
-        layout, options = "bshd", _kept_apart(q, k, starts, options)
-    call = evidence(q, k, v, o, Reading(layout=layout), options)
-    others = {name: _in_order(name, x, layout) for name, x in beside.items()}
-    return Explained(**vars(explain_call(replace(call, others=others))))
+    return Explained(**vars(explain_call(evidence(q, k, v, o, Reading(layout=layout), options, beside))))

@@ -42,7 +42,7 @@ class RightGradients:
         groups: the query heads that share a head of k and v, of each entry that is looked at, of `across` heads of k
             and v each. values: their gradients. allowed: the largest error that is rounding, of
             neighbouring rows.
-        count: of groups that the call has.
+        count: of groups that the call has. cost: multiplications of one.
     """
 
     evidence: Evidence
@@ -52,6 +52,7 @@ class RightGradients:
     values: list[dict[str, Tensor]]
     allowed: list[dict[str, Tensor]]
     count: int
+    cost: int
 
     @classmethod
     def of(cls, evidence: Evidence, dialect: Dialect) -> "RightGradients":
@@ -69,7 +70,7 @@ class RightGradients:
         groups = [Group.of(evidence, dialect, *each) for each in at]
         values = [gradients(each.rows, each.dO) for each in groups]
         allowed = [_rounding(*each, evidence.fmt) for each in zip(groups, values)]
-        return cls(evidence, dialect, groups, len(across), values, allowed, batch * kv_heads)
+        return cls(evidence, dialect, groups, len(across), values, allowed, batch * kv_heads, cost)
 
     def of_heads(self, name: str, parts: list[dict[str, Tensor]]) -> Tensor:
         """What a gradient should be, of `values`, or may be off, of `allowed`: (entries, heads, n, d or 1)."""
@@ -173,7 +174,7 @@ def _instead(
     entries, heads_at, _ = group.rows.places
     for memory in (dO.reshape(batch, n, heads, d).transpose(1, 2), dO.transpose(1, 2).reshape(dO.shape)):
         yield "dO_in_memory_order", x, of(dO=memory[entries][:, heads_at].double().cpu()), {}
-    for each in choices[: int(4 * PRODUCTS / max(_cost(group), 1))]:
+    for each in choices[: int(4 * PRODUCTS / max(right.cost, 1))]:
         dialect = changed(right.dialect, each.aspect, each.choice)
         try:
             rows = Group.of(right.evidence, dialect, int(entries[0]), group.kv_head).rows
@@ -192,12 +193,6 @@ def _residual(x: Tensor, due: Tensor) -> float:
     """Root mean square of an error over that of what is due."""
     error = (x - due).square().mean().nan_to_num(math.inf)
     return (error / due.square().mean().clamp(min=1e-300)).sqrt().item()
-
-
-def _cost(group: Group) -> int:
-    """Multiplications of a group's gradients and of a right kernel's."""
-    _, heads, n_q, d = group.rows.q.shape
-    return PASSES * heads * n_q * group.rows.k.shape[2] * d
 
 
 def _rounding(group: Group, right: dict[str, Tensor], fmt: Format) -> dict[str, Tensor]:

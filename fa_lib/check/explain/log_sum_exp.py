@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fa_lib.check.dialect.attention import Dialect, Rows, changed, log_sum_exp, scores
 from fa_lib.check.dialect.conventions import Convention
-from fa_lib.check.dialect.evidence import Evidence
+from fa_lib.check.dialect.evidence import Evidence, taken
 from fa_lib.check.dialect.reading import Reader, Unfit
 from fa_lib.check.dialect.search import NEAR
 from fa_lib.check.explain.gradients import MOST, NEARER
@@ -41,7 +41,7 @@ def judged_log_sum_exp(evidence: Evidence, dialect: Dialect, choices: list[Conve
     for rows in parts(evidence, sample, places):
         due = log_sum_exp(rows)
         sees = due.isfinite()  # a NaN score, or no key, has none
-        error = (_at(x, rows.places) - due)[sees].abs().nan_to_num(math.inf)
+        error = (taken(x, *rows.places).double().cpu() - due)[sees].abs().nan_to_num(math.inf)
         if error.numel():
             over = error / _bound(rows, due, fmt)[sees]
             times, off = max(times, over.max().item()), off + int((over > 1).sum())
@@ -50,7 +50,7 @@ def judged_log_sum_exp(evidence: Evidence, dialect: Dialect, choices: list[Conve
     if times <= 1:
         verdict = Verdict.CONVENTION if as_read else Verdict.ROUNDING
         return OtherOutput("lse", verdict, residual, times, as_read, looked_at=looked_at)
-    own = _at(x, sample.places)
+    own = taken(x, *sample.places).double().cpu()
     tried = [(_off(own, other), change, more) for change, other, more in _instead(evidence, sample, choices)]
     least, change, more = min(tried, key=lambda one: one[0])
     if least <= min(NEAR, residual / NEARER):
@@ -58,11 +58,6 @@ def judged_log_sum_exp(evidence: Evidence, dialect: Dialect, choices: list[Conve
         return OtherOutput("lse", verdict, residual, times, change, dialect=more, looked_at=looked_at)
     verdict = Verdict.PRECISION if residual <= NEAR and off > MOST * count else Verdict.BUG
     return OtherOutput("lse", verdict, residual, times, looked_at=looked_at)
-
-
-def _at(x: Tensor, places: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    entries, heads, rows = places
-    return x[entries[:, None, None], heads[:, None], rows].double().cpu()
 
 
 def _instead(evidence: Evidence, rows: Rows, choices: list[Convention]) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:

@@ -83,6 +83,5 @@ def _worst(scan: Scan) -> tuple[int, int, Tensor]:
 def _arrays(rows: Rows) -> dict[str, np.ndarray]:
     q, k, v, o, bias = (x[0, 0] for x in (rows.q, rows.k, rows.v, rows.o, rows.bias))
     seen = (bias > -math.inf).any(0)
-    sink = np.logaddexp(rows.sinks.item(), 0.0) if rows.dialect.softmax == "plus_one" else rows.sinks.item()
     found = dict(q=q, k=k[seen], v=v[seen], o=o, bias=bias[:, seen])
-    return {name: x.numpy() for name, x in found.items()} | dict(sink=np.array(sink))
+    return {name: x.numpy() for name, x in found.items()} | dict(sink=rows.sinks.numpy().reshape(()))
