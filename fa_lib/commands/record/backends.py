@@ -2,8 +2,10 @@
 speed."""
 
 import math
+import multiprocessing
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -27,6 +29,7 @@ KERNELS = ("torch_flash", "torch_cudnn", "torch_efficient", "torch_math", "torch
 NAMES = [f"fa_lib.gallery.torch_kernels:{key}" for key in KERNELS]
 FLASH_ATTN = "fa_lib.gallery.flash_attn_kernels:flash_attn"
 SHAPES = {"cuda": ["97", "113 x 203", "causal 203", "GQA 384", "1024", "causal 2048"], "cpu": ["97", "causal 203"]}
+WORKERS = 4  # processes; most of their time is the CPU's
 ORDERS = {"first": False, "last": True}  # the tile of keys that is taken first -> Algorithm.reverse
 
 
@@ -66,9 +69,10 @@ def judged(device: str, out: Path, cache: str = "", names: Sequence[str] = ()) -
     dims, lengths = ([64, 128, 256], [1024, 4096]) if full else ([64], [256])
     fixed, axes = dict(device=device), dict(fmt=["BF16", "FP16"] if full else ["BF16"], seed=range(3 if full else 1))
     calls = dict(kernel=names, head_dim=dims, shape=SHAPES[device], distribution="normal") | axes
-    by_rule = sweep(measure_shapes, calls, fixed=fixed, cache=cache)
     sizes = dict(kernel=names, n=lengths, head_dim=dims, distribution=["uniform", "normal"]) | axes
-    agrees = sweep(agreement, sizes, fixed=fixed, cache=cache)
+    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:  # CUDA is no friend of forks
+        by_rule = sweep(measure_shapes, calls, fixed=fixed, cache=cache, executor=pool)
+        agrees = sweep(agreement, sizes, fixed=fixed, cache=cache, executor=pool)
     print(by_rule.groupby(["kernel", "tensor"]).ratio.max().unstack().to_string())
     print(agrees.groupby(["kernel", "fmt", "head_dim", "begins"]).identical.mean().unstack().to_string())
     name = "backends" if names == NAMES else names[0].rpartition(":")[2]

@@ -12,7 +12,7 @@ from fa_lib.gallery.catalogue import ON_CUDA
 
 KEYS = {"cuda": tuple(ON_CUDA), "cpu": ("torch_flash", "torch_math")}  # device -> of its catalogue
 DEPTH = {"cuda": "gpu", "cpu": "rehearsal"}
-JOBS = {"cuda": 4, "cpu": 2}  # at a time: most of a kernel's time is a compiler's, on one core
+JOBS = {"cuda": 6, "cpu": 2}  # at a time: most of a kernel's time is a compiler's, on one core
 LIMIT_S = 240  # of one kernel
 
 

@@ -96,7 +96,7 @@ def flash_attn(device: str, scale: str, out: Path) -> None:
         sources = sorted((build() / "wheelhouse").glob("flash_attn-*.tar.gz"))
         if not sources:
             raise RuntimeError("flash_attn: no source package in build/wheelhouse; `make wheelhouse` takes it along")
-        _to_path(compiled(sources[-1], _flash_attn_target()))
+        _to_path(compiled(sources[-1], _flash_attn_target(), max(len(os.sched_getaffinity(0)) // 2, 1)))
     _tested("flash_attn", ["tests/test_cuda.py", "-m", "cuda", "-k", "flash_attn"], out)
     from fa_lib.commands.record import backends, gallery
 

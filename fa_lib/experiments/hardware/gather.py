@@ -15,13 +15,14 @@ import torch
 
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import save
-from fa_lib.experiments.hardware import instructions, row_sum
+from fa_lib.experiments.hardware import functions, instructions, row_sum
 from fa_lib.experiments.hardware.exponential import every_16_bit, ex2_table
 from fa_lib.experiments.hardware.probes import facts, rule_of, survivors
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED, vectors, verdict
 
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 KEYS = (64, 128)  # of the row sums
+PERIODS = {"rcp_ftz": (1, -1), "rsqrt_ftz": (2, -0.5), "sqrt_ftz": (2, 0.5)}  # as `functions.scaled` takes them
 
 
 def gather(device: str, out: Path) -> None:
@@ -36,7 +37,7 @@ def gather(device: str, out: Path) -> None:
     """
     library = instructions.compile(out / "log") if device == "cuda" else None
     failed = []
-    for probe in (exponentials, row_sums, products):
+    for probe in (exponentials, special_functions, row_sums, products):
         try:
             probe(device, out, library)
         except Exception:
@@ -68,6 +69,44 @@ def exponentials(device: str, out: Path, library) -> None:
     for key, at in (("lg2_ftz", 1 + 2.0**-23), ("rcp_ftz", 1 + 2.0**-23), ("rcp_ftz", 3.0)):
         if key in elementwise:
             print(key, at, elementwise[key](torch.tensor([at], device=device)).item())
+
+
+def special_functions(device: str, out: Path, library) -> None:
+    """Write functions/<function>.npz: the tables of `functions.table` as <exponent>_ulp and <exponent>_crc; exceptions, of
+    `functions.scaled` or `functions.powers`; and samples/<instruction>.npz, of `functions.sampled`, for the 16-bit ones all
+    2^16 results. On a CPU there is nothing to measure.
+
+    Args:
+        device, out, library: as of `exponentials`.
+    """
+    if library is None:
+        print("special functions: a CPU has none of a GPU's")
+        return
+    for each in functions.FUNCTIONS:
+        function = instructions.elementwise(library, each.key)
+        arrays: dict[str, Any] = {}
+        for exponent in each.exponents:
+            found = functions.table(function, each, exponent, device)
+            arrays |= {f"{exponent}_{key}": x for key, x in found.items()}
+        if each.key == "ex2_ftz":
+            arrays["exceptions"], arrays["examples"] = functions.powers(function, device)
+        if each.key in PERIODS:
+            arrays["exceptions"] = functions.scaled(function, *PERIODS[each.key], device)
+        _store(out / "functions" / f"{each.key}.npz", arrays)
+        print(each.key, {key: x.shape for key, x in arrays.items()}, flush=True)
+    for key in functions.SAMPLED:
+        _store(out / "samples" / f"{key}.npz", functions.sampled(instructions.elementwise(library, key), 1, device))
+    for key in functions.BINARY:
+        _store(out / "samples" / f"{key}.npz", functions.sampled(instructions.binary(library, key), 2, device))
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).to(device)
+    for key in functions.SHORT:
+        _store(out / "samples" / f"{key}.npz", dict(y=instructions.short(library, key)(every).cpu().numpy()))
+
+
+def _store(path, arrays):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def row_sums(device: str, out: Path, library) -> None:

@@ -1,4 +1,4 @@
-// n independent dot products d_i = c_i + sum_k a_ik b_ik, one tensor-core instruction each; and ex2, lg2, rcp.
+// n independent dot products d_i = c_i + sum_k a_ik b_ik, one tensor-core instruction each; and approximations.
 //
 // The vector a is row 0 of A, b column 0 of B, c is C[0][0], everything else is zero, and D[0][0] is stored as it
 // comes. In each of the instructions a vector is 32 bytes: 16 of 16 bits, 8 of TF32 in 32 bits, 32 of 8 bits; so one
@@ -130,5 +130,47 @@ WGMMA(wgmma_e5m2, "wgmma.mma_async.sync.aligned.m64n8k32.f32.e5m2.e5m2", "")
 
 ELEMENTWISE(ex2_ftz, "ex2.approx.ftz.f32")
 ELEMENTWISE(ex2, "ex2.approx.f32")
-ELEMENTWISE(lg2_ftz, "lg2.approx.ftz.f32")  // a kernel's log-sum-exp
-ELEMENTWISE(rcp_ftz, "rcp.approx.ftz.f32")  // and its 1 / l
+ELEMENTWISE(lg2_ftz, "lg2.approx.ftz.f32")
+ELEMENTWISE(lg2_f32, "lg2.approx.f32")
+ELEMENTWISE(rcp_ftz, "rcp.approx.ftz.f32")
+ELEMENTWISE(rcp_f32, "rcp.approx.f32")
+ELEMENTWISE(rsqrt_ftz, "rsqrt.approx.ftz.f32")
+ELEMENTWISE(rsqrt_f32, "rsqrt.approx.f32")
+ELEMENTWISE(sqrt_ftz, "sqrt.approx.ftz.f32")
+ELEMENTWISE(sqrt_f32, "sqrt.approx.f32")
+ELEMENTWISE(sin_ftz, "sin.approx.ftz.f32")
+ELEMENTWISE(cos_ftz, "cos.approx.ftz.f32")
+ELEMENTWISE(tanh_f32, "tanh.approx.f32")
+
+// z_i = x_i / y_i
+#define BINARY(NAME, INSTRUCTION)                                                                                  \
+    __global__ void NAME##_kernel(const float* x, const float* y, float* z, long long n) {                          \
+        long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;                                            \
+        if (i < n) asm volatile(INSTRUCTION " %0, %1, %2;" : "=f"(z[i]) : "f"(x[i]), "f"(y[i]));                   \
+    }                                                                                                              \
+    extern "C" int NAME(const void* x, const void* y, void* z, long long n, void* stream) {                        \
+        NAME##_kernel<<<(n + 255) / 256, 256, 0, (cudaStream_t)stream>>>((const float*)x, (const float*)y,         \
+                                                                         (float*)z, n);                            \
+        return cudaGetLastError();                                                                                 \
+    }
+
+BINARY(div_ftz, "div.approx.ftz.f32")
+BINARY(div_f32, "div.approx.f32")
+BINARY(div_full_ftz, "div.full.ftz.f32")
+BINARY(div_full, "div.full.f32")
+
+// y_i = f(x_i) of 16 bits
+#define SHORT(NAME, INSTRUCTION)                                                                                   \
+    __global__ void NAME##_kernel(const uint16_t* x, uint16_t* y, long long n) {                                    \
+        long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;                                            \
+        if (i < n) asm volatile(INSTRUCTION " %0, %1;" : "=h"(y[i]) : "h"(x[i]));                                  \
+    }                                                                                                              \
+    extern "C" int NAME(const void* x, void* y, long long n, void* stream) {                                       \
+        NAME##_kernel<<<(n + 255) / 256, 256, 0, (cudaStream_t)stream>>>((const uint16_t*)x, (uint16_t*)y, n);     \
+        return cudaGetLastError();                                                                                 \
+    }
+
+SHORT(ex2_f16, "ex2.approx.f16")
+SHORT(ex2_ftz_bf16, "ex2.approx.ftz.bf16")
+SHORT(tanh_f16, "tanh.approx.f16")
+SHORT(tanh_bf16, "tanh.approx.bf16")

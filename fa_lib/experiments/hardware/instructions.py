@@ -25,7 +25,10 @@ TYPES = {
 }
 OFFSETS = ((128, 256), (256, 128))  # bytes (leading, stride): along k and along rows, or the other way round
 
-ELEMENTWISE = ("ex2_ftz", "ex2", "lg2_ftz", "rcp_ftz")  # .approx.ftz.f32, and ex2.approx.f32
+ELEMENTWISE = (  # <name>_ftz is <name>.approx.ftz.f32; without ftz C has some of these names, so that they end with _f32
+    "ex2_ftz", "ex2", "lg2_ftz", "lg2_f32", "rcp_ftz", "rcp_f32", "rsqrt_ftz", "rsqrt_f32", "sqrt_ftz", "sqrt_f32",
+    "sin_ftz", "cos_ftz", "tanh_f32",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,40 @@ def elementwise(library, key):
     def function(x):
         x = x.to(torch.float32).contiguous()
         y = torch.full_like(x, torch.nan)
+        _run(launch, x, y, ctypes.c_longlong(x.numel()))
+        return y
+
+    return function
+
+
+def binary(library, key):
+    """Make the function (x, y) -> z that runs a division of instructions.cu on each pair of elements of two CUDA tensors
+    in FP32, of one shape; z is FP32.
+
+    Args:
+        library: of `compile`. key: the division's launcher.
+    """
+    launch = getattr(library, key)
+
+    def function(x, y):
+        x, y = x.contiguous(), y.contiguous()
+        z = torch.full_like(x, torch.nan)
+        _run(launch, x, y, z, ctypes.c_longlong(x.numel()))
+        return z
+
+    return function
+
+
+def short(library, key):
+    """Make the function x -> y of bits of 16-bit numbers, int16 CUDA tensors, of an instruction of instructions.cu.
+
+    Args:
+        library: of `compile`. key: the instruction's launcher.
+    """
+    launch = getattr(library, key)
+
+    def function(x):
+        y = torch.zeros_like(x)
         _run(launch, x, y, ctypes.c_longlong(x.numel()))
         return y
 
