@@ -15,6 +15,7 @@ from fa_lib.gpu.integers import INTEGERS
 from fa_lib.gpu.lanes import FLOATS, Lanes, Lanewise, refuse
 from fa_lib.gpu.moves import MOVES, nothing
 from fa_lib.gpu.operands import Addresses, source, targets
+from fa_lib.gpu.special_unit import measured
 from fa_lib.gpu.syntax import Address, Entry, Instruction, Symbol, Variable
 
 PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a != b, "not": lambda a: ~a}
@@ -28,9 +29,9 @@ def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
         ValueError: it is of this kind, and not modelled.
     """
     name, types = instruction.name, instruction.types
-    wobble = wobbling(instruction, gpu.wobble) if gpu.wobble is not None else None
-    if wobble is not None:
-        return wobble
+    approximate = measured(instruction, gpu.name) if gpu.wobble is None else wobbling(instruction, gpu.wobble)
+    if approximate is not None:
+        return approximate
     if name == "cvt":
         return convert(instruction)
     if name in CHOICES:

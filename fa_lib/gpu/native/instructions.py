@@ -12,10 +12,13 @@ from fa_lib.gpu.moves import WAITS, bytes_read, space_of
 from fa_lib.gpu.native import exchange, memory, mma, mma_whole
 from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
 from fa_lib.gpu.native.encode import Encoding, Layout
+from fa_lib.gpu.native.floats import canonical
 from fa_lib.gpu.native.lanewise import compared, emit
+from fa_lib.gpu.native.special_unit import ex2
 from fa_lib.gpu.native.vectors import lanes
 from fa_lib.gpu.operands import both, parts, whole
 from fa_lib.gpu.program import lanewise
+from fa_lib.gpu.special_unit import measured
 from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol
 
 
@@ -41,6 +44,13 @@ def _lanewise(e: Encoding, gpu: GPU) -> None:
     to, *operands = e.instruction.operands
     write = e.result(to, meaning.gives)
     reads = [e.operand(operand, kind) for operand, kind in zip(operands, meaning.takes)]
+    if gpu.wobble is None and measured(e.instruction, gpu.name) is not None:
+        if e.instruction.name != "ex2" or meaning.gives != "f32":
+            raise NotNative
+        e.shape.append(gpu.name)
+        ftz = "ftz" in e.instruction.words
+        e.build = lambda f: write(f, canonical(f.b, ex2(f.b, reads[0](f), ftz)))
+        return
     e.build = lambda f: write(f, emit(f.b, e.instruction, [read(f) for read in reads]))
 
 
