@@ -59,6 +59,8 @@ def _float_to_float(instruction: Instruction, kind: str, gives: str, mode: str):
     words = instruction.words
     to_whole = next((WHOLE[word] for word in words if word in WHOLE), None)
     ftz = "ftz" in words
+    if (kind, gives) == ("bf16", "f32") and {*words} <= {"cvt", kind, gives}:  # a shift on a GPU, of NaN too
+        return lambda a: (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
     def run(a):
         x = a if kind == "f64" else carried(a, kind, ftz and kind == "f32")
@@ -91,7 +93,7 @@ def _whole_to_float(instruction: Instruction, gives: str, mode: str):
 
 
 def _float_to_whole(instruction: Instruction, kind: str, gives: str):
-    """Beyond the limits the limit; of NaN 0, and of 64 bits the lowest bit pattern (PTX leaves it open)."""
+    """Beyond the limits the limit. NaN is 0; as 64 bits it is 2^63, as an H100 has it."""
     to_whole = next((WHOLE[word] for word in instruction.words if word in WHOLE), None)
     if to_whole is None:
         raise refuse(instruction, f"accepted are {', '.join(WHOLE)}")
@@ -101,9 +103,8 @@ def _float_to_whole(instruction: Instruction, kind: str, gives: str):
         x = to_whole(a if kind == "f64" else carried(a, kind, ftz))
         inside = (x >= low) & (x <= high - (high >> 53))
         y = np.where(inside, x, 0.0).astype(np.int64 if gives[0] == "s" else np.uint64).astype(dtype)
-        return np.where(
-            np.isnan(x), dtype.type(0), np.where(x < low, dtype.type(low), np.where(inside, y, dtype.type(high)))
-        )
+        nan = np.array(1 << 63 if BITS[gives] == 64 else 0, np.uint64).astype(dtype)
+        return np.where(np.isnan(x), nan, np.where(x < low, dtype.type(low), np.where(inside, y, dtype.type(high))))
 
     return run
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 
 from fa_lib.gpu import series
-from fa_lib.gpu.carriers import PAIRS, ROUNDINGS, bits_of, carried, flushed, odd_sum
+from fa_lib.gpu.carriers import NAN, PAIRS, ROUNDINGS, bits_of, carried, flushed, odd_sum
 from fa_lib.gpu.lanes import DTYPES, Lanes, Lanewise, Meaning, refuse
 from fa_lib.gpu.syntax import Instruction
 
@@ -132,7 +132,8 @@ def _extreme(largest: bool) -> Meaning:
 
 
 def _sign(flip: bool) -> Meaning:
-    """Make the meaning of neg and abs, which change only the sign's bit, of NaN too."""
+    """Make the meaning of neg and abs, which change only the sign's bit. NaN of FP32 becomes the one NaN, as an H100
+    has it."""
 
     def meaning(instruction: Instruction) -> Lanewise:
         (kind,) = instruction.types
@@ -145,7 +146,8 @@ def _sign(flip: bool) -> Meaning:
             if ftz:
                 x = bits_of(flushed(carried(x, single), single), single)
             bits = x.view(dtype)
-            return (bits ^ sign if flip else bits & ~sign).view(x.dtype)
+            turned = (bits ^ sign if flip else bits & ~sign).view(x.dtype)
+            return np.where(np.isnan(x), NAN["f32"], turned.view(np.uint32)).view(x.dtype) if single == "f32" else turned
 
         return Lanewise((kind,), kind, lambda a: joined([change(x) for x in halves(a, kind)]))
 

@@ -59,7 +59,8 @@ def multiply(instruction: Instruction) -> Lanewise:
 
 
 def _divide(a: Lanes, b: Lanes) -> Lanes:
-    """Divide toward zero. By zero: all bits set (PTX leaves it open). The lowest number by -1: itself."""
+    """Divide toward zero. By zero: all bits set (PTX leaves it open; 32 bits are so on an H100). The lowest number by
+    -1: itself."""
     safe = np.where(b == 0, a.dtype.type(1), b)
     q = a // safe
     q = q + ((q * safe != a) & ((a < 0) != (safe < 0))).astype(a.dtype)
@@ -67,7 +68,7 @@ def _divide(a: Lanes, b: Lanes) -> Lanes:
 
 
 def _remainder(a: Lanes, b: Lanes) -> Lanes:
-    return np.where(b == 0, a, a - _divide(a, b) * b).astype(a.dtype)
+    return np.where(b == 0, ~a.dtype.type(0), a - _divide(a, b) * b).astype(a.dtype)
 
 
 def _shift(instruction: Instruction) -> Lanewise:

@@ -91,7 +91,9 @@ def program(seed):
     draw = random.Random(seed)
     kinds = {"%r": ("b32", 4), "%f": ("b32", 4), "%d": ("b64", 8), "%h": ("b16", 2)}
     lines = ["mov.u32 %r63, %tid.x; mul.wide.u32 %d31, %r63, 2048; add.s64 %d30, %d0, %d31; add.s64 %d29, %d1, %d31;",
-             "shl.b32 %r60, %r63, 4; mov.u32 %r59, memory; add.u32 %r60, %r60, %r59; shl.b32 %r61, %r63, 2;",
+             "mov.u32 %r59, memory; shr.u32 %r60, %r63, 5; shl.b32 %r60, %r60, 9; add.u32 %r59, %r59, %r60;",
+             "and.b32 %r63, %r63, 31;",  # each warp has shared memory of its own: no races
+             "shl.b32 %r60, %r63, 4; add.u32 %r60, %r60, %r59; shl.b32 %r61, %r63, 2;",
              "add.u32 %r61, %r61, %r59; shl.b32 %r62, %r63, 3; add.u32 %r62, %r62, %r59; mov.u32 %r58, 0;"]  # fmt: skip
     at = 256
     loads, stores = [], []

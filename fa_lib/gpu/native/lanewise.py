@@ -46,8 +46,9 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     name, words = instruction.name, instruction.words
     ftz = "ftz" in words
     if name in ("neg", "abs") and not ftz:
-        bits = b.bitcast(x[0], lanes(I32))
-        return b.xor(bits, b.all(0x80000000, bits)) if name == "neg" else b.and_(bits, b.all(0x7FFFFFFF, bits))
+        bits = floats.canonical(b, x[0])
+        turned = b.xor(bits, b.all(0x80000000, bits)) if name == "neg" else b.and_(bits, b.all(0x7FFFFFFF, bits))
+        return b.select(floats.not_a_number(b, x[0]), bits, turned)
     if name not in floats.SINGLE or {*words[1:]} - QUIET:
         raise NotNative
     x = [floats.flushed(b, each) if ftz else each for each in x]
@@ -122,17 +123,17 @@ def product(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
 
 
 def divided(b: Builder, x: ir.Value, y: ir.Value, signed: bool, remainder: bool) -> ir.Value:
-    """Emit a quotient or remainder of 32 bits, in 64, where none overflows. By 0, the quotient has all bits set and the
-    remainder is x."""
+    """Emit a quotient or remainder of 32 bits, in 64, where none overflows. By 0, quotient and remainder have
+    all bits set."""
     wide = lanes(I64)
     a, c = ((b.sext if signed else b.zext)(each, wide) for each in (x, y))
     by_zero = b.icmp_unsigned("==", c, b.all(0, wide))
     c = b.select(by_zero, b.all(1, wide), c)
     if remainder:
-        result, result_by_zero = (b.srem if signed else b.urem)(a, c), a
+        result = (b.srem if signed else b.urem)(a, c)
     else:
-        result, result_by_zero = (b.sdiv if signed else b.udiv)(a, c), b.all(-1, wide)
-    return b.trunc(b.select(by_zero, result_by_zero, result), lanes(I32))
+        result = (b.sdiv if signed else b.udiv)(a, c)
+    return b.trunc(b.select(by_zero, b.all(-1, wide), result), lanes(I32))
 
 
 def shifted(b: Builder, x: ir.Value, n: ir.Value, bits: int, left: bool, signed: bool) -> ir.Value:
@@ -192,8 +193,7 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
         floats.halves()
         return floats.canonical(b, b.fpext(x[0], lanes(FLOAT)))
     if (gives, kind) == ("f32", "bf16"):
-        bits = b.shl(b.zext(x[0], lanes(I32)), b.all(16, lanes(I32)))
-        return floats.canonical(b, b.bitcast(bits, lanes(FLOAT)))
+        return b.shl(b.zext(x[0], lanes(I32)), b.all(16, lanes(I32)))
     if (gives, kind) == ("f64", "f32"):
         return b.fpext(x[0], lanes(DOUBLE))
     if gives == "f32" and kind in ("s32", "u32"):
