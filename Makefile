@@ -45,6 +45,9 @@ study: $(call has,figures) ## train the models of figures 7 and 8 for hours, wit
 record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu.md)
 	@$(FA_LIB) dev record
 
+launches: $(call has,gpu) ## for a machine with a GPU: what FlashAttention-2's kernels are given, into build/launches
+	$(PYTHON) -m fa_lib.experiments.hardware.launched
+
 wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version "$$PY" \
 		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
@@ -172,4 +175,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record wheelhouse report gallery gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean

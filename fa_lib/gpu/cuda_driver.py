@@ -1,7 +1,7 @@
 """Launches on a real GPU, by CUDA's driver alone: it compiles a kernel's PTX for the GPU that it finds.
 
-`on_cuda` runs one launch in this process; `replay` runs many, each in a process of its own, because a fault of one spoils
-CUDA for its process.
+`on_cuda` runs one launch in this process; `replay` runs many in some processes, and begins a new one after a fault,
+which spoils CUDA for its process.
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -96,13 +97,18 @@ def replay(files: Sequence[Path], into: Path, jobs: int) -> dict[str, str]:
         return outcomes
 
     with ThreadPoolExecutor(jobs) as pool:
-        return {key: words for part in pool.map(each, [[*files[i::jobs]] for i in range(jobs)]) for key, words in part.items()}
+        return {
+            key: words
+            for part in pool.map(each, [[*files[i::jobs]] for i in range(jobs)])
+            for key, words in part.items()
+        }
 
 
 def _main(into: str, *paths: str) -> None:
     for path in paths:
         launch = Launch.load(Path(path))
-        changed = {f"after{i}": x for i, x in enumerate(on_cuda(launch)) if not np.array_equal(x, launch.memory[i])}
+        after = enumerate(on_cuda(launch))
+        changed: dict[str, Any] = {f"after{i}": x for i, x in after if not np.array_equal(x, launch.memory[i])}
         with replacing(Path(into) / Path(path).name) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, **changed)
 

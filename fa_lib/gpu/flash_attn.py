@@ -2,7 +2,7 @@
 dropout, forward and backward, as flash_api.cpp calls them."""
 
 from dataclasses import dataclass, replace
-from math import ceil, e, log2
+from math import ceil, e, log2, nan
 
 import numpy as np
 import torch
@@ -100,9 +100,11 @@ def _forward(q, k, v, options, gpu, splits):
     splits = splits_of(batch * heads, n_q, n_kv, case.width, gpu) if splits is None else splits
     if not 1 <= splits <= MOST_SPLITS:
         raise ValueError(f"splits: got {splits}; accepted are 1 to {MOST_SPLITS}, or None")
-    o = q.new_empty(batch, n_q, heads, d).transpose(1, 2)  # as flash-attn lays it out
+    o = q.new_full((batch, n_q, heads, d), nan).transpose(1, 2)  # as flash-attn lays it out
     rows = combined_rows(case.width)
-    room = torch.empty(-(-batch * heads * n_q // rows) * rows)  # the combining kernel writes whole blocks of rows
+    room = torch.full(
+        (-(-batch * heads * n_q // rows) * rows,), nan
+    )  # the combining kernel writes whole blocks of rows
     values = _values(q, k, v, o, room, options)
     if splits == 1:
         kernels = forward_kernels(case)
@@ -111,8 +113,8 @@ def _forward(q, k, v, options, gpu, splits):
     else:
         kernels = split_kernels(case)
         values |= dict(
-            num_splits=splits, softmax_lseaccum_ptr=torch.empty(splits, batch, heads, n_q),
-            oaccum_ptr=torch.empty(splits, batch, heads, n_q, values["d_rounded"]),
+            num_splits=splits, softmax_lseaccum_ptr=torch.full((splits, batch, heads, n_q), nan),
+            oaccum_ptr=torch.full((splits, batch, heads, n_q, values["d_rounded"]), nan),
         )  # fmt: skip
         grid = -(-n_q // kernels.block_q), splits, batch * heads
         _launch(kernels, "flash_fwd_splitkv_kernel", grid, kernels.shared[0], values)
@@ -181,15 +183,15 @@ def backward(
     options = options.among(n_q, n_kv)
     kernels = backward_kernels(_case(q, k, options, gpu))
     dO, o, lse = (x if x.stride(-1) == 1 else x.contiguous() for x in (dO.to(q.dtype), o, lse.contiguous()))
-    dq = q.new_empty(batch, n_q, heads, d).transpose(1, 2)
-    dk, dv = (q.new_empty(batch, n_kv, heads, d).transpose(1, 2) for _ in range(2))
+    dq = q.new_full((batch, n_q, heads, d), nan).transpose(1, 2)
+    dk, dv = (q.new_full((batch, n_kv, heads, d), nan).transpose(1, 2) for _ in range(2))
     values = _values(q, k, v, o, lse, options)
     for name, x in dict(do=dO, dq=dq, dk=dk, dv=dv).items():
         values |= _strided(name, x)
     rounded = values["seqlen_q_rounded"]
     values |= dict(
-        dq_accum_ptr=torch.empty(batch, rounded, heads, values["d_rounded"]),
-        dsoftmax_sum=torch.empty(batch, heads, rounded),
+        dq_accum_ptr=torch.full((batch, rounded, heads, values["d_rounded"]), nan),
+        dsoftmax_sum=torch.full((batch, heads, rounded), nan),
     )
     rows = -(-n_q // kernels.block_q), batch, heads
     keys = -(-n_kv // kernels.block_kv), batch, heads

@@ -128,7 +128,7 @@ class Kernel:
             ValueError: an argument does not fit.
             Fault: the kernel does what it may not.
         """
-        grid, size = _three(grid, "grid"), _three(block, "block")
+        grid, size = three(grid, "grid"), three(block, "block")
         parameters, spans = self._parameters(arguments)
         outer, constants = Global([*spans, *self._spans]), Global(self._spans)
 
@@ -196,7 +196,12 @@ def _one(entries: dict[str, Entry], name: str | None) -> Entry:
     return (exact or matches)[0]
 
 
-def _three(sizes: Iterable[int], name: str) -> Size:
+def three(sizes: Iterable[int], name: str) -> Size:
+    """Return sizes in x, y, z; missing ones are 1.
+
+    Raises:
+        ValueError: they are no one to three whole numbers from 1.
+    """
     x, y, z, *more = (*sizes, 1, 1, 1)
     if len(more) > 3 or min(x, y, z) < 1:
         raise ValueError(f"{name}: got {(*sizes,)}; accepted are one to three whole numbers from 1")

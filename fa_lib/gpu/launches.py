@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.execution.files import replacing
-from fa_lib.gpu.launch import Kernel, Structure
+from fa_lib.gpu.launch import Kernel, Structure, three
 
 Triple = tuple[int, int, int]
 
@@ -64,7 +64,7 @@ class Launch:
         if not text.exists():
             with replacing(text) as path:
                 path.write_text(self.ptx)
-        arrays = {f"memory{i}": data for i, data in enumerate(self.memory)}
+        arrays: dict[str, Any] = {f"memory{i}": data for i, data in enumerate(self.memory)}
         with replacing(folder / f"{self.digest}.npz") as path, open(path, "wb") as file:
             np.savez_compressed(file, words=np.array(self._words()), parameters=self.parameters, **arrays)
         return folder / f"{self.digest}.npz"
@@ -89,7 +89,9 @@ class Launch:
         arguments = []
         for each in kernel.entry.parameters:
             place = self.parameters[each.offset : each.offset + each.size]
-            inside = {name: (at - each.offset, 8) for name, (at, _) in layout.items() if 0 <= at - each.offset < each.size}
+            inside = {
+                name: (at - each.offset, 8) for name, (at, _) in layout.items() if 0 <= at - each.offset < each.size
+            }
             fields = {f"byte{i}": (i, 1) for i in np.flatnonzero(place).tolist()}
             numbers = {f"byte{i}": int(place[i]) for i in np.flatnonzero(place).tolist()}
             arguments.append(Structure(fields | inside, each.size, numbers | {name: values[name] for name in inside}))
@@ -149,11 +151,11 @@ def _launch(kernel: Kernel, grid, block, shared: int, arguments, unwritten: int 
                 pointers.append((at, index, address - span.base))
                 data[at : at + 8] = 0
                 break
-    triple = [tuple([*sizes, 1, 1, 1][:3]) for sizes in (grid, block)]
+    sizes = three(grid, "grid"), three(block, "block")
     memory = tuple(span.data.copy() for span in spans)
     kinds = tuple(dtypes.get(span.base, "uint8") for span in spans)
-    entry = kernel.entry.name
-    return Launch(kernel.text, entry, *triple, shared, unwritten, data, tuple(pointers), memory, kinds)
+    name = kernel.entry.name
+    return Launch(kernel.text, name, *sizes, shared, unwritten, data, tuple(pointers), memory, kinds)
 
 
 def _values(arguments) -> Iterator[Any]:

@@ -28,6 +28,7 @@ class Step:
 STEPS = {step.key: step for step in (
     Step("tests", "the tests that need a CUDA device", 4),
     Step("hardware", "how its matrix units add, how ex2 and exp are off, in which order row sums are added", 2),
+    Step("launches", "the bytes that FlashAttention-2's kernels leave in memory, of build/launches", 1),
     Step("gpu_machine", "whether FlashAttention-2's outputs here are the bits that the GPU machine gave", 1),
     Step("validation", "notebook 01: torch's FlashAttention-2 against its model, and by the rule", 6, goes_on=True),
     Step("backends", "torch's other attention kernels, by the rule and against the model", 6, goes_on=True),

@@ -38,6 +38,18 @@ def hardware(device: str, scale: str, out: Path) -> None:
     gather(device, out)
 
 
+def launches(device: str, scale: str, out: Path) -> None:
+    """Run the launches of build/launches, and write the table launches: the columns of `launched.results`, outcome."""
+    from fa_lib.experiments.hardware.launched import FOLDER, on_gpu
+
+    if device != "cuda" or not FOLDER.exists():
+        print(f"launches: they need a CUDA device, and {FOLDER}, which `make launches` writes")
+        return
+    table = on_gpu(FOLDER)
+    print(table.outcome.value_counts().to_string())
+    save(out, "launches", {}, table)
+
+
 def gpu_machine(device: str, scale: str, out: Path) -> None:
     """Compare FlashAttention-2's outputs on the device with the GPU machine's."""
     from fa_lib.commands.record.gpu_machine import compared

@@ -16,13 +16,15 @@ import torch
 from fa_lib.execution.files import replacing
 from fa_lib.execution.results import save
 from fa_lib.experiments.hardware import functions, instructions, row_sum
+from fa_lib.experiments.hardware.every_operand import every_operand
 from fa_lib.experiments.hardware.exponential import every_16_bit, ex2_table
 from fa_lib.experiments.hardware.probes import facts, rule_of, survivors
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED, vectors, verdict
+from fa_lib.gpu.special_unit import MEASURED
 
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 KEYS = (64, 128)  # of the row sums
-PERIODS = {"rcp_ftz": (1, -1), "rsqrt_ftz": (2, -0.5), "sqrt_ftz": (2, 0.5)}  # as `functions.scaled` takes them
+KEPT = [*range(2048), *range(functions.SAMPLES, functions.SAMPLES + 6144)]  # of the samples
 
 
 def gather(device: str, out: Path) -> None:
@@ -72,9 +74,9 @@ def exponentials(device: str, out: Path, library) -> None:
 
 
 def special_functions(device: str, out: Path, library) -> None:
-    """Write functions/<function>.npz: the tables of `functions.table` as <exponent>_ulp and <exponent>_crc; exceptions, of
-    `functions.scaled` or `functions.powers`; and samples/<instruction>.npz, of `functions.sampled`, for the 16-bit ones all
-    2^16 results. On a CPU there is nothing to measure.
+    """Write hardware.functions.npz, as `special_unit.FILE` is, and hardware.samples.npz: kept, the places of the kept
+    `operands`, and the results' bits by launcher. Where `special_unit` has the device's tables, write
+    hardware.every_operand.csv, too. On a CPU there is nothing to measure.
 
     Args:
         device, out, library: as of `exponentials`.
@@ -82,31 +84,23 @@ def special_functions(device: str, out: Path, library) -> None:
     if library is None:
         print("special functions: a CPU has none of a GPU's")
         return
-    for each in functions.FUNCTIONS:
-        function = instructions.elementwise(library, each.key)
-        arrays: dict[str, Any] = {}
-        for exponent in each.exponents:
-            found = functions.table(function, each, exponent, device)
-            arrays |= {f"{exponent}_{key}": x for key, x in found.items()}
-        if each.key == "ex2_ftz":
-            arrays["exceptions"], arrays["examples"] = functions.powers(function, device)
-        if each.key in PERIODS:
-            arrays["exceptions"] = functions.scaled(function, *PERIODS[each.key], device)
-        _store(out / "functions" / f"{each.key}.npz", arrays)
-        print(each.key, {key: x.shape for key, x in arrays.items()}, flush=True)
-    for key in functions.SAMPLED:
-        _store(out / "samples" / f"{key}.npz", functions.sampled(instructions.elementwise(library, key), 1, device))
-    for key in functions.BINARY:
-        _store(out / "samples" / f"{key}.npz", functions.sampled(instructions.binary(library, key), 2, device))
+    results = out / "data" / "results"
+    unary = {key: instructions.elementwise(library, key) for key in instructions.ELEMENTWISE}
+    tables: dict[str, Any] = {}
+    for each in functions.TABLES:
+        tables |= functions.packed(unary[each.key], each, device)
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).to(device)
-    for key in functions.SHORT:
-        _store(out / "samples" / f"{key}.npz", dict(y=instructions.short(library, key)(every).cpu().numpy()))
-
-
-def _store(path, arrays):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(file, **arrays)
+    for key, name in functions.SHORT.items():
+        tables[name] = instructions.short(library, key)(every).cpu().numpy().view(np.uint16)
+    with replacing(results / "hardware.functions.npz") as path:
+        np.savez_compressed(path, **tables)
+    samples = {key: functions.sampled(unary[key], 1, device) for key in functions.SAMPLED}
+    samples |= {key: functions.sampled(instructions.binary(library, key), 2, device) for key in functions.BINARY}
+    with replacing(results / "hardware.samples.npz") as path:
+        kept: dict[str, Any] = {key: y[KEPT] for key, y in samples.items()}
+        np.savez_compressed(path, kept=np.array(KEPT), **kept)
+    if any(name in torch.cuda.get_device_name() for name in MEASURED):
+        save(out, "hardware.every_operand", dict(operands="all of FP32"), every_operand(unary, device))
 
 
 def row_sums(device: str, out: Path, library) -> None:

@@ -25,7 +25,7 @@ TYPES = {
 }
 OFFSETS = ((128, 256), (256, 128))  # bytes (leading, stride): along k and along rows, or the other way round
 
-ELEMENTWISE = (  # <name>_ftz is <name>.approx.ftz.f32; without ftz C has some of these names, so that they end with _f32
+ELEMENTWISE = (  # <name>_ftz is <name>.approx.ftz.f32; others end with _f32 where C has a function of that name
     "ex2_ftz", "ex2", "lg2_ftz", "lg2_f32", "rcp_ftz", "rcp_f32", "rsqrt_ftz", "rsqrt_f32", "sqrt_ftz", "sqrt_f32",
     "sin_ftz", "cos_ftz", "tanh_f32",
 )  # fmt: skip
@@ -133,8 +133,8 @@ def elementwise(library, key):
 
 
 def binary(library, key):
-    """Make the function (x, y) -> z that runs a division of instructions.cu on each pair of elements of two CUDA tensors
-    in FP32, of one shape; z is FP32.
+    """Make the function (x, y) -> z that runs a division of instructions.cu on each pair of elements of two CUDA
+    tensors in FP32, of one shape; z is FP32.
 
     Args:
         library: of `compile`. key: the division's launcher.

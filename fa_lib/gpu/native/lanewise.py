@@ -129,10 +129,8 @@ def divided(b: Builder, x: ir.Value, y: ir.Value, signed: bool, remainder: bool)
     a, c = ((b.sext if signed else b.zext)(each, wide) for each in (x, y))
     by_zero = b.icmp_unsigned("==", c, b.all(0, wide))
     c = b.select(by_zero, b.all(1, wide), c)
-    if remainder:
-        result = (b.srem if signed else b.urem)(a, c)
-    else:
-        result = (b.sdiv if signed else b.udiv)(a, c)
+    name = f"{'s' if signed else 'u'}{'rem' if remainder else 'div'}"
+    result = getattr(b, name)(a, c)
     return b.trunc(b.select(by_zero, b.all(-1, wide), result), lanes(I32))
 
 
