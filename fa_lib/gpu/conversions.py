@@ -67,7 +67,11 @@ def _float_to_float(instruction: Instruction, kind: str, gives: str, mode: str):
         x = _clamped(x if to_whole is None else to_whole(x), words)
         if gives == "f64":
             return x
-        return bits_of(x, gives, mode, ftz and gives == "f32")
+        y = bits_of(x, gives, mode, ftz and gives == "f32")
+        if (kind, gives) != ("f64", "f32"):
+            return y
+        with np.errstate(invalid="ignore"):  # NaN keeps its upper bits, as a processor's conversion has it
+            return np.where(np.isnan(a), a.astype(np.float32).view(np.uint32), y.view(np.uint32)).view(np.float32)
 
     return run
 
