@@ -19,12 +19,11 @@ from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process, in_pro
 from fa_lib.check.isolation.kernel_file import function_of
 from fa_lib.check.isolation.untrusted import Untrusted, message, type_name
 from fa_lib.check.judge.captured import judge_model, judge_tensors
-from fa_lib.check.judge.findings import Finding, Judgement, Severity
+from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import captured as tensors
 from fa_lib.check.measure.captured_gradients import gradients
 from fa_lib.check.measure.closeness import Furthest
-from fa_lib.check.measure.contract import reads_bshd
 from fa_lib.check.measure.examine import PLANS, CheckPlan, examine
 from fa_lib.check.measure.examine_tensors import examine_tensors
 from fa_lib.check.probe.capture import AS_IT_IS, captured
@@ -98,19 +97,14 @@ def check_kernel(
             alone.wait()
         with judged_by_one_thread():  # nothing is kept: code that the kernel calls elsewhere may have changed
             found = examine(kernel, plan, device)
-            other_layout = layout == "bhsd" and reads_bshd(found.asked)
-            if other_layout:
-                layout, kernel = "bshd", f"{kernel}@bshd"
-                found = examine(kernel, plan, device)
         found = found if alone is None else replace(found, conduct=alone.conduct())
     judgement = judge_kernel(kernel, found)
-    if other_layout:
-        judgement = replace(judgement, findings=(Finding("layout", Severity.REPORTED), *judgement.findings))
-    name, _, _ = kernel.partition("@")
+    kernel = judgement.subject
+    name, *read_as = kernel.split("@")
     about = {"Kernel": name, "Package": _version(name)} | _here(device)
     d = ", ".join(map(str, found.lengths.head_dim.unique())) if len(found.lengths) else "none"
     n = sorted(found.lengths.n.unique()) if len(found.lengths) else plan.lengths
-    about |= {"Depth": named, "Layout": layout, "Lengths N": n, "head_dim": d}
+    about |= {"Depth": named, "Layout": "bshd" if "bshd" in read_as else layout, "Lengths N": n, "head_dim": d}
     about |= {"Seeds": f"{plan.seeds}; {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}"}
     about |= {"Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them"}
     settings = dict(kernel=kernel, device=device) | asdict(plan)

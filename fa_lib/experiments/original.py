@@ -68,11 +68,19 @@ def _exact(model, fmt, head_dim, gpu):
 
 
 def _other(model, fmt, head_dim, gpu):
-    return fa2_cuda(fmt, head_dim, "H100" if gpu == "A100" else "A100")
+    return fa2_cuda(fmt, head_dim, "H100" if gpu == "A100" else "A100") | dict(algorithm=model["algorithm"])
+
+
+def _exact_exp2(model, fmt, head_dim, gpu):
+    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), exp2=torch.exp2))
 
 
 def _divided(model, fmt, head_dim, gpu):
-    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), scale_in_exponent=False))
+    return model | dict(algorithm=_scaled_first(model["algorithm"]))
+
+
+def _scaled_first(algorithm):
+    return replace(Algorithm.of(algorithm), scale_in_exponent=False, exp2=torch.exp2)
 
 
 def _forwards(model, fmt, head_dim, gpu):
@@ -87,6 +95,7 @@ CHOICES = {choice.key: choice for choice in (
     Choice("model", "model", lambda model, *_: model),
     Choice("other", "the other GPU's sums", _other),
     Choice("exact", "sums exact", _exact),
+    Choice("exact_exp2", "2^x rounded correctly", _exact_exp2),
     Choice("divided", "S scaled first, O divided by l", _divided),
     Choice("forwards", "first tile first", _forwards),
     Choice("not_rounded", "P not rounded", _not_rounded),
@@ -115,7 +124,7 @@ def original(
     S = q.double() @ k.double().mT * head_dim**-0.5
     if causal:
         S = S.masked_fill(torch.ones_like(S, dtype=torch.bool).triu(1), -torch.inf)
-    model = fa2_cuda(fmt, head_dim, gpu, causal=causal)
+    model = _with_own_exp2(fa2_cuda(fmt, head_dim, gpu, causal=causal), gpu)
     rows = []
     for choice in CHOICES.values():
         emulated = kernels.tiled(q, k, v, causal=causal, **choice.change(model, fmt, head_dim, gpu))
@@ -144,8 +153,9 @@ def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: 
     causal = settings.options.get("causal", False)
     split = settings.splits > 1
     model = fa2_splitkv(fmt, head_dim, settings.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
+    model = _with_own_exp2(model, gpu)
     if "softcap" in settings.options:  # tiled caps no scores that are not scaled yet
-        model |= dict(algorithm=replace(Algorithm.of(model["algorithm"]), scale_in_exponent=False))
+        model |= dict(algorithm=_scaled_first(model["algorithm"]))
     return [_distances(o, kernels.tiled(q, k, v, **model, **settings.options), golden, fmt, base)]
 
 
@@ -188,6 +198,19 @@ def gradients(
             different=(a.double() != m).double().mean().item(), by_order=(a != again).double().mean().item(),
         ))  # fmt: skip
     return rows
+
+
+def _with_own_exp2(model: dict, gpu: str) -> dict:
+    """Give a model of the kernel the GPU's own 2^x, where it was measured."""
+    from fa_lib.gpu import special_unit
+
+    if gpu not in special_unit.MEASURED:
+        return model
+
+    def exp2(y: Tensor) -> Tensor:
+        return torch.from_numpy(special_unit.ex2(y.float().numpy())).double()
+
+    return model | dict(algorithm=replace(Algorithm.of(model["algorithm"]), exp2=exp2))
 
 
 def draw_in_format(fmt: Format, distribution: str, seed: int, shape, kv_shape) -> list[Tensor]:

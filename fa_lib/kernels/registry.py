@@ -12,6 +12,7 @@ from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.option_names import renamed
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
+from fa_lib.kernels.readings import READINGS
 from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
 from fa_lib.kernels.tiling import Tiling
@@ -46,7 +47,8 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
 
     Args:
         name: of a registered kernel, or "package.module:function"; "NAME@bshd" for a kernel whose tensors have this
-            layout of LAYOUTS: it is adapted to (batch, heads, sequence, head_dim). A function is returned as it is.
+            layout of LAYOUTS, or this convention of READINGS: it is adapted to what is asked for here. A function is
+            returned as it is.
         gpu: "A100", "L40S", "H100" or "B200" for a kernel that launches Triton kernels, or "fa2", FlashAttention-2's
             own: it runs on the CPU in this GPU's arithmetic (docs/gpu_machine.md). "": the kernel as it is.
 
@@ -62,6 +64,8 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
         return name
     own, at, layout = str(name).rpartition("@")
     if at:
+        if layout in READINGS:
+            return READINGS[layout](_plain(get(own)))
         if layout not in LAYOUTS:
             raise ValueError(f"layout: got {layout!r}; accepted are {', '.join(LAYOUTS)}")
         if layout in ("varlen", "paged"):  # called under flash-attn's names

@@ -25,11 +25,11 @@ def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> F
     """
     figure, axes = plt.subplots(1, 2, figsize=(10.4, 4.6), width_ratios=(1, 1.15))
     longest = table[table.n == table.n.max()]
-    first = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "A100")]
+    first = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "H100")]
     inputs = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
     labels = {choice.key: choice.label for choice in CHOICES.values()}
     points(axes[0], _on_log_axis(first), "shown", ("choice", labels), ("distribution", inputs), legend="upper right")
-    axes[0].set_title(f"one modelling choice undone, N = {longest.n.max()}\n(BF16, head_dim 64, no mask, A100)")
+    axes[0].set_title(f"one modelling choice undone, N = {longest.n.max()}\n(BF16, head_dim 64, no mask, H100)")
     model_rows, labels = _every_call(longest[longest.choice == "model"], calls)
     marks = {
         f"{distribution} {gpu}": Mark(f"{distribution}, {gpu}", color, marker)

@@ -320,6 +320,9 @@ def test_a_scale_that_is_a_fifth_too_large_does_not_pass_on_peaked_scores(tmp_pa
 MASKS = {  # what a model hands to attention -> what is found of it
     "none": ("", {"sees_later"}),
     "causal": ("is_causal=True", set()),
+    "idle": ("attn_mask=torch.ones(16, 16, dtype=torch.bool)", {"sees_later", "idle_mask"}),
+    "of zeros": ("attn_mask=torch.zeros(16, 16)", {"sees_later", "idle_mask"}),
+    "of numbers": ("attn_mask=torch.ones(16, 16).triu(1)", {"sees_later"}),
     "inverted": ("attn_mask=~torch.ones(16, 16, dtype=torch.bool).tril()", {"sees_later", "own_hidden"}),
 }
 
@@ -327,19 +330,19 @@ MASKS = {  # what a model hands to attention -> what is found of it
 @pytest.mark.parametrize("which", MASKS)
 def test_what_the_masks_of_a_model_show_is_told(tmp_path, which):
     given, found = MASKS[which]
-    (tmp_path / f"mask_{which}.py").write_text(
+    (tmp_path / "masked.py").write_text(
         f"import torch\n{SDPA}torch.manual_seed(0)\ndef run(): sdpa(*torch.randn(3, 1, 2, 16, 8), {given})"
     )
-    function = tmp_path / f"mask_{which}.py:run"
+    function = tmp_path / "masked.py:run"
     record = tmp_path / "record.json"
     words = ("check", "model", function, "--out", tmp_path, "--exit-code", "--json", record)
     for more, fails in (((), False), (("--causal",), bool(found))):
         done = command(*words, *more)
         assert done.exit_code == fails, done.output
-        of = {what: recorded(record, what) for what in ("sees_later", "own_hidden")}
+        of = {what: recorded(record, what) for what in ("sees_later", "own_hidden", "idle_mask")}
         assert {what for what in of if of[what]} == found
         assert all((each["severity"] == "fails") == fails for each in of["sees_later"])
-        assert {each["severity"] for each in of["own_hidden"]} <= {"reported"}
+        assert {each["severity"] for each in of["own_hidden"] + of["idle_mask"]} <= {"reported"}
         assert ("as a decoder" in done.output.splitlines()[0]) == (bool(found) and not fails)
 
 

@@ -13,12 +13,14 @@ from fa_lib.check.judge.findings import Verdict
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import contract as of_contract
 from fa_lib.check.measure.capability import CAPABILITIES
-from fa_lib.check.measure.contract import contract
+from fa_lib.check.measure.contract import adapted, contract, other_convention
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.report.sentences import judgement_text
 from fa_lib.check.report.sentences_kernel import NOTES, noted
 from fa_lib.commands import reports
 from fa_lib.commands.cli import app
+from fa_lib.kernels.readings import READINGS
+from fa_lib.kernels.registry import standing_in
 from fa_lib.numerics.formats import BF16
 
 
@@ -128,7 +130,7 @@ def registered():
     return name
 
 
-def test_a_kernel_of_the_other_layout_is_told_so_and_judged_with_layout(registered, monkeypatch):
+def test_a_kernel_of_the_other_layout_is_told_so(registered):
     asked = pd.DataFrame(contract(registered))
     told = judge_kernel(registered, Measurements(asked=asked))
     assert told.verdict == Verdict.FAILS
@@ -138,15 +140,67 @@ def test_a_kernel_of_the_other_layout_is_told_so_and_judged_with_layout(register
     rows = {row["asked"]: row["outcome"] for row in contract(f"{registered}@bshd")}
     assert {rows[each] for each in ("BF16", "causal", "fewer_queries", "gradients")} == {"answered"}
 
-    def examined(kernel, *_):
-        if kernel == registered:
-            return Measurements(asked=asked)
-        raise RuntimeError(f"examines {kernel}")
 
-    monkeypatch.setattr(reports, "examine", examined)
-    for layout in ("bshd", "bhsd"):
-        with pytest.raises(RuntimeError, match=f"examines {registered}@bshd"):
-            reports.check_kernel(registered, "quick", layout=layout)
+def scale_one(q, k, v, causal=False, scale=None):
+    return attention(q, k, v, causal=causal, scale=1.0 if scale is None else scale)
+
+
+OTHERWISE = {  # conventions -> a kernel that follows them
+    ("layout_all_bshd",): reads_bshd,
+    ("layout_o_bshd",): lambda q, k, v, causal=False: turned(attention(q, k, v, causal=causal)),
+    ("layout_inputs_bshd",): lambda q, k, v: attention(*map(turned, (q, k, v))),
+    ("scale_one",): scale_one,
+    ("scale_one_over_d",): lambda q, k, v: attention(q, k, v, scale=1 / q.shape[-1]),
+    ("layout_all_bshd", "scale_one"): lambda q, k, v: turned(attention(*map(turned, (q, k, v)), scale=1.0)),
+    ("mask_inverted",): lambda q, k, v, mask=None: attention(q, k, v, mask=None if mask is None else ~mask),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", OTHERWISE, ids="+".join)
+def test_a_kernel_of_another_convention_is_adapted_and_then_answers(keys, monkeypatch):
+    few(monkeypatch, "boolean_mask", "causal")
+    name = f"otherwise {'+'.join(keys)}"
+    with standing_in(name, OTHERWISE[keys]):
+        found = other_convention(pd.DataFrame(contract(name)))
+        assert found == keys
+        asked = pd.DataFrame(contract(adapted(name, keys)))
+    answered = {*asked.asked[asked.outcome == "answered"]}
+    assert "BF16" in answered and not (asked.outcome == "wrong").any() and other_convention(asked) == ()
+    if keys[0].startswith("mask"):
+        assert "boolean_mask" in answered
+    told = judge_kernel(name, Measurements(keys, asked))
+    convention = next(f for f in told.findings if f.what == "convention")
+    assert convention.where == dict(keys="+".join(keys)) and told.subject == adapted(name, keys)
+    assert convention.severity == ("reported" if keys == ("layout_all_bshd",) else "fails")
+
+
+def test_what_is_not_attention_under_any_convention_is_adapted_to_none(monkeypatch):
+    few(monkeypatch)
+    for kernel in (over_queries, lambda q, k, v: 1.5 * attention(q, k, v), attention):
+        with standing_in("strange", kernel):
+            assert other_convention(pd.DataFrame(contract("strange"))) == ()
+
+
+def test_a_scale_that_cannot_be_undone_exactly_is_refused():
+    q, k, v = torch.randn(3, 1, 2, 8, 32)
+    fixed, takes = (
+        READINGS["scale_one"](lambda q, k, v: attention(q, k, v, scale=1.0)),
+        READINGS["scale_one"](scale_one),
+    )
+    with pytest.raises(NotImplementedError, match="without rounding Q, at head_dim 32"):
+        fixed(q, k, v)
+    assert torch.equal(takes(q, k, v), attention(q, k, v))
+    q, k, v = torch.randn(3, 1, 2, 8, 64)
+    assert torch.equal(fixed(q, k, v), attention(q / 8, k, v, scale=1.0))
+
+
+def test_check_kernel_judges_it_further(tmp_path):
+    with standing_in("own scale", scale_one):
+        report = reports.check_kernel("own scale", "quick", out=tmp_path)
+    failed = [f.what for f in report.judgement.findings if f.severity == "fails"]
+    text = judgement_text(report.judgement)
+    assert failed == ["convention"] and "attention with the scale 1, which was not asked for" in text
+    assert "It carries no low precision" in text and report.judgement.subject == "own scale@scale_one"
 
 
 def test_a_name_with_a_layout():

@@ -135,12 +135,17 @@ def judge_model(
 
 
 def _of_masks(table, causal):
-    """What the masks of calls with as many queries as keys show: keys behind a row's own, which a decoder may not see,
-    and rows that do not see their own key, as under a mask of the other polarity. Of others, that they do not."""
+    """What the masks of calls show: that they do nothing. Of calls with as many queries as keys, too: keys behind a
+    row's own, which a decoder may not see, and rows that do not see their own key, as under a mask of the other
+    polarity. Of others, that they do not."""
     if "later" not in table:
         return
     names = [name for name in ("model", "step", "layer", "call") if name in table]
     calls = table.drop_duplicates(names)
+    idle = calls[calls.masked == 0] if "masked" in calls else calls[:0]
+    if len(idle):
+        where = {name: f"{idle.iloc[0][name]}" for name in names}
+        yield Finding("idle_mask", Severity.REPORTED, dict(calls=len(idle), of=len(calls)) | where)
     uneven = calls[calls.later.isna() & (calls.get("n_q", 2) != 1)]  # a single query is the last, and sees none behind
     if causal and len(uneven):
         yield Finding("later_unknown", Severity.REPORTED, dict(calls=len(uneven), of=len(calls)))

@@ -14,6 +14,7 @@ from fa_lib.check.judge.gross_errors import of_wrong
 from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.measure.carry import LOST, carried
+from fa_lib.check.measure.contract import OTHER_LAYOUT, adapted
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.wrong_answers import FAR
@@ -26,8 +27,10 @@ SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a sma
 
 def judge_kernel(kernel: str, found: Measurements) -> Judgement:
     """A kernel, by what was measured of it: it passes where its outputs are attention's and within the rule,
-    and it carries no low precision from tile to tile. Where no error could be measured, it is not judged."""
-    conduct = tuple(of_conduct(found.conduct))
+    and it carries no low precision from tile to tile. Where no error could be measured, it is not judged. A kernel
+    that follows another convention is judged under it."""
+    kernel, conduct = adapted(kernel, found.conventions), tuple(of_conduct(found.conduct))
+    conventions = tuple(_conventions(found.conventions))
     asked, lengths, shapes = found.asked, found.lengths, found.shapes
     lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
     if not (asked.outcome == Outcome.ANSWERED).any():
@@ -38,11 +41,12 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
         worst = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
         where = {name: worst[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(worst.dim))
         what = "not_attention" if len(bad) else "not_run"
-        return Judgement("kernel", kernel, (*conduct, Finding(what, Severity.FAILS, where)))
+        return Judgement("kernel", kernel, (*conventions, *conduct, Finding(what, Severity.FAILS, where)))
     unsupported = [*_unsupported(asked)]
     if not len(lengths):
         answers = list(_answers(asked))
-        return Judgement("kernel", kernel, (*conduct, *answers, Finding("only_fp64", Severity.REPORTED), *unsupported))
+        only = Finding("only_fp64", Severity.REPORTED)
+        return Judgement("kernel", kernel, (*conventions, *conduct, *answers, only, *unsupported))
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
     wrong, sums = [*of_wrong(lengths, found.repeats)], found.sums
@@ -65,7 +69,14 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
         weak = {Severity.PASSES: Severity.REPORTED}  # nothing else that holds makes a kernel pass
         findings = [replace(f, severity=weak.get(f.severity, f.severity)) for f in findings]
-    return Judgement("kernel", kernel, (*conduct, *findings))
+    return Judgement("kernel", kernel, (*conventions, *conduct, *findings))
+
+
+def _conventions(keys):
+    """Another convention is another answer, but for a layout of all tensors: a caller has to know that one anyway."""
+    if keys:
+        severity = Severity.REPORTED if keys == (OTHER_LAYOUT,) else Severity.FAILS
+        yield Finding("convention", severity, dict(keys="+".join(keys)))
 
 
 def _carry(sums):

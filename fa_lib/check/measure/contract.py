@@ -28,10 +28,12 @@ from fa_lib.check.measure.capability import (
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite
+from fa_lib.kernels.readings import READINGS
 from fa_lib.kernels.variants import Call
 from fa_lib.numerics.formats import FP64, Format
 
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
+ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
 AWAY, TIMES = 0.05, 4  # of another head_dim: beyond both, as a distance and over that at its own, it is wrong there
 
 
@@ -179,10 +181,22 @@ def formats(asked: pd.DataFrame) -> list[str]:
     return [f"{fmt}" for fmt in FORMATS if f"{fmt}" in answered]
 
 
-def reads_bshd(asked: pd.DataFrame) -> bool:
-    """Whether a kernel, by a table of `contract`, answers to (batch, sequence, heads, head_dim) in all its formats."""
-    wrong = asked[asked.asked.isin([f"{fmt}" for fmt in FORMATS]) & (asked.outcome != Outcome.REFUSED)]
-    return len(wrong) > 0 and bool((wrong.note == OTHER_LAYOUT).all())
+def other_convention(asked: pd.DataFrame) -> tuple[str, ...]:
+    """Return the keys of the conventions that a kernel follows instead, by a table of `contract`, where `kernels.get`
+    can adapt it: in all its formats, or for its boolean masks. Empty: there is none."""
+    plain = asked[asked.asked.isin([f"{fmt}" for fmt in FORMATS]) & (asked.outcome != Outcome.REFUSED)]
+    masks = asked[(asked.asked == "boolean_mask") & (asked.outcome == Outcome.WRONG)]
+    for rows in (plain, masks):
+        notes = {*rows.note}
+        keys = tuple(notes.pop().split("+")) if len(notes) == 1 else ("",)
+        if all(key in ADAPTED for key in keys):
+            return keys
+    return ()
+
+
+def adapted(kernel: str, keys: Iterable[str]) -> str:
+    """Return the name of a kernel that is adapted to conventions, by their keys."""
+    return "@".join((kernel, *(ADAPTED[key] for key in keys)))
 
 
 def _typed(fn):

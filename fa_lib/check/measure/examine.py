@@ -15,7 +15,7 @@ from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.capability import ALL_CAPABILITIES, CAUSAL_FEWER, FEWER, GRADIENTS, Capabilities, kernel_fn
 from fa_lib.check.measure.carry import QUERIES, carried, carry
-from fa_lib.check.measure.contract import contract, formats
+from fa_lib.check.measure.contract import adapted, contract, formats, other_convention
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import (
@@ -131,10 +131,14 @@ def examine(
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
     asked, head_dim, able = probe_capabilities(kernel, device, depth.asked_queries, depth.asked_head_dims)
+    conventions: tuple[str, ...] = ()
+    while (more := other_convention(asked)) and not {*more} & {*conventions}:
+        conventions, kernel = (*conventions, *more), adapted(kernel, more)
+        asked, head_dim, able = probe_capabilities(kernel, device, depth.asked_queries, depth.asked_head_dims)
     can = formats(asked[asked.head_dim == head_dim])
     judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
     if not judged:
-        return Measurements(asked=asked)
+        return Measurements(conventions, asked)
 
     def over(cell, grid, **fixed):
         return sweep(cell, grid, fixed=fixed, uses=[kernels.get(kernel)], cache=cache)
@@ -174,6 +178,7 @@ def examine(
         formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
         sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
         return Measurements(
+            conventions=conventions,
             asked=asked,
             shapes=_by_turns(shapes, sorted({head_dim, *depth.head_dims}), judged, lambda case: over(
                 measure_shapes, dict(distribution="normal", seed=depth.first_seed, kernel=kernel, device=device) | case,

@@ -15,6 +15,7 @@ class Measurements:
     """The tables of `examine.examine`. One is empty where its question was not asked.
 
     Attributes:
+        conventions: keys of the conventions that it follows instead of what was asked for, and to which it was adapted.
         asked: what the kernel can do: rows of `contract.contract`.
         lengths: its errors over N, formats, numbers of queries and seeds: rows of `examine.measure`; of the kernels
             that stand beside it, too.
@@ -29,6 +30,7 @@ class Measurements:
         conduct: what it did beside its work, of one in a process of its own: rows of `IsolatedKernel.conduct`.
     """
 
+    conventions: tuple[str, ...] = ()
     asked: pd.DataFrame = _table()
     lengths: pd.DataFrame = _table()
     shapes: pd.DataFrame = _table()
@@ -43,7 +45,7 @@ class Measurements:
 
     def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Each table with its name."""
-        return ((each.name, getattr(self, each.name)) for each in fields(self))
+        return ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "conventions")
 
 
 @dataclass(frozen=True)

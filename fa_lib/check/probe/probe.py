@@ -35,7 +35,8 @@ EMULATED = (
 )  # some rows of Q have the same bits
 CALL, PLACE = ["model", "step", "layer", "call", "head"], ["model", "layer", "head", "kernel", "against"]
 COLUMNS = [
-    *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", "later", "own", *PLACE[2:], "max", "rmse", "scale", "ratio"
+    *CALL[:4], "fmt", "n_q", "n_kv", "rows", "hidden", "masked", "later", "own", *PLACE[2:],
+    "max", "rmse", "scale", "ratio",
 ]  # fmt: skip
 
 
@@ -90,10 +91,9 @@ class Probe(TorchFunctionMode):
 
     Attributes:
         rows: dicts of where it was, rows (of Q compared for each head), hidden (of all these, the ones that see no key,
-            left out), later and own (`sampling.shares_seen`: the shares of them that see a later key than their own,
-            and their own), head, kernel ("ran", or a name), against ("golden", and "ran" for the others), max, rmse,
-            scale: the root mean square of the golden value, and ratio: max over Baseline's at this call and head (NaN
-            against "ran"). Where differences are not finite, max is inf.
+            left out), masked, later and own (of `sampling.shares_seen`), head, kernel ("ran", or a name), against
+            ("golden", and "ran" for the others), max, rmse, scale: the root mean square of the golden value, and ratio:
+            max over Baseline's at this call and head (NaN against "ran"). Where differences are not finite, max is inf.
         calls: calls seen, compared or not.
         skipped: Counter of (kernel, why): what a kernel refused, as a text, or, for "all", calls that were not
             compared: a `skipped.Why`, or an error's text.

@@ -128,16 +128,20 @@ def not_finite(q: Tensor, k: Tensor, v: Tensor, o: Tensor, options: dict) -> str
 
 
 def shares_seen(q: Tensor, k: Tensor, options: dict) -> dict[str, float]:
-    """Of a call with as many queries as keys, later: the share of rows that see a key behind their own; own: the share
-    that see their own. Both NaN of another call."""
+    """Of a call, masked: the share of pairs of row and key that its mask hides or adds something to, NaN without a
+    mask. Of one with as many queries as keys, later: the share of rows that see a key behind their own; own: the share
+    that see their own; else NaN."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
-    if n_q != n_kv or n_q < 2:
-        return dict(later=math.nan, own=math.nan)
     mask = options.get("mask")
+    idle = True if mask is None else mask if mask.dtype == torch.bool else mask == 0
+    masked = math.nan if mask is None else 1 - idle.double().mean().item()
+    if n_q != n_kv or n_q < 2:
+        return dict(masked=masked, later=math.nan, own=math.nan)
     visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
     if mask is not None:
         visible = (mask if mask.dtype == torch.bool else mask > -math.inf).expand(*mask.shape[:-2], n_q, n_kv)
     if options.get("causal"):
         visible = visible & within(n_q, n_kv, None, 0, q.device)
     later = visible.triu(1).any(-1)[..., :-1]  # the last row has none behind it
-    return dict(later=later.double().mean().item(), own=visible.diagonal(dim1=-2, dim2=-1).double().mean().item())
+    own = visible.diagonal(dim1=-2, dim2=-1)
+    return dict(masked=masked, later=later.double().mean().item(), own=own.double().mean().item())

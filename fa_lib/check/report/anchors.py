@@ -65,7 +65,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     "coverage": ("lengths",), "rounded_splits": ("splits",), "relation": ("relations",),
     "relations": ("relations",), "repeats": ("repeats",), "noise": ("repeats",), "rounding_mode": ("rounding",),
     "scale": ("lengths",), "coarse": ("lengths",),
-    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "layout", "top_left", "alignment",
+    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "convention", "top_left", "alignment",
                      "causal_only", "unsupported", "on_gpu"), ("asked",)),
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
@@ -74,7 +74,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
     "captured_gradients": ("gradients",), **dict.fromkeys(("bound", "mistake"), ("bound", "heads")),
     "cache": ("caches",), "layer_error": ("layers", "by_layer"),
-    **dict.fromkeys(("sees_later", "own_hidden", "later_unknown"), ("by_layer",)),
+    **dict.fromkeys(("sees_later", "own_hidden", "idle_mask", "later_unknown"), ("by_layer",)),
 }  # fmt: skip
 
 

@@ -143,6 +143,11 @@ def _later_unknown(f, at):
     return Sentence(f"Whether rows see later keys was not judged in {at['calls']} of {at['of']} calls: {why}")
 
 
+def _idle_mask(f, at):
+    text = f"A mask is given and does nothing in {at['calls']} of {at['of']} calls (the first: {place(at)})"
+    return Sentence(text, more="It hides no key and adds nothing: right where no place is padded, and wrong otherwise.")
+
+
 def _own_hidden(f, at):
     text = f"Rows do not see their own key in {at['calls']} of {at['of']} calls (the first: {place(at)})"
     return Sentence(text, f"{f.number:.0%} of the rows", "", "A boolean mask of the other polarity does this.")
@@ -162,6 +167,6 @@ WORDINGS = {
     "underflow": _heads("Small P are lost", "More than a thousandth of a row's probability underflows."),
     "change": each(_change), "layer_error": _layers, "nothing_compared": each(_nothing_compared),
     "skipped": each(_skipped), "blind_rows": each(_blind_rows), "sees_later": each(_sees_later),
-    "own_hidden": each(_own_hidden), "later_unknown": each(_later_unknown), "captured": each(_captured),
-    "captured_gradients": each(_captured_gradients), "nonfinite": each(_nonfinite),
+    "own_hidden": each(_own_hidden), "idle_mask": each(_idle_mask), "later_unknown": each(_later_unknown),
+    "captured": each(_captured), "captured_gradients": each(_captured_gradients), "nonfinite": each(_nonfinite),
 }  # fmt: skip

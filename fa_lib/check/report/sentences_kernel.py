@@ -162,11 +162,15 @@ def _problem(f, at):
     return Sentence(f"Not judged: o{words}" if f.severity == Severity.REPORTED else f"O{words}")
 
 
-def _layout(f, at):
+def _convention(f, at):
+    if at["keys"] == "layout_all_bshd":
+        return Sentence(
+            "It reads (batch, sequence, heads, head_dim), and was judged so",
+            more="Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so.",
+        )  # fmt: skip
     return Sentence(
-        "It reads (batch, sequence, heads, head_dim), and was judged so",
-        more="Called with (batch, heads, sequence, head_dim), it gave attention over heads. With --layout bshd the "
-        "check runs once and not twice.",
+        f"It computes {of_keys(at['keys'])}, which was not asked for",
+        more="All else was judged as if that had been asked for.",
     )  # fmt: skip
 
 
@@ -283,7 +287,8 @@ WORDINGS = {
     "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
     "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
     "causal_only": each(_causal_only), "coverage": each(_coverage), "sum_error": each(_sum_error),
-    "problem": each(_problem), "layout": each(_layout), "top_left": each(_top_left), "alignment": each(_alignment),
+    "problem": each(_problem), "convention": each(_convention), "top_left": each(_top_left),
+    "alignment": each(_alignment),
     "outputs": each(_shapes), "gradients": each(_shapes),
     "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
     "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "relation": each(_relation),
