@@ -118,9 +118,9 @@ def test_every_statement_has_a_result_and_every_table_its_provenance():
 
 def test_verdicts():
     assert claims.verdict([1, 1.1, 1.2], 0, 3) == "reproduced"
-    assert claims.verdict([1, 2], 0, 3) == "consistent"  # two seeds that differ say little: 1.5 +- 6.4
+    assert claims.verdict([1, 2], 0, 3) == "undecided"  # two seeds that differ say little: 1.5 +- 6.4
     assert claims.verdict([4, 4.1, 4.2], 0, 3) == "not reproduced"
-    assert claims.verdict([4, 5], np.nan, np.nan) == "not stated"
+    assert claims.verdict([4, 5], np.nan, np.nan) == "ours"
     assert claims.verdict([3], 0, 3) == "reproduced" and claims.verdict([3.1], 0, 3) == "not reproduced"
 
 

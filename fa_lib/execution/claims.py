@@ -36,11 +36,13 @@ PAGE = """# The ledger
 
 <!-- made by `make claims`, not by hand -->
 
-Each row is a statement of a paper, or a question it leaves open; numbers in brackets count the settings it was tried
-in. One rule makes every verdict: the words are read as an interval (`data/published.csv`), and the 95 % confidence
+Each row is a statement of a paper, or a question of ours; numbers in brackets count the settings it was tried in. One
+rule makes every verdict: the words are read as an interval, which stands under *accepted*, and the 95 % confidence
 interval of our mean over seeds is held against it (Student's t; of ratios of weights' distances the geometric mean).
-*Reproduced*: ours lies inside. *Not reproduced*: it lies outside. *Consistent*: the two overlap, but ours does not lie
-inside, so that more seeds would be needed. *Not stated*: the paper gives no value.
+*Reproduced*: ours lies inside. *Not reproduced*: it lies outside. *Undecided*: the two overlap, and ours does not lie
+inside. *Not at this setting*: it lies outside, and the paper leaves open what the setting chooses, so that one setting
+that gives the number is enough. *Not tested*: what we have cannot judge it, for the reason that is named. *Ours*: the
+paper has no such number. Among some 300 verdicts at 95 % a few are chance; nothing corrects for that.
 Figure 2 has no row in FP64: there the order of the real kernel's sums, which is the machine's, decides."""
 
 
@@ -50,28 +52,46 @@ def published() -> pd.DataFrame:
     Returns:
         table: indexed by id; figure, paper (a key of PAPERS), source, statement, quantity, published (the value, as a
         text), low and high (the interval in which a value agrees), average ("geometric" for ratios that training
-        multiplies, else "").
+        multiplies, else ""), open (what the paper leaves open and a setting chooses, or ""), untested (why our numbers
+        cannot judge it, or "").
     """
-    texts = ("paper", "source", "published", "average")
+    texts = ("paper", "source", "published", "average", "open", "untested")
     return pd.read_csv(PUBLISHED, index_col="id", dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
-def verdict(values: Sequence[float] | np.ndarray, low: float, high: float, average: str = "") -> str:
+def verdict(
+    values: Sequence[float] | np.ndarray, low: float, high: float, average: str = "", open: str = "", untested: str = ""
+) -> str:  # fmt: skip
     """Compare the 95 % confidence interval of a mean over seeds with a statement's interval.
 
     Args:
         values: ours, one a seed. low, high: the ends of the statement's interval. average: as of `bounds`.
+        open, untested: as of `published`.
 
     Returns:
         "reproduced": the mean's interval lies within [low, high], the ends included; "not reproduced": it lies outside;
-        "consistent": it lies partly inside; "not stated": nothing was published (low is NaN).
+        "not at this setting": so, of a statement that leaves it open; "undecided": it lies partly inside; "ours":
+        nothing was published (low is NaN); "not tested": of one that is untested.
     """
+    if untested:
+        return "not tested"
     if np.isnan(low):
-        return "not stated"
+        return "ours"
     _, first, last = bounds(values, average)
     if low <= first and last <= high:
         return "reproduced"
-    return "consistent" if low <= last and first <= high else "not reproduced"
+    if low <= last and first <= high:
+        return "undecided"
+    return "not at this setting" if open else "not reproduced"
+
+
+def accepted(low: float, high: float) -> str:
+    """Write the interval in which a value agrees: "5 to 20", ">= 1", or "" where nothing was published."""
+    if np.isnan(low):
+        return ""
+    if np.isinf(low) or np.isinf(high):
+        return f"<= {high:g}" if np.isinf(low) else f">= {low:g}"
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def bounds(values: Sequence[float] | np.ndarray, average: str = "") -> tuple[float, float, float]:
@@ -138,13 +158,14 @@ def ledger(results: Path = RESULTS) -> pd.DataFrame:
     """
     parts = [pd.read_csv(p, dtype=str) for p in sorted(results.glob("*.claims.csv"))]
     ours = pd.concat(parts) if parts else pd.DataFrame(columns=["id", "setting", "values"])
+    ours = ours.drop_duplicates(["id", "values"])  # two settings that are one experiment, to the bit
     table = published().reset_index().merge(ours, on="id", how="left").fillna({"setting": "", "values": ""})
     seeds = [np.array(values.split(), dtype=float) for values in table["values"]]
     for name in ("min", "max"):
         table[name] = [getattr(s, name)() if s.size else np.nan for s in seeds]
     intervals = [bounds(s, average) if s.size else (np.nan,) * 3 for s, average in zip(seeds, table.average)]
     table["mean"], table["first"], table["last"] = zip(*intervals)
-    statements = zip(seeds, table.low, table.high, table.average)
+    statements = zip(seeds, table.low, table.high, table.average, table.open, table.untested)
     table["verdict"] = [verdict(s, *statement) if s.size else "not run" for s, *statement in statements]
     table["seeds"] = [s.size for s in seeds]
     return table
@@ -152,12 +173,14 @@ def ledger(results: Path = RESULTS) -> pd.DataFrame:
 
 def markdown(table: pd.DataFrame) -> str:
     """Write a `ledger` as a Markdown table, one line a setting."""
-    lines = ["| figure | statement | setting | published | ours (95 % interval; seeds) | verdict |", "|" + "---|" * 6]
-    last = None
+    head = "| figure | statement | setting | published | accepted | ours (95 % interval; values) | verdict |"
+    lines, last = [head, "|" + "---|" * 7], None
     for row in table.itertuples():
         ours = f"{row.mean:.3g} ({row.first:.3g} to {row.last:.3g}; {row.seeds})" if row.verdict != "not run" else ""
-        statement = (row.figure, f"{row.statement}: {row.quantity}") if row.id != last else ("", "")
-        cells = (*statement, row.setting, row.published if row.id != last else "", ours, f"**{row.verdict}**")
+        first = row.id != last
+        statement = (row.figure, f"{row.statement}: {row.quantity}") if first else ("", "")
+        interval_of_it = (row.published, accepted(row.low, row.high)) if first else ("", "")
+        cells = (*statement, row.setting, *interval_of_it, ours, f"**{row.verdict}**")
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
         last = row.id
     return "\n".join(lines)
@@ -165,28 +188,31 @@ def markdown(table: pd.DataFrame) -> str:
 
 def summary(table: pd.DataFrame) -> str:
     """Write a `ledger` as a Markdown table, one line a statement, with its verdicts counted over settings."""
-    lines = ["| figure | statement | published | verdicts, by setting |", "|" + "---|" * 4]
+    lines = ["| figure | statement | published | accepted | verdicts, by setting | source |", "|" + "---|" * 6]
     for _, rows in table.groupby("id", sort=False):
         first = rows.iloc[0]
-        lines.append(f"| {first.figure} | {first.statement} | {first.published} | {_verdicts(rows)} |")
+        found = f"{first.published} | {accepted(first.low, first.high)} | {_verdicts(rows)} | {first.source}"
+        lines.append(f"| {first.figure} | {first.statement} | {found} |")
     return "\n".join(lines)
 
 
 def _verdicts(rows):
-    counts = rows.verdict.value_counts()
-    return "; ".join(f"**{name}**" + (f" ({count})" if len(rows) > 1 else "") for name, count in counts.items())
+    counts, why = rows.verdict.value_counts(), rows.iloc[0].untested
+    words = "; ".join(f"**{name}**" + (f" ({count})" if len(rows) > 1 else "") for name, count in counts.items())
+    return f"{words}: {why}" if why else words
 
 
 def headlines(table: pd.DataFrame) -> str:
     """Write the README's table from a `ledger`: for each of HEADLINES the range of our means over settings, and its
     verdicts."""
-    lines = ["| statement | published | ours | verdicts, by setting |", "|" + "---|" * 4]
+    lines = ["| statement | published | accepted | ours | verdicts, by setting |", "|" + "---|" * 5]
     for id in HEADLINES:
         rows = table[table.id == id]
         low, high = f"{rows['mean'].min():.2g}", f"{rows['mean'].max():.2g}"
         first, ours = rows.iloc[0], low if low == high else f"{low} to {high}"
         statement = f"{first.statement}: {first.quantity}"
-        lines.append(f"| {statement} | {first.published} | {ours} | {_verdicts(rows)} |")
+        published_and_accepted = f"{first.published} | {accepted(first.low, first.high)}"
+        lines.append(f"| {statement} | {published_and_accepted} | {ours} | {_verdicts(rows)} |")
     return "\n".join(lines)
 
 

@@ -50,16 +50,6 @@ def turned_output(fn: Callable) -> Callable:
     return kernel
 
 
-def turned_inputs(fn: Callable) -> Callable:
-    """Adapt a kernel that takes (batch, sequence, heads, head_dim) and returns (batch, heads, sequence, head_dim)."""
-
-    @wraps(fn)
-    def kernel(q, k, v, **options):
-        return fn(*(x.transpose(1, 2).contiguous() for x in (q, k, v)), **options)
-
-    return kernel
-
-
 def inverted_mask(fn: Callable) -> Callable:
     """Adapt a kernel for which True in a boolean mask is a hidden key; here it is one that is seen."""
 
@@ -75,5 +65,5 @@ def inverted_mask(fn: Callable) -> Callable:
 
 READINGS: Mapping[str, Callable[[Callable], Callable]] = {
     "scale_one": partial(scaled, power=-0.5), "scale_one_over_d": partial(scaled, power=0.5),
-    "layout_o_bshd": turned_output, "layout_inputs_bshd": turned_inputs, "mask_inverted": inverted_mask,
+    "layout_o_bshd": turned_output, "mask_inverted": inverted_mask,
 }  # fmt: skip

@@ -148,7 +148,6 @@ def scale_one(q, k, v, causal=False, scale=None):
 OTHERWISE = {  # conventions -> a kernel that follows them
     ("layout_all_bshd",): reads_bshd,
     ("layout_o_bshd",): lambda q, k, v, causal=False: turned(attention(q, k, v, causal=causal)),
-    ("layout_inputs_bshd",): lambda q, k, v: attention(*map(turned, (q, k, v))),
     ("scale_one",): scale_one,
     ("scale_one_over_d",): lambda q, k, v: attention(q, k, v, scale=1 / q.shape[-1]),
     ("layout_all_bshd", "scale_one"): lambda q, k, v: turned(attention(*map(turned, (q, k, v)), scale=1.0)),

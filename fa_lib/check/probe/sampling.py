@@ -133,8 +133,9 @@ def shares_seen(q: Tensor, k: Tensor, options: dict) -> dict[str, float]:
     that see their own; else NaN."""
     n_q, n_kv = q.shape[-2], k.shape[-2]
     mask = options.get("mask")
-    idle = True if mask is None else mask if mask.dtype == torch.bool else mask == 0
-    masked = math.nan if mask is None else 1 - idle.double().mean().item()
+    masked = math.nan
+    if mask is not None:
+        masked = (~mask if mask.dtype == torch.bool else mask != 0).double().mean().item()
     if n_q != n_kv or n_q < 2:
         return dict(masked=masked, later=math.nan, own=math.nan)
     visible = torch.ones(n_q, n_kv, dtype=torch.bool, device=q.device)
