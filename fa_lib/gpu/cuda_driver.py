@@ -66,6 +66,8 @@ def on_cuda(launch: Launch) -> list[np.ndarray]:
         result = np.empty_like(data)
         call("cuMemcpyDtoH_v2", result.ctypes.data_as(ctypes.c_void_p), place, ctypes.c_size_t(len(data)))
         after.append(result)
+        call("cuMemFree_v2", place)
+    call("cuModuleUnload", module)
     return after
 
 
@@ -80,6 +82,8 @@ def replay(files: Sequence[Path], into: Path, jobs: int) -> dict[str, str]:
         digest -> "done", or the error.
     """
     into.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        (into / path.name).unlink(missing_ok=True)  # of another GPU, or of a run before
 
     def each(paths: list[Path]) -> dict[str, str]:
         outcomes: dict[str, str] = {}
@@ -88,7 +92,7 @@ def replay(files: Sequence[Path], into: Path, jobs: int) -> dict[str, str]:
             try:
                 words = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S * len(paths)).stderr
             except subprocess.TimeoutExpired:
-                words = f"not done after {LIMIT_S} s"
+                words = f"not done after {LIMIT_S * len(paths)} s"
             done = [path for path in paths if (into / path.name).exists()]
             outcomes |= {path.stem: "done" for path in done}
             paths = [path for path in paths if path not in done]

@@ -4,8 +4,8 @@
 A result in FP32, FP16 or BF16 that is no number is the one NaN that the text names. Where an instruction says ftz,
 subnormal operands are zero of their sign, and so are results that are subnormal after rounding.
 
-The approximate instructions (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div) are rounded correctly here. PTX documents
-how far off each of them may be on a GPU: `approximate`.
+The approximate instructions (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div) are rounded correctly here; an H100's own
+are in `special_unit`. PTX documents how far off each of them may be on a GPU: `approximate`.
 """
 
 from collections.abc import Callable

@@ -11,12 +11,26 @@ from small_ptx import kernel
 
 from fa_lib.execution.paths import RECORDED
 from fa_lib.experiments.hardware import functions
+from fa_lib.experiments.hardware.every_operand import different, models
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED
+from fa_lib.gpu import special_unit
 from fa_lib.gpu.launches import Launch
 from fa_lib.gpu.special_unit import SHORT, short
 
 RESULTS = RECORDED / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
 LAUNCHES = Path(__file__).with_name("h100")
+MODELS = (
+    "ex2_ftz",
+    "ex2",
+    "rcp_ftz",
+    "rcp_f32",
+    "rsqrt_ftz",
+    "rsqrt_f32",
+    "sqrt_ftz",
+    "sqrt_f32",
+    "lg2_ftz",
+    "lg2_f32",
+)
 WORDS = {  # keys of the samples, and PTX
     "ex2_ftz": "ex2.approx.ftz.f32", "ex2": "ex2.approx.f32", "lg2_ftz": "lg2.approx.ftz.f32",
     "lg2_f32": "lg2.approx.f32", "rcp_ftz": "rcp.approx.ftz.f32", "rcp_f32": "rcp.approx.f32",
@@ -53,6 +67,22 @@ def test_special_functions_have_its_bits_whatever_the_operand(key):
     assert np.array_equal(ran(WORDS[key], few, compiled=False), due[:THREADS])
 
 
+@pytest.mark.parametrize("key", MODELS)
+def test_the_model_in_torch_that_was_asked_for_every_operand_is_the_machines(key):
+    x = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
+    due = models("cpu")[key](torch.from_numpy(x))
+    found = torch.from_numpy(ran(WORDS[key], [x], compiled=True).view(np.float32))
+    assert different(lambda _: found, lambda _: due, torch.from_numpy(x)) == 0
+
+
+@pytest.mark.parametrize("table", functions.TABLES, ids=lambda table: table.name)
+def test_a_recording_packs_the_tables_as_they_are_kept(table):
+    results = torch.from_numpy(special_unit.table(table.name)) * (2 if table.halved else 1)
+    packed = functions.packed(lambda _: results, table, "cpu")
+    with np.load(special_unit.FILE) as kept:
+        assert all(np.array_equal(kept[name], array) for name, array in packed.items())
+
+
 def test_only_a_gpu_that_was_measured_has_them():
     x = np.linspace(-8, 8, THREADS, dtype=np.float32)
     h100, a100 = (ran("ex2.approx.ftz.f32", [x], True, gpu) for gpu in ("H100", "A100"))
@@ -67,8 +97,18 @@ def test_powers_of_two_are_exact_at_whole_numbers():
 
 
 @pytest.mark.parametrize("name, kind", sorted(SHORT))
-def test_functions_of_16_bits_are_near_the_exact_ones(name, kind):
-    """Every operand's result was recorded: the largest errors that PTX names are not reached."""
+def test_functions_of_16_bits_have_its_bits_and_are_near_the_exact_ones(name, kind):
+    """Every operand's result was recorded."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    out = torch.zeros(1 << 16, dtype=torch.int16)
+    words = f"{name}.approx{'.ftz' if (name, kind) == ('ex2', 'bf16') else ''}.{kind}"
+    body = (
+        "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r1, %r2, %r3, %r1;"
+        "mul.wide.u32 %d10, %r1, 2; add.s64 %d11, %d0, %d10; ld.global.b16 %h1, [%d11];"
+        f"{words} %h2, %h1; add.s64 %d12, %d1, %d10; st.global.b16 [%d12], %h2;"
+    )
+    kernel(body, gpu="H100")((128,), (THREADS,), 0, torch.from_numpy(every.view(np.int16)), out)
+    assert np.array_equal(out.numpy().view(np.uint16), short(f"{name}_{kind}"))
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).double()
     found = torch.from_numpy(short(f"{name}_{kind}").view(np.int16)).view(dtype).double()
@@ -83,7 +123,7 @@ def test_matrix_units_have_its_sums(key):
     with np.load(RESULTS / f"hardware.{key}.npz") as file:
         a, b, c, d = (file[name] for name in "abcd")
     found = EXPECTED[key](a.astype(np.float64), b.astype(np.float64), c.astype(np.float64))
-    assert len(d) == 1000 and np.array_equal(found.astype(np.float32), d)
+    assert len(d) >= 1000 and np.array_equal(found.astype(np.float32), d)
 
 
 @pytest.mark.parametrize("what", sorted({*pd.read_csv(LAUNCHES / "results.csv").what}))

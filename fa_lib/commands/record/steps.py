@@ -39,12 +39,18 @@ def hardware(device: str, scale: str, out: Path) -> None:
 
 
 def launches(device: str, scale: str, out: Path) -> None:
-    """Run the launches of build/launches, and write the table launches: the columns of `launched.results`, outcome."""
+    """Run the launches of build/launches, and write the table launches: the columns of `launched.results`, outcome.
+
+    Raises:
+        RuntimeError: `make launches` has not written them.
+    """
     from fa_lib.experiments.hardware.launched import FOLDER, on_gpu
 
-    if device != "cuda" or not FOLDER.exists():
-        print(f"launches: they need a CUDA device, and {FOLDER}, which `make launches` writes")
+    if device != "cuda":
+        print("launches: they need a CUDA device")
         return
+    if not FOLDER.exists():
+        raise RuntimeError(f"launches: there is no {FOLDER}; `make launches` writes it")
     table = on_gpu(FOLDER)
     print(table.outcome.value_counts().to_string())
     save(out, "launches", {}, table)

@@ -1,6 +1,7 @@
 """The step `hardware`: all probes of the device, the results of each written before the next one begins.
 
-Probes of single instructions come last: a fault of one would spoil CUDA for the rest of the process.
+After a fault of CUDA the rest of the process has none; products of the matrix units, which are the likeliest to have
+one, come last.
 """
 
 import traceback
@@ -167,7 +168,7 @@ def _product(each, device, out, library):
     shares = {f"expected_{key}": x for key, x in verdict(mma, each.k, each.format, expected, n).items()}
     if rule is not None:
         shares["found_model"] = verdict(mma, each.k, each.format, rule, n)["model"]
-    a, b, c = vectors(each.k, each.format, min(n, 5000), 1, each.result)
+    a, b, c = vectors(each.k, each.format, min(n, 1000), 1, each.result)
     with replacing(out / "data" / "results" / f"hardware.{each.key}.npz") as path:
         raw = survivors(mma, each.k, each.format, each.result)
         arrays: dict[str, Any] = dict(
