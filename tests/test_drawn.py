@@ -76,7 +76,7 @@ def of_validation(agreement):
 def of_original(table, calls):
     """The choices at their longest N in one setting, and the model by call."""
     longest = table[table.n == table.n.max()]
-    one = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "A100")]
+    one = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "H100")]
     by_call = longest[longest.choice == "model"].groupby(["fmt", "head_dim", "causal", "gpu", "distribution"])
     groups = one.groupby(["distribution", "choice"]), by_call, calls.groupby(["call", "gpu", "distribution"])
     return np.concatenate([each.different.agg(lambda x: x.clip(lower=original.LEAST).mean()) for each in groups])

@@ -110,12 +110,9 @@ PLANS = {"quick": QUICK, "report": REPORT}
 
 
 def examine(
-    kernel: str,
-    depth: CheckPlan = QUICK,
-    device: str = "cpu",
-    cache: str = "",
+    kernel: str, depth: CheckPlan = QUICK, device: str = "cpu", cache: str = "",
     beside: Sequence[str] = REFERENCE_KERNELS,
-) -> Measurements:
+) -> Measurements:  # fmt: skip
     """Everything that `judge_kernel` needs.
 
     Args:
