@@ -62,6 +62,16 @@ def test_an_access_beyond_a_tensor_is_a_fault_that_names_the_line():
         doubled.fn[(2,)](x, y, 100, 64)
 
 
+def test_sageattention_reads_behind_its_scales_where_the_last_block_of_queries_is_half_empty():
+    q, k, v = drawn(320, torch.float16)
+    with pytest.raises(
+        Fault, match=r"attn_qk_int8_per_block_causal.py, line 24 .*outside of argument 4, 0 bytes behind"
+    ):
+        kernels.get(SAGE, gpu="H100")(q, k, v, causal=True)
+    q, k, v = drawn(384, torch.float16)
+    assert kernels.get(SAGE, gpu="H100")(q, k, v, causal=True).isfinite().all()
+
+
 def test_a_backward_pass_launches_on_the_same_gpu():
     q, k, v = (torch.randn(64, requires_grad=True) for _ in range(3))
     kernels.get("triton_kernels:product", gpu="H100")(q, k, v).sum().backward()
