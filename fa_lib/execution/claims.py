@@ -30,7 +30,7 @@ PAPERS = {  # of data/published.csv: key -> heading
     "FlyDSL": "Of FlyDSL's own reports",
     "jax": "Of jax's own reports",
     "2503.01873": "Pseudo-average shifting attention (arXiv 2503.01873)",
-    "": "The law, which no paper has",
+    "": "Ours: the law and its bounds (docs/theory.md)",
 }
 PAGE = """# The ledger
 
