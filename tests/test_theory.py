@@ -235,3 +235,15 @@ def test_the_largest_of_more_outputs_is_further_from_baselines():
         ratios[top] = np.mean([a / b for a, b in zip(*parts)]), (errors[0].max() / errors[1].max()).item()
     assert 9 < ratios[1.0][0] < 10.3 and 11 < ratios[1.0][1] < 12.5
     assert ratios[1.75][1] > 12
+
+
+def test_what_dividing_and_multiplying_back_costs_depends_on_where_o_lies():
+    """docs/theory.md: 0.81 of one rounding's square where O is log-uniform, more near 1/2, less at 0.75."""
+    random, count = np.random.default_rng(0), 500_000
+    l = BF16(torch.from_numpy(2.0 ** random.uniform(0, 6, count)))
+    near = torch.from_numpy(0.03 * random.normal(size=count))
+    places = {1.13: 0.5 + near, 0.39: 0.75 + near, 0.81: torch.from_numpy(2.0 ** random.uniform(-1, 0, count))}
+    one = ((BF16(places[0.81]) / places[0.81] - 1) ** 2).mean()
+    for cost, O in places.items():
+        x = BF16(O * l)
+        assert (((BF16(BF16(x / l) * l) / x - 1) ** 2).mean() / one).item() == pytest.approx(cost, rel=0.03)
