@@ -83,17 +83,15 @@ class Launch:
         """Run it on the machine in a GPU's arithmetic; return the bytes of memory afterwards."""
         tensors = [torch.from_numpy(data.copy()) for data in self.memory]
         kernel = _kernel(self.ptx, self.entry, gpu)
-        layout = {f"{i}": (at, 8) for i, (at, _, _) in enumerate(self.pointers)}
-        values = {f"{i}": tensors[which][byte:] for i, (_, which, byte) in enumerate(self.pointers)}
         arguments = []
         for each in kernel.entry.parameters:
             place = self.parameters[each.offset : each.offset + each.size]
-            inside = {
-                name: (at - each.offset, 8) for name, (at, _) in layout.items() if 0 <= at - each.offset < each.size
-            }
-            fields = {f"byte{i}": (i, 1) for i in np.flatnonzero(place).tolist()}
-            numbers = {f"byte{i}": int(place[i]) for i in np.flatnonzero(place).tolist()}
-            arguments.append(Structure(fields | inside, each.size, numbers | {name: values[name] for name in inside}))
+            layout = {f"byte {i}": (i, 1) for i in np.flatnonzero(place).tolist()}
+            values: dict[str, Any] = {name: int(place[i]) for name, (i, _) in layout.items()}
+            for at, which, byte in self.pointers:
+                if 0 <= at - each.offset < each.size:
+                    layout[f"pointer {at}"], values[f"pointer {at}"] = (at - each.offset, 8), tensors[which][byte:]
+            arguments.append(Structure(layout, each.size, values))
         kernel(self.grid, self.block, self.shared, *arguments, unwritten=self.unwritten)
         return [tensor.numpy() for tensor in tensors]
 

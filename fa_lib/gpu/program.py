@@ -22,6 +22,12 @@ PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda
 MOST_UNKNOWN = 12  # named in an error
 
 
+def approximated(instruction: Instruction, gpu: GPU) -> Lanewise | None:
+    """Return the Lanewise of an approximate instruction that a GPU has otherwise than rounded correctly: its own, as
+    measured, or with a wobble; None of another instruction or GPU."""
+    return measured(instruction, gpu.name) if gpu.wobble is None else wobbling(instruction, gpu.wobble)
+
+
 def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
     """Return the Lanewise of an instruction that uses only each thread's own values; None: it is of another kind.
 
@@ -29,7 +35,7 @@ def lanewise(instruction: Instruction, gpu: GPU) -> Lanewise | None:
         ValueError: it is of this kind, and not modelled.
     """
     name, types = instruction.name, instruction.types
-    approximate = measured(instruction, gpu.name) if gpu.wobble is None else wobbling(instruction, gpu.wobble)
+    approximate = approximated(instruction, gpu)
     if approximate is not None:
         return approximate
     if name == "cvt":

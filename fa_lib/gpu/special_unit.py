@@ -24,7 +24,7 @@ MEASURED = ("H100",)  # GPUs whose tables there are
 BINADE = 1 << 23
 FRACTION = BINADE - 1
 SMALLEST, LARGEST = np.float32(2.0**-126), np.float32(2.0**126)
-UP, DOWN, ONE = np.float32(2.0**24), np.float32(0.25), np.float32(1)
+DOWN, ONE = np.float32(0.25), np.float32(1)
 CUT = ~np.int64((1 << 29) - 1)  # of float64's bits: those that FP32 has, too
 SHORT = {("ex2", "f16"), ("ex2", "bf16"), ("tanh", "f16"), ("tanh", "bf16")}  # whose every result is in the file
 
@@ -49,7 +49,7 @@ def measured(instruction: Instruction, gpu: str) -> Lanewise | None:
         full = "full" in instruction.words
         return Lanewise((kind,) * 2, kind, _quiet(lambda a, b: divided(a, b, ftz, full)))
     if name in UNIT:
-        return Lanewise((kind,), kind, _quiet(UNIT[name] if ftz else lambda x: WITH_SUBNORMALS[name](x)))
+        return Lanewise((kind,), kind, _quiet((UNIT if ftz else WITH_SUBNORMALS)[name]))
     return None
 
 
@@ -149,9 +149,13 @@ def _cut(x: Lanes) -> Lanes:
     return (x.view(np.int64) & CUT).view(np.float64)
 
 
+def _where_subnormal(x: Lanes, yes: float, no: float) -> Lanes:
+    return np.where(np.abs(x) < SMALLEST, np.float32(yes), np.float32(no))
+
+
 def _raised(x: Lanes) -> Lanes:
     """The factor that makes a subnormal number normal; 1 for all others."""
-    return np.where(np.abs(x) < SMALLEST, UP, ONE)
+    return _where_subnormal(x, 2.0**24, 1)
 
 
 def divided(a: Lanes, b: Lanes, ftz: bool, full: bool) -> Lanes:
@@ -181,7 +185,7 @@ def _scaled_rcp(x: Lanes) -> Lanes:
 UNIT = {"ex2": ex2, "rcp": rcp, "rsqrt": rsqrt, "sqrt": sqrt, "lg2": lg2}  # with ftz
 WITH_SUBNORMALS = {
     "ex2": _halved, "rcp": _scaled_rcp,
-    "rsqrt": lambda x: rsqrt(x * _raised(x)) * np.where(np.abs(x) < SMALLEST, np.float32(2.0**12), ONE),
-    "sqrt": lambda x: sqrt(x * _raised(x)) * np.where(np.abs(x) < SMALLEST, np.float32(2.0**-12), ONE),
-    "lg2": lambda x: lg2(x * _raised(x)) - np.where(np.abs(x) < SMALLEST, np.float32(24), np.float32(0)),
+    "rsqrt": lambda x: rsqrt(x * _raised(x)) * _where_subnormal(x, 2.0**12, 1),
+    "sqrt": lambda x: sqrt(x * _raised(x)) * _where_subnormal(x, 2.0**-12, 1),
+    "lg2": lambda x: lg2(x * _raised(x)) - _where_subnormal(x, 24, 0),
 }  # fmt: skip

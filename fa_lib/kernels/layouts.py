@@ -25,12 +25,17 @@ def bshd(fn: Callable) -> Callable:
 
     @wraps(fn)
     def kernel(q, k, v, **options):
-        o = fn(*map(turned, (q, k, v)), **options)
-        if isinstance(o, (tuple, list)) and o and isinstance(o[0], Tensor):
-            return o[0].transpose(1, 2), *o[1:]
-        return o.transpose(1, 2) if isinstance(o, Tensor) and o.ndim == 4 else o
+        return heads_before_rows(fn(*map(turned, (q, k, v)), **options))
 
     return kernel
+
+
+def heads_before_rows(o: Any) -> Any:
+    """Turn what a kernel returns, o (batch, sequence, heads, head_dim) or o with more behind it, to (batch, heads,
+    sequence, head_dim); anything else is as it was."""
+    if isinstance(o, (tuple, list)) and o and isinstance(o[0], Tensor):
+        return o[0].transpose(1, 2), *o[1:]
+    return o.transpose(1, 2) if isinstance(o, Tensor) and o.ndim == 4 else o
 
 
 def varlen(fn: Callable) -> Callable:

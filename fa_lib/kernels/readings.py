@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fa_lib.kernels.layouts import heads_before_rows
 from fa_lib.kernels.option_names import OwnNames
 
 
@@ -42,10 +43,7 @@ def turned_output(fn: Callable) -> Callable:
 
     @wraps(fn)
     def kernel(q, k, v, **options):
-        o = fn(q, k, v, **options)
-        if isinstance(o, (tuple, list)) and o and isinstance(o[0], Tensor):
-            return o[0].transpose(1, 2), *o[1:]
-        return o.transpose(1, 2) if isinstance(o, Tensor) and o.ndim == 4 else o
+        return heads_before_rows(fn(q, k, v, **options))
 
     return kernel
 

@@ -69,9 +69,6 @@ def exponentials(device: str, out: Path, library) -> None:
             np.savez_compressed(path, **table)
         rows.append(dict(function=key) | {name: x for name, x in table.items() if np.ndim(x) == 0})
     save(out, "hardware.exponentials", dict(device=device), pd.DataFrame(rows))
-    for key, at in (("lg2_ftz", 1 + 2.0**-23), ("rcp_ftz", 1 + 2.0**-23), ("rcp_ftz", 3.0)):
-        if key in elementwise:
-            print(key, at, elementwise[key](torch.tensor([at], device=device)).item())
 
 
 def special_functions(device: str, out: Path, library) -> None:

@@ -138,8 +138,6 @@ ELEMENTWISE(rsqrt_ftz, "rsqrt.approx.ftz.f32")
 ELEMENTWISE(rsqrt_f32, "rsqrt.approx.f32")
 ELEMENTWISE(sqrt_ftz, "sqrt.approx.ftz.f32")
 ELEMENTWISE(sqrt_f32, "sqrt.approx.f32")
-ELEMENTWISE(sin_ftz, "sin.approx.ftz.f32")
-ELEMENTWISE(cos_ftz, "cos.approx.ftz.f32")
 ELEMENTWISE(tanh_f32, "tanh.approx.f32")
 
 // z_i = x_i / y_i

@@ -2,7 +2,6 @@
 
 from llvmlite import ir
 
-from fa_lib.gpu.approximate import wobbling
 from fa_lib.gpu.block import Code
 from fa_lib.gpu.choices import combination
 from fa_lib.gpu.device import GPU
@@ -17,8 +16,7 @@ from fa_lib.gpu.native.lanewise import compared, emit
 from fa_lib.gpu.native.special_unit import ex2
 from fa_lib.gpu.native.vectors import lanes
 from fa_lib.gpu.operands import both, parts, whole
-from fa_lib.gpu.program import lanewise
-from fa_lib.gpu.special_unit import measured
+from fa_lib.gpu.program import approximated, lanewise
 from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol
 
 
@@ -39,13 +37,13 @@ def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> En
 
 def _lanewise(e: Encoding, gpu: GPU) -> None:
     meaning = lanewise(e.instruction, gpu)
-    if meaning is None or gpu.wobble is not None and wobbling(e.instruction, gpu.wobble) is not None:
+    if meaning is None:
         raise NotNative
     to, *operands = e.instruction.operands
     write = e.result(to, meaning.gives)
     reads = [e.operand(operand, kind) for operand, kind in zip(operands, meaning.takes)]
-    if gpu.wobble is None and measured(e.instruction, gpu.name) is not None:
-        if e.instruction.name != "ex2" or meaning.gives != "f32":
+    if approximated(e.instruction, gpu) is not None:
+        if gpu.wobble is not None or e.instruction.name != "ex2" or meaning.gives != "f32":
             raise NotNative
         e.shape.append(gpu.name)
         ftz = "ftz" in e.instruction.words
