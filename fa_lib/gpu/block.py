@@ -9,7 +9,7 @@ same order of atomic operations.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class Warp:
         local: uint8 (32, bytes) of local memory.
         turn: False when the warp should let others run.
         advance: runs the warp as far as a compiled machine can; None without one.
+        shadow: what an observer of the launch keeps beside the registers; None without one.
     """
 
     def __init__(self, block: "Block", index: int, threads: int):
@@ -80,6 +81,7 @@ class Warp:
         self.special = block.special(index)
         self.turn = True
         self.advance = block.native(self) if block.native is not None else None
+        self.shadow: Any = None
 
     def bits(self, register: Register) -> Lanes:
         """Return the bits of a register, (32,)."""

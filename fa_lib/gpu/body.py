@@ -22,6 +22,8 @@ from fa_lib.gpu.tokens import Tokens
 SPECIAL = re.compile(r"%(n?tid|n?ctaid|laneid|n?warpid|n?smid|gridid|clock|lanemask_|globaltimer|envreg|pm|dynamic|"
                      r"total_smem|aggr_smem|cluster|is_explicit|reserved)")  # fmt: skip
 
+DEEPEST = 64  # calls that are inlined into one another
+
 
 @dataclass
 class _Scope:
@@ -49,7 +51,8 @@ class Body:
         self.labels: dict[str, int] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
         self.scopes: list[_Scope] = []
-        self.number, self.source = 0, None
+        self.number, self.source, self.callers = 0, None, ()
+        self.calls: dict[tuple[str, ...], tuple[str, ...]] = {}  # (file, line, column) -> those of the call around it
 
     def read(self) -> None:
         """Read the body, from { to }."""
@@ -69,14 +72,29 @@ class Body:
             elif word in (".shared", ".local"):
                 self.variables.append(tokens.variable())
             elif word == ".loc":
-                _, file, line, *_ = tokens.rest_of_line()
-                self.source = self.files.get(file, file), int(line)
+                self.location(tokens.rest_of_line())
             elif word in (".pragma", ".param"):
                 tokens.skip_to(";")
             elif tokens.tokens[tokens.at + 1].text == ":" and not word.startswith("@"):
                 self.label()
             else:
                 self.instructions.append(self.instruction())
+
+    def location(self, words: list[str]) -> None:
+        """Take a .loc: file, line, column; of an inlined function also those of its call."""
+        here = (*words[1:4],)
+        if "inlined_at" in words:
+            at = words.index("inlined_at")
+            self.calls[here] = (*words[at + 1 : at + 4],)
+        else:
+            self.calls.pop(here, None)
+        frames, place = [], here
+        while place is not None and len(frames) < DEEPEST:
+            file, line, _ = place
+            frames.append((self.files.get(file, file), int(line)))
+            place = self.calls.get(place)
+        self.source, *callers = frames
+        self.callers = (*callers,)
 
     def open(self) -> None:
         """Begin a scope."""
@@ -138,7 +156,7 @@ class Body:
             guard = predicate, false
         words = tuple(word for word in tokens.take().split(".") if word)
         operands = tokens.listed(self.operand, ";")
-        return Instruction(words, (*operands,), guard, line, self.source)
+        return Instruction(words, (*operands,), guard, line, self.source, self.callers)
 
     def operand(self) -> Operand:
         """Read an operand."""

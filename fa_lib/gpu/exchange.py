@@ -1,6 +1,7 @@
 """Instructions by which the threads of a warp see one another's values: shfl, vote, match, redux, movmatrix, mma.
 The text: PTX ISA, "Warp-wide" instructions under data movement, parallel synchronization and matrices."""
 
+from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
@@ -26,24 +27,41 @@ def as_bits(mask: Lanes) -> np.uint32:
     return np.uint32((mask.astype(np.uint64) << LANE.astype(np.uint64)).sum())
 
 
-def shuffle(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of shfl: each lane gets the value of another lane of its segment; p: whether there is such a lane.
+def partners(instruction: Instruction, names: Addresses) -> Callable[[Warp], tuple[Lanes, Lanes]]:
+    """Return the function of a warp that gives, for shfl, the lane whose value each lane gets, and whether it lies in
+    the lane's segment, (32,) each: a lane keeps its own value where it does not.
 
     Raises:
         ValueError: its mode is not modelled.
     """
     mode = instruction.words[2]
-    into, into_p = both(instruction.operands[0], instruction)
-    value, by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[1:4])
+    if mode not in ("up", "down", "bfly", "idx"):
+        raise refuse(instruction, f"{mode} is not modelled")
+    by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[2:4])
 
-    def step(warp, mask):
+    def of(warp):
         b, c = by(warp).astype(np.int64) & 31, clamp(warp).astype(np.int64)
         segment, limit = c >> 8 & 31, c & 31
         low = LANE & segment
         high = low | (limit & ~segment)
         partner = {"up": LANE - b, "down": LANE + b, "bfly": LANE ^ b, "idx": low | (b & ~segment)}[mode]
         inside = partner >= high if mode == "up" else partner <= high
-        partner = np.where(inside, partner, LANE)
+        return np.where(inside, partner, LANE), inside
+
+    return of
+
+
+def shuffle(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of shfl: each lane gets the value of another lane of its segment; p: whether there is such a lane.
+
+    Raises:
+        ValueError: its mode is not modelled.
+    """
+    into, into_p = both(instruction.operands[0], instruction)
+    value, of = source(instruction.operands[1], "u32", instruction, names), partners(instruction, names)
+
+    def step(warp, mask):
+        partner, inside = of(warp)
         absent = mask & ~mask[partner]
         if absent.any():
             lane = int(absent.argmax())
@@ -52,8 +70,6 @@ def shuffle(instruction: Instruction, names: Addresses) -> Step:
         if into_p is not None:
             warp.write(into_p, inside, mask)
 
-    if mode not in ("up", "down", "bfly", "idx"):
-        raise refuse(instruction, f"{mode} is not modelled")
     return step
 
 

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fa_lib.gpu.block import Block, Size
+from fa_lib.gpu.block import Block, Code, Size
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP
 from fa_lib.gpu.memory import Global, Shared, Span, View
 from fa_lib.gpu.native.compiled import Advance, Native, of_memory
+from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.races import Races
@@ -26,6 +28,8 @@ from fa_lib.gpu.syntax import Entry, Parameter
 SIZES = (1, 2, 4, 8)  # of numbers and pointers, in bytes
 DELAY_S = 5  # after which a launch shows its progress, on a terminal
 LONGEST = 40  # characters of a name in the progress bar
+OBSERVER: ContextVar[Callable[[Code, Addresses, GPU], Code] | None] = ContextVar("observer", default=None)
+# of every launch: it gives the code that runs instead, in numpy, block after block
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class Kernel:
             if variable.data:
                 self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
         self._spans = [Span(data.ctypes.data, data, name) for name, data in self._data.items()]
-        self.code, names = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
-        self.races, self.native = races, Native(self.code, names, self.gpu) if compiled and not races else None
+        self.code, self._names = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
+        self.races, self.native = races, Native(self.code, self._names, self.gpu) if compiled and not races else None
         self.ordered = any(
             each.name in ("atom", "red") and "shared" not in each.words for each in self.code.instructions
         )
@@ -132,14 +136,17 @@ class Kernel:
         parameters, spans = self._parameters(arguments)
         outer, constants = Global([*spans, *self._spans]), Global(self._spans)
 
+        observer = OBSERVER.get()
+        code = self.code if observer is None else observer(self.code, self._names, self.gpu)
+
         def run(number: Size) -> int:
             watch = Races(self.code.dynamic + shared, -(-int(np.prod(size)) // WARP)) if self.races else None
             memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watch), parameters, constants)
             begin = None
-            if self.native is not None:
+            if self.native is not None and observer is None:
                 fields, buffers = of_memory(memory)  # buffers stay alive while the block runs
                 begin = partial(Advance, self.native, fields)
-            block_run = Block(self.code, memory, number, grid, size, begin)
+            block_run = Block(code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 block_run.run()
             return block_run.steps
@@ -147,7 +154,7 @@ class Kernel:
         if blocks is None:
             blocks = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(grid)))]
         numbers = [*blocks]
-        count = 1 if self.ordered else min(threads or torch.get_num_threads(), len(numbers))
+        count = 1 if self.ordered or observer is not None else min(threads or torch.get_num_threads(), len(numbers))
         steps = tqdm(
             _each(run, numbers, count),
             self.entry.name[:LONGEST],

@@ -4,8 +4,9 @@ launches Triton kernels, `kernels.get("fa2", gpu="A100")` FlashAttention-2's own
 As one text, for workers and the command line: "fa_lib.gpu.on:H100:package.module:function", "fa_lib.gpu.on:A100:fa2".
 """
 
+import inspect
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 
 import torch
@@ -19,13 +20,15 @@ from fa_lib.gpu.pretended import pretended
 from fa_lib.gpu.triton_driver import triton
 
 FA2 = "fa2"
+LAUNCHES_ITSELF = "gpu"  # the parameter of a function that does not need Triton's driver
 
 
 def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
     """Return a kernel that runs on CPU tensors in a GPU's arithmetic.
 
     Args:
-        name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or its name for `kernels.get`.
+        name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or its name for `kernels.get`;
+            or one with a parameter `gpu`, which launches CUDA kernels in that GPU's arithmetic.
         gpu: a GPU, or its name.
 
     Returns:
@@ -38,9 +41,17 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
     gpu = GPU.of(gpu)
     if name == FA2:
         return flash_attention_2(gpu)
+    absent = ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux")
+    try:
+        fn = kernels.get(name)
+    except ValueError as error:
+        if find_spec("triton") is None:  # a module of Triton kernels imports it
+            raise absent from error
+        raise
+    if LAUNCHES_ITSELF in inspect.signature(fn).parameters:
+        return wraps(fn)(partial(fn, gpu=gpu))
     if find_spec("triton") is None:
-        raise ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux")
-    fn = kernels.get(name)
+        raise absent
 
     @wraps(fn)
     def in_its_arithmetic(q, k, v, **options):

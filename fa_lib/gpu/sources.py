@@ -1,51 +1,63 @@
-"""Other projects' sources, from their packages: downloaded by pip with a pinned SHA-256, unpacked below build/."""
+"""Other projects' sources, from their packages: fetched from the index that pip uses, with a pinned SHA-256, unpacked
+below build/sources.
 
+Nothing of a package runs here: pip would run a source package's setup.py to learn its name.
+"""
+
+import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import urllib.request
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urljoin
 
 from filelock import FileLock
 
 from fa_lib.execution.paths import build
 
+LISTING = "application/vnd.pypi.simple.v1+json"  # of an index: PEP 691
+WAIT_S = 60  # for the next bytes of an archive
+
 
 @dataclass(frozen=True)
 class Package:
-    """A source package.
+    """A package's archive, a source package or a wheel.
 
     Attributes:
-        name, version, sha256: of the archive.
-        keep: the folders of the archive to unpack.
-        settings: environment variables for its setup.py, which pip runs to learn its name.
+        name, version: of the project.
+        archive: name of the file.
+        sha256: of the file.
+        keep: folders and files of the archive to unpack.
     """
 
     name: str
     version: str
+    archive: str
     sha256: str
     keep: tuple[str, ...]
-    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 FLASH_ATTN = Package(
     "flash-attn",
     "2.8.3",
+    "flash_attn-2.8.3.tar.gz",
     "1e71dd64a9e0280e0447b8a0c2541bad4bf6ac65bdeaa2f90e51a9e57de0370d",
     ("csrc/flash_attn", "csrc/cutlass/include"),
-    {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"},
 )
 
 
 def unpacked(package: Package) -> Path:
-    """Download and unpack a package, once, and return its folder, build/sources/<name>-<version>.
+    """Fetch and unpack a package, once, and return its folder, build/sources/<name>-<version>.
 
     Raises:
-        RuntimeError: pip cannot download it, or the archive has another hash; with the last line of pip's message.
+        RuntimeError: the index does not have the archive, or it has another hash.
     """
     folder = build() / "sources"
     target = folder / f"{package.name}-{package.version}"
@@ -55,30 +67,58 @@ def unpacked(package: Package) -> Path:
     with FileLock(folder / f".{target.name}.lock"):
         if not target.is_dir():
             with tempfile.TemporaryDirectory(dir=folder) as temporary:
-                _unpack(_download(package, Path(temporary)), Path(temporary) / "kept", package.keep)
+                archive = _fetch(package, Path(temporary))
+                _unpack(archive, Path(temporary) / "kept", package.keep)
                 os.replace(Path(temporary) / "kept", target)
     return target
 
 
-def _download(package: Package, folder: Path) -> Path:
-    requirements = folder / "wanted.txt"
-    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
-    words = ["download", "--no-deps", "--no-build-isolation", "--no-binary", package.name, "--require-hashes"]
-    command = [sys.executable, "-m", "pip", *words, "--dest", str(folder), "--requirement", str(requirements)]
-    process = subprocess.run(command, capture_output=True, text=True, env=os.environ | package.settings)
-    archives = [*folder.glob("*.tar.gz")]
-    if process.returncode or len(archives) != 1:
-        words = (process.stderr or process.stdout).strip().splitlines()[-1:] or ["no archive"]
-        raise RuntimeError(f"{package.name} {package.version}: pip did not download its source: {words[0]}")
-    return archives[0]
+def _fetch(package: Package, folder: Path) -> Path:
+    """Fetch the archive into a folder."""
+    index = _index()
+    try:
+        request = urllib.request.Request(f"{index}/{package.name}/", headers={"Accept": LISTING})
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+            files = {file["filename"]: file["url"] for file in json.load(answer)["files"]}
+        if package.archive not in files:
+            raise ValueError(f"the index has no {package.archive}")
+        url = urljoin(f"{index}/{package.name}/", files[package.archive])
+        with urllib.request.urlopen(url, timeout=WAIT_S) as answer, (folder / package.archive).open("wb") as file:
+            shutil.copyfileobj(answer, file)
+    except (OSError, ValueError, KeyError) as error:
+        raise RuntimeError(f"{package.name} {package.version}: its archive cannot be fetched: {error}") from error
+    archive = folder / package.archive
+    with archive.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if got != package.sha256:
+        raise RuntimeError(f"{package.archive}: its SHA-256 is {got}; accepted is {package.sha256}")
+    return archive
+
+
+def _index() -> str:
+    """Return the address of the index that pip uses."""
+    words = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    configured = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    address = os.environ.get("PIP_INDEX_URL") or configured
+    if not address:
+        from pip._internal.models.index import PyPI  # the only place that knows pip's default
+
+        address = PyPI.simple_url
+    return address.rstrip("/")
 
 
 def _unpack(archive: Path, folder: Path, keep: tuple[str, ...]) -> None:
-    """Unpack the folders `keep`, which lie in the only folder of the archive."""
-    with tarfile.open(archive) as file:
-        file.extractall(folder / ".all", filter="data")
-    (top,) = (folder / ".all").iterdir()
+    """Unpack folders and files of an archive; a source package's lie in its only folder."""
+    everything = folder / ".all"
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(everything)
+        top = everything
+    else:
+        with tarfile.open(archive) as file:
+            file.extractall(everything, filter="data")
+        (top,) = everything.iterdir()
     for name in keep:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(top / name, folder / name)
-    shutil.rmtree(folder / ".all")
+    shutil.rmtree(everything)

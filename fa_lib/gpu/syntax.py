@@ -84,6 +84,7 @@ class Instruction:
         guard: (predicate, whether it must be false): other threads skip the instruction; None: all execute it.
         line: of the PTX text, from 1.
         source: (file, line) that it was compiled from, where the text says so.
+        callers: (file, line) of the calls that were inlined around it, the innermost first.
     """
 
     words: tuple[str, ...]
@@ -91,6 +92,7 @@ class Instruction:
     guard: tuple[Register, bool] | None
     line: int
     source: tuple[str, int] | None = None
+    callers: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:

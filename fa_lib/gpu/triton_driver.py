@@ -16,7 +16,6 @@ from fa_lib.gpu.launch import Kernel
 from fa_lib.gpu.memory import NANS
 
 NEWEST = 89  # that Triton compiles for here: from 90 on it writes wgmma and TMA, which no machine here has
-SHARED_BYTES = 227 * 1024  # of a block, at most
 
 
 @contextmanager
@@ -78,8 +77,8 @@ def _new_driver(gpu: GPU) -> Any:
         """Triton's plug-in point for a device."""
 
         def __init__(self):
-            properties = dict(max_shared_mem=SHARED_BYTES, multiprocessor_count=1, warpSize=32, max_num_regs=65536,
-                              sm_clock_rate=1, mem_clock_rate=1, mem_bus_width=1)  # fmt: skip
+            properties = dict(max_shared_mem=gpu.shared_bytes, multiprocessor_count=gpu.processors, warpSize=32,
+                              max_num_regs=65536, sm_clock_rate=1, mem_clock_rate=1, mem_bus_width=1)  # fmt: skip
             self.utils = SimpleNamespace(get_device_properties=lambda device: properties, load_binary=self.load)
             self.text = ""
 

@@ -1,0 +1,269 @@
+"""How an instruction's result gets its shadows from those of its operands: arithmetic, conversions, moves of bits.
+
+Each rule is made once for an instruction. It is a function of a warp and a mask that reads the operands before the
+instruction runs, and returns a function that gives the result its shadows afterwards.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from fa_lib.gpu.carriers import PAIRS, carried
+from fa_lib.gpu.floats import EXACTLY, halves
+from fa_lib.gpu.operands import Addresses, source, targets
+from fa_lib.gpu.shadow import values
+from fa_lib.gpu.shadow.policy import Policy, line_of
+from fa_lib.gpu.syntax import Immediate, Instruction, Negated, Operand, Register, Vector
+
+Begin: TypeAlias = Callable  # of (warp, mask); it returns a function without arguments, or None
+KINDS = {"f32": "word", "f16": "half", "bf16": "half", "f16x2": "pair", "bf16x2": "pair"}
+HIGH, SIGN, PICKS = 0xFFFF0000, 0x80000000, {0x10: 0, 0x32: 1, 0x54: 2, 0x76: 3}  # two bytes of prmt -> a half
+
+
+def _extreme(pick):
+    return lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, pick(a, b)))
+
+
+ARITHMETIC = {  # without rounding, on float64
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "fma": lambda a, b, c: a * b + c, "mad": lambda a, b, c: a * b + c, "neg": lambda a: -a, "abs": np.abs,
+    "min": _extreme(np.minimum), "max": _extreme(np.maximum),
+    **{name: run for name, (_, run) in EXACTLY.items()},
+}  # fmt: skip
+
+
+def operand_of(operand: Operand, kind: str, instruction: Instruction, names: Addresses):
+    """Return the function of a warp that gives an operand of a float type: float64 (parts, 32), and its shadows
+    (variants, parts, 32), or the operand itself as (1, parts, 32) where it has none."""
+    read, single = source(operand, kind, instruction, names), PAIRS.get(kind, kind)
+    register = operand.register if isinstance(operand, Negated) else operand
+    sign = -1.0 if isinstance(operand, Negated) else 1.0
+
+    def of(warp):
+        actual = np.stack([carried(np.array(half), single) for half in halves(read(warp), kind)])
+        shadows = values.of(warp, register, KINDS[kind]) if isinstance(register, Register) else None
+        return actual, actual[None] if shadows is None else np.where(np.isnan(shadows), actual, sign * shadows)
+
+    return of
+
+
+def arithmetic(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
+    """Make the rule of an instruction that computes with floats in every lane; None: it is none, or of FP64."""
+    kind = instruction.types[-1] if instruction.types else ""
+    if kind not in KINDS or instruction.name not in ARITHMETIC:
+        return None
+    run, words = ARITHMETIC[instruction.name], instruction.words
+
+    def clamped(*operands):
+        x = run(*operands)
+        x = np.clip(x, 0.0, 1.0) if "sat" in words else x
+        return np.maximum(x, 0.0) if "relu" in words else x
+
+    operands = [operand_of(operand, kind, instruction, names) for operand in instruction.operands[1:]]
+    return computed(instruction, operands, clamped, kind, policy)
+
+
+def computed(instruction: Instruction, operands: list, run: Callable, kind: str, policy: Policy) -> Begin:
+    """Make the rule of a result of a type: `run` of the operands (each of `operand_of`), and an error of its line."""
+    (into,) = targets(instruction.operands[0], instruction)
+    line, what, single = line_of(instruction), f"{instruction.name}.{kind}", PAIRS.get(kind, kind)
+
+    def begin(warp, mask):
+        read = [operand(warp) for operand in operands]
+        with np.errstate(all="ignore"):
+            exact, shadows = (run(*(each[i] for each in read)) for i in (0, 1))
+
+        def end():
+            actual = values.numbers(warp, into, KINDS[kind], single)
+            result = policy.result(line, what, actual, exact, shadows, mask)
+            if result is not None:
+                values.put(warp, into, KINDS[kind], result, mask)
+
+        return end
+
+    return begin
+
+
+def conversion(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
+    """Make the rule of cvt between floats, which rounds, and of 16 bits that become 32 or the reverse; None: of whole
+    numbers."""
+    gives, *takes = instruction.types
+    whole = any(word in ("rni", "rzi", "rmi", "rpi") for word in instruction.words)
+    if gives in KINDS and takes and takes[-1] in KINDS and not whole:
+        kind = takes[-1]
+        operands = [operand_of(operand, kind, instruction, names) for operand in instruction.operands[1:]]
+        joined = (lambda a, b: np.concatenate([b, a], -2)) if len(operands) == 2 else (lambda a: a)
+        run = (lambda *x: np.maximum(joined(*x), 0.0)) if "relu" in instruction.words else joined
+        if len(operands) == 2:
+            operands = [_alike(operands, i) for i in (0, 1)]
+        return computed(instruction, operands, run, gives, policy)
+    if {gives, *takes} <= {"u16", "u32", "b16", "b32"}:
+        return moved(instruction, instruction.operands[1], "half")
+    return None
+
+
+def _alike(operands: list, index: int):
+    """Return one of two operands, with shadows where one of them has any."""
+
+    def of(warp):
+        count = max(len(operand(warp)[1]) for operand in operands)
+        actual, shadows = operands[index](warp)
+        return actual, np.broadcast_to(shadows, (count, *shadows.shape[1:]))
+
+    return of
+
+
+def moved(instruction: Instruction, operand: Operand, *kinds: str, by: Callable = lambda x: x) -> Begin | None:
+    """Make the rule of a result that is an operand as it is, or turned by `by` of (variants, parts, 32)."""
+    into = targets(instruction.operands[0], instruction)[0]
+    if not isinstance(operand, Register) or into is None:
+        return None
+
+    def begin(warp, mask):
+        found = [(kind, shadow) for kind in kinds if (shadow := values.of(warp, operand, kind)) is not None]
+        return (lambda: values.put(warp, into, found[0][0], by(found[0][1]), mask)) if found else None
+
+    return begin
+
+
+def move(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
+    """Make the rule of mov: of a register, and of parts that become a register or come out of one."""
+    to, of = instruction.operands
+    if isinstance(of, Vector) and len(of.items) in (2, 4):
+        return together(instruction, [_found(item, "half", "word", "pair") for item in of.items])
+    if isinstance(to, Vector) and len(to.items) == 2 and isinstance(of, Register):
+        into = targets(to, instruction)
+
+        def begin(warp, mask):
+            found = _found(of, "pair", "words", "quad")(warp)
+            if found is None:
+                return None
+            parts = np.split(found[1], 2, 1)
+
+            def end():
+                for register, part in zip(into, parts):
+                    if register is not None:
+                        values.put(warp, register, values.SPLIT[found[0]], part, mask)
+
+            return end
+
+        return begin
+    return moved(instruction, of, *values.PARTS)
+
+
+def _found(operand: Operand, *kinds: str):
+    """Return the function of a warp that gives (kind, shadows (variants, parts, 32)) of an operand; None: none."""
+
+    def of(warp):
+        for kind in kinds if isinstance(operand, Register) else ():
+            shadows = values.of(warp, operand, kind)
+            if shadows is not None:
+                return kind, shadows
+        return None
+
+    return of
+
+
+def _part(operand: Operand, part: int):
+    """Return the function of a warp that gives ("half", shadows (variants, 1, 32)) of a half of an operand; None:
+    none."""
+    pair = _found(operand, "pair")
+
+    def of(warp):
+        found = pair(warp)
+        return None if found is None else ("half", found[1][:, part : part + 1])
+
+    return of
+
+
+def together(instruction: Instruction, parts: list[Callable]) -> Begin | None:
+    """Make the rule of a register that is joined of two or four parts, the lowest first; each of `_found`."""
+    into = targets(instruction.operands[0], instruction)[0]
+    if into is None:
+        return None
+
+    def begin(warp, mask):
+        found = [part(warp) for part in parts]
+        while len(found) > 1:
+            found = [values.joined(found[i : i + 2]) for i in range(0, len(found), 2)]
+        (both,) = found
+        return None if both is None else lambda: values.put(warp, into, *both, mask)
+
+    return begin
+
+
+def bits(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
+    """Make the rule of whole-number instructions that compilers use on floats: BF16 is the upper half of FP32, a sign
+    is a bit, and a pair is joined of bytes. None: of others."""
+    name, operands = instruction.name, instruction.operands
+    number = next((x.value & 0xFFFFFFFF for x in operands[1:] if isinstance(x, Immediate)), None)
+    register = next((x for x in operands[1:] if isinstance(x, Register)), None)
+    if name == "prmt" and isinstance(operands[3], Immediate):
+        picks = [PICKS.get(operands[3].value >> shift & 0xFF) for shift in (0, 8)]
+        if None in picks:
+            return None
+        return together(instruction, [_part(operands[1 + pick // 2], pick % 2) for pick in picks])
+    if register is None or number is None:
+        return None
+    if name == "shl" and number == 16:
+        return _chosen(instruction, register, ("half", 0), ("pair", 0), into="word")
+    if name == "and" and number == HIGH:
+        return _chosen(instruction, register, ("pair", 1), into="word")
+    if name == "shr" and number == 16:
+        return _chosen(instruction, register, ("pair", 1), into="half")
+    if name == "and" and number == 0xFFFF:
+        return _chosen(instruction, register, ("pair", 0), into="half")
+    if name == "xor" and number == SIGN:
+        return moved(instruction, register, "word", by=np.negative)
+    return None
+
+
+def _chosen(instruction: Instruction, register: Register, *places: tuple[str, int], into: str) -> Begin:
+    (target,) = targets(instruction.operands[0], instruction)
+
+    def begin(warp, mask):
+        for kind, part in places:
+            shadows = values.of(warp, register, kind)
+            if shadows is not None:
+                return lambda: values.put(warp, target, into, shadows[:, part : part + 1], mask)
+        return None
+
+    return begin
+
+
+def selection(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
+    """Make the rule of selp: the shadows of the operand that is chosen."""
+    (into,) = targets(instruction.operands[0], instruction)
+    choices, condition = instruction.operands[1:3], source(instruction.operands[3], "pred", instruction, names)
+
+    def begin(warp, mask):
+        first = condition(warp)
+        found = {}
+        for i, operand in enumerate(choices):
+            for kind in values.PARTS if isinstance(operand, Register) else ():
+                shadow = values.of(warp, operand, kind)
+                if shadow is not None:
+                    found.setdefault(kind, [np.nan, np.nan])[i] = shadow
+        if not found:
+            return None
+        (kind, (a, b)), *_ = found.items()
+        return lambda: values.put(warp, into, kind, np.where(first, a, b), mask)
+
+    return begin
+
+
+def loses(instruction: Instruction, policy: Policy) -> Begin | None:
+    """Make the rule of an instruction without one of its own: it notes that shadows end there."""
+    line = line_of(instruction)
+    registers = [operand for operand in instruction.operands[1:] if isinstance(operand, Register)]
+    if not registers or instruction.name in ("setp", "bra"):
+        return None
+
+    def begin(warp, mask):
+        if any(values.of(warp, register, kind) is not None for register in registers for kind in values.PARTS):
+            counts = policy.lost.setdefault(line, {})
+            counts[f"{instruction}"] = counts.get(f"{instruction}", 0) + int(mask.sum())
+        return None
+
+    return begin
