@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from fa_lib.commands import cli_captured, cli_check, cli_dev, cli_explain
+from fa_lib.commands import cli_blame, cli_captured, cli_check, cli_dev, cli_explain
 from fa_lib.commands.errors import EXIT_CODES, colored
 from fa_lib.execution import process_settings, reader_modules
 from fa_lib.execution.paths import other_checkout
@@ -16,6 +16,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(cli_check.app, name="check")
 app.add_typer(cli_explain.app)
+app.add_typer(cli_blame.app)
 app.add_typer(cli_captured.app)
 app.add_typer(cli_dev.app, name="dev")
 

@@ -5,9 +5,11 @@ A line's rounding errors are kept as they were made, and left out of one variant
 what this line has added to the error. What all lines add sums up to the error, but for terms of second order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 
 import pandas as pd
 import torch
@@ -140,7 +142,8 @@ def blame(
     exact, kept = shadows[0], shadows[1]
     added = {line: kept - each for line, each in zip(lines, shadows[2:])}
     error = kept - exact
-    coarser = {line: float((each - exact).norm() / error.norm()) for line, each in zip(lines, shadows[2 + len(lines) :])}
+    coarsened = zip(lines, shadows[2 + len(lines) :])
+    coarser = {line: float((each - exact).norm() / error.norm()) for line, each in coarsened}
     wanted = golden(q, k, v, inputs=Format.of(q.dtype), **options)
     distance = float((exact - wanted).norm() / wanted.norm())
     return Blame(name, GPU.of(gpu).name, error, exact, added, coarser, fmt, policy.tallies, policy.lost, distance)
@@ -169,13 +172,26 @@ def what_if(
     return [float((each - shadows[0]).norm() / (shadows[1] - shadows[0]).norm()) for each in shadows[2:]]
 
 
+@contextmanager
+def _compiled_anew() -> Iterator[None]:
+    """Let Triton compile kernels that it has stored: their lines may be those of a copy of the file elsewhere."""
+    if find_spec("triton") is None:
+        yield
+        return
+    from triton import knobs  # pyright: ignore[reportMissingImports]
+
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        yield
+
+
 def _run(fn, name, policy, q, k, v, options) -> tuple[Run, Tensor]:
-    with torch.no_grad(), shadowed(policy) as run:
+    with torch.no_grad(), _compiled_anew(), shadowed(policy) as run:
         o = fn(q, k, v, **options)
         shadows = run.of(o)
     if shadows is None:
-        raise ValueError(f"kernel: got {name!r}, whose output no kernel here has written; accepted is one that launches "
-                         "Triton or CUDA kernels")  # fmt: skip
+        accepted = "accepted is one that launches Triton or CUDA kernels"
+        raise ValueError(f"kernel: got {name!r}, whose output no kernel here has written; {accepted}")
     return run, o
 
 

@@ -1,7 +1,9 @@
 """The body of a kernel, between its braces: declarations, labels, instructions."""
 
 import re
+import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fa_lib.gpu.syntax import (
     BITS,
@@ -17,7 +19,7 @@ from fa_lib.gpu.syntax import (
     Variable,
     Vector,
 )
-from fa_lib.gpu.tokens import Tokens
+from fa_lib.gpu.tokens import INLINED, Tokens
 
 SPECIAL = re.compile(r"%(n?tid|n?ctaid|laneid|n?warpid|n?smid|gridid|clock|lanemask_|globaltimer|envreg|pm|dynamic|"
                      r"total_smem|aggr_smem|cluster|is_explicit|reserved)")  # fmt: skip
@@ -81,8 +83,16 @@ class Body:
                 self.instructions.append(self.instruction())
 
     def location(self, words: list[str]) -> None:
-        """Take a .loc: file, line, column; of an inlined function also those of its call."""
+        """Take a .loc: file, line, column; of an inlined function also those of its call, or, in Triton's comment, the
+        names of files and the lines of all calls around it."""
         here = (*words[1:4],)
+        if INLINED in words:
+            calls = words[words.index(INLINED) + 1 :]
+            named = {Path(path).name: path for path in self.files.values()}
+            names = [name.strip('"') for name in calls[::2]]
+            self.source = self.files.get(here[0], here[0]), int(here[1])
+            self.callers = tuple((named.get(name, name), int(line)) for name, line in zip(names, calls[1::2]))
+            return
         if "inlined_at" in words:
             at = words.index("inlined_at")
             self.calls[here] = (*words[at + 1 : at + 4],)
@@ -190,6 +200,8 @@ class Body:
                 return Immediate(int(self.tokens.take()[2:], 16), "f32")
             if word[:2] in ("0d", "0D"):
                 return Immediate(int(self.tokens.take()[2:], 16), "f64")
+            if "." in word:  # a decimal fraction, which people write
+                return Immediate(*struct.unpack("<Q", struct.pack("<d", float(self.tokens.take()))), "f64")
             return Immediate(self.tokens.number())
         self.tokens.take()
         if word == "_":

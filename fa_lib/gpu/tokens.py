@@ -7,9 +7,12 @@ from typing import NamedTuple, NoReturn
 from fa_lib.gpu.syntax import BITS, Variable
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+LOC = re.compile(r"^(\s*\.loc[^/\n]*)//(.*@\[.*)$", re.MULTILINE)  # Triton names the calls around a line in a comment
+CALL = re.compile(r"@\[ ([^\s:]+):(\d+):\d+")
+INLINED = "inlined"
 TOKEN = re.compile(
     r'"[^"\n]*"'
-    r"|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d+|\d+U?"  # numbers
+    r"|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*|\d+U?"  # numbers
     r"|[.]?[A-Za-z_$%][\w$]*(?:(?:\.|::)\w[\w$]*)*\.?"  # names; nvcc ends some with a dot
     r"|\S"
 )
@@ -22,7 +25,13 @@ class Token(NamedTuple):
     line: int
 
 
+def _calls(match: re.Match) -> str:
+    """Turn such a comment into words: INLINED, then the file and the line of each call, the innermost first."""
+    return f"{match[1]} {INLINED} " + " ".join(f'"{file}" {line}' for file, line in CALL.findall(match[2]))
+
+
 def _split(text: str) -> list[Token]:
+    text = LOC.sub(_calls, text)
     blank = COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
     return [Token(word, number) for number, line in enumerate(blank.split("\n"), 1) for word in TOKEN.findall(line)]
 

@@ -198,7 +198,7 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
         for item in parts(operand):
             if isinstance(item, Immediate):
                 e.operand(item, "b32")
-            elif e.raw(item) not in ("b32", "f32", "u32", "s32"):
+            elif e.raw(Register("_", "b32") if item is None else item) not in ("b32", "f32", "u32", "s32"):
                 raise NotNative
     if product.whole:
         e.build = lambda f: mma_whole.product(f, product.shape, (product.a, product.b), product.saturated)

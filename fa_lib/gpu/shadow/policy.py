@@ -61,8 +61,8 @@ class Policy:
     """The variants of a run.
 
     Variant 0 makes no error at all. In variant 1 all lines make the errors that they made: it is the kernel. Of each
-    group of lines in `exact` there is a variant in which these lines make no error. Of each mapping in `formats` there is one in which its lines
-    round to another format, or not at all (None).
+    group of lines in `exact` there is a variant in which these lines make no error. Of each mapping in `formats` there
+    is one in which its lines round to another format, or not at all (None).
 
     Attributes:
         variants: their number.
