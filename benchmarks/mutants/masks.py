@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(hidden_rows_nan, "A row that sees no key is NaN.", "github.com/pytorch/pytorch/issues/103749",
            told="a convention, eager attention has it"),
     Mutant(hidden_rows_mean, "A row that sees no key is the mean of V.",
-           "github.com/huggingface/transformers/issues/38690"),
+           "github.com/huggingface/transformers/issues/38690", told="a convention, where hidden scores are finite"),
     Mutant(hidden_nan_spreads, "NaN in a V that a mask hides from all makes every output NaN.",
            "github.com/pytorch/pytorch/issues/101967", told="many kernels multiply 0 by NaN, torch's too"),
     Mutant(sink_without_mass, "A sink joins the maximum, and its mass does not join l.",

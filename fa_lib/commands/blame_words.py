@@ -35,7 +35,7 @@ def headline(found: Blame) -> str:
     if not len(table):
         return f"{size}: no line makes a rounding error."
     first = table.iloc[0]
-    return f"{size}; {percent(first.share)} of it comes from {place(first)}."
+    return f"{size}; {place(first)} adds {percent(first.share)} of its square."
 
 
 def completeness(found: Blame) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks.mutants import masks
 from fa_lib import E4M3, kernels
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.relations import of_relations
@@ -145,7 +146,7 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "prefill_decode": (wrong("top left"), "chunks of 64"),
     "masked_values": (wrong("a mask of -4"), "V 8192 times as large"),
     "masked_nan": (lambda q, k, v, mask: attention(q, k, v + 0 * k, mask=mask), "NaN in K"),
-    "hidden_row": (wrong("a mask of -4"), "boolean mask"),
+    "hidden_row": (lambda q, k, v, mask: attention(q, k, v, mask=mask | ~mask.any(-1, keepdim=True)), "boolean mask"),
     "packed_sequences": (wrong("a mask of -4"), "each sees its own"),
     "window": (lambda q, k, v, window=None: attention(q, k, v, window=window and (8, 8)), AS_LONG),
     "window_edges": (wrong("a wide window"), "16 keys, hidden before"),
@@ -177,6 +178,14 @@ def test_each_relation_is_broken_by_a_kernel_with_that_fault(key):
     fn, case = BREAKERS[key]
     (row,) = (row for row in relate(fn, key, "BF16", n=N) if row["case"] == case)
     assert row["outcome"] == "breaks" and not row["number"] <= row["limit"]
+
+
+@pytest.mark.parametrize("key, what", [("hidden_rows_nan", "NaN"), ("hidden_rows_mean", "the mean of V")])
+def test_what_many_kernels_give_where_a_row_sees_no_key_is_a_convention(key, what):
+    (row,) = (row for row in relate(getattr(masks, key), "hidden_row", "FP16", n=N) if row["case"] == "boolean mask")
+    assert row["outcome"] == "convention" and row["problem"] == what
+    (finding, _) = of_relations(pd.DataFrame([dict(key="hidden_row", fmt="FP16") | row]))
+    assert finding.severity == Severity.REPORTED
 
 
 @pytest.mark.parametrize(

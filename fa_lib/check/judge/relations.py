@@ -6,12 +6,12 @@ import pandas as pd
 
 from fa_lib.check.judge.findings import Finding, Severity
 from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.check.measure.relations.subject import BREAKS, BROKEN, NOT_ASKED, ROUNDING
+from fa_lib.check.measure.relations.subject import BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 
 
 def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
     """A finding for each relation that does not hold, of its gravest case, and how many cases do. A difference within
-    rounding is told where the mathematics says the same bits, and so is NaN where many kernels give it.
+    rounding is reported where the mathematics says the same bits, and so is what many kernels give by convention.
 
     Args:
         related: table of `relations.relate`, with columns key and fmt.
@@ -24,6 +24,7 @@ def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
         relation = RELATIONS[key]
         within_rounding = rows.outcome.eq(ROUNDING) & relation.bits
         within_rounding |= rows.outcome.eq(BREAKS) & rows.number.isna() & relation.nan_is_told
+        within_rounding |= rows.outcome.eq(CONVENTION)
         failed = rows.outcome.isin((BREAKS, BROKEN)) & ~within_rounding
         kept_cases += int((~failed).sum())
         if not (failed | within_rounding).any():

@@ -7,7 +7,7 @@ from fa_lib.check.dialect.conventions import is_of_keys, of_keys
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.check.measure.relations.subject import BROKEN, ROUNDING
+from fa_lib.check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
 from fa_lib.check.report.capability_labels import label, labels
 from fa_lib.check.report.sentence import Sentence, as_times, each, times
 
@@ -252,6 +252,8 @@ def _relation(f, at):
     place = f"{at['case']}, {at['fmt']}{also}"
     if at["outcome"] == BROKEN:
         return Sentence(f"{says}: asked for that, it {at['problem']} ({place})")
+    if at["outcome"] == CONVENTION:
+        return Sentence(f"{says}: here it is {at['problem']}, which is a convention ({place})")
     if f.number is None:
         return Sentence(f"{says}: not here, where it gives NaN ({place})")
     if at["outcome"] == ROUNDING:

@@ -11,7 +11,7 @@ from fa_lib.check.isolation.calls import FAULTS
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.captured import CHANGES, ROUNDED
 from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, BROKEN, NOT_ASKED, ROUNDING
+from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from fa_lib.check.probe.probe import summary
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentences_cause import subject
@@ -20,7 +20,7 @@ from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 
 BROKE = "breaks"  # the column
-RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer"}
+RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer", CONVENTION: "a convention"}
 OUTCOMES = {
     Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not asked",

@@ -60,7 +60,7 @@ RELATIONS = {each.key: each for each in (
     Relation("masked_nan", "Hidden keys and values may be NaN or infinite.",
              "unslothai/unsloth#9848", mask.masked_nan, bits=True, nan_is_told=True),
     Relation("hidden_row", "A row that sees no key is 0.",
-             "huggingface/transformers#38690", mask.hidden_row, bits=True, nan_is_told=True),
+             "huggingface/transformers#38690", mask.hidden_row, bits=True),
     Relation("packed_sequences", "Sequences packed in one call, hidden from each other, give what each gives alone.",
              "PrimeIntellect-ai/prime-rl#2943", mask.packed_sequences),
     Relation("window", "A window of all keys hides none, and one of no other key leaves the own value.",
@@ -93,7 +93,7 @@ def relate(
     Returns:
         rows: relation, case, outcome, number, limit, problem. outcome: "bitwise" (the difference is 0), "rounding" (it
         is within the limit), "breaks", "not_asked" (the kernel raises, or has no such option) or "broken" (it returns
-        something of no use). number, limit: of `subject.Found`.
+        something of no use), "convention" (another answer, which many kernels give; problem names it). number, limit: of `subject.Found`.
 
     Raises:
         ValueError: there is no such kernel, relation or format.
