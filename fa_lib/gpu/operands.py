@@ -29,7 +29,8 @@ Addresses: TypeAlias = Mapping[str, int]  # of names
 def constant(value: Immediate, kind: str) -> Lanes:
     """Return a number of the text as a type, (32,)."""
     if value.type == "f64" and kind in ("f32", "b32"):
-        return np.full(WARP, np.array([value.value], np.uint64).view(np.float64).astype(np.float32)[0]).view(DTYPES[kind])
+        number = np.array([value.value], np.uint64).view(np.float64).astype(np.float32)
+        return np.repeat(number.view(DTYPES[kind]), WARP)
     if kind == "pred":
         return np.full(WARP, value.value != 0)
     dtype = DTYPES[kind]

@@ -61,16 +61,22 @@ def unpacked(package: Package) -> Path:
     """
     folder = build() / "sources"
     target = folder / f"{package.name}-{package.version}"
-    if target.is_dir():
+    if _whole(target, package):
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{target.name}.lock"):
-        if not target.is_dir():
+        if not _whole(target, package):
+            shutil.rmtree(target, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder) as temporary:
                 archive = _fetch(package, Path(temporary))
                 _unpack(archive, Path(temporary) / "kept", package.keep)
                 os.replace(Path(temporary) / "kept", target)
     return target
+
+
+def _whole(target: Path, package: Package) -> bool:
+    """Return whether a folder has all that is kept of a package: more may be kept than when it was unpacked."""
+    return all((target / name).exists() for name in package.keep)
 
 
 def _fetch(package: Package, folder: Path) -> Path:
