@@ -88,7 +88,8 @@ def _new_driver(gpu: GPU) -> Any:
 
         def load(self, name, binary, shared, device):
             """Return module, function, registers, spills and the most threads of a block."""
-            return None, Kernel(self.text, name, gpu=gpu), 0, 0, 1024
+            kernel = Kernel(self.text, name, gpu=gpu)
+            return kernel, kernel, 0, 0, 1024  # Triton loads again, at every call, what has no module
 
         def launcher_cls(self, source, metadata):
             return Launcher(source, metadata)
