@@ -33,10 +33,16 @@ ON_GPU = CheckPlan(  # a kernel in a minute or less, most of it Triton's compile
     lengths=(128, 1024, 16384), seeds=2, shapes=("97", "causal 203", "GQA 384", "256"), head_dims=(), troubled_n=128,
     bias_seeds=3, runs=3, square=1024, relations=(*RELATIONS,),
 )  # fmt: skip
+MODELLED = CheckPlan(  # a GPU kernel on a CPU, in some minutes of one core
+    lengths=(128, 1024, 4096), seeds=1, shapes=("97", "causal 203", "GQA 384", "256"), head_dims=(), troubled_n=128,
+    bias_seeds=2, runs=2, square=1024, relations=(*RELATIONS,), related_n=64, related_formats=1,
+)  # fmt: skip
 REHEARSED = CheckPlan((128,), 1, ("97",), (), 128, 2, 2, square=128)
-PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "rehearsal": REHEARSED}
+PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "modelled": MODELLED, "rehearsal": REHEARSED}
 ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
-              "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode")  # fmt: skip
+              "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode", "sglang_decode",
+              "vllm_unified_decode", "llama_cuda_decode", "llama_cuda_q8_0", "llama_cuda_q4_0", "flashinfer_decode",
+              "lmdeploy_decode", "lmdeploy_decode_int8", "lmdeploy_decode_int4", "conch_paged")  # fmt: skip
 SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so they go first
@@ -51,7 +57,7 @@ class JudgingSettings:
 
     Attributes:
         folder: where the record of each is kept. depth: a key of PLANS.
-        device: whose catalogue: "cpu" or "cuda".
+        device: whose catalogue: "cpu", "cuda" or "modelled".
         cells: folder of finished cells and golden values; `folder`/cells where it is empty.
         limit_s: seconds of one kernel.
     """
@@ -118,9 +124,10 @@ def judge_one(key: str, manner: JudgingSettings) -> None:
     A kernel that refuses every call cannot run here: its record says why, as that of one whose library is missing.
     """
     process_settings.keep_memory()
-    entry, kernel = manner.entry(key), f"fa_lib.gallery:{key}"
+    entry = manner.entry(key)
+    kernel, device = entry.name, "cpu" if manner.device == "modelled" else manner.device
     cells = manner.cells or str(Path(manner.folder) / "cells")
-    found = examine(kernel, _depth(entry, manner), device=manner.device, cache=cells, beside=())
+    found = examine(kernel, _depth(entry, manner), device=device, cache=cells, beside=())
     asked = found.asked
     if (asked.outcome == Outcome.REFUSED).all():
         record = dict(verdict="cannot_run", problem=asked.problem.iloc[0])
@@ -142,7 +149,7 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
         carries, carried_in, tile: the sums carried in low precision, their format and tile; outwards and
         baseline_outwards (ulp), gradients (largest error over Baseline's), problem.
     """
-    told = dict(key=entry.key, project=entry.project, version=installed(entry.needs[0]) or "", use=entry.use)
+    told = dict(key=entry.key, project=entry.project, version=entry.version, use=entry.use)
     if record is None or "findings" not in record:
         verdict = "cannot_run" if record is None else record["verdict"]
         return told | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])
@@ -214,8 +221,8 @@ def _depth(entry, manner):
 
 def _key(entry, manner):
     """What a record depends on."""
-    versions = {name: installed(name) for name in entry.needs}
-    code = code_version(judge_one, [dict(kernel=f"fa_lib.gallery:{entry.key}")], [])
+    versions = {name: installed(name) for name in entry.needs} | dict(package=entry.package and entry.package.sha256)
+    code = code_version(judge_one, [dict(kernel=entry.name)], [])
     return digest([code, versions, asdict(_depth(entry, manner)), manner.device])
 
 

@@ -1,104 +1,27 @@
-"""The catalogue of the gallery: each kernel's project, the packages it needs, and the calls that reach it in real
-use."""
+"""The catalogue of the gallery: kernels on a CPU and on a GPU, and those of `modelled`, GPU kernels on a CPU."""
 
-import importlib
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from fa_lib.gallery.entry import Entry, entries, installed
+from fa_lib.gallery.modelled import MODELLED
 
-import torch
-
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A kernel of the gallery.
-
-    Attributes:
-        key: of ENTRIES, and the name of its function.
-        project: whose kernel it is.
-        module: the file of fa_lib.gallery that has its function.
-        needs: distributions, the kernel's own first; those that fa_lib does not install are pinned in requirements.txt.
-        use: which call, and which defaults, lead to it in real use.
-        cannot: why it cannot run on its device, with its version; "" where it can.
-        device: "cpu" or "cuda", where it is called.
-    """
-
-    key: str
-    project: str
-    module: str
-    needs: tuple[str, ...]
-    use: str
-    cannot: str = ""
-    device: str = "cpu"
-
-    @property
-    def problem(self) -> str:
-        """Why it cannot run here, in a sentence; "" where nothing speaks against it before it is called."""
-        absent = [name for name in self.needs if installed(name) is None]
-        if self.device == "cuda" and not torch.cuda.is_available():
-            return "it needs a CUDA device, and there is none here"
-        if self.cannot or not absent:
-            return self.cannot
-        if self.device == "cuda":
-            return f"it needs {' and '.join(absent)}, not installed here; docs/gpu.md says how that comes to a GPU"
-        requirements = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in absent)
-        extra = "gallery" if set(absent) <= pins().keys() else "train"
-        how = f"{'`make gallery` or ' if extra == 'gallery' else ''}pip install 'fa_lib[{extra}]' installs"
-        return f"it needs {requirements}, not installed here; {how} {'it' if len(absent) == 1 else 'them'}"
-
-    def kernel(self) -> Callable:
-        """Import its function f(q, k, v, causal=False, scale=None), with mask=None where it takes one; q, k, v and o
-        are (batch, heads, n, head_dim).
-
-        Raises:
-            ImportError: it cannot run here; it says why.
-        """
-        if self.problem:
-            raise ImportError(f"{self.key} cannot run: {self.problem}")
-        return getattr(importlib.import_module(f"fa_lib.gallery.{self.module}"), self.key)
-
-
-_version = cache(version)  # each call reads files; an absent distribution may be installed later, so it is not cached
-
-
-def installed(distribution: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
-    try:
-        return _version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-@cache
-def pins() -> dict[str, str]:
-    """Read requirements.txt: a dict of distribution -> version."""
-    return dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([\w.]+)$", REQUIREMENTS.read_text(), re.MULTILINE))
+__all__ = ["CATALOGUES", "ENTRIES", "MODELLED", "ON_CUDA", "Entry", "installed", "listing"]
 
 
 def listing() -> str:
     """List every kernel in three lines: its key and project; the packages it needs, and whether it runs here; its
     use."""
     lines = []
-    for entry in (*ENTRIES.values(), *ON_CUDA.values()):
+    for entry in (*ENTRIES.values(), *ON_CUDA.values(), *MODELLED.values()):
         versions = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in entry.needs)
+        if entry.package:
+            versions = f"{entry.package.name} {entry.package.version}; {versions}"
         runs = f"cannot run here: {entry.problem}" if entry.problem else "runs here"
-        where = "" if entry.device == "cpu" else f" on {entry.device}"
+        where = {"cpu": "", "cuda": " on cuda"}.get(entry.device, f" in the arithmetic of an {entry.gpu}")
         lines.append(f"gallery:{entry.key}{where} ({entry.project})\n    {versions}; {runs}\n    in use: {entry.use}")
     return "\n".join(lines)
 
 
-def _entries(project: str, module: str, needs: tuple[str, ...], device: str = "cpu", **uses: str) -> list[Entry]:
-    """Make the entries of one file; uses: key -> use."""
-    return [Entry(key, project, module, needs, use, device=device) for key, use in uses.items()]
-
-
 _ALL = [
-    *_entries(
+    *entries(
         "llama.cpp (ggml)", "ggml", ("xllamacpp",),
         ggml_prefill="reading a prompt of 64 tokens or more; flash attention is on by default (--flash-attn auto)",
         ggml_decode="every generated token; flash attention and an FP16 KV cache are the defaults",
@@ -108,13 +31,13 @@ _ALL = [
         ggml_q8_0="every generated token with --cache-type-k q8_0 --cache-type-v q8_0",
         ggml_q4_0="every generated token with --cache-type-k q4_0 --cache-type-v q4_0",
     ),
-    *_entries(
+    *entries(
         "whisper.cpp (ggml)", "ggml", ("pywhispercpp",),
         whisper_prefill="the encoder, and prompts of 64 tokens or more; flash attention is on by default since 1.8",
         whisper_decode="every token of the decoder, with an FP16 KV cache, by the same default",
         whisper_few="prompts of the decoder below 64 tokens, by the same default",
     ),
-    *_entries(
+    *entries(
         "PyTorch", "torch_kernels", ("torch",),
         torch_flash="scaled_dot_product_attention chooses it on CPU unless there is dropout or a mask with gradients",
         torch_math="scaled_dot_product_attention where no other backend fits, or under sdpa_kernel(SDPBackend.MATH)",
@@ -122,57 +45,57 @@ _ALL = [
         torch_flex="flex_attention without torch.compile",
         torch_flex_compiled="torch.compile(flex_attention)",
     ),
-    *_entries(
+    *entries(
         "transformers", "huggingface", ("transformers",),
         transformers_eager='attn_implementation="eager", and every model without a faster one',
         transformers_sdpa='attn_implementation="sdpa", the default, for a batch of padded texts',
     ),
-    *_entries(
+    *entries(
         "diffusers", "huggingface", ("diffusers",),
         diffusers_native='the attention dispatcher of newer models; its default backend is "native"',
         diffusers_written_out="AttnProcessor, of models without AttnProcessor2_0 and with attention upcast or sliced",
     ),
-    *_entries(
+    *entries(
         "Keras", "keras_kernels", ("keras",),
         keras_written_out="MultiHeadAttention with dropout, or where return_attention_scores is asked for",
     ),
-    *_entries(
+    *entries(
         "ONNX Runtime", "onnx_runtime", ("onnxruntime", "onnx"),
         onnx_attention="torch.onnx.export with opset 23 writes this operator for scaled_dot_product_attention",
         onnx_multi_head="the transformer optimizer fuses attention of encoders into it",
         onnx_group_query="the prompt, in models of onnxruntime-genai's model builder",
         onnx_group_query_decode="every generated token, in models of onnxruntime-genai's model builder",
     ),
-    *_entries(
+    *entries(
         "OpenVINO", "openvino_kernels", ("openvino",),
         openvino_sdpa="a model in 16 bits; where the CPU has instructions for BF16 alone, FP16 is computed in BF16",
         openvino_sdpa_fp32_model="a model in FP32; the hint's default is BF16 on a CPU with BF16 instructions",
     ),
-    *_entries(
+    *entries(
         "MLX", "mlx_kernels", ("mlx",),
         mlx_sdpa="mlx.core.fast.scaled_dot_product_attention on the CPU device, the only one on Linux without CUDA",
     ),
-    *_entries(
+    *entries(
         "JAX", "jax_kernels", ("jax", "jaxlib"),
         jax_dot_product='jax.nn.dot_product_attention; its default implementation is "xla"',
     ),
-    *_entries(
+    *entries(
         "JAX Pallas", "pallas", ("jax", "jaxlib"),
         pallas_tpu_flash="jax.experimental.pallas.ops.tpu.flash_attention on a TPU; here in interpret mode",
         pallas_splash="splash_attention of the same package on a TPU, which MaxText uses; here in interpret mode",
         pallas_gpu_mha="jax.experimental.pallas.ops.gpu.attention.mha on a GPU; here in interpret mode",
         pallas_gpu_decode="decode_attention.gqa of the same package on a GPU, 16 splits by default; in interpret mode",
     ),
-    *_entries(
+    *entries(
         "ringattention", "ringattention", ("ringattention", "flax", "einops", "jax", "jaxlib"),
         ring_fp32_logits="ringattention(..., float32_logits=True), as its README calls it",
         ring_16_bit_logits="ringattention(..., float32_logits=False)",
     ),
-    *_entries(
+    *entries(
         "flash-attention-jax", "flash_jax", ("flash-attention-jax", "einops", "jax", "jaxlib"),
         flash_attention_jax="flash_attention and causal_flash_attention",
     ),
-    *_entries(
+    *entries(
         "tokamax", "tokamax_kernels", ("tokamax", "jax", "jaxlib"),
         tokamax_chunked='tokamax.dot_product_attention(implementation="xla_chunked")',
     ),
@@ -206,7 +129,7 @@ _ALL = [
 ENTRIES = {entry.key: entry for entry in _ALL}  # on a CPU
 
 _ALL_ON_CUDA = [
-    *_entries(
+    *entries(
         "PyTorch", "torch_kernels", ("torch",), "cuda",
         torch_flash="FlashAttention-2: scaled_dot_product_attention takes it for 16 bits without a mask",
         torch_cudnn="sdpa_kernel(SDPBackend.CUDNN_ATTENTION); torch 2.5.0 took it first on Hopper",
@@ -216,26 +139,26 @@ _ALL_ON_CUDA = [
         torch_flex_compiled="torch.compile(flex_attention): a Triton kernel",
         torch_varlen="torch.nn.attention.varlen.varlen_attn, sequences packed one behind another",
     ),
-    *_entries(
+    *entries(
         "flash-attn", "flash_attn_kernels", ("flash-attn",), "cuda",
         flash_attn='flash_attn.flash_attn_func; attn_implementation="flash_attention_2" in transformers',
         flash_attn_triton="flash_attn.flash_attn_triton.flash_attn_func, experimental, copied into MPT",
     ),
-    *_entries(
+    *entries(
         "xformers", "triton_kernels", ("xformers",), "cuda",
         xformers_split_k="memory_efficient_attention for up to 32 queries that share their keys, as in decoding",
         xformers_default="memory_efficient_attention; without kernels of its own it calls FlashAttention-2 of torch",
     ),
-    *_entries(
+    *entries(
         "SageAttention", "triton_kernels", ("sageattention",), "cuda",
         sageattention="sageattention.sageattn in place of torch's; Q and K in 8 bits",
     ),
-    *_entries(
+    *entries(
         "JAX", "jax_kernels", ("jax", "jaxlib"), "cuda",
         jax_dot_product='jax.nn.dot_product_attention; its default implementation is "xla"',
         jax_cudnn='jax.nn.dot_product_attention(implementation="cudnn")',
     ),
-    *_entries(
+    *entries(
         "JAX Pallas", "pallas", ("jax", "jaxlib"), "cuda",
         pallas_gpu_mha="jax.experimental.pallas.ops.gpu.attention.mha",
         pallas_gpu_decode="decode_attention.gqa of the same package, 16 splits by default",
@@ -243,4 +166,4 @@ _ALL_ON_CUDA = [
 ]  # fmt: skip
 
 ON_CUDA = {entry.key: entry for entry in _ALL_ON_CUDA}
-CATALOGUES = {"cpu": ENTRIES, "cuda": ON_CUDA}
+CATALOGUES = {"cpu": ENTRIES, "cuda": ON_CUDA, "modelled": MODELLED}

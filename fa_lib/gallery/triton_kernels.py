@@ -44,6 +44,11 @@ def xformers_default(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
     return swapped(fmha.memory_efficient_attention(*tensors, bias, scale=softmax_scale(q, scale)))
 
 
+def sageattention_a100(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call `sageattention` on a CPU, in a GPU's arithmetic."""
+    return sageattention(q, k, v, causal, scale)
+
+
 def sageattention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """Call sageattention.sageattn of version 1: Q and K in 8 bits, V in FP16. It writes into K, so it gets a copy.
 

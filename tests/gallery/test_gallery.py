@@ -15,6 +15,7 @@ from fa_lib import deviation, draw, gallery, kernels
 from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.execution.paths import PACKAGE
 from fa_lib.gallery import adapters, catalogue
+from fa_lib.gallery import entry as entry_module
 from fa_lib.gallery.adapters import in_4_dims, seen, visible
 from fa_lib.gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
 from fa_lib.numerics.formats import BF16, FP16, FP32
@@ -185,7 +186,7 @@ def test_to_import_the_gallery_imports_none_of_the_libraries():
 
 
 def test_a_library_that_is_missing_is_told_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(catalogue, "installed", lambda name: None)
+    monkeypatch.setattr(entry_module, "installed", lambda name: None)
     with pytest.raises(ValueError, match=r"ggml_decode cannot run: it needs xllamacpp \S+, not installed here; `mak"):
         kernels.get("fa_lib.gallery:ggml_decode")
     assert "transformers, not installed here; pip install" in ENTRIES["transformers_eager"].problem
@@ -203,7 +204,7 @@ def test_a_kernel_of_a_gpu_needs_one_and_its_library(monkeypatch):
     with pytest.raises(ImportError, match="torch_cudnn cannot run: .* CUDA device"):
         _ = gallery.torch_cudnn
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(catalogue, "installed", lambda name: "1.0" if name == "torch" else None)
+    monkeypatch.setattr(entry_module, "installed", lambda name: "1.0" if name == "torch" else None)
     assert not ON_CUDA["torch_cudnn"].problem and gallery.torch_cudnn.__name__ == "torch_cudnn"
     assert gallery.torch_varlen.__name__ == "torch_varlen", "what a CPU cannot run, a GPU can"
     problem = ON_CUDA["xformers_split_k"].problem

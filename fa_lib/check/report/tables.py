@@ -20,7 +20,13 @@ from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 
 BROKE = "breaks"  # the column
-RELATED = {BITWISE: "same bits", ROUNDING: "within rounding", BREAKS: "breaks", BROKEN: "no answer", CONVENTION: "a convention"}
+RELATED = {
+    BITWISE: "same bits",
+    ROUNDING: "within rounding",
+    BREAKS: "breaks",
+    BROKEN: "no answer",
+    CONVENTION: "a convention",
+}
 OUTCOMES = {
     Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
     Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not asked",

@@ -93,7 +93,8 @@ def relate(
     Returns:
         rows: relation, case, outcome, number, limit, problem. outcome: "bitwise" (the difference is 0), "rounding" (it
         is within the limit), "breaks", "not_asked" (the kernel raises, or has no such option) or "broken" (it returns
-        something of no use), "convention" (another answer, which many kernels give; problem names it). number, limit: of `subject.Found`.
+        something of no use), "convention" (another answer, which many kernels give; problem names it). number,
+        limit: of `subject.Found`.
 
     Raises:
         ValueError: there is no such kernel, relation or format.
