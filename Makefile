@@ -64,6 +64,12 @@ gallery: $(call has,gallery) ## judge the attention kernels of other projects in
 original: $(call has,gpu) ## hold FlashAttention-2's own CUDA kernels beside the emulator, without a GPU, into data/gpu; goes on where it was
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.original
 
+gallery-gpu: $(call has,gpu) ## judge GPU kernels of other projects without a GPU, in an A100's arithmetic, into data/gallery, docs/gallery and figures/gallery
+	@$(FA_LIB) dev gallery --gpu
+
+gallery-gpu-quick: $(call has,gpu) ## the same for three of them, in a minute or two, into build/gallery
+	@$(FA_LIB) dev gallery --gpu --quick
+
 gallery-quick: $(call has,gallery) ## the same for five of them, in a few minutes, into build/gallery
 	@$(FA_LIB) dev gallery --quick
 
@@ -175,4 +181,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean

@@ -197,8 +197,11 @@ def record(
 def gallery(
     names: Annotated[list[str] | None, typer.Argument(help="kernels, as ggml_decode; all where none is named")] = None,
     list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="five kernels, in seconds each; nothing is published")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a few kernels, in seconds each, unpublished")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="kernels at a time")] = 2,
+    gpu: Annotated[bool, typer.Option("--gpu", help="GPU kernels, on this CPU in an A100's arithmetic")] = False,
 ) -> None:
     """Judge the attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
 
@@ -213,7 +216,8 @@ def gallery(
             return
         from fa_lib.commands import gallery_pages
 
-        gallery_pages.make(names or (), quick, jobs, say=_say)
+        make = gallery_pages.make_modelled if gpu else gallery_pages.make
+        make(names or (), quick, jobs, say=_say)
 
 
 @app.command()

@@ -26,6 +26,8 @@ def found(row: Mapping) -> str:
     Args:
         row: of `judge_gallery.rows`.
     """
+    if given(row.get("over_bits")) and row["verdict"] == "passes":
+        return f"as good as its bits: at most {times(row['over_bits'])} x what they cost"
     if given(row.get("carries")):
         sums = " and ".join(SUMS[each] for each in row["carries"].split())
         tile = row.get("tile")

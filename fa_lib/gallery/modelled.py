@@ -35,11 +35,11 @@ def _absent(key: str, project: str, version: str, why: str) -> Entry:
 _ALL = [
     *_modelled(
         "flash-attn", "fa2_cuda", NVCC, FLASH_ATTN,
-        fa2_cuda="flash_attn_func; torch's scaled_dot_product_attention has the same kernels for 16 bits without a mask",
+        fa2_cuda="flash_attn_func; torch's scaled_dot_product_attention has these kernels for 16 bits without a mask",
     ),
     *_modelled(
         "PyTorch", "cutlass_cuda", ("torch", *NVCC),
-        cutlass_fmha="scaled_dot_product_attention with a mask, and in FP32 (kernels/cutlassF.h, line 27); xFormers' too",
+        cutlass_fmha="scaled_dot_product_attention with a mask, and in FP32 (cutlassF.h, line 27); xFormers' too",
     ),
     *_modelled(
         "PyTorch", "flex_triton", ("torch", "triton"),
@@ -108,12 +108,12 @@ _ALL = [
         "SageAttention", "triton_kernels", ("sageattention", "triton"), None, "yes, version 1",
         sageattention_a100="sageattention.sageattn in place of torch's; Q and K in 8 bits",
     ),
-    _absent("flash_attn_3", "FlashAttention-3", "beta", "its kernels are made of wgmma and TMA, which no machine here runs"),
-    _absent("flash_attn_4", "FlashAttention-4", "beta", "its CuTe kernels are made of tcgen05 and TMA, or wgmma"),
-    _absent("transformer_engine", "TransformerEngine", "2.20", "its fused attention is cuDNN's, machine code without PTX"),
+    _absent("flash_attn_3", "FlashAttention-3", "3.0", "its kernels need wgmma and TMA, which no machine here runs"),
+    _absent("flash_attn_4", "FlashAttention-4", "4.0", "its CuTe kernels need tcgen05 and TMA, or wgmma"),
+    _absent("transformer_engine", "TransformerEngine", "2.20", "its attention is cuDNN's, machine code without PTX"),
     _absent("cutile", "cuTile", "1.7", "its compiler writes machine code for Blackwell, no PTX"),
-    _absent("unsloth", "unsloth", "2026.10", "it has no attention kernel: it calls flex_attention, xFormers or torch's"),
-    _absent("liger", "Liger", "0.8", "it has no softmax attention, only neighbourhood and multi-token attention"),
+    _absent("unsloth", "unsloth", "2026.10", "it calls flex_attention, xFormers or torch's kernels"),
+    _absent("liger", "Liger", "0.8", "it has neighbourhood and multi-token attention alone"),
 ]  # fmt: skip
 
 MODELLED = {entry.key: entry for entry in _ALL}

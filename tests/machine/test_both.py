@@ -16,7 +16,8 @@ PLAIN = {  # instructions by the kind of their registers; {} is a register of th
            "bfe.s32 {}, {}, {}, {}", "bfi.b32 {}, {}, {}, {}, {}", "prmt.b32 {}, {}, {}, {}",
            "div.u32 {}, {}, {}", "rem.s32 {}, {}, {}", "div.s32 {}, {}, {}", "rem.u32 {}, {}, {}",
            "shf.l.wrap.b32 {}, {}, {}, 7", "mov.u32 {}, %laneid",
-           "fma.rn.f16x2 {}, {}, {}, {}", "add.f16x2 {}, {}, {}", "max.bf16x2 {}, {}, {}", "mov.b32 {}, {}"],
+           "fma.rn.f16x2 {}, {}, {}, {}", "add.f16x2 {}, {}, {}", "max.bf16x2 {}, {}, {}", "mov.b32 {}, {}",
+           "sub.bf16x2 {}, {}, {}", "mul.f16x2 {}, {}, {}", "neg.bf16x2 {}, {}", "abs.f16x2 {}, {}"],
     "%f": ["add.f32 {}, {}, {}", "sub.ftz.f32 {}, {}, {}", "mul.f32 {}, {}, {}", "fma.rn.f32 {}, {}, {}, {}",
            "fma.rn.ftz.f32 {}, {}, {}, {}", "max.f32 {}, {}, {}", "min.ftz.f32 {}, {}, {}", "ex2.approx.ftz.f32 {}, {}",
            "rcp.approx.ftz.f32 {}, {}", "sqrt.rn.f32 {}, {}", "neg.f32 {}, {}", "abs.f32 {}, {}",
@@ -24,7 +25,9 @@ PLAIN = {  # instructions by the kind of their registers; {} is a register of th
            "div.rn.f32 {}, {}, {}", "add.rz.f32 {}, {}, {}", "mul.sat.f32 {}, {}, {}", "rsqrt.approx.f32 {}, {}"],
     "%d": ["add.s64 {}, {}, {}", "sub.s64 {}, {}, {}", "mul.lo.s64 {}, {}, {}", "xor.b64 {}, {}, {}",
            "shl.b64 {}, {}, 9", "shr.s64 {}, {}, 13", "min.u64 {}, {}, {}"],
-    "%h": ["add.s16 {}, {}, {}", "xor.b16 {}, {}, {}", "mul.lo.u16 {}, {}, {}", "fma.rn.bf16 {}, {}, {}, {}"],
+    "%h": ["add.s16 {}, {}, {}", "xor.b16 {}, {}, {}", "mul.lo.u16 {}, {}, {}", "fma.rn.bf16 {}, {}, {}, {}",
+           "fma.rn.f16 {}, {}, {}, {}", "sub.f16 {}, {}, {}", "mul.bf16 {}, {}, {}", "min.f16 {}, {}, {}",
+           "max.bf16 {}, {}, {}", "neg.f16 {}, {}", "abs.bf16 {}, {}"],
 }  # fmt: skip
 MIXED = [  # with their operands' kinds
     ("cvt.rn.bf16x2.f32 {}, {}, {}", "%r%f%f"), ("cvt.rn.f16.f32 {}, {}", "%h%f"), ("cvt.f32.f16 {}, {}", "%f%h"),

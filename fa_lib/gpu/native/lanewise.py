@@ -4,7 +4,7 @@ lanes, and raise NotNative where the numpy machine must execute the instruction.
 from llvmlite import ir
 
 from fa_lib.gpu.conversions import limits
-from fa_lib.gpu.native import fields, floats
+from fa_lib.gpu.native import fields, floats, halves
 from fa_lib.gpu.native.emitter import NotNative
 from fa_lib.gpu.native.vectors import DOUBLE, FLOAT, I16, I32, I64, Builder, lanes
 from fa_lib.gpu.syntax import BITS, Instruction
@@ -32,7 +32,9 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return fp32(b, instruction, x)
     if types[-1] == "f64" and name in ("add", "sub", "mul", "div"):
         return {"add": b.fadd, "sub": b.fsub, "mul": b.fmul, "div": b.fdiv}[name](*x)
-    if types[-1] in ("f64", "f16", "bf16", "f16x2", "bf16x2"):
+    if types[-1] in ("f16", "bf16", "f16x2", "bf16x2"):
+        return halves.emit(b, instruction, x)
+    if types[-1] == "f64":
         raise NotNative
     return whole(b, instruction, x)
 

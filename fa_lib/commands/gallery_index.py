@@ -1,0 +1,154 @@
+"""The gallery's index: a table of every kernel, on a CPU, in a GPU's arithmetic, and as recorded on GPUs."""
+
+import re
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+import pandas as pd
+
+from fa_lib.check.isolation.untrusted import Untrusted
+from fa_lib.commands import judge_gallery
+from fa_lib.commands.gallery_words import found, given, power, times
+from fa_lib.execution.machine import instructions, processor
+from fa_lib.execution.paths import ROOT
+from fa_lib.execution.results import recorded
+from fa_lib.experiments.finds import FINDS
+from fa_lib.gallery.implementations import counted
+from fa_lib.plots.recorded import NONE
+
+TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
+RECORDED = "14_gallery"  # the table that `fa-lib dev record` leaves of kernels on another device
+OTHERS = "other_versions"  # the table of `others`
+BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
+
+VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged", "cannot_run": "cannot run here"}
+ON_DEVICE = (
+    "`fa-lib dev record` judged these kernels there ([gpu.md](../gpu.md)): at 1 query and at 16 for up to 16,384 keys, "
+    "and at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
+)
+ON_A100 = "an A100, modelled on a CPU"  # the title of the kernels of MODELLED
+MODELLED_TEXT = (
+    "`make gallery-gpu` ran these GPU kernels on a CPU in an A100's arithmetic ([gpu_machine.md](../gpu_machine.md)), "
+    "from their projects' archives by pinned hash: at 1 query and at 16 for up to 4,096 keys, and at as many queries "
+    "as keys for up to 512; one seed. The column *as used* says when users run this code on such a GPU."
+)
+FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode")
+BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
+_RELATIVE = tuple(f"relative_{key}" for key in judge_gallery.QUERIES)
+WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "one type changed"}
+PAGE = """# The gallery: shipped attention kernels, judged
+
+<!-- made by `make gallery`, not by hand -->
+
+Each kernel is called as a black box on a CPU, with the library's own code at the version named. Numbers are the
+largest error over Baseline's (attention whose matrices S, P and O are stored in the format), at one query and at 16,
+for up to 16,384 keys, and at as many queries as keys, for up to 1,500; the worst of the formats, lengths, and uniform
+and normal inputs. The rule of the field allows 2. (Pallas's kernels, flash-attention-jax and the compiled
+flex_attention are interpreted, or compiled anew for every shape: they are asked for up to 4,096 keys, and 512
+queries. A kernel that takes one query a call is asked for 128.) The relative error is the largest of the three. The
+bias is the mean error away from zero on inputs made to show one, in ulp, with Baseline's own; a relation is one that
+every kernel should keep ([checks](../checks.md)).
+
+![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
+
+`ggml_prefill` and `whisper_prefill` fail by their calls of 1 and 16 queries, which take the way of decoding; called
+for as many queries as keys, as for a prompt, they do not.
+
+A kernel that holds K and V in 4 or 8 bits is held to these bits: it passes where its error is at most twice that of
+exact attention on what its cache holds. A row of queries that sees no key is 0 by the rule; NaN and the mean of V are
+conventions, which do not count. Where a row says "rounds partial results", an emulation that does so has the kernel's
+errors.
+
+{counts}: CPU kernels and GPU kernels together. Call paths of one implementation that fail for one cause have one
+defect.
+
+Finds have a page of their own, with evidence and a reproduction: [ggml](find_ggml.md),
+[ringattention](find_ringattention.md), [Pallas's decoding](find_pallas_decode.md), [OpenVINO](find_openvino.md), and
+of GPU kernels [llama.cpp's CUDA kernels](find_llama_cuda.md), [Conch](find_conch.md), [FlashInfer](find_flashinfer.md),
+[FlagGems](find_flag_gems.md), [SGLang's decoding](find_sglang_decode.md).
+
+Judged on one processor: {processor} ({instructions}). Another may give other verdicts: OpenVINO computes FP16 in BF16
+where there are instructions for BF16 alone, and in FP32, and passes, where there are none of either.
+
+"""
+
+
+def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
+    """Read the committed rows of other versions of these kernels, which stay when a library is renewed.
+
+    Args:
+        table: of `judge_gallery.rows`; so is the result. folder: has verdicts.csv and other_versions.csv.
+    """
+    committed = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
+    another = committed.version != committed.key.map(dict(zip(table.key, table.version)))
+    judged = committed.verdict.isin(("passes", "fails")) & committed.key.isin(table.key)
+    return committed[another & judged].drop_duplicates(["key", "version"]).reset_index(drop=True)
+
+
+def index(
+    table: pd.DataFrame, elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None
+) -> str:  # fmt: skip
+    """Write the text of docs/gallery/index.md.
+
+    Args:
+        table: of `judge_gallery.rows`. elsewhere: device -> the table of `fa-lib dev record` there. older: of `others`.
+    """
+    every = table if older is None else pd.concat([table, older])
+    every = every.sort_values("key", key=lambda keys: keys.map(list(table.key).index), kind="stable")
+    lines = _listed(every, set(table.key[table.verdict != "cannot_run"]))
+    toc = ["```{toctree}", ":hidden:", "", *(f"find_{find}" for find in (*FINDS, *FINDS_ON_GPU))]
+    toc += [key for key, verdict in zip(table.key, table.verdict) if verdict != "cannot_run"]
+    for device, other in elsewhere.items():
+        if device == ON_A100:
+            own = list(other.key[other.verdict != "cannot_run"])
+            toc += own
+            lines += ["", "## GPU kernels, in an A100's arithmetic", "", MODELLED_TEXT, "", *_listed(other, set(own))]
+        else:
+            lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other)]
+    toc.append("```")
+    together = [table, *(other for device, other in elsewhere.items() if device == ON_A100)]
+    counts = f"{counted(row for rows in together for row in rows.to_dict('records'))}"
+    page = PAGE.format(
+        counts=counts, processor=literal(processor()), instructions=", ".join(map(literal, instructions())) or "unknown"
+    )
+    return page + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
+
+
+def elsewhere() -> dict[str, pd.DataFrame]:
+    """Read the tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first."""
+    path = TABLES / "modelled.csv"
+    modelled = {ON_A100: pd.read_csv(path, keep_default_na=False, na_values=[""])} if path.exists() else {}
+    return modelled | dict(recorded(RECORDED))
+
+
+def _listed(table, pages: Set[str] = frozenset()):
+    """Write a Markdown table: a line for each kernel and version; a kernel's first line links to its page, if any."""
+    columns = ("kernel", "version", "1 query", "16", "many", "relative error", "gradients", "bias (Baseline's)",
+               "relations", "verdict", "found", *(["as used"] if "as_used" in table else []))  # fmt: skip
+    lines, linked = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)], set()
+    for row in table.to_dict("records"):
+        numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many")]
+        relative = max((row[name] for name in _RELATIVE if given(row.get(name))), default=None)
+        numbers += [power(relative), times(row.get("gradients")), bias_words(row) or "–"]
+        name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages - linked else row["key"]
+        linked.add(row["key"])
+        version = row["version"] if given(row["version"]) else ""
+        ran = row["verdict"] in ("passes", "fails")
+        relations = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
+        cells = (*numbers, relations, VERDICTS[row["verdict"]], literal(found(row)))
+        cells += (literal(row["as_used"]),) if "as_used" in table else ()
+        lines.append("| " + " | ".join((f"{row['project']}: {name}", literal(version), *cells)) + " |")
+    return lines
+
+
+def bias_words(row, unit="", whose=""):
+    """Write a row's bias, with Baseline's in brackets where the row has it; "" where the row has none."""
+    if not given(row.get("outwards")):
+        return ""
+    own = f" ({whose}{row['baseline_outwards']:+.2f})" if given(row.get("baseline_outwards")) else ""
+    return f"{row['outwards']:+.2f}{unit}{own}"
+
+
+def literal(text: str) -> str:
+    """Escape a text for Markdown, so that it is shown as it stands, whatever a stranger's kernel has printed in it."""
+    return re.sub(r"[\\`*\[\]<>|~${}&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=\bwww)\.", r"\\\g<0>", Untrusted(text))
