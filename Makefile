@@ -64,6 +64,9 @@ gallery: $(call has,gallery) ## judge the attention kernels of other projects in
 original: $(call has,gpu) ## hold FlashAttention-2's own CUDA kernels beside the emulator, without a GPU, into data/gpu; goes on where it was
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.original
 
+blame: $(call has,gpu) ## which line of five GPU kernels loses the digits, without a GPU, into data/blame; the same command goes on from where it was
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.blamed
+
 gallery-gpu: $(call has,gpu) ## judge GPU kernels of other projects without a GPU, in an A100's arithmetic, into data/gallery, docs/gallery and figures/gallery
 	@$(FA_LIB) dev gallery --gpu
 
@@ -181,4 +184,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery blame gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean

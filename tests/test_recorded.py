@@ -10,6 +10,7 @@ import pytest
 from marks import caption, missing, numbers, title
 
 from fa_lib import sweep
+from fa_lib.commands import gallery_index
 from fa_lib.commands import gallery_pages as pages
 from fa_lib.execution import manifest, results
 from fa_lib.execution.paths import NOTEBOOKS
@@ -172,8 +173,8 @@ def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
             key="xformers_default", project="xformers", version="", verdict="cannot_run", problem="raises ImportError"
         ),
     ]
-    results.save(tmp_path / "Some_GPU", pages.RECORDED, {}, pd.DataFrame(rows))
-    recorded = results.recorded(pages.RECORDED)
+    results.save(tmp_path / "Some_GPU", gallery_index.RECORDED, {}, pd.DataFrame(rows))
+    recorded = results.recorded(gallery_index.RECORDED)
     proofs = {find: pd.read_csv(pages.TABLES / f"{find}.csv") for find in FINDS}
     alone, figure = (pages.drawn(here, proofs, *given)["gallery"] for given in ((), (recorded,)))
     assert len(alone.axes) == 1 and [title(ax) for ax in figure.axes] == ["CPU", "Some GPU"]

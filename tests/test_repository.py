@@ -19,7 +19,7 @@ from fa_lib.execution import claims
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
-from fa_lib.gallery.catalogue import pins
+from fa_lib.gallery.entry import pins
 from install_locked import hashed
 
 CONDA = {

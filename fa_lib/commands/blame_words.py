@@ -45,7 +45,10 @@ def completeness(found: Blame) -> str:
     lost = sorted(found.lost.items(), key=lambda item: -sum(item[1].values()))[:3]
     where = "; ".join(f"{', '.join(words)} in {_named(line)}" for line, words in lost)
     ends = f" Numbers could not be followed through {where}." if where else ""
-    rest = f"Without the errors listed here the kernel is still {found.distance:.0e} from attention"
+    part = percent((found.distance / found.relative) ** 2)
+    rest = (
+        f"Without the errors listed here the kernel is still {found.distance:.0e} from attention ({part} of the square)"
+    )
     return f"{rest}: that part of its error has no line.{ends}"
 
 

@@ -49,13 +49,14 @@ def blame(
             raise ValueError(f"--format: got {fmt}; accepted are BF16 and FP16")
         q, k, v = draw(distribution, seed, (1, heads, n_q or n, head_dim), (1, heads, n, head_dim))
         q, k, v = (x.to(dtype) for x in (q, k, v))
-        options = dict(causal=True) if causal else {}
+        options: dict = dict(causal=True) if causal else {}
         found = find(name, q, k, v, gpu=gpu, **options)
         say("\n".join(lines(found)))
         changes = [changes_of(each, found) for each in what_if or ()]
         answers = ask(name, q, k, v, [change for change, _ in changes], gpu=gpu, **options) if changes else []
-        for (_, words), answer in zip(changes, answers):
-            say(said(words, answer))
+        told = [said(words, float(error.norm() / found.size)) for (_, words), error in zip(changes, answers)]
+        for each in told:
+            say(each)
         if out is not None:
             from fa_lib.commands.blame_page import write
 
@@ -63,5 +64,5 @@ def blame(
             mask = ", causal" if causal else ""
             inputs = f"{distribution}, {fmt}, seed {seed}"
             about = dict(kernel=name, GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
-            write(out, found, about, [said(words, answer) for (_, words), answer in zip(changes, answers)])
+            write(out, found, about, told)
             say(f"{out}")

@@ -197,9 +197,7 @@ def record(
 def gallery(
     names: Annotated[list[str] | None, typer.Argument(help="kernels, as ggml_decode; all where none is named")] = None,
     list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="a few kernels, in seconds each, unpublished")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a few kernels, in seconds each, unpublished")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="kernels at a time")] = 2,
     gpu: Annotated[bool, typer.Option("--gpu", help="GPU kernels, on this CPU in an A100's arithmetic")] = False,
 ) -> None:

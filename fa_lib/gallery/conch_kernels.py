@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, softmax_scale
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale
 from fa_lib.gallery.source_modules import module
 from fa_lib.gpu.sources import Package
 
@@ -22,18 +22,21 @@ PAGE = 32  # keys of a page: the caller chooses; kernels/attention/paged_attenti
 
 
 def conch_paged(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call conch.ops.attention.paged_attention: one query a sequence, and keys cut into parts by their number.
+    """Call conch.ops.attention.paged_attention, one query at a time: it cuts the keys into parts by their number.
 
     Args:
-        q: (batch, heads, 1, head_dim), BF16 or FP16.
+        q: (batch, heads, n_q, head_dim), BF16 or FP16.
         k, v: (batch, kv_heads, n_kv, head_dim).
 
     Raises:
-        NotImplementedError: an input requires a gradient, or more than one query.
+        NotImplementedError: an input requires a gradient, or a query would see no key.
     """
     _supported(q, k, v)
-    if q.shape[2] != 1:
-        raise NotImplementedError(f"Conch's paged_attention has one query a sequence; got {q.shape[2]}")
+    return queries_at_a_time(_paged, 1)(q, k, v, causal, scale)
+
+
+def _paged(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """Call it with one query of each sequence, (batch, heads, 1, head_dim)."""
     pages, table, lengths = _cache_of(k, v)
     fn = _file("paged_attention").paged_attention
     o = fn(q[:, :, 0].contiguous(), *pages, table, lengths, scale=softmax_scale(q, scale))  # (batch, heads, head_dim)

@@ -101,8 +101,9 @@ def _bias(mask: Tensor, q: Tensor, n_kv: int) -> Tensor:
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, -inf)
-    mask = in_4_dims(mask.to(q.dtype))
-    room = torch.nn.functional.pad(mask, (0, -n_kv % BIAS_MULTIPLE))[..., :n_kv]  # (1 or batch, 1 or heads, n_q, n_kv)
+    wide = in_4_dims(mask.to(q.dtype))
+    assert wide is not None  # of a mask
+    room = torch.nn.functional.pad(wide, (0, -n_kv % BIAS_MULTIPLE))[..., :n_kv]  # (1 or batch, 1 or heads, n_q, n_kv)
     return room.expand(*q.shape[:3], n_kv)
 
 

@@ -77,7 +77,7 @@ def _flex(q, k, v, causal, scale, gpu, backend):
             torch.no_grad(),
             triton(gpu),
             torch._dynamo.config.patch(**limits),  # pyright: ignore
-            torch._inductor.config.patch(fx_graph_cache=False),  # else a graph compiled for this CPU might come
+            torch._inductor.config.patch(fx_graph_cache=False),  # pyright: ignore  # else one compiled for this CPU
             torch._functorch.config.patch(enable_autograd_cache=False),  # pyright: ignore
         ):
             stack.enter_context(context)
@@ -115,18 +115,19 @@ def _backend(graph: torch.fx.GraphModule, inputs: list, gpu: GPU) -> Callable:
             stack.enter_context(mock.patch.object(GraphLowering, "run", run))
             stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", _module))
             stack.enter_context(mock.patch("torch._inductor.scheduler.has_triton", lambda: True))
-            return compile_fx.compile_fx_inner(graph, inputs, **options)
+            return compile_fx.compile_fx_inner(graph, inputs, **options)  # pyright: ignore
 
-    return compile_fx.compile_fx(graph, inputs, inner_compile=inner)
+    return compile_fx.compile_fx(graph, inputs, inner_compile=inner)  # pyright: ignore
 
 
 def _to_cuda(graph: torch.fx.GraphModule, inputs: tuple) -> None:
     """Say of all fake tensors of a graph that they are on CUDA."""
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils import _pytree as pytree
 
     graphs = [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     nodes = [node for each in graphs for node in each.nodes]
-    for x in torch.utils._pytree.tree_leaves([*inputs, *(node.meta.get("val") for node in nodes)]):
+    for x in pytree.tree_leaves([*inputs, *(node.meta.get("val") for node in nodes)]):
         if isinstance(x, FakeTensor):
             x.fake_device = CUDA
     for node in nodes:
@@ -178,7 +179,7 @@ def _module(lowering: Any) -> ModuleType:
         with mock.patch.multiple(torch.cuda, **cuda):
             return call(inputs)
 
-    module.call = on_cpu
+    module.__dict__["call"] = on_cpu
     return module
 
 

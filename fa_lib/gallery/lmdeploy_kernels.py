@@ -4,13 +4,13 @@
 import logging
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, softmax_scale
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale
 from fa_lib.gallery.source_modules import module
 from fa_lib.gpu.sources import Package
 
@@ -28,14 +28,14 @@ Policy = IntEnum("QuantPolicy", {"NONE": 0, "INT4": 4, "INT8": 8, "FP8": 16, "FP
 
 
 def lmdeploy_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call LMDeploy's flash_attn_with_kvcache, which decodes: it cuts the keys into parts and adds up the results.
+    """Call LMDeploy's flash_attn_with_kvcache, which decodes, one query at a time: it cuts the keys into parts.
 
     Args:
         q: (batch, heads, n_q, head_dim), BF16 or FP16.
         k, v: (batch, kv_heads, n_kv, head_dim).
 
     Raises:
-        NotImplementedError: an input requires a gradient, or causal with more than one query: all see all keys.
+        NotImplementedError: an input requires a gradient, or a query would see no key.
     """
     return _decode(q, k, v, causal, scale, Policy.NONE)
 
@@ -45,11 +45,11 @@ def lmdeploy_decode_int8(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, 
     zero point, in q's dtype.
 
     Args:
-        q, k, v: as `lmdeploy_decode`; n_q is 1.
+        q, k, v: as `lmdeploy_decode`. (With several queries in a call, pagedattention.py, line 363, reads one of each
+            sequence alone.)
 
     Raises:
-        NotImplementedError: an input requires a gradient, or more than one query: pagedattention.py, line 363, reads
-            one of each sequence alone.
+        NotImplementedError: as `lmdeploy_decode`.
     """
     return _decode(q, k, v, causal, scale, Policy.INT8)
 
@@ -58,10 +58,10 @@ def lmdeploy_decode_int4(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, 
     """Call the same with 4 bits for K and V, quant_policy=4.
 
     Args:
-        q, k, v: as `lmdeploy_decode`; n_q is 1.
+        q, k, v: as `lmdeploy_decode`.
 
     Raises:
-        NotImplementedError: as `lmdeploy_decode_int8`.
+        NotImplementedError: as `lmdeploy_decode`.
     """
     return _decode(q, k, v, causal, scale, Policy.INT4)
 
@@ -96,13 +96,13 @@ def lmdeploy_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, policy: Policy) -> Tensor:
-    """Fill a cache and decode; all as in `lmdeploy_decode`."""
     _supported(q, k, v)
+    return queries_at_a_time(partial(_one_query, policy=policy), 1)(q, k, v, causal, scale)
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, policy: Policy) -> Tensor:
+    """Decode with one query of each sequence, (batch, heads, 1, head_dim)."""
     batch, _, n_q, _ = q.shape
-    if causal and n_q > 1:
-        raise NotImplementedError("LMDeploy's decoding kernel lets all queries of a call see all keys")
-    if policy is not Policy.NONE and n_q > 1:
-        raise NotImplementedError(f"LMDeploy's decoding kernel for a quantized cache has one query; got {n_q}")
     paged = _cache_of(k, v, policy)
     o = _files().pagedattention.flash_attn_with_kvcache(
         _tokens(q), *paged.pages, cache_seqlens=paged.lengths, page_table=paged.table, max_seqlen_q=n_q,

@@ -63,7 +63,7 @@ def sglang_extend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: 
     if n_q > n_kv:
         raise NotImplementedError(f"SGLang's extend kernel needs a key for each of {n_q} queries; {n_kv} came")
     extend = module(SGLANG, f"{FILES}.extend_attention", STUBS)
-    extend.CUDA_CAPABILITY = torch.cuda.get_device_capability()  # it reads it once, when it is imported
+    extend.__dict__["CUDA_CAPABILITY"] = torch.cuda.get_device_capability()  # it reads it once, when it is imported
     own = [_tokens(x) for x in (q, k[:, :, n_kv - n_q :], v[:, :, n_kv - n_q :])]  # (batch * n_q, heads, head_dim)
     keys, values, slots = _pool(k, v)
     indices = slots[:, : n_kv - n_q].flatten().contiguous()  # int64 (batch * keys before)

@@ -178,7 +178,7 @@ def _blocks(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     tokens[:, :n_kv, :, :d], tokens[:, :n_kv, :, d:] = swapped(k), swapped(v)
     table = torch.zeros(batch, -(-n_kv // ALIGNED) * ALIGNED // BLOCK, dtype=torch.int32)  # (batch, blocks)
     table[:, :count] = 1 + torch.arange(batch * count).view(batch, count)
-    return *cache.split(d, -1), table
+    return cache[..., :d], cache[..., d:], table
 
 
 def _accepted(q: Tensor, k: Tensor, v: Tensor) -> None:

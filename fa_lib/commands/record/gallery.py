@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fa_lib.commands.gallery_pages import RECORDED, summary_line
+from fa_lib.commands.gallery_index import RECORDED
+from fa_lib.commands.gallery_pages import summary_line
 from fa_lib.commands.judge_gallery import JudgingSettings, judge_all, rows
 from fa_lib.execution.results import save
 from fa_lib.gallery.catalogue import ON_CUDA
@@ -17,7 +18,7 @@ LIMIT_S = 240  # of one kernel
 
 
 def judged(device: str, out: Path, cells: str = "", keys: Sequence[str] = ()) -> pd.DataFrame:
-    """Judge kernels, and write `gallery_pages.RECORDED`.csv below `out` whenever one is done. A kernel that is judged
+    """Judge kernels, and write `gallery_index.RECORDED`.csv below `out` whenever one is done. A kernel that is judged
     is not judged again. The findings of each are in <out>/gallery/<key>.json.
 
     Args:

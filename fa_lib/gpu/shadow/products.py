@@ -56,13 +56,13 @@ def multiply(instruction: Instruction, names: Addresses, policy: Policy, memorie
         def end():
             rows, columns = (np.stack(each) for each in zip(*sums))  # (registers, parts, 32)
             pick = lambda x: x[..., rows, columns]  # noqa: E731
-            given = [i for i, register in enumerate(into) if register is not None]
-            actual = np.stack([values.numbers(warp, into[i], held, gives) for i in given])
-            chosen = [pick(x)[..., given, :, :] for x in (exact, shadows)]
-            result = policy.result(line, what, actual, *chosen, mask)
+            given = {i: register for i, register in enumerate(into) if register is not None}
+            actual = np.stack([values.numbers(warp, register, held, gives) for register in given.values()])
+            chosen, chosen_shadows = (pick(x)[..., [*given], :, :] for x in (exact, shadows))
+            result = policy.result(line, what, actual, chosen, chosen_shadows, mask)
             if result is not None:
-                for place, i in enumerate(given):
-                    values.put(warp, into[i], held, result[:, place], mask)
+                for place, register in enumerate(given.values()):
+                    values.put(warp, register, held, result[:, place], mask)
 
         return end
 
@@ -125,11 +125,12 @@ def add_to_memory(instruction: Instruction, names: Addresses, policy: Policy, me
         sums: dict[tuple[int, int], np.float32] = {}  # of lanes that came before, by memory and place
         for memory, data, first, x, shadow in each:
             where = np.array([first])
-            before = sums.get((id(memory), first), gather(data, where, 4).view(np.float32)[0, 0])
-            after = sums[id(memory), first] = np.float32(before + np.float32(x))
-            old = memory.get(where, np.array([before]).view(np.uint32), 32)
-            old_shadow = np.array([float(before)]) if old is None or np.isnan(old[1]).any() else old[1][:, 0, 0]
-            exact, total = np.full(WARP, float(before) + x), (old_shadow + shadow)[:, None]
+            known = sums.get((id(memory), first))
+            before = float(gather(data, where, 4).view(np.float32)[0, 0] if known is None else known)
+            after = sums[id(memory), first] = np.float32(np.float32(before) + np.float32(x))
+            old = memory.get(where, np.array([before], np.float32).view(np.uint32), 32)
+            old_shadow = np.array([before]) if old is None or np.isnan(old[1]).any() else old[1][:, 0, 0]
+            exact, total = np.full(WARP, before + x), (old_shadow + shadow)[:, None]
             actual, one = np.full(WARP, float(after)), np.arange(WARP) == 0
             result = policy.result(line, "red.f32", actual, exact, np.broadcast_to(total, (len(total), WARP)), one)
             if result is None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fa_lib.gpu.carriers import PAIRS, carried
 from fa_lib.gpu.floats import EXACTLY, halves
+from fa_lib.gpu.lanes import refuse
 from fa_lib.gpu.operands import Addresses, source, targets
 from fa_lib.gpu.shadow import values
 from fa_lib.gpu.shadow.policy import Policy, line_of
@@ -48,6 +49,18 @@ def operand_of(operand: Operand, kind: str, instruction: Instruction, names: Add
     return of
 
 
+def result_of(instruction: Instruction) -> Register:
+    """Return the register of an instruction's only result.
+
+    Raises:
+        ValueError: it has none, or more.
+    """
+    (register,) = targets(instruction.operands[0], instruction)
+    if register is None:
+        raise refuse(instruction, "its result is dropped")
+    return register
+
+
 def arithmetic(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
     """Make the rule of an instruction that computes with floats in every lane; None: it is none, or of FP64."""
     kind = instruction.types[-1] if instruction.types else ""
@@ -66,7 +79,7 @@ def arithmetic(instruction: Instruction, names: Addresses, policy: Policy) -> Be
 
 def computed(instruction: Instruction, operands: list, run: Callable, kind: str, policy: Policy) -> Begin:
     """Make the rule of a result of a type: `run` of the operands (each of `operand_of`), and an error of its line."""
-    (into,) = targets(instruction.operands[0], instruction)
+    into = result_of(instruction)
     line, what, single = line_of(instruction), f"{instruction.name}.{kind}", PAIRS.get(kind, kind)
 
     def begin(warp, mask):
@@ -156,10 +169,11 @@ def _found(operand: Operand, *kinds: str):
     """Return the function of a warp that gives (kind, shadows (variants, parts, 32)) of an operand; None: none."""
 
     def of(warp):
-        for kind in kinds if isinstance(operand, Register) else ():
-            shadows = values.of(warp, operand, kind)
-            if shadows is not None:
-                return kind, shadows
+        if isinstance(operand, Register):
+            for kind in kinds:
+                shadows = values.of(warp, operand, kind)
+                if shadows is not None:
+                    return kind, shadows
         return None
 
     return of
@@ -187,8 +201,10 @@ def together(instruction: Instruction, parts: list[Callable]) -> Begin | None:
         found = [part(warp) for part in parts]
         while len(found) > 1:
             found = [values.joined(found[i : i + 2]) for i in range(0, len(found), 2)]
-        (both,) = found
-        return None if both is None else lambda: values.put(warp, into, *both, mask)
+        if found[0] is None:
+            return None
+        kind, shadows = found[0]
+        return lambda: values.put(warp, into, kind, shadows, mask)
 
     return begin
 
@@ -200,8 +216,8 @@ def bits(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | 
     number = next((x.value & 0xFFFFFFFF for x in operands[1:] if isinstance(x, Immediate)), None)
     register = next((x for x in operands[1:] if isinstance(x, Register)), None)
     if name == "prmt" and isinstance(operands[3], Immediate):
-        picks = [PICKS.get(operands[3].value >> shift & 0xFF) for shift in (0, 8)]
-        if None in picks:
+        picks = [PICKS[byte] for shift in (0, 8) if (byte := operands[3].value >> shift & 0xFF) in PICKS]
+        if len(picks) < 2:
             return None
         return together(instruction, [_part(operands[1 + pick // 2], pick % 2) for pick in picks])
     if register is None or number is None:
@@ -220,7 +236,7 @@ def bits(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | 
 
 
 def _chosen(instruction: Instruction, register: Register, *places: tuple[str, int], into: str) -> Begin:
-    (target,) = targets(instruction.operands[0], instruction)
+    target = result_of(instruction)
 
     def begin(warp, mask):
         for kind, part in places:
@@ -234,17 +250,16 @@ def _chosen(instruction: Instruction, register: Register, *places: tuple[str, in
 
 def selection(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
     """Make the rule of selp: the shadows of the operand that is chosen."""
-    (into,) = targets(instruction.operands[0], instruction)
+    into = result_of(instruction)
     choices, condition = instruction.operands[1:3], source(instruction.operands[3], "pred", instruction, names)
 
     def begin(warp, mask):
         first = condition(warp)
         found = {}
         for i, operand in enumerate(choices):
-            for kind in values.PARTS if isinstance(operand, Register) else ():
-                shadow = values.of(warp, operand, kind)
-                if shadow is not None:
-                    found.setdefault(kind, [np.nan, np.nan])[i] = shadow
+            known = _found(operand, *values.PARTS)(warp)
+            if known is not None:
+                found.setdefault(known[0], [np.nan, np.nan])[i] = known[1]
         if not found:
             return None
         (kind, (a, b)), *_ = found.items()

@@ -89,7 +89,9 @@ def store(instruction: Instruction, names: Addresses, policy: Policy, memories: 
     def begin(warp, mask):
         starts, count = at(warp), len(registers)
         for i, register in enumerate(registers):
-            for kind in KINDS[width] if isinstance(register, Register) else ():
+            if not isinstance(register, Register):
+                continue
+            for kind in KINDS[width]:
                 shadows = values.of(warp, register, kind)
                 if shadows is None:
                     continue
