@@ -32,6 +32,8 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return fp32(b, instruction, x)
     if types[-1] == "f64" and name in ("add", "sub", "mul", "div"):
         return {"add": b.fadd, "sub": b.fsub, "mul": b.fmul, "div": b.fdiv}[name](*x)
+    if types[-1] == "f64" and name == "fma" and {*instruction.words[1:]} == {"rn", "f64"}:
+        return b.intrinsic("fma", x)
     if types[-1] in ("f16", "bf16", "f16x2", "bf16x2"):
         return halves.emit(b, instruction, x)
     if types[-1] == "f64":
