@@ -1,5 +1,5 @@
 """The figure of the gallery: how far each shipped kernel is from the golden value, at one query, sixteen and many; and
-the figure of its finds, each with the two proofs of its cause."""
+the figure of its finds, each with two kinds of evidence of its cause."""
 
 from collections.abc import Mapping
 
@@ -110,4 +110,4 @@ def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
         (log_ticks if high < 100 * low else plain_ticks)(ax.yaxis)
     axes[0][0].set_ylabel("largest error over Baseline's")
     axes[0][-1].legend(fontsize=7, loc="center")
-    return captioned(figure, "Four finds, two proofs each: the emulated step has the kernel's errors", caption)
+    return captioned(figure, "Four finds on CPUs: an emulation of the coarse step has the kernel's errors", caption)
