@@ -48,6 +48,7 @@ ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml
               "lmdeploy_decode", "lmdeploy_decode_int8", "lmdeploy_decode_int4", "conch_paged")  # fmt: skip
 SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
+COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
 BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so they go first
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 THREE = ("llama_cuda_decode", "sglang_extend", "conch_paged")  # of a quick look at GPU kernels
@@ -228,6 +229,8 @@ def _depth(entry, manner):
     depth = PLANS[manner.depth]
     if manner.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
         depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
+    if manner.depth == "modelled" and entry.module in COMPILED_ANEW:
+        depth = replace(depth, lengths=(128, 512), shapes=("97",), relations=QUICK.relations)
     if entry.key not in ONE_BY_ONE:  # else a call for each query
         return depth
     shapes = tuple(shape for shape in depth.shapes if shape not in SQUARE)
