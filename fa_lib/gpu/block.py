@@ -9,6 +9,7 @@ same order of atomic operations.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from fa_lib.gpu.lanes import WARP, Lanes, raw, read, write
 from fa_lib.gpu.memory import BadAccess, Fault, View
 from fa_lib.gpu.syntax import Instruction, Register
 
+ALL = np.ones(WARP, bool)  # a mask that nothing writes to
 IDLE = 10_000  # turns of warps that only look whether they may go on; then they are stuck
 SPECIALS = {  # registers that the machine fills
     *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
@@ -67,6 +69,8 @@ class Warp:
         held: bool (32,), lanes that wait at an instruction until others of their warp come to it.
         local: uint8 (32, bytes) of local memory.
         turn: False when the warp should let others run.
+        idle: whether it waits until a barrier lets it go on, or has ended.
+        whole: whether none of its 32 threads has ended.
         advance: runs the warp as far as a compiled machine can; None without one.
         shadow: what an observer of the launch keeps beside the registers; None without one.
     """
@@ -79,7 +83,7 @@ class Warp:
         self.blocked, self.held = np.zeros(WARP, bool), np.zeros(WARP, bool)
         self.local = np.zeros((WARP, block.code.local), np.uint8)
         self.special = block.special(index)
-        self.turn = True
+        self.turn, self.idle, self.whole = True, False, bool(self.alive.all())
         self.advance = block.native(self) if block.native is not None else None
         self.shadow: Any = None
 
@@ -95,21 +99,22 @@ class Warp:
         """Write values (32,) to a register in the lanes of mask, bool (32,)."""
         np.copyto(self.bits(register), write(values, register.type), where=mask)
 
-    @property
-    def ready(self) -> bool:
-        """Whether a thread neither waits at a barrier nor has ended."""
-        return bool((self.alive & ~self.blocked).any())
-
     def run(self) -> None:
         """Run until no thread can go on, or the warp gives up its turn."""
         code, self.turn, races = self.block.code, True, self.block.memory.shared.races
         if races is not None:
             races.now = self.index
-        while self.turn:
+        while self.turn and not self.idle:
             if self.advance is not None:
                 self.block.steps += self.advance()
+            if self.whole and not (self.blocked.any() or self.held.any()):
+                at = int(self.at[0])
+                if code.instructions[at].guard is None and (self.at == at).all():
+                    self.execute(at, ALL)
+                    continue
             free = self.alive & ~self.blocked
             if not free.any():
+                self.idle = True
                 return
             first = free & ~self.held
             at = int(self.at[first if first.any() else free].min())
@@ -140,13 +145,22 @@ class Warp:
                 raise block.fault(f"lanes {numbers} do not come to it", code.instructions[at], self, lane)
             return
         self.held[mask] = False
+        self.execute(at, mask)
+
+    def execute(self, at: int, mask: Lanes) -> None:
+        """Execute an instruction in the lanes of mask, bool (32,), that must not wait for others.
+
+        Raises:
+            Fault: the instruction may not do what it does.
+        """
+        code, block = self.block.code, self.block
         block.steps += 1
         try:
             jumped = code.steps[at](self, mask)
         except BadAccess as bad:
             raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
         if not jumped:
-            self.at[mask] += 1
+            self.at[mask] += 1  # an array that compiled code sees, so in place
 
 
 @dataclass
@@ -165,31 +179,21 @@ class Block:
         number: of the block in the grid, (x, y, z).
         grid: size of the grid in blocks, (x, y, z).
         size: of the block in threads, (x, y, z).
-        steps: number of instructions that warps executed.
+        steps: number of instructions that warps executed. living: number of threads that have not ended.
         memory: the memory that they see.
     """
 
     def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size, native: Compiled = None):
         self.code, self.memory, self.number, self.grid, self.size = code, memory, number, grid, size
         self.steps, self.native = 0, native
-        self.threads = int(np.prod(size))
+        self.threads = self.living = int(np.prod(size))
         self.barriers: dict[int, Barrier] = {}
+        self._number = {f"%ctaid.{axis}": np.full(WARP, at, np.uint32) for axis, at in zip("xyz", number)}
         self.warps = [Warp(self, index, self.threads) for index in range(-(-self.threads // WARP))]
 
     def special(self, warp: int) -> dict[str, Lanes]:
         """Return the special registers of a warp: name of SPECIALS -> uint32 (32,)."""
-        thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
-        x, y, _ = self.size
-        lane = np.arange(WARP, dtype=np.uint32)
-        bit = np.uint32(1) << lane
-        own = dict(x=thread % x, y=thread // x % y, z=thread // (x * y))
-        values: dict[str, object] = {f"%tid.{axis}": value for axis, value in own.items()}
-        for name, triple in (("ntid", self.size), ("ctaid", self.number), ("nctaid", self.grid)):
-            values |= {f"%{name}.{axis}": value for axis, value in zip("xyz", triple)}
-        values |= {"%laneid": lane, "%warpid": warp, "%nwarpid": -(-self.threads // WARP), "%smid": 0, "%nsmid": 1}
-        values |= {"%lanemask_eq": bit, "%lanemask_lt": bit - 1, "%lanemask_le": bit | (bit - 1)}
-        values |= {"%lanemask_gt": ~(bit | (bit - 1)), "%lanemask_ge": ~(bit - 1), "%gridid": 0}
-        return {name: np.broadcast_to(np.asarray(value).astype(np.uint32), WARP) for name, value in values.items()}
+        return _specials(warp, self.size, self.grid) | self._number
 
     def run(self) -> None:
         """Run until all threads have ended.
@@ -198,7 +202,7 @@ class Block:
             Fault: a thread does what it may not, or all threads wait and none can go on.
         """
         idle = 0
-        while ready := [warp for warp in self.warps if warp.ready]:
+        while ready := [warp for warp in self.warps if not warp.idle]:
             before = self.steps
             for warp in ready:
                 warp.run()
@@ -222,16 +226,18 @@ class Block:
             wait: whether the lanes wait there.
         """
         barrier = self.barriers.setdefault(number, Barrier(expected))
-        barrier.arrived += int(mask.sum())
+        barrier.arrived += WARP if mask is ALL else int(mask.sum())
         if self.memory.shared.races is not None:
             self.memory.shared.races.arrive(number)
         if wait:
             barrier.waiting.append((warp, mask))
             warp.blocked |= mask
+            warp.idle = mask is ALL
         self.release(number)
 
     def ended(self) -> None:
         """Release barriers after threads have ended: barriers of all threads now expect fewer."""
+        self.living = sum(int(warp.alive.sum()) for warp in self.warps)
         for number in [*self.barriers]:
             self.release(number)
 
@@ -240,10 +246,11 @@ class Block:
         barrier = self.barriers[number]
         expected = barrier.expected
         if expected is None:
-            expected = sum(int(warp.alive.sum()) for warp in self.warps)
+            expected = self.living
         if barrier.arrived >= expected:
             for warp, mask in barrier.waiting:
                 warp.blocked &= ~mask
+                warp.idle = False
             if self.memory.shared.races is not None:
                 self.memory.shared.races.released(number, {warp.index for warp, _ in barrier.waiting})
             del self.barriers[number]
@@ -257,3 +264,21 @@ class Block:
             where = f"{instruction.source[0]}, line {instruction.source[1]} ({where})"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
         return Fault(f"{self.code.name}: {where}: {instruction}: {thread_name}: {reason}")
+
+
+@cache
+def _specials(warp: int, size: Size, grid: Size) -> dict[str, Lanes]:
+    """The special registers of a warp that are the same in all blocks."""
+    thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
+    x, y, _ = size
+    lane = np.arange(WARP, dtype=np.uint32)
+    bit = np.uint32(1) << lane
+    own = dict(x=thread % x, y=thread // x % y, z=thread // (x * y))
+    values: dict[str, object] = {f"%tid.{axis}": value for axis, value in own.items()}
+    for name, triple in (("ntid", size), ("nctaid", grid)):
+        values |= {f"%{name}.{axis}": value for axis, value in zip("xyz", triple)}
+    warps = -(-int(np.prod(size)) // WARP)
+    values |= {"%laneid": lane, "%warpid": warp, "%nwarpid": warps, "%smid": 0, "%nsmid": 1}
+    values |= {"%lanemask_eq": bit, "%lanemask_lt": bit - 1, "%lanemask_le": bit | (bit - 1)}
+    values |= {"%lanemask_gt": ~(bit | (bit - 1)), "%lanemask_ge": ~(bit - 1), "%gridid": 0}
+    return {name: np.broadcast_to(np.asarray(value).astype(np.uint32), WARP) for name, value in values.items()}

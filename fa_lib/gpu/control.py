@@ -3,7 +3,7 @@ Communication Instructions"."""
 
 import numpy as np
 
-from fa_lib.gpu.block import Step
+from fa_lib.gpu.block import ALL, Step
 from fa_lib.gpu.lanes import WARP, refuse
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.operands import Addresses, address, both, into_shared, source, targets
@@ -56,6 +56,7 @@ def end(instruction: Instruction) -> Step:
 
     def step(warp, mask):
         warp.alive &= ~mask
+        warp.whole = False
         warp.block.ended()
         return True
 
@@ -89,7 +90,8 @@ def barrier(instruction: Instruction, names: Addresses) -> Step:
         lane = int(mask.argmax())
         expected = int(more[0](warp)[lane]) if more else None
         warp.at[mask] += 1
-        warp.block.arrive(int(number(warp)[lane]), expected, warp, mask.copy(), wait=kind == "sync")
+        held = mask if mask is ALL else mask.copy()
+        warp.block.arrive(int(number(warp)[lane]), expected, warp, held, wait=kind == "sync")
         return True
 
     return step
