@@ -72,8 +72,10 @@ CALLS = {  # line numbers: of the versions that the gallery pins
             CARRIED: ("paged_attention.py", (256,)), "O of merged parts in 16 bits": ("paged_attention.py", (406,)),
             "O of a part in 16 bits": ("paged_attention.py", (276,)), SUM: ("paged_attention.py", (227, 261, 280)),
             O: ("paged_attention.py", (421,)), "scores in 16 bits": ("paged_attention.py", (204,)),
+            "weights of parts in 16 bits": ("paged_attention.py", (398, 404, 411)), P: ("paged_attention.py", (222,)),
         },
-        (CARRIED, "O of merged parts in 16 bits", "O of a part in 16 bits", SUM, "scores in 16 bits"),
+        (CARRIED, "O of merged parts in 16 bits", "O of a part in 16 bits", SUM, "scores in 16 bits",
+         "weights of parts in 16 bits"),
     ),
     "SGLang, decoding": Call(
         "fa_lib.gallery.sglang_kernels:sglang_decode", "BF16", 1, 2048,

@@ -89,8 +89,15 @@ def test_atomic_sums_have_shadows_lane_after_lane():
 
 def test_a_number_that_whole_numbers_make_has_no_shadow():
     """Its bits are others than those that its shadow was made for."""
-    twice = "mov.b32 %r1, %f3; add.u32 %r2, %r1, 0x00800000; mov.b32 %f4, %r2; "  # one more in the exponent
-    way = "cvt.f32.bf16 %f3, %h1; " + twice + "add.f32 %f9, %f4, %f3;"
+    other = "mov.b32 %r1, %f3; mul.lo.u32 %r2, %r1, 1; add.u32 %r2, %r2, 65536; mov.b32 %f4, %r2; "  # an ulp of BF16
+    way = "cvt.f32.bf16 %f3, %h1; " + other + "add.f32 %f9, %f4, %f3;"
     o, exact, kept, x = run(ROUNDED + way + WRITE)
     rounded = (x * x).to(torch.bfloat16).double()
-    assert torch.allclose(exact, 2 * rounded + x * x, rtol=1e-7) and torch.equal(kept, o)
+    assert torch.allclose(exact, o - rounded + x * x, rtol=1e-7) and torch.equal(kept, o)
+
+
+def test_a_sum_of_whole_numbers_may_multiply_by_a_power_of_two():
+    """One more in the exponent, as compilers scale the operand of a logarithm."""
+    way = "cvt.f32.bf16 %f3, %h1; mov.b32 %r1, %f3; add.s32 %r2, %r1, 0x00800000; mov.b32 %f9, %r2;"
+    o, exact, kept, x = run(ROUNDED + way + WRITE)
+    assert torch.equal(kept, o) and torch.allclose(exact, 2 * x * x, rtol=1e-15, atol=0)

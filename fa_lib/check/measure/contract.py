@@ -39,14 +39,14 @@ AWAY, TIMES = 0.05, 4  # of another head_dim: beyond both, as a distance and ove
 
 def contract(
     kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False, queries: int | None = None,
-    head_dims: Iterable[int] = (),
+    head_dims: Iterable[int] | None = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """What a kernel can do.
 
     Args:
         causal: every call is asked for with a causal mask: for a kernel that has no other.
         queries: the last so many of each call alone, for a kernel that is called for one after the other; None is all.
-        head_dims: asked for beside HEAD_DIMS.
+        head_dims: asked for beside HEAD_DIMS; None: neither is asked for, of a kernel that is compiled for each.
 
     Returns:
         rows: asked, dim, head_dim, outcome, note, problem. Formats come first.
@@ -65,9 +65,11 @@ def contract(
         return asker.rows
     fmt, answered = answered_formats[0], set()
     for each in CAPABILITIES:
+        if head_dims is None and each.key == HEAD_DIM:
+            continue
         if answered.issuperset(each.needs) and asker.ask(each.key, fmt, each.call) == Outcome.ANSWERED:
             answered.add(each.key)
-    for d in head_dims:
+    for d in head_dims or ():
         if d not in HEAD_DIMS:
             asker.ask(HEAD_DIM, fmt, at_head_dim(d))
     asker.ask(LARGE.key, fmt, LARGE, times=64)

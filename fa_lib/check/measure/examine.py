@@ -78,7 +78,7 @@ class CheckPlan:
     bias_seeds: int
     runs: int
     asked_queries: int | None = None
-    asked_head_dims: tuple[int, ...] = ()
+    asked_head_dims: tuple[int, ...] | None = ()
     square: int = 2**16
     first_seed: int = 0
     relations: tuple[str, ...] = ()

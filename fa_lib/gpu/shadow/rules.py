@@ -220,6 +220,8 @@ def bits(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | 
         if len(picks) < 2:
             return None
         return together(instruction, [_part(operands[1 + pick // 2], pick % 2) for pick in picks])
+    if name in ("add", "sub") and instruction.types in (("s32",), ("u32",)):
+        return _by_power(instruction)
     if register is None or number is None:
         return None
     if name == "shl" and number == 16:
@@ -233,6 +235,31 @@ def bits(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | 
     if name == "xor" and number == SIGN:
         return moved(instruction, register, "word", by=np.negative)
     return None
+
+
+def _by_power(instruction: Instruction) -> Begin:
+    """Make the rule of a whole-number sum that changes a float's exponent: the shadows are multiplied by that power of
+    two. Logarithms and exponentials of compilers do so."""
+    into, operands = result_of(instruction), [x for x in instruction.operands[1:] if isinstance(x, Register)]
+
+    def begin(warp, mask):
+        for operand in operands:
+            shadows = values.of(warp, operand, "word")
+            if shadows is not None:
+                break
+        else:
+            return None
+        before = values.numbers(warp, operand, "word", "f32")
+
+        def end():
+            with np.errstate(all="ignore"):
+                times = values.numbers(warp, into, "word", "f32") / before
+                powers = np.frexp(times)[0] == 0.5
+            values.put(warp, into, "word", np.where(powers, shadows * times, np.nan), mask)
+
+        return end
+
+    return begin
 
 
 def _chosen(instruction: Instruction, register: Register, *places: tuple[str, int], into: str) -> Begin:
