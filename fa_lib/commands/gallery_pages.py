@@ -29,7 +29,7 @@ from fa_lib.commands.gallery_index import (
     literal,
     others,
 )
-from fa_lib.commands.gallery_words import found, power, times
+from fa_lib.commands.gallery_words import found, given, power, times
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import CHECKOUT, build
 from fa_lib.execution.results import provenance, save_figure
@@ -59,10 +59,19 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     return "\n".join([
         f"# {row['project']}: {row['key']}", "", "<!-- made by `make gallery`, not by hand -->", "",
         f"Version {row['version']}. In real use: {row['use']}.", "",
-        f"Verdict: {VERDICTS[row['verdict']]}. `fa-lib check kernel gallery:{row['key']}` makes a page with a figure.",
+        f"Verdict: {VERDICTS[row['verdict']]}.{_few_bits(row)} `fa-lib check kernel gallery:{row['key']}` makes a page "
+        "with a figure.",
         "", "| queries | largest error over Baseline's | largest relative error |", "|---|---|---|", *errors, bias,
         *items, "",
     ])  # fmt: skip
+
+
+def _few_bits(row: Mapping) -> str:
+    """Say how a kernel stands to the bits of its cache; "" of other kernels."""
+    if not given(row.get("over_bits")):
+        return ""
+    beside = f"{times(row['over_bits'])} times that of exact attention on what its cache holds"
+    return f" Its error is at most {beside}; what these bits cost does not count."
 
 
 def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
