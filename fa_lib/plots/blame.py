@@ -13,7 +13,7 @@ from fa_lib.plots.style import BASELINE, FLASH, GREEN, GREY, INK, ORANGE, SOFTMA
 NECESSARY = ("O to 16 bits, at the end", "P to 16 bits")  # every kernel with 16-bit inputs has these
 COLORS = (FLASH, "#a33f00", ORANGE, "#7b5800", GREEN, "#00664a", "#b07aa1")  # of steps that a kernel need not have
 OTHER = "other"
-LEAST = 0.02  # a smaller share has no number
+LEAST = 0.03  # a smaller share has no number
 
 
 @styled
@@ -27,14 +27,14 @@ def shares(table: pd.DataFrame, caption: str) -> Figure:
     calls, distributions = [*dict.fromkeys(table.call)], [*dict.fromkeys(table.distribution)]
     steps = [step for step in dict.fromkeys(table.step) if step not in (*NECESSARY, OTHER)]
     colors = dict(zip(steps, COLORS)) | dict(zip(NECESSARY, (BASELINE, SOFTMAX))) | {OTHER: GREY}
-    figure, axes = plt.subplots(1, len(distributions), figsize=(12.5, 0.55 * len(calls) + 3.2), sharey=True)
+    figure, axes = plt.subplots(1, len(distributions), figsize=(14.5, 0.55 * len(calls) + 2.2), sharey=True)
     for ax, distribution in zip(axes, distributions):
         rows = table[table.distribution == distribution]
         _bars(ax, rows, calls, colors)
         ax.set(title=f"{distribution} inputs", xlim=(0, 1), xlabel="share of the squared error, mean over seeds")
     axes[0].set_yticks(range(len(calls)), calls[::-1])
     handles = [Patch(color=colors[step]) for step in (*NECESSARY, *steps)]
-    figure.legend(handles, [*NECESSARY, *steps], loc="outside lower center", ncol=3, fontsize=8)
+    axes[-1].legend(handles, [*NECESSARY, *steps], loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
     return captioned(figure, "Which step loses the digits? Blue steps every 16-bit kernel has; the others it need not",
                      caption)  # fmt: skip
 

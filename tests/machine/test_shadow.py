@@ -29,6 +29,7 @@ def run(body, inside="", outside="", out=torch.float32):
     "cvt.f32.bf16 %f9, %h1;",
     "mov.b32 %r1, {%h1, %h1}; mov.b32 {%h2, %h3}, %r1; cvt.f32.bf16 %f9, %h3;",
     "cvt.u32.u16 %r1, %h1; shl.b32 %r2, %r1, 16; mov.b32 %f9, %r2;",  # BF16 is the upper half of FP32
+    "mov.b32 %f9, {0, %h1};",
     "mov.b32 %r1, {%h1, %h1}; and.b32 %r2, %r1, 0xffff0000; mov.b32 %f9, %r2;",
     "mov.b32 %r1, {%h1, %h1}; prmt.b32 %r2, %r1, %r1, 0x3276; mov.b32 {%h2, %h3}, %r2; cvt.f32.bf16 %f9, %h2;",
     "cvt.rn.bf16x2.f32 %r1, %f2, %f2; mov.b32 {%h2, %h3}, %r1; cvt.f32.bf16 %f9, %h3;",

@@ -13,7 +13,7 @@ from fa_lib.gpu import launch
 from fa_lib.gpu.block import Code, Step
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.operands import Addresses
-from fa_lib.gpu.shadow import products, rules, transfers
+from fa_lib.gpu.shadow import bits, products, rules, transfers
 from fa_lib.gpu.shadow.policy import Policy
 from fa_lib.gpu.shadow.values import HALF, WORD, Memories
 from fa_lib.gpu.syntax import Instruction
@@ -116,5 +116,5 @@ def _rule(instruction: Instruction, names: Addresses, run: Run):
     if name in OF_LANES:
         rule = OF_LANES[name](instruction, names, policy)
     else:
-        rule = rules.arithmetic(instruction, names, policy) or rules.bits(instruction, names, policy)
+        rule = rules.arithmetic(instruction, names, policy) or bits.bits(instruction, names, policy)
     return rule or rules.loses(instruction, policy)

@@ -19,7 +19,6 @@ from fa_lib.gpu.syntax import Immediate, Instruction, Negated, Operand, Register
 
 Begin: TypeAlias = Callable  # of (warp, mask); it returns a function without arguments, or None
 KINDS = {"f32": "word", "f16": "half", "bf16": "half", "f16x2": "pair", "bf16x2": "pair"}
-HIGH, SIGN, PICKS = 0xFFFF0000, 0x80000000, {0x10: 0, 0x32: 1, 0x54: 2, 0x76: 3}  # two bytes of prmt -> a half
 
 
 def _extreme(pick):
@@ -127,15 +126,18 @@ def _alike(operands: list, index: int):
     return of
 
 
-def moved(instruction: Instruction, operand: Operand, *kinds: str, by: Callable = lambda x: x) -> Begin | None:
-    """Make the rule of a result that is an operand as it is, or turned by `by` of (variants, parts, 32)."""
-    into = targets(instruction.operands[0], instruction)[0]
-    if not isinstance(operand, Register) or into is None:
+def moved(
+    instruction: Instruction, operand: Operand, *kinds: str, by: Callable = lambda x: x, into: str = ""
+) -> Begin | None:
+    """Make the rule of a result that is an operand as it is, or turned by `by` of (variants, parts, 32), of the
+    operand's kind or the kind `into`."""
+    target = targets(instruction.operands[0], instruction)[0]
+    if not isinstance(operand, Register) or target is None:
         return None
 
     def begin(warp, mask):
         found = [(kind, shadow) for kind in kinds if (shadow := values.of(warp, operand, kind)) is not None]
-        return (lambda: values.put(warp, into, found[0][0], by(found[0][1]), mask)) if found else None
+        return (lambda: values.put(warp, target, into or found[0][0], by(found[0][1]), mask)) if found else None
 
     return begin
 
@@ -143,13 +145,15 @@ def moved(instruction: Instruction, operand: Operand, *kinds: str, by: Callable 
 def move(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
     """Make the rule of mov: of a register, and of parts that become a register or come out of one."""
     to, of = instruction.operands
+    if isinstance(of, Vector) and len(of.items) == 2 and isinstance(of.items[0], Immediate) and of.items[0].value == 0:
+        return moved(instruction, of.items[1], "half", into="word")  # BF16 above 16 zeros is FP32
     if isinstance(of, Vector) and len(of.items) in (2, 4):
-        return together(instruction, [_found(item, "half", "word", "pair") for item in of.items])
+        return together(instruction, [found_in(item, "half", "word", "pair") for item in of.items])
     if isinstance(to, Vector) and len(to.items) == 2 and isinstance(of, Register):
         into = targets(to, instruction)
 
         def begin(warp, mask):
-            found = _found(of, "pair", "words", "quad")(warp)
+            found = found_in(of, "pair", "words", "quad")(warp)
             if found is None:
                 return None
             parts = np.split(found[1], 2, 1)
@@ -165,7 +169,7 @@ def move(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | 
     return moved(instruction, of, *values.PARTS)
 
 
-def _found(operand: Operand, *kinds: str):
+def found_in(operand: Operand, *kinds: str):
     """Return the function of a warp that gives (kind, shadows (variants, parts, 32)) of an operand; None: none."""
 
     def of(warp):
@@ -175,18 +179,6 @@ def _found(operand: Operand, *kinds: str):
                 if shadows is not None:
                     return kind, shadows
         return None
-
-    return of
-
-
-def _part(operand: Operand, part: int):
-    """Return the function of a warp that gives ("half", shadows (variants, 1, 32)) of a half of an operand; None:
-    none."""
-    pair = _found(operand, "pair")
-
-    def of(warp):
-        found = pair(warp)
-        return None if found is None else ("half", found[1][:, part : part + 1])
 
     return of
 
@@ -209,72 +201,6 @@ def together(instruction: Instruction, parts: list[Callable]) -> Begin | None:
     return begin
 
 
-def bits(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
-    """Make the rule of whole-number instructions that compilers use on floats: BF16 is the upper half of FP32, a sign
-    is a bit, and a pair is joined of bytes. None: of others."""
-    name, operands = instruction.name, instruction.operands
-    number = next((x.value & 0xFFFFFFFF for x in operands[1:] if isinstance(x, Immediate)), None)
-    register = next((x for x in operands[1:] if isinstance(x, Register)), None)
-    if name == "prmt" and isinstance(operands[3], Immediate):
-        picks = [PICKS[byte] for shift in (0, 8) if (byte := operands[3].value >> shift & 0xFF) in PICKS]
-        if len(picks) < 2:
-            return None
-        return together(instruction, [_part(operands[1 + pick // 2], pick % 2) for pick in picks])
-    if name in ("add", "sub") and instruction.types in (("s32",), ("u32",)):
-        return _by_power(instruction)
-    if register is None or number is None:
-        return None
-    if name == "shl" and number == 16:
-        return _chosen(instruction, register, ("half", 0), ("pair", 0), into="word")
-    if name == "and" and number == HIGH:
-        return _chosen(instruction, register, ("pair", 1), into="word")
-    if name == "shr" and number == 16:
-        return _chosen(instruction, register, ("pair", 1), into="half")
-    if name == "and" and number == 0xFFFF:
-        return _chosen(instruction, register, ("pair", 0), into="half")
-    if name == "xor" and number == SIGN:
-        return moved(instruction, register, "word", by=np.negative)
-    return None
-
-
-def _by_power(instruction: Instruction) -> Begin:
-    """Make the rule of a whole-number sum that changes a float's exponent: the shadows are multiplied by that power of
-    two. Logarithms and exponentials of compilers do so."""
-    into, operands = result_of(instruction), [x for x in instruction.operands[1:] if isinstance(x, Register)]
-
-    def begin(warp, mask):
-        for operand in operands:
-            shadows = values.of(warp, operand, "word")
-            if shadows is not None:
-                break
-        else:
-            return None
-        before = values.numbers(warp, operand, "word", "f32")
-
-        def end():
-            with np.errstate(all="ignore"):
-                times = values.numbers(warp, into, "word", "f32") / before
-                powers = np.frexp(times)[0] == 0.5
-            values.put(warp, into, "word", np.where(powers, shadows * times, np.nan), mask)
-
-        return end
-
-    return begin
-
-
-def _chosen(instruction: Instruction, register: Register, *places: tuple[str, int], into: str) -> Begin:
-    target = result_of(instruction)
-
-    def begin(warp, mask):
-        for kind, part in places:
-            shadows = values.of(warp, register, kind)
-            if shadows is not None:
-                return lambda: values.put(warp, target, into, shadows[:, part : part + 1], mask)
-        return None
-
-    return begin
-
-
 def selection(instruction: Instruction, names: Addresses, policy: Policy) -> Begin | None:
     """Make the rule of selp: the shadows of the operand that is chosen."""
     into = result_of(instruction)
@@ -284,7 +210,7 @@ def selection(instruction: Instruction, names: Addresses, policy: Policy) -> Beg
         first = condition(warp)
         found = {}
         for i, operand in enumerate(choices):
-            known = _found(operand, *values.PARTS)(warp)
+            known = found_in(operand, *values.PARTS)(warp)
             if known is not None:
                 found.setdefault(known[0], [np.nan, np.nan])[i] = known[1]
         if not found:

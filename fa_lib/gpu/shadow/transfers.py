@@ -146,23 +146,29 @@ def matrices(instruction: Instruction, names: Addresses, policy: Policy, memorie
             for i, register in enumerate(items):
                 if not isinstance(register, Register):
                     continue
-                bits = warp.bits(register)
-                found = [memory.get(first, bits >> np.uint32(16 * part) & np.uint32(0xFFFF), 16)
-                         for part, first in enumerate(of_lane(i))]  # fmt: skip
-                known = [each[1][:, 0] for each in found if each is not None]
-                if known:
-                    none = np.full_like(known[0], np.nan)
-                    pair = [none if each is None else each[1][:, 0] for each in found]
-                    values.put(warp, register, "pair", np.stack(pair, 1), mask)
+                bits, places_of = warp.bits(register), of_lane(i)
+                if "trans" not in words:  # the two neighbours may be a number of 32 bits
+                    found = memory.get(places_of[0], bits, 32)
+                else:
+                    halves = [bits >> np.uint32(16 * part) & np.uint32(0xFFFF) for part in (0, 1)]
+                    found = values.joined([memory.get(*each, 16) for each in zip(places_of, halves)])
+                if found is not None:
+                    values.put(warp, register, *found, mask)
 
         if loads:
             return end
         for i, register in enumerate(items):
-            shadows = values.of(warp, register, "pair") if isinstance(register, Register) else None
-            if shadows is not None:
-                for part, first in enumerate(of_lane(i)):
-                    bits = warp.bits(register) >> np.uint32(16 * part) & np.uint32(0xFFFF)
-                    memory.put(first, "half", bits.astype(np.uint16), shadows[:, part : part + 1])
+            for kind in ("pair",) if "trans" in words else ("pair", "word"):
+                shadows = values.of(warp, register, kind) if isinstance(register, Register) else None
+                if shadows is None:
+                    continue
+                bits, places_of = warp.bits(register), of_lane(i)
+                if "trans" not in words:
+                    memory.put(places_of[0], kind, bits, shadows)
+                    continue
+                for part, first in enumerate(places_of):
+                    half = (bits >> np.uint32(16 * part) & np.uint32(0xFFFF)).astype(np.uint16)
+                    memory.put(first, "half", half, shadows[:, part : part + 1])
         return None
 
     return begin
