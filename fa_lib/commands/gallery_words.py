@@ -14,6 +14,7 @@ CAUSES = {  # of judge_gallery.row's cause, the gravest first -> a few words
     "scale": "is off by one factor",
     "noise": "gives other results on each call",
     "problem": "breaks on some inputs",
+    "wrong_gradient": "wrong gradients",
     "error": "error beyond the rule",
     "relation": "breaks a relation: see its page",
     "outputs": "error beyond the rule at some shapes",
