@@ -19,7 +19,7 @@ from fa_lib.execution import results
 from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED
-from fa_lib.gallery import catalogue
+from fa_lib.gallery import catalogue, entry
 from fa_lib.gallery.catalogue import CATALOGUES, ON_CUDA
 
 SCRIPT = """
@@ -101,7 +101,7 @@ def test_the_plan(tmp_path):
 
 def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(catalogue, "installed", lambda name: None if name == "sageattention" else "1.0")
+    monkeypatch.setattr(entry, "installed", lambda name: None if name == "sageattention" else "1.0")
     monkeypatch.setattr(results, "described", dict)
     monkeypatch.setattr(gallery, "JOBS", {"cuda": 1})
     path, seen = tmp_path / "data/results/14_gallery.csv", []

@@ -152,7 +152,7 @@ def test_the_largest_of_the_shapes_of_other_devices_stands_over_the_rule(tmp_pat
     largest = recorded["Some GPU"].groupby(["distribution", "kernel"]).ratio.max()
     assert missing(largest, *alone.axes).size == largest.size and not missing(largest, *figure.axes).size
     assert named(figure) == {"Some GPU": "*"} and not named(alone) and "recorded" not in caption(alone)
-    assert "recorded on Some GPU" in caption(figure)
+    assert "On Some GPU, recorded" in caption(figure)
     for ax in figure.axes:  # each mark over its kernel's points
         marks = [line for line in ax.lines if line.get_marker() == "*" and np.isfinite(line.get_ydata()).any()]
         points = [np.asarray(cloud.get_offsets()) for cloud in ax.collections if len(cloud.get_offsets()) == 3]
@@ -183,7 +183,7 @@ def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
     assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [
         "PyTorch: torch_cudnn", "SageAttention: sageattention",
     ]  # fmt: skip
-    assert "recorded on Some GPU" in caption(figure) and "SageAttention 1.0.6" in caption(figure)
+    assert "On Some GPU, recorded" in caption(figure) and "SageAttention 1.0.6" in caption(figure)
     text = pages.index(here, recorded)
     assert text.split("## Recorded on Some GPU")[0].rstrip() == pages.index(here).split("```{toctree}")[0].rstrip()
     assert (

@@ -11,7 +11,6 @@ from fa_lib.commands import judge_gallery
 from fa_lib.commands.gallery_words import found, given, power, times
 from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import ROOT
-from fa_lib.execution.results import recorded
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.implementations import counted
 from fa_lib.plots.recorded import NONE
@@ -114,11 +113,12 @@ def index(
     return page + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
 
 
-def elsewhere() -> dict[str, pd.DataFrame]:
-    """Read the tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first."""
+def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Return the tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first, then those
+    that were recorded on devices."""
     path = TABLES / "modelled.csv"
     modelled = {ON_A100: pd.read_csv(path, keep_default_na=False, na_values=[""])} if path.exists() else {}
-    return modelled | dict(recorded(RECORDED))
+    return modelled | dict(on_devices)
 
 
 def _listed(table, pages: Set[str] = frozenset()):

@@ -20,6 +20,7 @@ from fa_lib.commands.gallery_index import (
     END,
     ON_A100,
     OTHERS,
+    RECORDED,
     TABLES,
     VERDICTS,
     WHO,
@@ -32,7 +33,7 @@ from fa_lib.commands.gallery_index import (
 from fa_lib.commands.gallery_words import found, given, power, times
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import CHECKOUT, build
-from fa_lib.execution.results import provenance, save_figure
+from fa_lib.execution.results import provenance, recorded, save_figure
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.catalogue import ENTRIES, MODELLED
 from fa_lib.plots import gallery as plots
@@ -165,10 +166,11 @@ def publish_modelled(table: pd.DataFrame, manner: judge_gallery.JudgingSettings)
     for row in table[table.verdict != "cannot_run"].to_dict("records"):
         with replacing(DOCS / f"{row['key']}.md") as path:
             path.write_text(page(row, judge_gallery.judgement_of(row["key"], manner)))
+    other = elsewhere(recorded(RECORDED))
     on_cpu = pd.read_csv(TABLES / "verdicts.csv", keep_default_na=False, na_values=[""])
     with replacing(DOCS / "index.md") as path:
-        path.write_text(index(on_cpu, elsewhere(), others(on_cpu)))
-    save_figure(drawn(on_cpu, proofs_kept(), elsewhere())["gallery"], CHECKOUT / "figures" / "gallery")
+        path.write_text(index(on_cpu, other, others(on_cpu)))
+    save_figure(drawn(on_cpu, proofs_kept(), other)["gallery"], CHECKOUT / "figures" / "gallery")
 
 
 def proofs_kept() -> dict[str, pd.DataFrame]:
@@ -192,7 +194,7 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: jud
             each.to_csv(path, index=False, float_format="%.5g")
     with replacing(TABLES / "provenance.json") as path:
         path.write_text(json.dumps(provenance(dict(kernels=list(table.key))), indent=1) + "\n")
-    other = elsewhere()
+    other = elsewhere(recorded(RECORDED))
     for name, figure in drawn(table, proofs, other).items():
         save_figure(figure, CHECKOUT / "figures" / name)
     judgements = {key: judge_gallery.judgement_of(key, manner) for key in table.key[table.verdict != "cannot_run"]}
