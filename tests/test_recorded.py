@@ -152,7 +152,7 @@ def test_the_largest_of_the_shapes_of_other_devices_stands_over_the_rule(tmp_pat
     largest = recorded["Some GPU"].groupby(["distribution", "kernel"]).ratio.max()
     assert missing(largest, *alone.axes).size == largest.size and not missing(largest, *figure.axes).size
     assert named(figure) == {"Some GPU": "*"} and not named(alone) and "recorded" not in caption(alone)
-    assert "On Some GPU, recorded" in caption(figure)
+    assert "recorded on Some GPU" in caption(figure)
     for ax in figure.axes:  # each mark over its kernel's points
         marks = [line for line in ax.lines if line.get_marker() == "*" and np.isfinite(line.get_ydata()).any()]
         points = [np.asarray(cloud.get_offsets()) for cloud in ax.collections if len(cloud.get_offsets()) == 3]
