@@ -39,7 +39,6 @@ ON_GPU = CheckPlan(  # a kernel in a minute or less, most of it Triton's compile
 MODELLED = CheckPlan(  # a GPU kernel on a CPU, in some minutes of one core
     lengths=(128, 512, 4096), seeds=1, shapes=("97", "causal 203", "GQA 384"), head_dims=(), troubled_n=128,
     bias_seeds=2, runs=2, square=512, relations=(*RELATIONS,), related_n=64, related_formats=1,
-    asked_head_dims=None,
 )  # fmt: skip
 REHEARSED = CheckPlan((128,), 1, ("97",), (), 128, 2, 2, square=128)
 PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "modelled": MODELLED, "rehearsal": REHEARSED}
@@ -230,12 +229,14 @@ def _depth(entry, manner):
     depth = PLANS[manner.depth]
     if manner.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
         depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
-    if manner.depth == "modelled" and entry.module in COMPILED_ANEW:
+    if manner.device == "modelled":
+        depth = replace(depth, asked_head_dims=None)  # each would be compiled
+    if manner.device == "modelled" and entry.module in COMPILED_ANEW:
         depth = replace(depth, lengths=(128, 512), shapes=("97",), relations=QUICK.relations)
     if entry.key not in ONE_BY_ONE:  # else a call for each query
         return depth
     shapes = tuple(shape for shape in depth.shapes if shape not in SQUARE)
-    if manner.depth == "modelled":  # some 50 ms for each query
+    if manner.device == "modelled":  # some 50 ms for each query
         shapes, few = ("97",), dict(troubled_n=32, related_n=16, square=32, relations=QUICK.relations)
         return replace(depth, asked_queries=1, shapes=shapes, **few)
     return replace(depth, square=min(depth.square, 128), troubled_n=128, related_n=64, asked_queries=16, shapes=shapes)

@@ -27,9 +27,9 @@ def _modelled(
     return [replace(entry, gpu=GPU, package=package, as_used=as_used) for entry in made]
 
 
-def _absent(key: str, project: str, version: str, why: str) -> Entry:
+def _absent(key: str, project: str, version: str, use: str, why: str) -> Entry:
     """Make the entry of a kernel that cannot run here."""
-    return Entry(key, project, "", TRITON, "", f"{project} {version}: {why}", "modelled", GPU)
+    return Entry(key, project, "", TRITON, use, f"{project} {version}: {why}", "modelled", GPU)
 
 
 _ALL = [
@@ -108,12 +108,12 @@ _ALL = [
         "SageAttention", "triton_kernels", ("sageattention", "triton"), None, "yes, version 1",
         sageattention_a100="sageattention.sageattn in place of torch's; Q and K in 8 bits",
     ),
-    _absent("flash_attn_3", "FlashAttention-3", "3.0", "its kernels need wgmma and TMA, which no machine here runs"),
-    _absent("flash_attn_4", "FlashAttention-4", "4.0", "its CuTe kernels need tcgen05 and TMA, or wgmma"),
-    _absent("transformer_engine", "TransformerEngine", "2.20", "its attention is cuDNN's, machine code without PTX"),
-    _absent("cutile", "cuTile", "1.7", "its compiler writes machine code for Blackwell, no PTX"),
-    _absent("unsloth", "unsloth", "2026.10", "it calls flex_attention, xFormers or torch's kernels"),
-    _absent("liger", "Liger", "0.8", "it has neighbourhood and multi-token attention alone"),
+    _absent("flash_attn_3", "FlashAttention-3", "3.0", "flash_attn_interface.flash_attn_func on Hopper", "its kernels need wgmma and TMA, which no machine here runs"),
+    _absent("flash_attn_4", "FlashAttention-4", "4.0", "flash_attn.cute on Hopper and Blackwell", "its CuTe kernels need tcgen05 and TMA, or wgmma"),
+    _absent("transformer_engine", "TransformerEngine", "2.20", "te.DotProductAttention with its fused backend", "its attention is cuDNN's, machine code without PTX"),
+    _absent("cutile", "cuTile", "1.7", "FlashInfer's and others' kernels for Blackwell", "its compiler writes machine code for Blackwell, no PTX"),
+    _absent("unsloth", "unsloth", "2026.10", "its models", "it calls flex_attention, xFormers or torch's kernels"),
+    _absent("liger", "Liger", "0.8", "liger_kernel.ops", "it has neighbourhood and multi-token attention alone"),
 ]  # fmt: skip
 
 MODELLED = {entry.key: entry for entry in _ALL}
