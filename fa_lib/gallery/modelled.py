@@ -34,7 +34,7 @@ def _absent(key: str, project: str, version: str, use: str, why: str) -> Entry:
 
 _ALL = [
     *_modelled(
-        "flash-attn", "fa2_cuda", NVCC, FLASH_ATTN,
+        "flash-attn", "flash_attn_cuda", NVCC, FLASH_ATTN,
         fa2_cuda="flash_attn_func; torch's scaled_dot_product_attention has these kernels for 16 bits without a mask",
     ),
     *_modelled(
@@ -108,12 +108,30 @@ _ALL = [
         "SageAttention", "triton_kernels", ("sageattention", "triton"), None, "yes, version 1",
         sageattention_a100="sageattention.sageattn in place of torch's; Q and K in 8 bits",
     ),
-    _absent("flash_attn_3", "FlashAttention-3", "3.0", "flash_attn_interface.flash_attn_func on Hopper", "its kernels need wgmma and TMA, which no machine here runs"),
-    _absent("flash_attn_4", "FlashAttention-4", "4.0", "flash_attn.cute on Hopper and Blackwell", "its CuTe kernels need tcgen05 and TMA, or wgmma"),
-    _absent("transformer_engine", "TransformerEngine", "2.20", "te.DotProductAttention with its fused backend", "its attention is cuDNN's, machine code without PTX"),
-    _absent("cutile", "cuTile", "1.7", "FlashInfer's and others' kernels for Blackwell", "its compiler writes machine code for Blackwell, no PTX"),
-    _absent("unsloth", "unsloth", "2026.10", "its models", "it calls flex_attention, xFormers or torch's kernels"),
-    _absent("liger", "Liger", "0.8", "liger_kernel.ops", "it has neighbourhood and multi-token attention alone"),
+    _absent(
+        "flash_attn_3", "FlashAttention-3", "3.0", "flash_attn_interface.flash_attn_func on Hopper",
+        "its kernels need wgmma and TMA, which no machine here runs",
+    ),
+    _absent(
+        "flash_attn_4", "FlashAttention-4", "4.0", "flash_attn.cute on Hopper and Blackwell",
+        "its CuTe kernels need tcgen05 and TMA, or wgmma",
+    ),
+    _absent(
+        "transformer_engine", "TransformerEngine", "2.20", "te.DotProductAttention with its fused backend",
+        "its attention is cuDNN's, machine code without PTX",
+    ),
+    _absent(
+        "cutile", "cuTile", "1.7", "FlashInfer's and others' kernels for Blackwell",
+        "its compiler writes machine code for Blackwell, no PTX",
+    ),
+    _absent(
+        "unsloth", "unsloth", "2026.10", "its models",
+        "it calls flex_attention, xFormers or torch's kernels",
+    ),
+    _absent(
+        "liger", "Liger", "0.8", "liger_kernel.ops",
+        "it has neighbourhood and multi-token attention alone",
+    ),
 ]  # fmt: skip
 
 MODELLED = {entry.key: entry for entry in _ALL}
