@@ -10,6 +10,7 @@ from fa_lib.numerics.formats import Format
 
 SMALL = 5e-3  # shares below are not worth a line of their own
 EXACT = "exact"
+NO_LINE = "instructions without a line"
 WIDTH = 76  # characters of a source line
 
 
@@ -21,7 +22,7 @@ def percent(share: float) -> str:
 def place(row: Mapping) -> str:
     """Write where a line is: file:number, and the line that calls it."""
     called = f", called in {Path(row['within']).name}" if row["within"] else ""
-    return f"{Path(row['file']).name}:{row['number']}{called}" if row["file"] else "no source line"
+    return f"{row['line'].name}{called}" if row["line"].name else "no source line"
 
 
 def shortened(text: str) -> str:
@@ -43,7 +44,7 @@ def completeness(found: Blame) -> str:
     if found.complete:
         return f"Without rounding errors the kernel computes attention, to {found.distance:.0e}: no step is missing."
     lost = sorted(found.lost.items(), key=lambda item: -sum(item[1].values()))[:3]
-    where = "; ".join(f"{', '.join(words)} in {_named(line)}" for line, words in lost)
+    where = "; ".join(f"{', '.join(words)} in {line.name or NO_LINE}" for line, words in lost)
     ends = f" Numbers could not be followed through {where}." if where else ""
     part = percent((found.distance / found.relative) ** 2)
     rest = (
@@ -102,7 +103,3 @@ def changes_of(text: str, found: Blame) -> tuple[dict[Line, Format | None], str]
         changes |= dict.fromkeys(chosen, None if fmt == EXACT else Format.of(fmt))
         words.append(f"line {number} {'exact' if fmt == EXACT else f'in {fmt}'}")
     return changes, " and ".join(words)
-
-
-def _named(line: Line) -> str:
-    return f"{Path(line.frames[0][0]).name}:{line.frames[0][1]}" if line.frames else "instructions without a line"

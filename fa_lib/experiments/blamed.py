@@ -107,7 +107,7 @@ def blamed(call: str, distribution: str, seed: int) -> list[dict[str, Any]]:
         times_fixed=over_baseline(_without(found, coarse, given.kernel, (q, k, v)), bound),
     )  # fmt: skip
     return [
-        whole | dict(step=step, share=found.share(lines), lines=" ".join(sorted({_named(line) for line in lines})))
+        whole | dict(step=step, share=found.share(lines), lines=" ".join(sorted({line.name for line in lines})))
         for step, lines in steps.items()
     ]  # fmt: skip
 
@@ -118,10 +118,6 @@ def _without(found: Blame, coarse: list[Line], kernel: str | Callable, tensors: 
         return found.error.abs().max().item()
     (error,) = what_if(kernel, *tensors, [dict.fromkeys(coarse, FP32)])
     return error.abs().max().item()
-
-
-def _named(line: Line) -> str:
-    return f"{Path(line.frames[0][0]).name}:{line.frames[0][1]}" if line.frames else ""
 
 
 def settings() -> dict[str, Any]:

@@ -7,7 +7,7 @@ what this line has added to the error. What all lines add sums up to the error, 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fa_lib.gpu import on
 from fa_lib.gpu.device import GPU
-from fa_lib.gpu.shadow.observer import Run, shadowed
+from fa_lib.gpu.shadow.observer import shadowed
 from fa_lib.gpu.shadow.policy import Line, Policy, Tally
 from fa_lib.kernels.reference import golden
 from fa_lib.numerics.formats import Format
@@ -50,8 +50,8 @@ class Blame:
     coarse: dict[Line, float]
     coarse_format: Format
     tallies: dict[Line, Tally]
-    lost: dict[Line, dict[str, int]] = field(default_factory=dict)
-    distance: float = 0.0
+    lost: dict[Line, dict[str, int]]
+    distance: float
 
     @property
     def relative(self) -> float:
@@ -80,7 +80,7 @@ class Blame:
         return dict(
             file=file, number=number, text=source_text(file).get(number, "").strip(), share=self.share([line]),
             within=f"{caller[0]}:{caller[1]}" if caller else "", without=float((self.error - part).norm() / self.size),
-            coarse=self.coarse.get(line, float("nan")), own=tally.relative, count=tally.count,
+            coarse=self.coarse[line], own=tally.relative, count=tally.count,
             what=", ".join(tally.what), line=line,
         )  # fmt: skip
 
@@ -130,15 +130,12 @@ def blame(
     Raises:
         ValueError: the kernel's output has no shadows: it is no float that a kernel here has written.
     """
-    fn, name = on.kernel(kernel, gpu), kernel if isinstance(kernel, str) else getattr(kernel, "__name__", "kernel")
-    fmt = coarse or Format.of(q.dtype)
+    fmt, tensors = coarse or Format.of(q.dtype), (q, k, v)
     first = Policy()
-    _run(fn, name, first, q, k, v, options)
+    _shadows(kernel, gpu, first, tensors, options)
     lines = sorted(first.tallies, key=lambda line: -first.tallies[line].squares)[:most]
     policy = Policy([[line] for line in lines], [{line: fmt} for line in lines])
-    run, o = _run(fn, name, policy, q, k, v, options)
-    shadows = run.of(o)
-    assert shadows is not None  # the first run had them
+    shadows = _shadows(kernel, gpu, policy, tensors, options)
     exact, kept = shadows[0], shadows[1]
     added = {line: kept - each for line, each in zip(lines, shadows[2:])}
     error = kept - exact
@@ -146,7 +143,9 @@ def blame(
     coarser = {line: float((each - exact).norm() / error.norm()) for line, each in coarsened}
     wanted = golden(q, k, v, inputs=Format.of(q.dtype), **options)
     distance = float((exact - wanted).norm() / wanted.norm())
-    return Blame(name, GPU.of(gpu).name, error, exact, added, coarser, fmt, policy.tallies, policy.lost, distance)
+    return Blame(
+        _name(kernel), GPU.of(gpu).name, error, exact, added, coarser, fmt, policy.tallies, policy.lost, distance
+    )
 
 
 def what_if(
@@ -165,10 +164,7 @@ def what_if(
     Raises:
         ValueError: as `blame`.
     """
-    name = kernel if isinstance(kernel, str) else getattr(kernel, "__name__", "kernel")
-    run, o = _run(on.kernel(kernel, gpu), name, Policy(formats=changes), q, k, v, options)
-    shadows = run.of(o)
-    assert shadows is not None
+    shadows = _shadows(kernel, gpu, Policy(formats=changes), (q, k, v), options)
     return [each - shadows[0] for each in shadows[2:]]
 
 
@@ -185,14 +181,19 @@ def _compiled_anew() -> Iterator[None]:
         yield
 
 
-def _run(fn, name, policy, q, k, v, options) -> tuple[Run, Tensor]:
+def _shadows(kernel, gpu, policy, tensors, options) -> Tensor:
+    """Run a kernel, and return the shadows of its output, float64 (variants, *o.shape)."""
+    fn = on.kernel(kernel, gpu)
     with torch.no_grad(), _compiled_anew(), shadowed(policy) as run:
-        o = fn(q, k, v, **options)
-        shadows = run.of(o)
+        shadows = run.of(fn(*tensors, **options))
     if shadows is None:
         accepted = "accepted is one that launches Triton or CUDA kernels"
-        raise ValueError(f"kernel: got {name!r}, whose output no kernel here has written; {accepted}")
-    return run, o
+        raise ValueError(f"kernel: got {_name(kernel)!r}, whose output no kernel here has written; {accepted}")
+    return shadows
+
+
+def _name(kernel: str | Callable) -> str:
+    return kernel if isinstance(kernel, str) else getattr(kernel, "__name__", "kernel")
 
 
 def source_text(file: str) -> dict[int, str]:

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from fa_lib import kernels
 from fa_lib.commands.cli import app
+from fa_lib.experiments.blamed import fa2_forward
 from fa_lib.gpu.blame import blame, source_text, what_if
-from fa_lib.gpu.flash_attn import forward
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import BF16, FP16, FP32
 from fa_lib.theory.rounding_counts import roundings
@@ -20,10 +20,6 @@ MINE = "examples.triton_attention:attention"
 
 def drawn(n_q, n_kv, distribution="normal", dtype=torch.bfloat16, seed=0):
     return [x.to(dtype) for x in draw(distribution, seed, (1, 1, n_q, 64), (1, 1, n_kv, 64))]
-
-
-def without_parts(q, k, v, *, gpu):
-    return forward(q, k, v, gpu=gpu, splits=1)[0]
 
 
 @pytest.mark.parametrize("fn, words", [
@@ -71,7 +67,7 @@ def test_the_shares_of_flash_attention_2_are_the_theorys(distribution, values):
     shares = {"P": 0.0, "O": 0.0}
     for seed in range(2):
         q, k, v = drawn(128, 512, distribution, seed=seed)
-        found = blame(without_parts, q, k, v)
+        found = blame(fa2_forward, q, k, v)
         assert found.complete
         for row in found.table[found.table.share.abs() > 1e-4].to_dict("records"):
             assert row["what"] == "cvt.bf16x2", row

@@ -43,7 +43,7 @@ class Run:
 
         Where a function has turned or copied the kernel's output since, what the kernel wrote is found by its numbers.
         """
-        found = self._at(o.data_ptr(), o)
+        found = self._at(o)
         if found is not None:
             return found
         for memory in self.memories.outer.values():
@@ -59,7 +59,7 @@ class Run:
                         return each
         return None
 
-    def _at(self, start: int, o: Tensor) -> Tensor | None:
+    def _at(self, o: Tensor) -> Tensor | None:
         """Return the shadows of a tensor in the kernel's own memory."""
         base = o.untyped_storage().data_ptr()
         memory = self.memories.outer.get(base)

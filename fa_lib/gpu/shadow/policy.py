@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,12 @@ class Line(NamedTuple):
     one another. One line of a helper that is called at two places is two."""
 
     frames: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str:
+        """Its innermost frame, as softmax.h:88; "" where it has none."""
+        file, number = self.frames[0] if self.frames else ("", 0)
+        return f"{Path(file).name}:{number}" if file else ""
 
 
 FIRST = 2  # of the variants that are asked for

@@ -135,9 +135,14 @@ def moved(
     if not isinstance(operand, Register) or target is None:
         return None
 
+    look = found_in(operand, *kinds)
+
     def begin(warp, mask):
-        found = [(kind, shadow) for kind in kinds if (shadow := values.of(warp, operand, kind)) is not None]
-        return (lambda: values.put(warp, target, into or found[0][0], by(found[0][1]), mask)) if found else None
+        found = look(warp)
+        if found is None:
+            return None
+        kind, shadows = found
+        return lambda: values.put(warp, target, into or kind, by(shadows), mask)
 
     return begin
 
@@ -184,7 +189,7 @@ def found_in(operand: Operand, *kinds: str):
 
 
 def together(instruction: Instruction, parts: list[Callable]) -> Begin | None:
-    """Make the rule of a register that is joined of two or four parts, the lowest first; each of `_found`."""
+    """Make the rule of a register that is joined of two or four parts, the lowest first; each of `found_in`."""
     into = targets(instruction.operands[0], instruction)[0]
     if into is None:
         return None

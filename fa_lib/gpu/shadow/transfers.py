@@ -11,7 +11,7 @@ from fa_lib.gpu.moves import WAITS, bytes_read, space_of
 from fa_lib.gpu.operands import Addresses, address, into_shared, parts, source, targets, whole
 from fa_lib.gpu.shadow import values
 from fa_lib.gpu.shadow.policy import Policy
-from fa_lib.gpu.shadow.rules import moved
+from fa_lib.gpu.shadow.rules import found_in, moved
 from fa_lib.gpu.shadow.values import Memories, Memory
 from fa_lib.gpu.syntax import BITS, Instruction, Register
 
@@ -180,13 +180,14 @@ def shuffle(instruction: Instruction, names: Addresses, policy: Policy, memories
     into = getattr(into, "first", into)
     if not isinstance(register, Register) or not isinstance(into, Register):
         return None
+    look = found_in(register, *values.PARTS)
 
     def begin(warp, mask):
         partner, _ = of(warp)
-        found = [(kind, shadow) for kind in values.PARTS if (shadow := values.of(warp, register, kind)) is not None]
-        if not found:
+        found = look(warp)
+        if found is None:
             return None
-        kind, shadows = found[0]
+        kind, shadows = found
         turned = shadows[..., partner]
         return lambda: values.put(warp, into, kind, turned, mask)
 
