@@ -40,6 +40,21 @@ def only_dtypes(q: Tensor, dtypes: tuple[torch.dtype, ...], project: str) -> Non
         raise NotImplementedError(f"{project} has {has}; q is {q.dtype}".replace("torch.", ""))
 
 
+def wants_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether a call on q, k and v (batch, heads, n, head_dim) is to be differentiated."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+
+
+def without_gradients(q: Tensor, k: Tensor, v: Tensor, reason: str) -> None:
+    """Refuse q, k, v (batch, heads, n, head_dim) that require gradients, for a kernel that has none.
+
+    Raises:
+        NotImplementedError: one does; it says the reason.
+    """
+    if wants_gradients(q, k, v):
+        raise NotImplementedError(reason)
+
+
 def visible(n_q: int, n_kv: int) -> Tensor:
     """Make the causal mask aligned bottom-right, bool (n_q, n_kv): True where query i sees key j <= i + n_kv - n_q."""
     return torch.ones(n_q, n_kv, dtype=torch.bool).tril(n_kv - n_q)
@@ -196,7 +211,7 @@ def through_jax(fn: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         NotImplementedError: FP64, which JAX has only after jax.config.update("jax_enable_x64", True).
     """
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "JAX with its default settings")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+    if wants_gradients(q, k, v):
         return _ThroughJax.apply(fn, q, k, v)
     return from_jax(fn(*map(to_jax, (q, k, v)))).to(q.dtype)
 

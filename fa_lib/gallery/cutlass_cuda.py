@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fa_lib.execution.paths import PACKAGE
-from fa_lib.gallery.adapters import in_4_dims, only_dtypes, repeated, softmax_scale, swapped
+from fa_lib.gallery.adapters import in_4_dims, only_dtypes, repeated, softmax_scale, swapped, without_gradients
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.launch import Kernel, Structure
 from fa_lib.gpu.memory import NANS
@@ -65,8 +65,7 @@ def cutlass_fmha(
             more queries than keys: the kernel then hides nothing in the first blocks of queries (kernel_forward.h, line
             848, compares with a negative offset as if it had no sign).
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("gradients of torch's CUTLASS kernel: its backward kernel is not called here")
+    without_gradients(q, k, v, "gradients of torch's CUTLASS kernel: its backward kernel is not called here")
     only_dtypes(q, tuple(TYPES), "torch's memory-efficient attention")
     kernel, tile, (shared, warps, buffer, alignment, size), layout = _compiled(q.dtype, q.shape[3], GPU.of(gpu))
     if q.shape[3] % alignment:

@@ -10,7 +10,7 @@ from math import nan
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, without_gradients
 from fa_lib.gallery.flashinfer_cuda_kernels import HEAD_DIMS, TYPES, Kernels, decode_kernels, prefill_kernels, tile_of
 from fa_lib.gpu.device import GPU
 
@@ -258,8 +258,7 @@ def _int32(values) -> Tensor:
 
 
 def _accepted(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("FlashInfer's kernels have no gradients")
+    without_gradients(q, k, v, "FlashInfer's kernels have no gradients")
     only_dtypes(q, tuple(TYPES), "FlashInfer")
     if q.shape[-1] not in HEAD_DIMS:
         raise NotImplementedError(

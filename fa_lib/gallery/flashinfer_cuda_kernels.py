@@ -4,12 +4,8 @@ launches them.
 Line numbers are those of flashinfer-python 0.7.2.post1, in flashinfer/data/include/flashinfer.
 """
 
-import re
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +14,8 @@ from torch import Tensor
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.launch import Kernel, Structure
 from fa_lib.gpu.memory import NANS
-from fa_lib.gpu.nvcc import compile_cuda, toolkit
+from fa_lib.gpu.nvcc import compile_cuda
+from fa_lib.gpu.occupancy import occupancy
 from fa_lib.gpu.sources import Package, unpacked
 
 FLASHINFER = Package(
@@ -68,8 +65,6 @@ DECODE = "BatchDecodeWithPagedKVCacheKernel<PosEncodingMode::kNone, 2, {tile}, {
 PREFILL = """using Traits = KernelTraits<MaskMode::{mask}, {tile_q}, {mma_q}, {mma_kv}, {mma_d}, {mma_d}, {warps_q},
     {warps_kv}, PosEncodingMode::kNone, T, T, T, float, int32_t, Variant, kPrefillLauncherRepacksFp4>;
 static_assert(!Traits::IsInvalid());"""
-BLOCKS = {80: 32, 89: 24, 90: 32, 100: 32}  # that a multiprocessor holds, by compute capability
-THREADS = {80: 2048, 89: 1536, 90: 2048, 100: 2048}
 
 
 @dataclass(frozen=True)
@@ -139,13 +134,8 @@ class Kernels:
     def blocks(self) -> int:
         """Return how many blocks of the attention kernel the GPU holds at once, as
         cudaOccupancyMaxActiveBlocksPerMultiprocessor says, times its multiprocessors."""
-        capability, threads = self.gpu.capability, int(np.prod(self.block))
-        warps = -(-threads // 32)
-        of_warp = -(-_registers(self.text, self.name) * 32 // 256) * 256  # in pieces of 256
-        by_registers = 4 * (16384 // of_warp) // warps  # of each of a multiprocessor's four parts
-        by_shared = (self.gpu.shared_bytes + 1024) // (-(-(self.shared + 1024) // 128) * 128)
-        here = min(BLOCKS[capability], THREADS[capability] // (32 * warps), by_registers, by_shared)
-        return here * self.gpu.processors
+        entry, threads = _kernel(self.text, self.name, self.gpu).entry.name, int(np.prod(self.block))
+        return occupancy(self.text, entry, threads, self.shared, self.gpu, 80) * self.gpu.processors
 
 
 def lanes(head_dim: int) -> tuple[int, int]:
@@ -229,18 +219,3 @@ def _text(name, parameters, kernel, head_dim, dtype, fields, declared="", shared
 @cache
 def _kernel(text: str, name: str, gpu: GPU) -> Kernel:
     return Kernel(text, name, gpu=gpu)
-
-
-@cache
-def _registers(text: str, name: str) -> int:
-    """Return how many registers of 32 bits a thread has, as ptxas assigns them for sm_80."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(text)
-        command = [str(toolkit() / "bin" / "ptxas"), "-arch=sm_80", "-v", str(path), "-o", str(path.with_suffix(".o"))]
-        words = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    of_kernel = next(part for part in words.split("Compiling entry function")[1:] if name in part)
-    found = re.search(r"Used (\d+) registers", of_kernel)
-    if not found:
-        raise RuntimeError(f"ptxas does not tell the registers of {name}")
-    return int(found[1])

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, softmax_scale
+from fa_lib.gallery.adapters import only_dtypes, softmax_scale, without_gradients
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.triton_driver import triton
 
@@ -64,8 +64,7 @@ def flex_decode(
 def _flex(q, k, v, causal, scale, gpu, backend):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("gradients of flex_attention: its backward kernels are not called here")
+    without_gradients(q, k, v, "gradients of flex_attention: its backward kernels are not called here")
     only_dtypes(q, (torch.bfloat16, torch.float16, torch.float32), "flex_attention")
     n_q, n_kv = q.shape[2], k.shape[2]
     if causal and n_q > n_kv:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import calls_of, only_dtypes, softmax_scale
+from fa_lib.gallery.adapters import calls_of, only_dtypes, softmax_scale, without_gradients
 from fa_lib.gallery.llama_cuda_kernels import (
     ADA,
     BLOCK,
@@ -78,8 +78,7 @@ class LlamaCuda:
             NotImplementedError: llama.cpp does not have this dtype, head_dim or gradient, or a query sees no key.
         """
         only_dtypes(q, (torch.float16, torch.bfloat16), "this row of llama.cpp")
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-            raise NotImplementedError("llama.cpp's CUDA kernels of attention have no gradients")
+        without_gradients(q, k, v, "llama.cpp's CUDA kernels of attention have no gradients")
         if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise NotImplementedError("llama.cpp wants one head_dim for Q, K and V here, and heads that share K evenly")
         batch, n_q, n_kv, gpu = q.shape[0], q.shape[2], k.shape[2], GPU.of(self.gpu)

@@ -5,21 +5,16 @@ Line numbers are of vendor/llama.cpp/ggml/src/ggml-cuda. All kernels are compile
 does for an A100. The first compilation of a kernel takes half a minute; compile_cuda stores it.
 """
 
-import hashlib
-import os
-import re
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 
 import numpy as np
 
-from fa_lib.execution.paths import PACKAGE, build
+from fa_lib.execution.paths import PACKAGE
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.launch import Kernel, Structure
-from fa_lib.gpu.nvcc import compile_cuda, toolkit
+from fa_lib.gpu.nvcc import compile_cuda
+from fa_lib.gpu.occupancy import occupancy
 from fa_lib.gpu.sources import Package, unpacked
 
 LLAMA_CPP = Package(
@@ -37,10 +32,6 @@ LLAMA_CPP = Package(
 FLAGS = ("-use_fast_math", "-extended-lambda")  # CMakeLists.txt, line 199
 ADA = 89
 WARP = 32
-ALIGN = 256  # registers that a warp gets at a time
-REGISTERS = 65536  # of a multiprocessor
-RESERVED = 1024  # bytes of shared memory that CUDA takes for each block
-WARPS_BLOCKS = {80: (64, 32), 89: (48, 24), 90: (64, 32), 100: (64, 32)}  # the most on a multiprocessor
 BLOCK = 32  # values that share a scale in q8_0 and q4_0
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
 SOURCE = """{includes}
@@ -115,14 +106,7 @@ class Kernels:
     @cached_property
     def occupancy(self) -> int:
         """How many blocks a multiprocessor holds: cudaOccupancyMaxActiveBlocksPerMultiprocessor."""
-        registers, static = _resources(self.text, self.kernel(self.name).entry.name, self.gpu.capability)
-        warps, blocks = WARPS_BLOCKS[self.gpu.capability]
-        of_block = self.threads // WARP
-        by_registers = (
-            4 * (REGISTERS // 4 // (-(-registers * WARP // ALIGN) * ALIGN)) // of_block
-        )  # 4 parts have each 1/4
-        by_shared = (self.gpu.shared_bytes + RESERVED) // (static + self.shared + RESERVED)
-        return min(blocks, warps // of_block, by_registers, by_shared)
+        return occupancy(self.text, self.kernel(self.name).entry.name, self.threads, self.shared, self.gpu)
 
 
 def mma_kernels(head_dim: int, rows: int, heads: int, gpu: GPU) -> Kernels:
@@ -187,28 +171,6 @@ def _ptx(text: str) -> str:
     source = unpacked(LLAMA_CPP) / "vendor" / "llama.cpp" / "ggml"
     include = [PACKAGE / "gallery" / "headers", source / "include", source / "src", source / "src" / "ggml-cuda"]
     return compile_cuda(text, include=include, flags=FLAGS)
-
-
-@cache
-def _resources(text: str, entry: str, capability: int) -> tuple[int, int]:
-    """Ask ptxas, or the file of its earlier answer: registers of a thread, bytes of static shared memory of a block."""
-    key = hashlib.sha256("\0".join((text, entry, f"{capability}")).encode()).hexdigest()[:32]
-    stored = build() / "ptx" / f"{key}.ptxas"
-    if not stored.is_file():
-        with tempfile.TemporaryDirectory(dir=stored.parent) as temporary:
-            (Path(temporary) / "kernel.ptx").write_text(text)
-            program = toolkit() / "bin" / "ptxas"
-            command = [f"{program}", f"-arch=sm_{capability}", "-v", f"--entry={entry}", "kernel.ptx", "-o", "cubin"]
-            process = subprocess.run(command, cwd=temporary, capture_output=True, text=True)
-            if process.returncode:
-                raise RuntimeError(f"ptxas: {process.stderr.strip()}")
-            (Path(temporary) / "words").write_text(process.stderr + process.stdout)
-            os.replace(Path(temporary) / "words", stored)
-    words = stored.read_text()
-    registers, shared = re.search(r"Used (\d+) registers", words), re.search(r"(\d+) bytes smem", words)
-    if registers is None:
-        raise RuntimeError(f"ptxas tells no number of registers: {words.strip()}")
-    return int(registers[1]), int(shared[1]) if shared else 0
 
 
 def blocks_of_streams(tiles: int, of_keys: int, most: int, gpu: GPU) -> int:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, without_gradients
 from fa_lib.gallery.source_modules import module
 from fa_lib.gpu.sources import Package
 
@@ -157,8 +157,7 @@ def _tokens(x: Tensor) -> Tensor:
 
 
 def _supported(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("LMDeploy's kernels have no gradients")
+    without_gradients(q, k, v, "LMDeploy's kernels have no gradients")
     only_dtypes(q, (torch.bfloat16, torch.float16), "LMDeploy")
 
 

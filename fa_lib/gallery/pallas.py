@@ -13,7 +13,16 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import padded, queries_at_a_time, repeated, softmax_scale, swapped, through_jax, to_jax
+from fa_lib.gallery.adapters import (
+    padded,
+    queries_at_a_time,
+    repeated,
+    softmax_scale,
+    swapped,
+    through_jax,
+    to_jax,
+    without_gradients,
+)
 
 TILE = 128  # of queries and of keys, in the TPU kernels by default
 DECODE_SPLIT = 16  # the fewest keys of one split of the decode kernel
@@ -145,8 +154,7 @@ def decode_in_splits(k_splits: int):
     raises NotImplementedError where an input requires a gradient."""
 
     def decode(q, k, v, causal=False, scale=None):
-        if any(x.requires_grad for x in (q, k, v)) and torch.is_grad_enabled():
-            raise NotImplementedError("Pallas' decode attention has no gradients")
+        without_gradients(q, k, v, "Pallas' decode attention has no gradients")
         n_kv = k.shape[2]
         split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE
         k, v = (padded(x, split * k_splits) for x in (k, v))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, without_gradients
 from fa_lib.gallery.source_modules import module
 from fa_lib.gpu.sources import Package
 
@@ -100,8 +100,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) 
 
 
 def _accepted(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("SGLang's kernels have no gradients")
+    without_gradients(q, k, v, "SGLang's kernels have no gradients")
     only_dtypes(q, (torch.bfloat16, torch.float16), "SGLang's cache of keys and values")
 
 

@@ -3,10 +3,9 @@
 q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
 """
 
-import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import repeated, softmax_scale, swapped
+from fa_lib.gallery.adapters import repeated, softmax_scale, swapped, without_gradients
 
 
 def xformers_split_k(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -19,8 +18,7 @@ def xformers_split_k(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scal
     """
     from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
 
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("xformers' split-K kernel has no gradients")
+    without_gradients(q, k, v, "xformers' split-K kernel has no gradients")
     batch, heads, n_q, _ = q.shape
     n_kv, bias = k.shape[2], None
     tensors = [swapped(x).contiguous() for x in (q, *repeated(q, k, v))]
@@ -57,8 +55,7 @@ def sageattention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: 
     """
     from sageattention import sageattn  # pyright: ignore[reportMissingImports]
 
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("SageAttention has no gradients")
+    without_gradients(q, k, v, "SageAttention has no gradients")
     if causal and q.shape[2] != k.shape[2]:
         raise NotImplementedError("SageAttention aligns its causal mask top-left; it needs n_q = n_kv")
     k, v = repeated(q, k, v)

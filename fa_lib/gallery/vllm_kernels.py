@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, swapped, without_gradients
 from fa_lib.gallery.source_modules import module
 from fa_lib.gpu.sources import Package
 
@@ -182,8 +182,7 @@ def _blocks(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _accepted(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("vLLM's kernels have no gradients")
+    without_gradients(q, k, v, "vLLM's kernels have no gradients")
     only_dtypes(q, (torch.bfloat16, torch.float16), "vLLM's cache of keys and values")
 
 

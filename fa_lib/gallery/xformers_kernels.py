@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, softmax_scale, swapped
+from fa_lib.gallery.adapters import only_dtypes, softmax_scale, swapped, without_gradients
 from fa_lib.gallery.source_modules import module
 from fa_lib.gpu.sources import Package, unpacked
 
@@ -36,8 +36,7 @@ def xformers_split_k_a100(q: Tensor, k: Tensor, v: Tensor, causal: bool = False,
         NotImplementedError: an input requires a gradient, head_dim is none of WIDTHS, or causal with more than 16
             queries or with more queries than keys.
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise NotImplementedError("xformers' split-K kernel has no gradients")
+    without_gradients(q, k, v, "xformers' split-K kernel has no gradients")
     only_dtypes(q, (torch.bfloat16, torch.float16), "xformers' split-K kernel")
     batch, heads, n_q, width = q.shape
     groups, n_kv = k.shape[1], k.shape[2]
