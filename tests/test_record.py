@@ -19,7 +19,7 @@ from fa_lib.execution import results
 from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED
-from fa_lib.gallery import catalogue, entry
+from fa_lib.gallery import entry
 from fa_lib.gallery.catalogue import CATALOGUES, ON_CUDA
 
 SCRIPT = """
@@ -129,7 +129,7 @@ def test_the_gallery_s_table_has_every_kernel_whenever_one_is_done(tmp_path, mon
 def test_the_step_of_the_gallery_finds_the_package_that_was_built(tmp_path, monkeypatch):
     (tmp_path / "flash_attn").mkdir()
     monkeypatch.setattr(steps, "_build", lambda: tmp_path)
-    monkeypatch.setattr(gallery, "judged", lambda *given: found.append((*given, catalogue.installed("flash-attn"))))
+    monkeypatch.setattr(gallery, "judged", lambda *given: found.append((*given, entry.installed("flash-attn"))))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "before")
     found = []

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -111,15 +110,10 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     Raises:
         ValueError: a key is unknown, or all are to be judged and there is no checkout.
     """
-    everything = not only and not quick
-    if everything and CHECKOUT is None:
-        raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
+    everything = _renews(only, quick)
     depth = "quick" if quick else "full"
     manner = judge_gallery.JudgingSettings(f"{build() / 'gallery' / depth}", depth)
-    keys = list(only) or (judge_gallery.FIVE if quick else list(ENTRIES))
-    table = judge_gallery.judge_all(keys, manner, say, jobs)
-    for row in table.to_dict("records"):
-        say(summary_line(row))
+    table = _judged(only or (judge_gallery.FIVE if quick else ENTRIES), manner, jobs, say)
     if everything:
         say("the finds")
         proofs = judge_gallery.prove(f"{Path(manner.folder) / 'cells'}", jobs)
@@ -139,19 +133,36 @@ def make_modelled(only: Sequence[str], quick: bool, jobs: int, say: Callable) ->
     Raises:
         ValueError: as `make`.
     """
-    everything = not only and not quick
-    if everything and CHECKOUT is None:
-        raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
+    everything = _renews(only, quick)
     depth = "rehearsal" if quick else "modelled"
-    manner = judge_gallery.JudgingSettings(f"{build() / 'gallery' / f'gpu_{depth}'}", depth, "modelled")
-    manner = replace(manner, limit_s=MODELLED_LIMIT_S)
-    keys = list(only) or (judge_gallery.THREE if quick else list(MODELLED))
-    table = judge_gallery.judge_all(keys, manner, say, jobs)
-    for row in table.to_dict("records"):
-        say(summary_line(row))
+    folder = f"{build() / 'gallery' / f'gpu_{depth}'}"
+    manner = judge_gallery.JudgingSettings(folder, depth, "modelled", limit_s=MODELLED_LIMIT_S)
+    table = _judged(only or (judge_gallery.THREE if quick else MODELLED), manner, jobs, say)
     if everything:
         publish_modelled(table, manner)
         say("data/gallery/modelled.csv, docs/gallery and figures/gallery are new; see `git status`")
+
+
+def _renews(only: Sequence[str], quick: bool) -> bool:
+    """Return whether the committed files are renewed, because all kernels are judged.
+
+    Raises:
+        ValueError: they are, and there is no checkout.
+    """
+    everything = not only and not quick
+    if everything and CHECKOUT is None:
+        raise ValueError("gallery: there is no checkout to renew here; accepted are names of kernels, or --quick")
+    return everything
+
+
+def _judged(
+    keys: Iterable[str], manner: judge_gallery.JudgingSettings, jobs: int, say: Callable
+) -> pd.DataFrame:  # fmt: skip
+    """Judge kernels, and say a line for each."""
+    table = judge_gallery.judge_all(list(keys), manner, say, jobs)
+    for row in table.to_dict("records"):
+        say(summary_line(row))
+    return table
 
 
 def publish_modelled(table: pd.DataFrame, manner: judge_gallery.JudgingSettings) -> None:

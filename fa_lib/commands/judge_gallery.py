@@ -24,7 +24,8 @@ from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.caches import HELD, over_bits
-from fa_lib.gallery.catalogue import CATALOGUES, Entry, installed
+from fa_lib.gallery.catalogue import CATALOGUES
+from fa_lib.gallery.entry import Entry, installed
 from fa_lib.gallery.openvino_kernels import computes_fp16_in_bf16
 from fa_lib.kernels.rule import ALLOWED
 

@@ -39,7 +39,8 @@ from fa_lib.execution.files import replacing
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.results import provenance, versions
-from fa_lib.gallery.catalogue import ENTRIES, installed
+from fa_lib.gallery.catalogue import ENTRIES
+from fa_lib.gallery.entry import installed
 from fa_lib.numerics.formats import Format
 from fa_lib.plots.kernel_report import kernel_panels
 from fa_lib.plots.model_report import model_panels

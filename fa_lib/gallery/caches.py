@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.kernels.inputs import draw
-from fa_lib.kernels.integer_caches import q4_0, q8_0
+from fa_lib.kernels.integer_caches import by_row, q4_0, q8_0
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import BF16, FP16, Format
 from fa_lib.numerics.metrics import over_baseline
@@ -33,11 +33,8 @@ def with_zero_points(x: Tensor, steps: int, fmt: Format) -> Tensor:
 
 def by_blocks(x: Tensor, rows: int) -> Tensor:
     """Return x (..., n, head_dim), float64, as whole numbers up to 127 times a scale for each block of rows."""
-    parts = []
-    for block in x.split(rows, -2):
-        scale = block.abs().amax((-2, -1), keepdim=True) / 127
-        parts.append((block / scale).round() * scale)
-    return torch.cat(parts, -2)
+    blocks = (by_row(block.flatten(-2), 127).unflatten(-1, block.shape[-2:]) for block in x.split(rows, -2))
+    return torch.cat([*blocks], -2)
 
 
 def _both(hold: Callable[[Tensor, Format], Tensor]):

@@ -1,9 +1,7 @@
 """The catalogue of the gallery: kernels on a CPU and on a GPU, and those of `modelled`, GPU kernels on a CPU."""
 
-from fa_lib.gallery.entry import Entry, entries, installed
+from fa_lib.gallery.entry import Entry, entries
 from fa_lib.gallery.modelled import MODELLED
-
-__all__ = ["CATALOGUES", "ENTRIES", "MODELLED", "ON_CUDA", "Entry", "installed", "listing"]
 
 
 def listing() -> str:
@@ -11,12 +9,10 @@ def listing() -> str:
     use."""
     lines = []
     for entry in (*ENTRIES.values(), *ON_CUDA.values(), *MODELLED.values()):
-        versions = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in entry.needs)
-        if entry.package:
-            versions = f"{entry.package.name} {entry.package.version}; {versions}"
         runs = f"cannot run here: {entry.problem}" if entry.problem else "runs here"
         where = {"cpu": "", "cuda": " on cuda"}.get(entry.device, f" in the arithmetic of an {entry.gpu}")
-        lines.append(f"gallery:{entry.key}{where} ({entry.project})\n    {versions}; {runs}\n    in use: {entry.use}")
+        first = f"gallery:{entry.key}{where} ({entry.project})"
+        lines += [first, f"    {entry.archives}; {runs}", f"    in use: {entry.use}"]
     return "\n".join(lines)
 
 

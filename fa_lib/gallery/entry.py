@@ -72,6 +72,12 @@ class Entry:
         """The version of the project; "" where it is not installed."""
         return self.package.version if self.package else installed(self.needs[0]) or ""
 
+    @property
+    def archives(self) -> str:
+        """Its package and the distributions that it needs, with the versions that are installed, in words."""
+        words = [f"{name} {installed(name) or 'not installed'}" for name in self.needs]
+        return ", ".join(words) if self.package is None else f"{self.package.name} {self.version}; {', '.join(words)}"
+
     def kernel(self) -> Callable:
         """Import its function f(q, k, v, causal=False, scale=None), with mask=None where it takes one; q, k, v and o
         are (batch, heads, n, head_dim).

@@ -188,8 +188,7 @@ def test_to_import_the_gallery_imports_none_of_the_libraries():
 
 
 def test_a_library_that_is_missing_is_told_in_a_sentence(monkeypatch):
-    for where in (entry_module, catalogue):
-        monkeypatch.setattr(where, "installed", lambda name: None)
+    monkeypatch.setattr(entry_module, "installed", lambda name: None)
     with pytest.raises(ValueError, match=r"ggml_decode cannot run: it needs xllamacpp \S+, not installed here; `mak"):
         kernels.get("fa_lib.gallery:ggml_decode")
     assert "transformers, not installed here; pip install" in ENTRIES["transformers_eager"].problem
@@ -207,8 +206,7 @@ def test_a_kernel_of_a_gpu_needs_one_and_its_library(monkeypatch):
     with pytest.raises(ImportError, match="torch_cudnn cannot run: .* CUDA device"):
         _ = gallery.torch_cudnn
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for where in (entry_module, catalogue):
-        monkeypatch.setattr(where, "installed", lambda name: "1.0" if name == "torch" else None)
+    monkeypatch.setattr(entry_module, "installed", lambda name: "1.0" if name == "torch" else None)
     assert not ON_CUDA["torch_cudnn"].problem and gallery.torch_cudnn.__name__ == "torch_cudnn"
     assert gallery.torch_varlen.__name__ == "torch_varlen", "what a CPU cannot run, a GPU can"
     problem = ON_CUDA["xformers_split_k"].problem
