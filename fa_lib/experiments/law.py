@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
+import pandas as pd
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
@@ -15,8 +15,11 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
 from fa_lib.numerics.metrics import deviation
-from fa_lib.theory.law import bound, expected, repeated
+from fa_lib.theory.law import bound, expected
+from fa_lib.theory.recurrence import simulated
 
+SIMULATED = 2048  # rows
+KERNEL = ["distribution", "algorithm", "bits"]
 VALUES = {  # of V: distribution -> of `theory`
     "uniform": "one_sign",
     "normal": "zero_mean",
@@ -53,8 +56,8 @@ def law(
 
     Returns:
         rows: algorithm, bits; measured, the root mean square of O - golden over that of golden, in units of the sums'
-        unit roundoff; predicted, the same by `theory.law.expected`; with_repeats, predicted with `theory.law.repeated`
-        added; bias, the mean signed error over its root mean square; spread, `spread_of_tiles`.
+        unit roundoff; predicted, the same by `theory.law.expected`; simulated, by `theory.recurrence.simulated`; bias,
+        the mean signed error over its root mean square.
 
     Raises:
         ValueError: there is no such distribution.
@@ -62,30 +65,56 @@ def law(
     values = lookup("distribution", distribution, VALUES)
     q, k, v = (BF16(x) for x in draw(distribution, seed, (1, 1, n_q, head_dim), (1, 1, tiles * block_kv, head_dim)))
     golden = kernels.golden(q, k, v, inputs=FP64)
-    spread, rows = spread_of_tiles(q, k, tiles), []
+    rows = []
     for algorithm in algorithms:
         for count in bits:
             fmt = carried_in(count)
             precision, u = only_sums(fmt), fmt.unit_roundoff
             o = kernels.tiled(q, k, v, tiling=Tiling(n_q, block_kv), precision=precision, algorithm=algorithm)
             error = deviation(o, golden, fmt)
-            predicted = expected(precision, tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
-            more = repeated(fmt, tiles=tiles, spread=spread)
-            found = dict(measured=error.relative / u, predicted=predicted / u)
-            found |= dict(with_repeats=(predicted**2 + more**2) ** 0.5 / u, bias=error.bias / error.rmse, spread=spread)
+            given: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=values, block_kv=block_kv)
+            found = dict(measured=error.relative, predicted=expected(precision, **given))
+            found["simulated"] = simulated(precision, **given, rows=SIMULATED, head_dim=head_dim, seed=seed)
+            found = {name: value / u for name, value in found.items()} | dict(bias=error.bias / error.rmse)
             rows.append(dict(algorithm=algorithm, bits=count) | found)
     return rows
 
 
-def spread_of_tiles(q: torch.Tensor, k: torch.Tensor, tiles: int) -> float:
-    """Compute the standard deviation of a row's sums of P, one a tile, over their mean; the mean over rows.
+def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
+    """Compare predicted errors with measured ones, as means over seeds.
 
     Args:
-        q: (..., n_q, head_dim). k: (..., n_kv, head_dim). tiles: how many tiles of one size the keys are cut into.
+        table: the rows of `law`, with columns distribution, tiles and seed.
+
+    Returns:
+        A row for each of KERNEL and tiles, its index: law and simulated, over measured; independent, whether the law
+        is within a tenth of the program, which does not suppose that roundings are independent.
     """
-    S = q @ k.mT / q.shape[-1] ** 0.5  # (..., n_q, n_kv)
-    sums = torch.exp(S - S.amax(-1, keepdim=True)).unflatten(-1, (tiles, -1)).sum(-1)  # (..., n_q, tiles)
-    return (sums.std(-1) / sums.mean(-1)).mean().item() if tiles > 1 else 0.0
+    means = table.groupby([*KERNEL, "tiles"], sort=False)[["measured", "predicted", "simulated"]].mean()
+    over = means.div(means.measured, axis=0)
+    independent = (means.predicted / means.simulated).between(0.9, 1.1)
+    return pd.DataFrame(dict(law=over.predicted, simulated=over.simulated, independent=independent))
+
+
+def furthest(table: pd.DataFrame, ratio: str, fewest: int = 4) -> list[tuple[str, pd.Series]]:
+    """Find where a prediction is furthest from what was measured.
+
+    Args:
+        table: as `ratios_of`. ratio: "law", of the places that are independent, or "simulated".
+        fewest: tiles.
+
+    Returns:
+        For each of KERNEL: its setting and the number of tiles in words; predicted over measured there, by seed.
+    """
+    ratios = ratios_of(table)
+    asked = ratios[ratios.independent | (ratio == "simulated")].query("tiles >= @fewest")
+    places = table.set_index([*KERNEL, "tiles"])
+    by_seed, found = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
+    for (distribution, algorithm, count), rows in (asked[ratio] - 1).abs().groupby(KERNEL, sort=False):
+        at = rows.idxmax()
+        words = f"{distribution} inputs, {algorithm}, {count} bits, {at[-1]} tiles (the worst of {len(rows)})"
+        found.append((words, by_seed.loc[[at]]))
+    return found
 
 
 def bounds(seed: int, settings: int = 100) -> list[dict]:

@@ -16,12 +16,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fa_lib.gallery.adapters import only_dtypes, softmax_scale, without_gradients
+from fa_lib.gallery.adapters import only_dtypes, queries_at_a_time, softmax_scale, without_gradients
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.triton_driver import triton
 
 CUDA = torch.device("cuda", 0)
-MOST_DECODED = 128  # queries, from which on flex_decoding is not taken: kernel/flex/flex_decoding.py, line 50
+DECODED = 64  # queries of a call; flex_decoding is taken below 128: kernel/flex/flex_decoding.py, line 50
 MOST_SHAPES = 10_000  # that a process compiles for: Dynamo gives up after 8
 ON_CPU = {  # what the code that Inductor wrote asks of torch's CUDA build
     "from torch._C import _cuda_getCurrentRawStream as get_raw_stream": "get_raw_stream = lambda device: 0",
@@ -49,16 +49,19 @@ def flex_decode(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, gpu: str | GPU = "A100"
 ) -> Tensor:
     """Call torch.compile(flex_attention) with kernel_options BACKEND="TRITON_DECODE": the kernel of
-    flex_decode.py.jinja, which BACKEND="AUTO" takes below 128 queries, and the kernels that combine its parts.
+    flex_decode.py.jinja, which BACKEND="AUTO" takes below 128 queries, and the kernels that combine its parts. More
+    than 64 queries are several calls.
 
     The kernels that combine take the first of the configurations that Inductor would time.
 
     Raises:
-        NotImplementedError: as flex_prefill, or 128 queries and more.
+        NotImplementedError: as flex_prefill.
     """
-    if q.shape[2] >= MOST_DECODED:
-        raise NotImplementedError(f"flex_decoding takes fewer than {MOST_DECODED} queries; {q.shape[2]} came")
-    return _flex(q, k, v, causal, scale, GPU.of(gpu), "TRITON_DECODE")
+
+    def few(q, k, v, causal, scale):
+        return _flex(q, k, v, causal, scale, GPU.of(gpu), "TRITON_DECODE")
+
+    return queries_at_a_time(few, DECODED)(q, k, v, causal, scale)
 
 
 def _flex(q, k, v, causal, scale, gpu, backend):

@@ -7,8 +7,10 @@ from fa_lib.theory.law import (
     expected,
     expected_gradients,
     largest_over_baseline,
-    onset,
     repeated,
 )
+from fa_lib.theory.recurrence import simulated
 
-__all__ = ["bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "onset", "repeated"]
+__all__ = [
+    "bits", "bits_for", "bound", "expected", "expected_gradients", "largest_over_baseline", "repeated", "simulated",
+]  # fmt: skip

@@ -61,7 +61,7 @@ def expected(
         raise ValueError(f"splits: got {splits!r}; accepted is a whole number from 1 to the {tiles} tiles")
     variance = {step: (RMS * getattr(precision, step).unit_roundoff) ** 2 for step in Precision.steps()}
     counts = roundings(-(-tiles // splits), algorithm, values, block_kv)
-    carried = counts.accumulator.sum() * variance["accumulator"] + counts.row_sum.sum() * variance["row_sum"]
+    carried = counts.of("accumulator") * variance["accumulator"] + counts.of("row_sum") * variance["row_sum"]
     if splits > 1:  # the parts' errors are independent; their sum is rounded once more
         cancelling = values == "zero_mean"  # then the parts' outputs are as independent as their errors
         carried = (carried if cancelling else carried / splits) + variance["accumulator"]
@@ -196,27 +196,6 @@ def repeated(fmt: FormatLike, *, tiles: int, spread: float) -> float:
         sums = amplitude * terms[:, None]  # a harmonic's error has one phase within a binade
         total.append(0.5 * np.sum(np.square(sums)) / (first * tiles) ** 2)
     return math.sqrt(np.mean(total))
-
-
-def onset(precision: Precision, *, spread: float, algorithm: str = "fa1", most: int = 2**16) -> int:
-    """Find the number of tiles, a power of two, from which on repeated errors of l outweigh independent ones.
-
-    Args:
-        precision: formats of the kernel's steps.
-        spread: of the tiles' row sums: standard deviation over mean.
-        algorithm: as `expected`.
-        most: the largest number of tiles to try.
-
-    Returns:
-        The number of tiles; `most` where independence holds up to there.
-    """
-    tiles = 2
-    while tiles < most:
-        independent = expected(precision, tiles=tiles, algorithm=algorithm)
-        if repeated(precision.row_sum, tiles=tiles, spread=spread) >= independent:
-            return tiles
-        tiles *= 2
-    return most
 
 
 def bound(
