@@ -10,7 +10,7 @@ same order of atomic operations.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,18 @@ SPECIALS = {  # registers that the machine fills
 Size: TypeAlias = tuple[int, int, int]
 Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it set their next instruction
 Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that must execute an instruction together
-Compiled: TypeAlias = Callable[["Warp"], Callable[[], int]] | None  # of a warp, the function that advances it
+
+
+class Advances(Protocol):
+    """The compiled machine of a warp: a call runs the warp, and returns the number of instructions that it executed.
+    barrier() is the number of the barrier that the whole warp has come to, once; else negative."""
+
+    def __call__(self) -> int: ...
+
+    def barrier(self) -> int: ...
+
+
+Compiled: TypeAlias = Callable[["Warp"], Advances] | None  # makes the compiled machine of a warp
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,10 @@ class Warp:
         while self.turn and not self.idle:
             if self.advance is not None:
                 self.block.steps += self.advance()
+                barrier = self.advance.barrier()
+                if barrier >= 0:
+                    self.block.arrive(barrier, None, self, ALL, wait=True)
+                    continue
             if self.whole and not (self.blocked.any() or self.held.any()):
                 at = int(self.at[0])
                 if code.instructions[at].guard is None and (self.at == at).all():

@@ -15,7 +15,7 @@ from fa_lib.gpu.memory import View
 from fa_lib.gpu.native.emitter import FIRST_SLOT, FUNCTION, GUARD, SENSE, SLOTS, TOGETHER, Emitter, NotNative
 from fa_lib.gpu.native.encode import Encoding, Layout
 from fa_lib.gpu.native.instructions import encode
-from fa_lib.gpu.native.loop import advance
+from fa_lib.gpu.native.loop import NOWHERE, State, advance
 from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.syntax import Instruction, Register
 
@@ -25,6 +25,7 @@ class Native:
 
     Attributes:
         layout: places of registers and constants in a warp's memory.
+        begin: uint8, a warp's memory with constants alone.
         slots: int64 (instructions, SLOTS).
         left: text of an instruction that the numpy machine executes -> how many there are.
     """
@@ -50,6 +51,9 @@ class Native:
                 continue
             self.slots[at, FUNCTION] = address
             self.slots[at, FIRST_SLOT : FIRST_SLOT + len(encoding.slots)] = encoding.slots
+        self.begin = np.zeros(self.layout.size, np.uint8)
+        for content, at in self.layout.constants.items():
+            self.begin[at : at + len(content)] = np.frombuffer(content, np.uint8)
 
 
 def _encoding(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding | None:
@@ -117,22 +121,27 @@ class Advance:
 
     def __init__(self, native: Native, memory: np.ndarray, warp: Warp):
         layout = native.layout
-        self._data = np.zeros(layout.size + 64, np.uint8)
+        self._data = np.empty(layout.size + 64, np.uint8)
         start = -self._data.ctypes.data % 64
         data = self._data[start : start + layout.size]
-        for content, at in layout.constants.items():
-            data[at : at + len(content)] = np.frombuffer(content, np.uint8)
+        data[:] = native.begin
         for name, at in layout.specials.items():
             data[at : at + 128] = np.ascontiguousarray(warp.special[name]).view(np.uint8)
         warp.registers = Views(data, layout)
         arrays = (data, warp.at, warp.alive, warp.blocked, warp.held)
-        self._state = np.array([each.ctypes.data for each in arrays], np.int64)
+        self._state = np.array([*(each.ctypes.data for each in arrays), NOWHERE], np.int64)
         self._native, self._memory, self._kept = native, memory, arrays
         self._arguments = native.slots.ctypes.data, self._state.ctypes.data, memory.ctypes.data
 
     def __call__(self) -> int:
         """Run the warp, and return the number of instructions that it executed."""
         return self._native.advance(*self._arguments)
+
+    def barrier(self) -> int:
+        """Return the number of the barrier of all threads that the whole warp has come to, once; else NOWHERE."""
+        number = int(self._state[State.BARRIER])
+        self._state[State.BARRIER] = NOWHERE
+        return number
 
 
 def of_memory(view: View) -> tuple[np.ndarray, list]:

@@ -19,9 +19,10 @@ TYPE = ir.FunctionType(I64, [POINTER, POINTER, POINTER, ir.IntType(1), POINTER])
 
 
 class Outcome(IntEnum):
-    """The result of a function: NOT_DONE, for the numpy machine to execute; DONE; BRANCH, to the label in a slot."""
+    """The result of a function: NOT_DONE, for the numpy machine to execute; DONE; BRANCH, to the label in a slot; or
+    BARRIER, where the warp waits at the barrier whose number is in a slot."""
 
-    NOT_DONE, DONE, BRANCH = range(3)
+    NOT_DONE, DONE, BRANCH, BARRIER = range(4)
 
 
 class Memory(IntEnum):

@@ -63,6 +63,17 @@ def permute(b: Builder, x: ir.Value, y: ir.Value, selectors: ir.Value) -> ir.Val
     return out
 
 
+def four_bytes(b: Builder, x: ir.Value, y: ir.Value, total: ir.Value, signed: list[bool]) -> ir.Value:
+    """Emit dp4a, as `integers._four_bytes`. signed: whether the bytes of x and of y are."""
+    for i in range(4):
+        bytes_of_both = []
+        for word, has_sign in zip((x, y), signed):
+            high = b.shl(word, b.all(24 - 8 * i, NARROW))  # the byte, as the highest
+            bytes_of_both.append((b.ashr if has_sign else b.lshr)(high, b.all(24, NARROW)))
+        total = b.add(total, b.mul(*bytes_of_both))
+    return total
+
+
 def by_table(b: Builder, x: ir.Value, y: ir.Value, z: ir.Value, table: ir.Value) -> ir.Value:
     """Emit lop3, as `integers._table`."""
     out = b.all(0, NARROW)

@@ -75,6 +75,14 @@ def narrow(b: Builder, x: ir.Value) -> ir.Value:
     return b.fptrunc(x, lanes(FLOAT))
 
 
+def toward_zero(b: Builder, x: ir.Value) -> ir.Value:
+    """Emit float64 x rounded to FP32 toward zero."""
+    near = narrow(b, x)
+    beyond = b.fcmp_ordered(">", b.intrinsic("fabs", [wide(b, near)]), b.intrinsic("fabs", [x]))
+    bits = b.bitcast(near, lanes(I32))
+    return b.bitcast(b.select(beyond, b.sub(bits, b.all(1, bits)), bits), lanes(FLOAT))
+
+
 SINGLE: dict[str, Callable[..., ir.Value]] = {  # on FP32, of the builder and FP32 lanes
     "add": lambda b, x, y: b.fadd(x, y),
     "sub": lambda b, x, y: b.fsub(x, y),

@@ -43,7 +43,7 @@ def _number(b: Builder, name: str, kind: str, bits: list[ir.Value]) -> ir.Value:
         return _rounded(b, floats.greater(b, *x, largest=name == "max"), kind)
     if name not in SUMS:
         raise NotNative
-    return _rounded(b, _odd_single(b, SUMS[name](b, *(floats.wide(b, each) for each in x))), kind)
+    return _rounded(b, odd_single(b, SUMS[name](b, *(floats.wide(b, each) for each in x))), kind)
 
 
 def _single(b: Builder, bits: ir.Value, kind: str) -> ir.Value:
@@ -60,15 +60,12 @@ def _rounded(b: Builder, x: ir.Value, kind: str) -> ir.Value:
     return floats.to_f16(b, x) if kind == "f16" else floats.to_bf16(b, b.bitcast(x, lanes(I32)))
 
 
-def _odd_single(b: Builder, x: ir.Value) -> ir.Value:
+def odd_single(b: Builder, x: ir.Value) -> ir.Value:
     """Emit float64 x rounded to odd in FP32: toward zero, with its last bit set where x has more bits."""
-    near = floats.narrow(b, x)
-    back = floats.wide(b, near)
-    size, size_back = (b.intrinsic("fabs", [each]) for each in (x, back))
-    bits = b.bitcast(near, lanes(I32))
-    cut = b.select(b.fcmp_ordered(">", size_back, size), b.sub(bits, b.all(1, bits)), bits)
-    odd = b.select(b.fcmp_ordered("!=", back, x), b.or_(cut, b.all(1, cut)), cut)
-    return b.bitcast(odd, lanes(FLOAT))
+    cut = floats.toward_zero(b, x)
+    bits = b.bitcast(cut, lanes(I32))
+    inexact = b.fcmp_ordered("!=", floats.wide(b, cut), x)
+    return b.bitcast(b.select(inexact, b.or_(bits, b.all(1, bits)), bits), lanes(FLOAT))
 
 
 def _odd_sum(b: Builder, x: ir.Value, y: ir.Value) -> ir.Value:

@@ -15,7 +15,7 @@ from fa_lib.gpu.native.floats import canonical
 from fa_lib.gpu.native.lanewise import compared, emit
 from fa_lib.gpu.native.special_unit import ex2
 from fa_lib.gpu.native.vectors import lanes
-from fa_lib.gpu.operands import both, parts, whole
+from fa_lib.gpu.operands import both, constant, parts, whole
 from fa_lib.gpu.program import approximated, lanewise
 from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol
 
@@ -58,6 +58,17 @@ def _branch(e: Encoding, code: Code, gpu: GPU) -> None:
         raise NotNative
     e.slots.append(code.labels[to.name])
     e.build, e.outcome = lambda f: None, Outcome.BRANCH
+
+
+def _barrier(e: Encoding, code: Code, gpu: GPU) -> None:
+    """Of all threads of a block, where a whole warp comes to it at once."""
+    operands = e.instruction.operands
+    if "sync" not in e.instruction.words or "warp" in e.instruction.words or "cluster" in e.instruction.words:
+        raise NotNative
+    if len(operands) != 1 or not isinstance(operands[0], Immediate):
+        raise NotNative
+    e.slots.append(int(constant(operands[0], "u32")[0]))
+    e.build, e.outcome = lambda f: f.needs(f.full), Outcome.BARRIER
 
 
 def _compare(e: Encoding, code: Code, gpu: GPU) -> None:
@@ -207,6 +218,6 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
 
 
 TABLE = {
-    "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic, "ld": _load, "st": _store, "cp": _copy,
+    "bar": _barrier, "barrier": _barrier, "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic, "ld": _load, "st": _store, "cp": _copy,
     "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply,
 }  # fmt: skip

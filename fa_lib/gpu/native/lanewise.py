@@ -49,13 +49,19 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     """
     name, words = instruction.name, instruction.words
     ftz = "ftz" in words
-    if name in ("neg", "abs") and not ftz:
+    x = [floats.flushed(b, each) if ftz else each for each in x]
+    if name in ("neg", "abs"):
         bits = floats.canonical(b, x[0])
         turned = b.xor(bits, b.all(0x80000000, bits)) if name == "neg" else b.and_(bits, b.all(0x7FFFFFFF, bits))
         return b.select(floats.not_a_number(b, x[0]), bits, turned)
+    if name == "copysign":
+        sign, size = (b.bitcast(each, lanes(I32)) for each in x)
+        return b.or_(b.and_(sign, b.all(0x80000000, sign)), b.and_(size, b.all(0x7FFFFFFF, size)))
+    if name in halves.SUMS and {*words[1:]} <= {"rz", "ftz", "f32"} and "rz" in words:
+        exact = halves.SUMS[name](b, *(floats.wide(b, each) for each in x))
+        return floats.finished(b, floats.toward_zero(b, exact), ftz)
     if name not in floats.SINGLE or {*words[1:]} - QUIET:
         raise NotNative
-    x = [floats.flushed(b, each) if ftz else each for each in x]
     return floats.finished(b, floats.SINGLE[name](b, *x), ftz)
 
 
@@ -86,6 +92,8 @@ def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return shifted(b, x[0], x[1], bits, left=name == "shl", signed=signed)
     if name == "bfe" and bits == 32:
         return fields.extract(b, signed, *x)
+    if name == "dp4a":
+        return fields.four_bytes(b, *x, signed=[each[0] == "s" for each in instruction.types])
     if name in fields.FIELDS and kind == "b32":
         return fields.FIELDS[name](b, *x)
     if name == "popc":
@@ -179,6 +187,9 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
     modes = [word for word in words if word in NEAREST]
     if kind == "f32" and gives[0] in "us" and BITS[gives] <= 32 and {*words[1:]} <= {*modes, "ftz", gives, kind}:
         return to_whole(b, floats.flushed(b, x[0]) if "ftz" in words else x[0], modes[0], gives)
+    if (gives, kind) == ("f32", "f32") and modes and {*words[1:]} <= {*modes, "ftz", "f32"}:
+        ftz = "ftz" in words
+        return floats.finished(b, b.intrinsic(NEAREST[modes[0]], [floats.flushed(b, x[0]) if ftz else x[0]]), ftz)
     if gives in ("bf16x2", "f16x2") and {*words[1:]} <= {"rn", gives, "f32"}:
         if gives == "bf16x2":
             high, low = (floats.to_bf16(b, b.bitcast(each, lanes(I32))) for each in x)
@@ -198,8 +209,11 @@ def convert(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value
         return b.shl(b.zext(x[0], lanes(I32)), b.all(16, lanes(I32)))
     if (gives, kind) == ("f64", "f32"):
         return b.fpext(x[0], lanes(DOUBLE))
-    if gives == "f32" and kind in ("s32", "u32"):
+    if gives == "f32" and kind[0] in "us":
         return (b.sitofp if kind[0] == "s" else b.uitofp)(x[0], lanes(FLOAT))
+    if gives == "f16" and kind[0] in "us" and BITS[kind] <= 32:  # exact in float64
+        exact = (b.sitofp if kind[0] == "s" else b.uitofp)(x[0], lanes(DOUBLE))
+        return b.trunc(floats.to_f16(b, halves.odd_single(b, exact)), lanes(I16))
     if gives[0] in "us" and kind[0] in "us":
         return resized(b, x[0], BITS[kind], BITS[gives], signed=kind[0] == "s")
     raise NotNative

@@ -9,17 +9,19 @@ from enum import IntEnum
 from llvmlite import ir
 
 from fa_lib.gpu.lanes import WARP
-from fa_lib.gpu.native.emitter import FUNCTION, GUARD, SENSE, SLOTS, TOGETHER, TYPE, Outcome
+from fa_lib.gpu.native.emitter import FIRST_SLOT, FUNCTION, GUARD, SENSE, SLOTS, TOGETHER, TYPE, Outcome
 from fa_lib.gpu.native.vectors import I8, I32, I64, POINTER, Builder, lanes
 
 MOST = 1 << 22  # steps at a time: Ctrl-C is heard between them
 AFTER = (1 << 64) - 1  # behind every instruction
+NOWHERE = -1
 
 
 class State(IntEnum):
-    """The fields of a warp, 64 bits each: pointers to its arrays."""
+    """The fields of a warp, 64 bits each: pointers to its arrays; and the number of the barrier that it has come to,
+    or NOWHERE."""
 
-    REGISTERS, AT, ALIVE, BLOCKED, HELD = range(5)
+    REGISTERS, AT, ALIVE, BLOCKED, HELD, BARRIER = range(6)
 
 
 def advance(module: ir.Module) -> ir.Function:
@@ -32,7 +34,7 @@ def advance(module: ir.Module) -> ir.Function:
     )
     b = Builder(entry)
     registers, at_place, alive_place, blocked_place, held_place = (
-        b.get(b.at(warp, 8 * field), POINTER, 8) for field in State
+        b.get(b.at(warp, 8 * field), POINTER, 8) for field in State if field != State.BARRIER
     )
     steps, here_place, mask_place = b.room(I64), b.room(lanes(I8)), b.room(lanes(I8))
     now, split = b.room(I64), b.room(I8)
@@ -88,8 +90,9 @@ def advance(module: ir.Module) -> ir.Function:
     outcome = b.call(target, [registers, slots, mask_place, full, memory])
     switch = b.switch(outcome, leave)
     switch.add_case(I64(Outcome.DONE), finished)
-    branched = function.append_basic_block("branched")
+    branched, waits = function.append_basic_block("branched"), function.append_basic_block("waits")
     switch.add_case(I64(Outcome.BRANCH), branched)
+    switch.add_case(I64(Outcome.BARRIER), waits)
 
     b.position_at_end(finished)
     b.put(b.add(b.get(steps, I64, 8), I64(1)), steps)
@@ -107,7 +110,7 @@ def advance(module: ir.Module) -> ir.Function:
     b.position_at_end(branched)  # those of the mask stand at the target, the others of here behind the branch
     b.put(b.add(b.get(steps, I64, 8), I64(1)), steps)
     _unhold(b, held_place, mask)
-    goal = b.get(b.at(slots, 8 * (TOGETHER + 1)), I64, 8)
+    goal = b.get(b.at(slots, 8 * FIRST_SLOT), I64, 8)
     everyone = b.icmp_unsigned("==", b.bitcast(mask, I32), b.bitcast(lanes_now, I32))
     quick = b.and_(everyone, b.icmp_unsigned("==", b.get(split, I8), I8(0)))
     straight, set_both = function.append_basic_block("straight"), function.append_basic_block("parted")
@@ -119,6 +122,12 @@ def advance(module: ir.Module) -> ir.Function:
     _place(b, at_place, lanes_now, b.add(at, I64(1)))
     _place(b, at_place, mask, goal)
     b.branch(top)
+
+    b.position_at_end(waits)  # all lanes came together, so none is held
+    b.put(b.add(b.get(steps, I64, 8), I64(1)), steps)
+    b.put(b.splat(b.add(at, I64(1))), at_place)
+    b.put(b.get(b.at(slots, 8 * FIRST_SLOT), I64, 8), b.at(warp, 8 * State.BARRIER), 8)
+    b.branch(out)
 
     b.position_at_end(leave)
     _place(b, at_place, b.masked(here_place), b.get(now, I64, 8))

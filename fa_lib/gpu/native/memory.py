@@ -115,10 +115,12 @@ def listed(e: Emitter, at: ir.Value) -> ir.Value:
 def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> None:
     """Emit ld. Its slots are of the results, then of the address, a register of type `of`, and its offset.
 
+    A wider register is filled with zeros, or with the sign of a type that has one.
+
     Raises:
-        NotNative: the space is generic, or a register has another width than the type.
+        NotNative: the space is generic, or a register is narrower than the type.
     """
-    if space == "generic" or any(BITS[register] != BITS[kind] for register in registers):
+    if space == "generic" or any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
     at = addresses(e, count, of)
@@ -127,12 +129,15 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
     if space == "shared":
         written(e, place, size * count)
     element = ir.IntType(BITS[kind])
-    targets = [e.place(i) for i in range(count)]
+    targets = [(e.place(i), BITS[register]) for i, register in enumerate(registers)]
 
     def work(b, lane):
         start_of_lane = place_of(b, start, place, lane)
-        for i, target in enumerate(targets):
-            b.put(b.get(b.at(start_of_lane, i * size), element), b.at(target, b.mul(lane, I64(size))))
+        for i, (target, bits) in enumerate(targets):
+            value = b.get(b.at(start_of_lane, i * size), element)
+            if bits > BITS[kind]:
+                value = (b.sext if kind[0] == "s" else b.zext)(value, ir.IntType(bits))
+            b.put(value, b.at(target, b.mul(lane, I64(bits // 8))))
 
     each_lane(e, e.mask, work)
 
@@ -174,24 +179,25 @@ def mark(e: Emitter, place: ir.Value, size: int) -> None:
 
 
 def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> None:
-    """Emit st. Its slots are of the address, a register of type `to`, of its offset, then of the values.
+    """Emit st. Its slots are of the address, a register of type `to`, of its offset, then of the values, the lower bits
+    of a wider register.
 
     Raises:
-        NotNative: the space is generic, or a register has another width than the type.
+        NotNative: the space is generic, or a register is narrower than the type.
     """
-    if space == "generic" or any(BITS[register] != BITS[kind] for register in registers):
+    if space == "generic" or any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
     at = addresses(e, 0, to)
     start = base(e, space, at, size * count, e.mask)
     place = listed(e, at)
     element = ir.IntType(BITS[kind])
-    values = [e.place(2 + i) for i in range(count)]
+    values = [(e.place(2 + i), BITS[register] // 8) for i, register in enumerate(registers)]
 
     def work(b, lane):
         start_of_lane = place_of(b, start, place, lane)
-        for i, value in enumerate(values):
-            b.put(b.get(b.at(value, b.mul(lane, I64(size))), element), b.at(start_of_lane, i * size))
+        for i, (value, width) in enumerate(values):  # little-endian: the lower bits are first
+            b.put(b.get(b.at(value, b.mul(lane, I64(width))), element), b.at(start_of_lane, i * size))
 
     each_lane(e, e.mask, work)
     if space == "shared":
