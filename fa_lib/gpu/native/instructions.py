@@ -218,6 +218,6 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
 
 
 TABLE = {
-    "bar": _barrier, "barrier": _barrier, "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic, "ld": _load, "st": _store, "cp": _copy,
-    "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply,
+    "bar": _barrier, "barrier": _barrier, "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic,
+    "ld": _load, "st": _store, "cp": _copy, "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply,
 }  # fmt: skip
