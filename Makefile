@@ -67,6 +67,9 @@ original: $(call has,gpu) ## hold FlashAttention-2's own CUDA kernels beside the
 blame: $(call has,gpu) ## which line of five GPU kernels loses the digits, without a GPU, into data/blame; the same command goes on from where it was
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.blamed
 
+heads: $(call has,figures) ## the paper's kernel in the heads of two trained models, into data/heads; fetches two packages, 170 MB
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.pretrained
+
 gallery-gpu: $(call has,gpu) ## judge GPU kernels of other projects without a GPU, in an A100's arithmetic, into data/gallery, docs/gallery and figures/gallery
 	@$(FA_LIB) dev gallery --gpu
 
@@ -184,4 +187,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery blame gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean

@@ -21,6 +21,7 @@ from fa_lib.plots import (
     block_scales,
     explain,
     growth,
+    heads,
     kernel_report,
     law,
     newer_kernels,
@@ -252,6 +253,15 @@ def of_block_scales(table):
     return [*rows.times_rmse, *rows.groupby(["kind", "recipe", "part"]).times_rmse.mean()]
 
 
+def of_heads(table):
+    """By tiles the median of each model; by head, at the most tiles, the mean over texts."""
+    most = table[table.tiles == table.tiles.max()]
+    return [
+        *table.groupby(["name", "tiles"]).times_rms.median(),
+        *most.groupby(["name", "layer", "head"]).times_rms.mean(),
+    ]
+
+
 def of_reports(table):
     """Where each line begins and ends."""
     return [*table.believed.clip(explain.LEAST, explain.MOST), *table.residual.clip(explain.LEAST, explain.MOST)]
@@ -263,6 +273,7 @@ DRAWN = [
     Drawn("figure2c_original", ("original", "calls"), lambda t, c: original.original_kernel(t, c, WORDS), of_original),
     Drawn("figure2b_rule", ("01_kernels.rule",), lambda t: rule.ruled(t, WORDS), lambda t: t.ratio),
     Drawn("inside_a_model", ("06_inside_a_model",), lambda t: training.inside(t, WORDS), of_inside),
+    Drawn("inside_pretrained", ("06_inside_a_model.heads",), lambda t: heads.heads(t, WORDS), of_heads),
     Drawn(
         "figure7_weight_divergence",
         ("07_weight_divergence",),

@@ -1,0 +1,47 @@
+"""Numbers that stand on pages: each is computed from the data, and must be there as it is written."""
+
+import pandas as pd
+import pytest
+
+from fa_lib.execution.paths import ROOT
+from fa_lib.experiments.law import ratios_of
+
+
+def page(name):
+    return " ".join((ROOT / name).read_text().split())
+
+
+@pytest.fixture(scope="module")
+def heads():
+    table = pd.read_csv(ROOT / "data" / "heads" / "heads.csv")
+    return table[table.tiles == table.tiles.max()].groupby("name")
+
+
+def test_what_is_said_of_trained_heads(heads):
+    middle, most, largest = heads.times_rms.median(), heads.times_rms.max(), heads.times_max.max()
+    of_both = f"{middle.AntiBERTy:.1f} and {middle.rxnfp:.1f} times Baseline's error"
+    found = page("docs/findings.md")
+    assert f"{of_both} in the median over heads and four texts each" in found
+    assert f"at most {most.AntiBERTy:.1f} and {most.rxnfp:.1f}; uniform inputs" in found
+    assert f"have {middle.uniform:.1f}, normal ones {middle.normal:.1f} (root mean squares)" in found
+    assert f"is at most {max(largest.AntiBERTy, largest.rxnfp):.1f} times Baseline's" in found
+    signs = 100 * heads.one_sign.mean()
+    assert f"only {signs.AntiBERTy:.1f} and {signs.rxnfp:.1f} % of V's columns have" in found
+    assert heads.one_sign.max()[["AntiBERTy", "rxnfp"]].max() < 1  # no head of one sign
+    assert of_both in page("README.md")
+
+
+def test_what_is_said_of_the_law():
+    ratios = ratios_of(pd.read_csv(ROOT / "data" / "results" / "13_theory.csv"))
+    low = [100 * (1 - ratios.law.loc["uniform", algorithm, 8, 32]) for algorithm in ("fa1", "fa2")]
+    above = 100 * (1 / ratios.law.loc["uniform", "fa1", 8, 32] - 1)
+    off = 100 * (ratios.simulated - 1).abs().max()
+    assert f"it is {low[0]:.0f} % low** (FA2: {low[1]:.0f} %)" in page("docs/theory.md")
+    assert f"it is {low[0]:.0f} % low" in page("README.md") and f"within {off:.0f} % up to 256 tiles" in page("README.md")
+    assert f"it is {above:.0f} % above the square root at 32 tiles" in page("docs/findings.md")
+
+
+@pytest.mark.parametrize("phrase", ["0.95 (0.91 to 1.01)", "0.90 to 1.05 times as large", "10 to 21 %"])
+def test_pages_that_say_the_same_say_it_with_the_same_numbers(phrase):
+    pages = ["README.md", *(f"docs/{name}.md" for name in ("findings", "training", "theory"))]
+    assert sum(phrase in page(name) for name in pages) > 1
