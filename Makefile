@@ -36,7 +36,7 @@ figures: $(call has,figures) $(if $(filter slurm,$(EXECUTOR)),$(call has,cluster
 figure%: $(call has,figures) # of that number, as figure4 or figure9b
 	@FA_LIB_PARENT=$$PPID $(FA_LIB) dev figures --scale="$$SCALE" $*
 
-publish: figures ## make the figures and tables of build/ the committed ones, and renew the README's ledger
+publish: figures ## make the figures and tables of build/ the committed ones, and renew the ledger
 	@$(FA_LIB) dev publish
 
 study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; goes on where it was
@@ -118,8 +118,8 @@ lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: slide
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
 		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
 
-claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew the README's table
-	@$(FA_LIB) dev claims --readme
+claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew docs/ledger.md and docs/paper.md
+	@$(FA_LIB) dev claims --renew
 
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
 	@$(FA_LIB) dev bench

@@ -195,6 +195,8 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     scale = "02_precision: {n: 128, seeds: 2}\n03_golden_value: {n: 128, seeds: 2, lengths: [128]}\n"
     (tmp_path / "notebooks/scales/paper.yaml").write_text(scale)
     (tmp_path / "data/results").mkdir()
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs/paper.md", tmp_path / "docs")
     subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a", shell=True,
                    cwd=tmp_path, check=True)  # fmt: skip
     first = make(tmp_path, "figures", "JOBS=2")
@@ -212,13 +214,13 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     assert "03_golden_value.ipynb at scale paper" in published.stdout
     assert (tmp_path / "figures/figure3_precision.png").exists()
     assert "N = 128" in (tmp_path / "docs/ledger.md").read_text()
-    readme = (tmp_path / "README.md").read_text()
+    page = (tmp_path / "docs/paper.md").read_text()
     (tmp_path / "build/figures/figure3_precision.png").unlink()
     refused = subprocess.run(
         [sys.executable, "-m", "fa_lib", "dev", "publish"], cwd=tmp_path, capture_output=True, text=True
     )
     assert refused.returncode == 2 and "02_precision.ipynb is not up to date" in refused.stderr
-    assert (tmp_path / "README.md").read_text() == readme
+    assert (tmp_path / "docs/paper.md").read_text() == page
 
 
 def test_make_alone_prints_the_targets():

@@ -1,8 +1,12 @@
 """Numbers that stand on pages: each is computed from the data, and must be there as it is written."""
 
+import re
+
 import pandas as pd
 import pytest
 
+from fa_lib.check.measure.relations import RELATIONS
+from fa_lib.check.report.sentences import WORDINGS
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.law import ratios_of
 
@@ -37,11 +41,26 @@ def test_what_is_said_of_the_law():
     above = 100 * (1 / ratios.law.loc["uniform", "fa1", 8, 32] - 1)
     off = 100 * (ratios.simulated - 1).abs().max()
     assert f"it is {low[0]:.0f} % low** (FA2: {low[1]:.0f} %)" in page("docs/theory.md")
-    assert f"it is {low[0]:.0f} % low" in page("README.md") and f"within {off:.0f} % up to 256 tiles" in page("README.md")
+    assert f"it is {low[0]:.0f} % low" in page("README.md") and f"within {off:.0f} % up to 256 tiles" in page(
+        "README.md"
+    )
     assert f"it is {above:.0f} % above the square root at 32 tiles" in page("docs/findings.md")
 
 
 @pytest.mark.parametrize("phrase", ["0.95 (0.91 to 1.01)", "0.90 to 1.05 times as large", "10 to 21 %"])
 def test_pages_that_say_the_same_say_it_with_the_same_numbers(phrase):
-    pages = ["README.md", *(f"docs/{name}.md" for name in ("findings", "training", "theory"))]
+    pages = ["README.md", *(f"docs/{name}.md" for name in ("paper", "findings", "training", "theory"))]
     assert sum(phrase in page(name) for name in pages) > 1
+
+
+def test_every_finding_and_every_relation_is_explained_by_name():
+    rows = re.findall(r"^\| `([a-z_]+)` \|", (ROOT / "docs" / "findings_by_name.md").read_text(), re.M)
+    assert {*rows} >= {*WORDINGS, *RELATIONS}
+
+
+def test_the_readme_and_the_start_pages_are_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+    for path in (ROOT / "README.md", *(ROOT / "docs" / "start").glob("*.md")):
+        text = re.sub(r"```.*?```|^[|>#!].*?$|\[([^]]*)\]\([^)]*\)", r" \1 ", path.read_text(), flags=re.S | re.M)
+        for sentence in re.split(r"(?<=[.:?!])\s+|\n\s*\n|\n- |\n\d\. |;", text):
+            assert len(sentence.split()) <= 35, (path.name, sentence)

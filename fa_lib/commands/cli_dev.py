@@ -55,7 +55,7 @@ def figures(
 
 @app.command()
 def publish() -> None:
-    """Make the figures and tables of build/ the committed ones, and renew the README's ledger.
+    """Make the figures and tables of build/ the committed ones, and renew the ledger.
 
     All notebooks of the scale "paper" have to be up to date: run `fa-lib dev figures` before.
     """
@@ -87,7 +87,7 @@ def print_claims(
     results: Annotated[
         Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
     ] = None,
-    readme: Annotated[bool, typer.Option("--readme", help="also renew docs/ledger.md and the README's rows")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="also renew docs/ledger.md and docs/paper.md")] = False,
     paper: Annotated[str, typer.Option(help="only the statements of one, such as 2407.08608")] = "",
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
@@ -98,16 +98,14 @@ def print_claims(
 
         if results is not None and not results.is_dir():
             raise ValueError(f"results: got {str(results)!r}; accepted is a folder, such as build/data/results")
-        if readme and (CHECKOUT is None or results is not None):
-            raise ValueError(
-                "readme: the README holds the committed results; accepted is a checkout, without --results"
-            )
+        if renew and (CHECKOUT is None or results is not None):
+            raise ValueError("renew: the pages hold the committed results; accepted is a checkout, without --results")
         table = claims.ledger(results or RESULTS)
         if paper:
             lookup("paper", paper, {key: name for key, name in claims.PAPERS.items() if key})
             table = table[table.paper == paper]
         typer.echo(claims.markdown(table))
-        if readme:
+        if renew:
             claims.renew(claims.ledger())
 
 

@@ -15,10 +15,10 @@ from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.numerics.confidence import interval
 
 BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
-LEDGER = ROOT / "docs" / "ledger.md"
-HEADLINES = (  # the README's
-    "fig4-ten-times", "fig5a-max-grows", "fig6b-square-same", "fig9-rescale", "fig7-wasserstein-grows",
-    "fig8-low-precision", "fa3-times", "fa4-fp8-offset-8", "law",
+LEDGER, PAPER = ROOT / "docs" / "ledger.md", ROOT / "docs" / "paper.md"
+HEADLINES = (  # of docs/paper.md
+    "fig4-ten-times", "fig5a-max-grows", "fig6b-square-same", "fig6b-square-rows", "fig9-rescale",
+    "fig7-wasserstein-grows", "fig8-low-precision", "fa3-times", "fa4-fp8-offset-8", "law",
 )  # fmt: skip
 PAPERS = {  # of data/published.csv: key -> heading
     "2405.02803": "Is Flash Attention Stable? (arXiv 2405.02803)",
@@ -203,8 +203,8 @@ def _verdicts(rows):
 
 
 def headlines(table: pd.DataFrame) -> str:
-    """Write the README's table from a `ledger`: for each of HEADLINES the range of our means over settings, and its
-    verdicts."""
+    """Write the table of docs/paper.md from a `ledger`: for each of HEADLINES the range of our means over settings, and
+    its verdicts."""
     lines = ["| statement | published | accepted | ours | verdicts, by setting |", "|" + "---|" * 5]
     for id in HEADLINES:
         rows = table[table.id == id]
@@ -216,16 +216,16 @@ def headlines(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def in_readme(text: str, table: pd.DataFrame) -> str:
-    """Put `headlines` between the README's two marks.
+def with_headlines(text: str, table: pd.DataFrame) -> str:
+    """Put `headlines` between the two marks of docs/paper.md.
 
     Args:
-        text: the README's. table: of `ledger`.
+        text: the page's. table: of `ledger`.
 
     Raises:
         ValueError: the marks are missing.
     """
-    return renewed(text, BEGIN, END, headlines(table), "README")
+    return renewed(text, BEGIN, END, headlines(table), PAPER.name)
 
 
 def page(table: pd.DataFrame) -> str:
@@ -237,8 +237,7 @@ def page(table: pd.DataFrame) -> str:
 
 
 def renew(table: pd.DataFrame) -> None:
-    """Write a `ledger` into docs/ledger.md and the README of the checkout; each file is whole or as it was."""
-    readme = ROOT / "README.md"
-    for file, text in ((LEDGER, page(table)), (readme, in_readme(readme.read_text(), table))):
+    """Write a `ledger` into docs/ledger.md and docs/paper.md of the checkout; each file is whole or as it was."""
+    for file, text in ((LEDGER, page(table)), (PAPER, with_headlines(PAPER.read_text(), table))):
         with replacing(file) as path:
             path.write_text(text)

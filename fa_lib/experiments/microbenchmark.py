@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import DOUBLE_DOUBLE, EXACT
 from fa_lib.numerics.formats import FP64, Format
-from fa_lib.numerics.metrics import deviation
+from fa_lib.numerics.metrics import deviation, over_baseline
 
 if TYPE_CHECKING:  # a cell, which may be a job of its own, makes no table, and need not wait for pandas
     import pandas as pd
@@ -71,6 +72,28 @@ def grid(n, block_kv, distributions, formats, seeds: int, setup: BenchmarkSettin
         fixed=dict(block_kv=tiles, setup=setup),
         uses=[kernels.get(setup.flash)],
     )
+
+
+def squared_by_rows(
+    n: int, distribution: str, fmt, seed: int, *, block_q: int, block_kv: int, setup: BenchmarkSettings
+) -> dict[str, float]:
+    """A cell: compare the emulated kernel with tiles of block_q rows and with square ones, of block_kv rows.
+
+    Args:
+        n, distribution, fmt, seed, setup: as `compare`.
+        block_q, block_kv: B_r and B_c as given.
+
+    Returns:
+        times: the largest difference from Baseline with square tiles, over that with tiles as given; same: whether all
+        outputs have the same bits.
+    """
+    fmt = Format.of(fmt)
+    q, k, v = draw(distribution, seed, (1, setup.heads, n, setup.head_dim))
+    baseline = kernels.reference(q, k, v, precision=Precision.materialized(fmt))
+    flash = partial(kernels.tiled, precision=Precision.uniform(fmt), algorithm=setup.algorithm)
+    outputs = [flash(q, k, v, tiling=Tiling(r, block_kv), rows=r) for r in (block_q, block_kv)]
+    as_given, square = (deviation(o, baseline).max for o in outputs)
+    return dict(times=over_baseline(square, as_given), same=bool((outputs[0] == outputs[1]).all()))
 
 
 def compare(n: int, block_kv: Iterable[int], distribution: str, fmt, seed: int, setup: BenchmarkSettings) -> list[dict]:

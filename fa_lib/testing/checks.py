@@ -1,5 +1,6 @@
 """Every check of a kernel by name, each run by itself: it passes, it fails, or it cannot be decided."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def _gradients(judged: CheckedKernel, shape: str) -> Result:
     rows = rows[rows.tensor != "o"]
     if not len(rows):
         return Result(None, "the kernel has no gradients of this")
-    worst = rows.loc[rows.relative.idxmax()]
+    worst = rows.loc[rows.relative.fillna(math.inf).idxmax()]  # NaN is no gradient
     sentence = f"d{worst.tensor[1:].upper()} is off by {worst.relative:.2g} of its root mean square; accepted are {FAR}"
     failed = rows[~rows.passed.astype(bool)]
     more = f"; {rows.ratio.max():.3g} times Baseline's largest error, 3 are usual" if len(failed) else ""

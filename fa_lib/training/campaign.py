@@ -41,7 +41,7 @@ class Part:
     Attributes:
         key: as tables hold it.
         pairs: keys of `arm.PAIRS`. seeds: how many, from 0.
-        steps, every: as of a RunSpec. lr: learning rate.
+        steps, every: as of a RunSpec. lr, optimizer, noise: as of a Config.
     """
 
     key: str
@@ -50,6 +50,8 @@ class Part:
     steps: int = 300
     every: int = 25
     lr: float = 2e-3
+    optimizer: str = "adamw"
+    noise: str = "shifted"
 
 
 _CONTEXT = ("flash", "perturb", "fp16", "fp16_scaled", "bf16", "init")
@@ -64,6 +66,9 @@ PARTS = {
         Part("reversed", ("reversed_keys", "reversed_keys_fp32"), 5),
         Part("lower_rate", _CONTEXT, 5, lr=5e-4),
         Part("long", ("flash", "perturb", "init"), 3, steps=3000, every=250),
+        Part("fp32", ("flash_fp32", "perturb_fp32", "perturb_fp32_1e-8", "reversed_keys_fp32"), 10),
+        Part("sgd", ("flash", "perturb", "perturb_1e-4", "perturb_1e-3", "reversed_keys"), 5, lr=0.1, optimizer="sgd"),
+        Part("first_recipe", ("flash", "fp16", "fp16_scaled", "bf16"), 5, lr=1e-3, noise="uniform"),
     )
 }  # fmt: skip
 ALIKE = ("again", "main", "beside", "nudges", "reversed")
@@ -234,7 +239,8 @@ def bits(arm: str, seed: int, at: str) -> pd.DataFrame:
 
 def _tables(part, config, folder, executor):
     """The tables of one part; and its runs, with their folders."""
-    spec = StudySpec(part.seeds, part.steps, part.every, replace(config, lr=part.lr))
+    own = replace(config, lr=part.lr, optimizer=part.optimizer, noise=part.noise)
+    spec = StudySpec(part.seeds, part.steps, part.every, own)
     differences, runs = study(part.pairs, spec, folder / "runs", executor, cache=folder / "cells")
     first = [bits(row.arm, row.seed, row.at) for row in runs.itertuples()]
     tables = dict(differences=differences, runs=runs.drop(columns="at"))

@@ -1,7 +1,7 @@
 """Sizes of the model and of its training: the numbers of fa_lib/training/*.yaml."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -30,6 +30,8 @@ class Config:
     warmup: Annotated[int, Field(ge=0)]  # steps
     weight_decay: Annotated[float, Field(ge=0)]
     images: Size
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # sgd: with a momentum of 0.9
+    noise: Literal["shifted", "uniform"] = "shifted"  # how a step's noise levels are drawn: as in SD3, or all alike
 
     @classmethod
     def load(cls, name: str | Path, **changes) -> "Config":

@@ -136,32 +136,36 @@ class Attention:
         return attn.to_out[1](attn.to_out[0](o.transpose(1, 2).flatten(2)))
 
 
-def scheduler() -> Any:
-    """Make the schedule of the noise in training and in sampling, a FlowMatchEulerDiscreteScheduler.
+def scheduler(noise: str = "shifted") -> Any:
+    """Make the schedule of the noise in training and in sampling, a FlowMatchEulerDiscreteScheduler; noise: as of a
+    Config.
 
     It is Any to the type checker: diffusers annotates its tensors as FloatTensor, which a Tensor is not.
     """
-    return FlowMatchEulerDiscreteScheduler(shift=3.0)  # more of the steps where there is much noise
+    return FlowMatchEulerDiscreteScheduler(shift=3.0 if noise == "shifted" else 1.0)  # 3: more steps with much noise
 
 
-def noised(images: torch.Tensor, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def noised(
+    images: torch.Tensor, seed: int, step: int, levels: str = "shifted"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Add a training step's noise to a batch of images.
 
     The noise is drawn on the CPU from (seed, step) alone: the same for every arm, device and number of processes.
 
     Args:
         images: uint8 (batch, 3, size, size).
-        seed, step: of the noise.
+        seed, step: of the noise. levels: how the images' noise levels are drawn, as `noise` of a Config.
 
     Returns:
         (noisy images, float32 (batch, 3, size, size); timesteps, int64 (batch,); the velocity to predict, float32
         (batch, 3, size, size)).
     """
-    schedule, draw = scheduler(), generator(seed, step)
+    schedule, draw = scheduler(levels), generator(seed, step)
     x = images.float() / 127.5 - 1  # (batch, 3, size, size) in [-1, 1]
     noise = torch.randn(x.shape, generator=draw)
-    # logit-normal, arXiv 2403.03206; its index 0 is all noise
-    at = compute_density_for_timestep_sampling("logit_normal", len(x), logit_mean=-1, logit_std=1, generator=draw)
+    # index 0 is all noise; logit-normal: arXiv 2403.03206
+    scheme = "logit_normal" if levels == "shifted" else "none"
+    at = compute_density_for_timestep_sampling(scheme, len(x), logit_mean=-1, logit_std=1, generator=draw)
     timesteps = schedule.timesteps[(at * len(schedule.timesteps)).long()]
     # whole numbers, as integers: Fabric would round a floating-point input to the precision of the run
     return schedule.scale_noise(x, timesteps, noise), timesteps.long(), noise - x
@@ -180,7 +184,7 @@ def sample(model: TextToImage, captions: Sequence[str], seed: int, steps: int = 
     Returns:
         uint8 (n, 3, size, size), on the CPU.
     """
-    schedule, size = scheduler(), model.config.image_size
+    schedule, size = scheduler(model.config.noise), model.config.image_size
     schedule.set_timesteps(steps)
     device = next(model.parameters()).device
     x = torch.randn(len(captions), 3, size, size, generator=generator(seed)).to(device)

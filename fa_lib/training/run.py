@@ -36,7 +36,7 @@ from fa_lib.training.run_folder import (
     weights,
     write_result,
 )
-from fa_lib.training.spec import RunSpec
+from fa_lib.training.spec import OPTIMIZERS, RunSpec
 
 _QK = ("attn1.to_q.weight", "attn1.to_k.weight")
 
@@ -156,9 +156,9 @@ class Run:
                 factor = 1 + arm.perturb * torch.randn(p.shape, generator=draw, dtype=torch.float64)
                 p.data.copy_(p.detach().double() * factor)
         self.parallel = fabric.setup_module(self.model)  # first: FSDP puts other parameters in
-        lr, decay = self.config.lr, self.config.weight_decay
-        adamw = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
-        self.optimizer: Any = fabric.setup_optimizers(adamw)  # Any: its type is a tuple's too, of several optimizers
+        of, lr, decay = OPTIMIZERS[self.config.optimizer], self.config.lr, self.config.weight_decay
+        bare = of(self.model.parameters(), lr=lr, weight_decay=decay)
+        self.optimizer: Any = fabric.setup_optimizers(bare)  # Any: its type is a tuple's too, of several optimizers
         self.scaler = getattr(fabric._precision, "scaler", None)
         self.step, self.losses, self.skipped, self.zeros, self.status, self.before = 0, [], 0, [], "", 0.0
         self.divergence = None
@@ -169,7 +169,7 @@ class Run:
         Raise a RuntimeError where attention ran in another dtype than the run's."""
         config, fabric = self.config, self.fabric
         own = slice(fabric.global_rank, None, fabric.world_size)
-        tensors = *noised(images, self.seed, self.step), *self.model.tokens(captions)
+        tensors = *noised(images, self.seed, self.step, config.noise), *self.model.tokens(captions)
         inputs = [fabric.to_device(x[own]) for x in tensors]
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1, (self.step + 1) / (config.warmup + 1))

@@ -1,6 +1,8 @@
 """What one training run is: its arm, sizes, length, data, and what it runs on."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,6 +15,10 @@ PRECISIONS = {
     "bf16-mixed": torch.bfloat16,
     "16-mixed": torch.float16,
     "16-mixed-unscaled": torch.float16,
+}
+OPTIMIZERS: dict[str, Any] = {  # of a Config: functions of the parameters, lr, weight_decay
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "sgd": partial(torch.optim.SGD, momentum=0.9, fused=True),
 }
 
 

@@ -168,6 +168,40 @@ def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told
     assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.REPORTED
 
 
+class NoGradient(torch.autograd.Function):
+    """The identity, whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, k):
+        return k.clone()
+
+    @staticmethod
+    def backward(ctx, dK):
+        return torch.full_like(dK, math.nan)
+
+
+def gradient_of_k_is_nan(q, k, v, causal=False, scale=None):
+    return attention(q, NoGradient.apply(k) if k.shape[-2] == 256 else k, v, causal, scale)
+
+
+def test_a_gradient_that_is_nan_is_no_gradient(examined):
+    _, judgement = examined(gradient_of_k_is_nan)
+    assert any(f.severity == Severity.FAILS for f in judgement.findings), judgement_text(judgement)
+    assert judgement.verdict == Verdict.FAILS
+
+
+def of_another_dtype_once(q, k, v, causal=False, scale=None):
+    o = attention(q, k, v, causal, scale)
+    return o.double() if (q.shape[-2], k.shape[-2]) == (113, 203) else o
+
+
+def test_a_fault_at_one_shape_counts(examined):
+    _, judgement = examined(of_another_dtype_once, replace(TINY, shapes=("113 x 203",)))
+    (problem,) = found(judgement, "problem")
+    assert problem.severity == Severity.FAILS and problem.where["shape"] == "113 x 203"
+    assert "At the shape 113 x 203 in " in judgement_text(judgement)
+
+
 def whole_chunks_alone(q, k, v, causal=False, scale=None):
     n = k.shape[-2] if k.shape[-2] <= 1024 else k.shape[-2] // 1024 * 1024
     return attention(q, k[..., :n, :], v[..., :n, :], causal, scale)
@@ -258,7 +292,7 @@ def test_it_is_said_how_much_was_judged(examined):
 
 
 def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_path, monkeypatch):
-    seen, judgement = examined(only_256, replace(TINY, shapes=("97",)))
+    seen, judgement = examined(only_256, replace(TINY, shapes=("113 x 203",)))
     assert judgement.verdict == Verdict.NOT_JUDGED and not judgement.passed
     assert judgement_text(judgement).startswith(f"{judgement.subject} is not judged.")
     assert judgement.record()["verdict"] == "not_judged" and title(judgement).startswith(judgement.subject)

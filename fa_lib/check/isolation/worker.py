@@ -34,6 +34,7 @@ class Outcome(StrEnum):
     NOT_CALLED = "not_called"  # it did not come back too often before
 
 
+UNSUPPORTED = (Outcome.REFUSED, Outcome.NOT_CALLED)  # what is no answer, and no fault either
 TEXT = 2000  # characters of an error's text
 RESULTS = 2  # of a tuple: the output and the log-sum-exp
 PATCHABLE = (torch, torch.Tensor, torch.nn.functional, torch.autograd, torch.linalg)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from fa_lib.check.isolation.worker import Outcome
+from fa_lib.check.isolation.worker import UNSUPPORTED, Outcome
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
@@ -177,7 +177,7 @@ def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
         return
     if (table.outcome != Outcome.ANSWERED).any():
         row = table.iloc[0]
-        severity = Severity.REPORTED if row.outcome in (Outcome.REFUSED, Outcome.NOT_CALLED) else Severity.FAILS
+        severity = Severity.REPORTED if row.outcome in UNSUPPORTED else Severity.FAILS
         yield Finding("captured_gradients", severity, dict(problem=row.problem))
         return
     measured, without = table[table.yardstick == FINITE], [*table.tensor[table.yardstick != FINITE]]

@@ -1,12 +1,13 @@
 """From the tables of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pandas as pd
 
 from fa_lib.check.isolation.calls import FAULTS
-from fa_lib.check.isolation.worker import Outcome
+from fa_lib.check.isolation.worker import UNSUPPORTED, Outcome
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
@@ -170,7 +171,7 @@ def _row_sum(sums):
 def _problems(table):
     """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
     for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
-        severity = Severity.REPORTED if outcome in (Outcome.REFUSED, Outcome.NOT_CALLED) else Severity.FAILS
+        severity = Severity.REPORTED if outcome in UNSUPPORTED else Severity.FAILS
         where = _place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
         yield Finding("problem", severity, where)
 
@@ -200,8 +201,13 @@ def _counted(shapes):
 
 
 def _shapes(shapes):
-    """The rule over shapes and masks: outputs count, gradients are told, unless they are no gradients of attention."""
+    """The rule over shapes and masks: outputs count, gradients are reported, unless they are no gradients of attention.
+    What is no answer counts, but for a refusal, which is no support."""
     ran = shapes[shapes.outcome == Outcome.ANSWERED] if len(shapes) else shapes
+    for outcome, rows in shapes[~shapes.outcome.isin([Outcome.ANSWERED, *UNSUPPORTED])].groupby("outcome"):
+        first = rows.iloc[0]
+        where = dict(shape=first["shape"], fmt=first.fmt, outcome=outcome, problem=first.problem)
+        yield Finding("problem", Severity.FAILS, where)
     for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
         rows = ran[ran.tensor.isin(tensors)] if len(ran) else ran
         if not len(rows):
@@ -215,9 +221,9 @@ def _shapes(shapes):
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
         severity = Severity.FAILS if what == "outputs" else Severity.REPORTED
         yield Finding(what, severity, where, worst.ratio, worst.allowed)
-        wrong = failed[failed.relative > FAR] if what == "gradients" else failed[:0]
+        wrong = failed[~(failed.relative <= FAR)] if what == "gradients" else failed[:0]  # NaN too
         if len(wrong):
-            worst = wrong.loc[wrong.relative.idxmax()]
+            worst = wrong.loc[wrong.relative.fillna(math.inf).idxmax()]
             where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
             yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
 

@@ -158,6 +158,8 @@ def _sum_error(f, at):
 
 
 def _problem(f, at):
+    if "shape" in at:
+        return Sentence(f"At the shape {at['shape']} in {at['fmt']} it {at['problem']}")
     words = f"n {at['distribution']} inputs in {at['fmt']} at N = {at['n']}{_few(at)} it {at['problem']}"
     return Sentence(f"Not judged: o{words}" if f.severity == Severity.REPORTED else f"O{words}")
 

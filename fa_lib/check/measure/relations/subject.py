@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import KernelError, call_or_raise, with_kernel_errors
-from fa_lib.check.isolation.worker import Outcome
+from fa_lib.check.isolation.worker import UNSUPPORTED, Outcome
 from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.options import finite
@@ -182,7 +182,7 @@ def cases(*names: str) -> Callable[[Callable[[KernelUnderTest, str], Found]], As
                 try:
                     found = measure(subject, case)
                 except KernelError as error:
-                    outcome = NOT_ASKED if error.outcome in (Outcome.REFUSED, Outcome.NOT_CALLED) else BROKEN
+                    outcome = NOT_ASKED if error.outcome in UNSUPPORTED else BROKEN
                     yield row | dict(outcome=outcome, problem=str(error))
                 else:
                     numbers = dict(number=found.number, limit=found.limit)
