@@ -39,7 +39,7 @@ figure%: $(call has,figures) # of that number, as figure4 or figure9b
 publish: figures ## make the figures and tables of build/ the committed ones, and renew the ledger
 	@$(FA_LIB) dev publish
 
-study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; goes on where it was
+study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; resumes
 	@$(FA_LIB) dev study
 
 record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu.md)
@@ -61,10 +61,10 @@ report: $(call has,core) ## KERNEL=path/to/file.py:function, KERNEL=package.modu
 gallery: $(call has,gallery) ## judge the attention kernels of other projects into data/gallery, docs/gallery and figures/gallery
 	@$(FA_LIB) dev gallery
 
-original: $(call has,gpu) ## hold FlashAttention-2's own CUDA kernels beside the emulator, without a GPU, into data/gpu; goes on where it was
+original: $(call has,gpu) ## hold FlashAttention-2's own CUDA kernels beside the emulator, without a GPU, into data/gpu; resumes
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.original
 
-blame: $(call has,gpu) ## which line of five GPU kernels loses the digits, without a GPU, into data/blame; the same command goes on from where it was
+blame: $(call has,gpu) ## which line of five GPU kernels loses the digits, without a GPU, into data/blame; the same command resumes
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.blamed
 
 heads: $(call has,figures) ## the paper's kernel in the heads of two trained models, into data/heads; fetches two packages, 170 MB
@@ -140,9 +140,10 @@ docs: $(call has,docs) ## build the site into docs/_build: the pages, the interf
 	$(PYTHON) -m sphinx -j auto -W --keep-going -q -b html docs docs/_build
 	@echo "the site is in docs/_build/index.html"
 
-lint: $(call has,test) ## check and format the code, check its types and the workflows, strip the notebooks
+lint: $(call has,test) ## check and format the code, check its types, its words and the workflows, strip the notebooks
 	$(PYTHON) -m ruff check --fix . && $(PYTHON) -m ruff format .
 	$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
+	$(PYTHON) -m pytest -q tests/test_words.py
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	for f in $(NOTEBOOKS); do $(PYTHON) -m nbstripout "$$f" --keep-count --keep-output-type stream \
 		--extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info.version"; done

@@ -154,7 +154,7 @@ def import_to_torchs():
 
 
 def apart_to_here(kernel="examples.my_kernel:attention"):
-    """`examine` at QUICK of a kernel in a process of its own, with the time until that is there, over the same here.
+    """`examine` at QUICK of a kernel in a separate process, with the time until that is there, over the same here.
     Run from the repository's root."""
 
     def apart():
@@ -217,7 +217,7 @@ BENCHMARKS = (
     ("MB beyond inputs and output", "tiled FA1, N = 65,536, 1 head, d = 64, B_c = 64", long_sequence, "< 160"),
     ("round_to BF16 / float64 copy", "16.8 M values", round_to_a_copy, "<= 1.5"),
     ("scipy's wasserstein_distance / wasserstein", "10 M float32 pairs", wasserstein_to_scipy, ">= 50"),
-    ("a check of a kernel in a process of its own / in this one", "QUICK, examples.my_kernel", apart_to_here, "<= 1.3"),
+    ("a check of a kernel in a separate process / in this one", "QUICK, examples.my_kernel", apart_to_here, "<= 1.3"),
     ("import fa_lib.kernels / import torch", "fastest of 5", import_to_torchs, "<= 1.3"),
     ("M thread-instructions / s of the GPU machine", "a loop without mma, one thread", gpu_machine, ">= 200"),
     ("s, FlashAttention-2's own CUDA kernel", "N = 4096, 1 head, d = 64, A100, one thread", original_kernel, "<= 30"),

@@ -101,7 +101,7 @@ def totals(rows: pd.DataFrame) -> str:
         every, none = mutants.count(seeds), mutants.count(0)
         false = [f"{sum(controls)} of {len(controls) * seeds}", f"{sum(map(bool, controls))} of {len(controls)}"]
         lines.append([label, f"{every} of {len(mutants)}", len(mutants) - every - none, none, *false])
-    head = ["judge", "mutants condemned at every seed", "at some", "at none", "right kernels condemned, of all seeds"]
+    head = ["judge", "mutants that fail at every seed", "at some", "at none", "right kernels that fail, of all seeds"]
     return table([*head, "of all kernels"], lines)
 
 

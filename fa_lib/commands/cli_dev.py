@@ -28,7 +28,7 @@ def figures(
     """Draw the figures: run the notebooks whose results are not up to date, through papermill.
 
     Figures and tables go to build/figures and build/data/results of the checkout, or of the current folder. Interrupted
-    and started again it goes on where it was. `fa-lib dev publish` makes them the committed ones.
+    and started again it resumes. `fa-lib dev publish` makes them the committed ones.
     """
     with exit_on_error(kept=f"finished notebooks and cells are kept in build/: {AGAIN}"):
         from fa_lib.execution import notebook

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 EXIT_CODES = (
-    "Exit codes: 0 it is done; 1 it was judged and fails (with --exit-code); 2 it could not be done, and is told why; "
-    "3 nothing of it could be judged (with --exit-code)."
+    "Exit codes: 0 it is done; 1 it was judged and fails (with --exit-code); 2 it could not be done, and the "
+    "message says why; 3 nothing of it could be judged (with --exit-code)."
 )
 
 

@@ -1,4 +1,4 @@
-"""The gallery, judged: every kernel in a process of its own, which may crash or hang; a row of a table for each."""
+"""The gallery, judged: every kernel in a separate process, which may crash or hang; a row of a table for each."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def judge_all(keys: Sequence[str], manner: JudgingSettings, say: Callable, jobs:
     left = sorted(left[::-1], key=lambda entry: (entry.key not in BUILT, "jax" not in entry.needs))
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
 
-    # XLA takes most of a GPU's memory unless it is told not to
+    # XLA takes most of a GPU's memory by default
     environment = dict(OMP_NUM_THREADS="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
     judge = partial(judge_one, manner=manner)
     for ended in call_each(judge, [entry.key for entry in left], jobs, manner.limit_s, environment):
@@ -254,7 +254,7 @@ def _problem(ended, manner):
     """What became of a kernel's process; "" where it came to its end.
 
     Raises:
-        RuntimeError: an error of ours, not of the kernel's. On CUDA an error is told as a kernel's, too: after a
+        RuntimeError: an error of ours, not of the kernel's. On CUDA an error is reported as a kernel's, too: after a
             kernel's fault every call there fails, and nothing says whose it was.
     """
     if ended.code == 0:

@@ -70,7 +70,7 @@ def check_kernel(
     """Judge a kernel and write its page.
 
     Args:
-        kernel: a registered kernel, which runs here; or package.module:function, which runs in a process of its own and
+        kernel: a registered kernel, which runs here; or package.module:function, which runs in a separate process and
             is not imported here.
         depth: a CheckPlan, or "quick" or "report".
         out: folder for the page; empty is build/reports.

@@ -31,7 +31,7 @@ def sweep(
         uses: functions, and paths of files, that results depend on and that fn does not import: kernels that cells
             name. (A text "package.module:function" in a cell counts without that.)
         cache: folder that holds each finished cell; a cell found there is not computed again, so an interrupted
-            sweep goes on where it was. A cell of other code or other versions, or a damaged file, is recomputed.
+            sweep resumes. A cell of other code or other versions, or a damaged file, is recomputed.
         executor: a concurrent.futures.Executor; `pools.workers` makes one, of processes or of Slurm jobs. With None
             this process computes one cell after the other. A process that is forked must have one thread: torch's
             others do not survive a fork.

@@ -113,7 +113,9 @@ def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, capt
     """
     ends = at_end(next(iter(tables.values())), "wasserstein").unstack("pair")
     ratios = (ends["flash"] / ends["perturb"]).dropna()
-    message = f"In BF16 Flash parts two runs {_times(ratios)} times as far as a nudge of 1e-7" if len(ratios) else ""
+    message = (
+        f"In BF16 Flash takes two runs {_times(ratios)} times as far apart as a nudge of 1e-7" if len(ratios) else ""
+    )
     figure, axes = plt.subplots(len(tables), 2, figsize=(11.4, 3.8 * len(tables)), squeeze=False)
     metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
     for row, (machine, table) in zip(axes, tables.items()):

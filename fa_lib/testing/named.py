@@ -35,7 +35,7 @@ def check_named(kernel: str, names: Sequence[str], timeout: float = LIMIT_S) -> 
             process.
 
     Returns:
-        dict: check -> Result; with "conduct" where the kernel has a process of its own.
+        dict: check -> Result; with "conduct" where the kernel has a separate process.
 
     Raises:
         ValueError: there is no such check, or no such kernel.

@@ -44,7 +44,7 @@ def arithmetic() -> dict[str, str]:
 
 @cache
 def _libraries() -> dict[str, str]:
-    """What oneDNN and MKL say of themselves where they are asked to be verbose: in a process of its own, since both
+    """What oneDNN and MKL say of themselves where they are asked to be verbose: in a separate process, since both
     read that wish once, when they begin."""
     environ = os.environ | dict(ONEDNN_VERBOSE="1", MKL_VERBOSE="1")
     try:

@@ -34,7 +34,7 @@ KINDS = (
 
 
 class IsolatedKernel:
-    """f(q, k, v, **options), in a process of its own. Its parameters are the kernel's.
+    """f(q, k, v, **options), in a separate process. Its parameters are the kernel's.
 
     Args:
         kernel: package.module:function. timeout: seconds that a call may take.
@@ -229,7 +229,7 @@ class Graph:
 
 @contextmanager
 def in_a_process(kernel: str, timeout: float = LIMIT_S) -> Iterator[IsolatedKernel | None]:
-    """Let `kernels.get(kernel)` be the kernel in a process of its own, until the end: package.module:function is never
+    """Let `kernels.get(kernel)` be the kernel in a separate process, until the end: package.module:function is never
     imported here. A kernel of fa_lib's, or one that was registered, runs here as ever.
 
     Args:

@@ -27,7 +27,7 @@ class Measurements:
         repeats: one call again and again: rows of `determinism.repeats`.
         relations: what every kernel keeps: rows of `relations.relate`.
         rounding: how its casts round: rows of `rounding_mode.rounding_mode`.
-        conduct: what it did beside its work, of one in a process of its own: rows of `IsolatedKernel.conduct`.
+        conduct: what it did beside its work, of one in a separate process: rows of `IsolatedKernel.conduct`.
     """
 
     conventions: tuple[str, ...] = ()

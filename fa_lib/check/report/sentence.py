@@ -19,7 +19,7 @@ class Sentence:
         number: what was measured, with its unit; limit: up to which that passes. "" where there is none.
         more: whole sentences: how it is known. change: what to change, "hold O in FP32".
         severity: what it means for the judgement. what: the finding's.
-        beyond: it is told alone, and its number is beyond a limit.
+        beyond: it is reported alone, and its number is beyond a limit.
     """
 
     text: str

@@ -272,7 +272,7 @@ def _either_side(number, limit):
 
 
 def _relations(f, at):
-    more = f"{at['not_asked']} more were not asked, for want of the option." if at["not_asked"] else ""
+    more = f"{at['not_asked']} more were not asked: the kernel lacks the option." if at["not_asked"] else ""
     return Sentence(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=more)
 
 

@@ -1,4 +1,4 @@
-"""The step `gallery`: attention kernels that run on this GPU, each judged in a process of its own, and their table."""
+"""The step `gallery`: attention kernels that run on this GPU, each judged in a separate process, and their table."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -16,7 +16,7 @@ class Step:
     Attributes:
         key: its name. label: what it shows.
         minutes: the time that it is expected to take on a GPU, `LIMIT` at most. It is not begun with less time left.
-        goes_on: whether, begun again, it goes on where it was ended.
+        goes_on: whether, begun again, it resumes.
     """
 
     key: str
@@ -56,7 +56,7 @@ def chosen(names: Sequence[str], done: Iterable[str]) -> list[Step]:
 
 
 def fits(step: Step, left: float) -> bool:
-    """Say whether a step can be begun with `left` minutes left; a step that goes on where it was needs two."""
+    """Say whether a step can be begun with `left` minutes left; a step that resumes needs two."""
     return left >= (min(2.0, step.minutes) if step.goes_on else step.minutes)
 
 
