@@ -3,6 +3,8 @@
 `make test-gpu` asks a few of them; FULL=1 all, which fetches some 400 MB of archives and has nvcc compile for minutes.
 """
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -10,8 +12,10 @@ from fa_lib import kernels
 from fa_lib.gallery.caches import HELD, over_bits
 from fa_lib.gallery.catalogue import MODELLED
 from fa_lib.gallery.implementations import SHARED, counted
+from fa_lib.gpu.sources import unpacked
+from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
-from fa_lib.numerics.formats import Format
+from fa_lib.numerics.formats import BF16, Format
 from fa_lib.numerics.metrics import over_baseline
 
 QUICK = ("sglang_decode", "sglang_extend", "vllm_unified", "vllm_unified_decode", "vllm_encoder", "conch_paged",
@@ -102,3 +106,28 @@ def test_implementations_are_counted_once():
     assert f"{counted(rows)}" == (
         "4 call paths, 2 implementations, of 2 projects; 3 call paths fail, by 2 distinct defects"
     )
+
+
+def test_a_constant_value_makes_lmdeploys_cache_nan_and_one_line_mends_it(monkeypatch, tmp_path):
+    """docs/gallery/find_lmdeploy.md."""
+    from fa_lib.gallery import lmdeploy_kernels as lmdeploy
+
+    kernel = kernels.get(MODELLED["lmdeploy_decode_int8"].name)
+    q, k, v = (BF16(x).bfloat16() for x in draw("normal", 0, (1, 1, 1, 64), (1, 1, 64, 64)))
+    v[0, 0, 7] = 0
+    assert torch.isnan(kernel(q, k, v)).all()
+    span = (v.float().amax(-1) - v.float().amin(-1)) / 255
+    assert (torch.isnan(-v.float().amin(-1) / span)[0, 0] == (torch.arange(64) == 7)).all()
+
+    file = unpacked(lmdeploy.LMDEPLOY) / lmdeploy.FOLDER / "fill_kv_cache.py"
+    text, line = file.read_text(), "scales = (val_max - val_min) / 255"
+    assert text.count(line) == 1
+    mended = text.replace(line, "scales = tl.where(val_max > val_min, (val_max - val_min) / 255, 1.0)")
+    changed = tmp_path / "changed_fill_kv_cache.py"
+    changed.write_text(mended.replace("from .", "from lmdeploy.pytorch.kernels.cuda."))
+    spec = importlib.util.spec_from_file_location("lmdeploy.pytorch.kernels.cuda.changed", changed)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(lmdeploy._imported(), "fill_kv_cache", module)
+    golden = kernels.golden(q, k, v, inputs=BF16)
+    assert (kernel(q, k, v).double() - golden).abs().max() < 0.02
