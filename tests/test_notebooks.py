@@ -25,7 +25,10 @@ print('printed')
 {more}
 with open('../{name}.json', 'w') as file:
     json.dump(dict(found, begun=begun, ended=time.monotonic()), file)"""
-SOURCES = {"01_a": "", "02_fails": "1 / 0", "03_c": "", "04_a": ""}
+POOL = """from fa_lib.execution.pools import workers
+with workers(1) as pool:
+    assert list(pool.map(abs, [-1])) == [1]"""
+SOURCES = {"01_a": "", "02_fails": "1 / 0", "03_c": "", "04_a": POOL}  # 04_a: the second notebook of its kernel
 
 
 @pytest.fixture(scope="module", params=[1, 2])

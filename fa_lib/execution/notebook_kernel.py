@@ -19,7 +19,10 @@ QUIET = [
     "--HistoryManager.hist_file=:memory:",  # nor are a notebook's cells any of the reader's history
 ]
 FORGET_S = 60
-FORGET = "import matplotlib.pyplot; matplotlib.pyplot.close('all'); get_ipython().run_line_magic('reset', '-f')"
+FORGET = (  # the reset deletes __spec__ too, without which multiprocessing starts no process
+    "import matplotlib.pyplot; matplotlib.pyplot.close('all'); get_ipython().run_line_magic('reset', '-f'); "
+    "__import__('sys').modules['__main__'].__spec__ = None"
+)
 
 
 class NotebookKernel:
