@@ -203,13 +203,15 @@ def _counted(shapes):
 def _shapes(shapes):
     """The rule over shapes and masks: outputs count, gradients are reported, unless they are no gradients of attention.
     What is no answer counts, but for a refusal, which is no support."""
-    ran = shapes[shapes.outcome == Outcome.ANSWERED] if len(shapes) else shapes
+    if not len(shapes):
+        return
+    ran = shapes[shapes.outcome == Outcome.ANSWERED]
     for outcome, rows in shapes[~shapes.outcome.isin([Outcome.ANSWERED, *UNSUPPORTED])].groupby("outcome"):
         first = rows.iloc[0]
         where = dict(shape=first["shape"], fmt=first.fmt, outcome=outcome, problem=first.problem)
         yield Finding("problem", Severity.FAILS, where)
     for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
-        rows = ran[ran.tensor.isin(tensors)] if len(ran) else ran
+        rows = ran[ran.tensor.isin(tensors)]
         if not len(rows):
             continue
         failed = rows[~rows.passed.astype(bool)]
