@@ -1,7 +1,9 @@
 """Numbers that stand on pages: each is computed from the data, and must be there as it is written."""
 
+import math
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -9,6 +11,8 @@ from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.report.sentences import WORDINGS
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.law import ratios_of
+from fa_lib.numerics.confidence import interval
+from fa_lib.training import campaign
 
 
 def page(name):
@@ -51,6 +55,31 @@ def test_what_is_said_of_the_law():
 def test_pages_that_say_the_same_say_it_with_the_same_numbers(phrase):
     pages = ["README.md", *(f"docs/{name}.md" for name in ("paper", "findings", "training", "theory"))]
     assert sum(phrase in page(name) for name in pages) > 1
+
+
+def ratio(part, pair, other, measure):
+    """Geometric mean, low and high of two pairs' distances at the last step."""
+    table = campaign.part(campaign.recorded_tables()["differences"], part).query("step == 300")
+    wide = table.pivot(index="seed", columns="pair", values=measure)
+    return [math.exp(x) for x in interval(np.log(wide[pair] / wide[other]))]
+
+
+def words(numbers):
+    return "{:.2f} ({:.2f} to {:.2f})".format(*numbers)
+
+
+def test_what_is_said_of_sgd_and_of_the_first_recipe():
+    text = page("docs/training.md")
+    flash = ratio("sgd", "flash", "perturb", "relative_l2")
+    assert f"Flash is {words(flash)} times as far as the nudge" in text
+    assert not all(abs(x - 1) <= campaign.MARGIN for x in flash[1:])  # "not shown to be within 10 %"
+    assert all(abs(x - 1) <= campaign.MARGIN for x in ratio("main", "flash", "perturb", "relative_l2")[1:])
+    assert f"which is {words(ratio('sgd', 'perturb_1e-3', 'perturb', 'relative_l2'))} times the distance" in text
+    first = [words(ratio("first_recipe", pair, "flash", "wasserstein")) for pair in ("fp16", "fp16_scaled", "bf16")]
+    assert f"{first[0]}, {first[1]} and {first[2]}**" in text and first[0] in page("docs/paper.md")
+    runs = campaign.recorded_tables()["runs"].groupby(["part", "arm"]).loss.mean()
+    losses = runs["sgd", "baseline"], runs["main", "baseline"]
+    assert "of {:.2f} where AdamW comes to {:.2f}".format(*losses) in text
 
 
 def test_every_finding_and_every_relation_is_explained_by_name():

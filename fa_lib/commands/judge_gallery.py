@@ -46,7 +46,8 @@ PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "modelled": MODELLED, "
 ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
               "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode", "sglang_decode",
               "vllm_unified_decode", "llama_cuda_decode", "llama_cuda_q8_0", "llama_cuda_q4_0", "flashinfer_decode",
-              "lmdeploy_decode", "lmdeploy_decode_int8", "lmdeploy_decode_int4", "conch_paged", "flex_decode")  # fmt: skip
+              "lmdeploy_decode", "lmdeploy_decode_int8", "lmdeploy_decode_int4", "conch_paged",
+              "flex_decode")  # fmt: skip
 SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
