@@ -31,7 +31,7 @@ MODELLED_TEXT = (
     "from their projects' archives by pinned hash: at 1 query and at 16 for up to 4,096 keys, and at as many queries "
     "as keys for up to 512; one seed. The column *as used* says when users run this code on such a GPU."
 )
-FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode")
+FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy")
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 _RELATIVE = tuple(f"relative_{key}" for key in judge_gallery.QUERIES)
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "one type changed"}

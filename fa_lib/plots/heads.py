@@ -46,7 +46,8 @@ def heads(table: pd.DataFrame, caption: str) -> Figure:
     left.set(xticks=[1, 2, 3, 5])
     for axis in (left.xaxis, right.yaxis):
         plain_ticks(axis)
-    left.minorticks_off(), right.minorticks_off()
+    left.minorticks_off()
+    right.minorticks_off()
     left.axvline(1, color=INK, lw=0.9)
     right.axhline(1, color=INK, lw=0.9)
     medians = spread[0.5].unstack()[most]
