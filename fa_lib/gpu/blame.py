@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -197,9 +198,13 @@ def _name(kernel: str | Callable) -> str:
 
 
 def source_text(file: str) -> dict[int, str]:
-    """Read number -> line of a source file; empty where it is not there."""
-    try:
-        with open(file, encoding="utf-8", errors="replace") as text:
-            return dict(enumerate(text.read().splitlines(), 1))
-    except OSError:
-        return {}
+    """Read number -> line of a source file; empty where it is not there.
+
+    Triton keeps what it compiled, with the path of then. If the folder was moved since, the same path below the working
+    folder is read.
+    """
+    parts = Path(file).parts
+    for path in (Path(file), *(Path(*parts[i:]) for i in range(1, len(parts) - 1))):
+        if path.is_file():
+            return dict(enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1))
+    return {}

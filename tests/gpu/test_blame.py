@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fa_lib import kernels
 from fa_lib.commands.cli import app
+from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.blamed import fa2_forward
 from fa_lib.gpu.blame import blame, source_text, what_if
 from fa_lib.kernels.inputs import draw
@@ -90,6 +91,12 @@ def test_the_command_prints_the_lines_and_writes_a_page(tmp_path):
     assert "Which line loses the digits?" in page and "tl.dot(p.to(v.dtype), v)" in page
     refused = CliRunner().invoke(app, ["blame", MINE, "-n", "64", "--what-if", "5=FP32"])
     assert refused.exit_code == 2 and "accepted are lines with errors: 27, " in refused.output
+
+
+def test_the_source_of_a_kernel_that_was_compiled_in_another_checkout_is_read(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert "tl.store" in source_text("/gone/elsewhere/examples/triton_attention.py")[41]
+    assert source_text("/gone/elsewhere/nothing.py") == {}
 
 
 def test_a_kernel_that_launches_nothing_is_refused():
