@@ -2,16 +2,14 @@
 finished cells stay in build/original, so that it goes on where it was."""
 
 import argparse
-import json
 import os
 from pathlib import Path
 
 from fa_lib import sweep
 from fa_lib.commands.record.gpu_machine import FILE, keep
-from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import GPU, build
 from fa_lib.execution.pools import workers
-from fa_lib.execution.results import provenance
+from fa_lib.execution.results import save_table
 from fa_lib.experiments.original import CALLS, called, gradients, original
 from fa_lib.gpu.nvcc import version
 from fa_lib.gpu.sources import FLASH_ATTN
@@ -34,13 +32,10 @@ def main():
         cell, grid = GRIDS[name]
         with workers(given.processes) as pool:
             table = sweep(cell, grid, cache=build() / "original", executor=pool)
-        with replacing(given.out / f"{name}.csv") as path:
-            table.to_csv(path, index=False, float_format="%.6g")
         about = dict(
             kernels=f"{FLASH_ATTN.name} {FLASH_ATTN.version}, its source package", nvcc=version(), arch="sm_80"
         )
-        with replacing(given.out / f"{name}.provenance.json") as path:
-            path.write_text(json.dumps(about | provenance(grid), indent=1) + "\n")
+        save_table(given.out / name, table, grid, about, digits=6)
     if "original" in given.tables:
         keep(given.out / FILE.name)
 

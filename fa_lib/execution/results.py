@@ -69,6 +69,19 @@ def save(
             save_figure(figure, Path(out) / "figures" / figure_name)
 
 
+def save_table(path: Path, table: "pd.DataFrame", grid: dict, about: dict, digits: int = 5) -> None:
+    """Write a table as `path`.csv, numbers with so many digits, and where it came from as `path`.provenance.json.
+
+    Args:
+        grid: its parameters. about: what else a reader must know.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path.with_suffix(".csv")) as to:
+        table.to_csv(to, index=False, float_format=f"%.{digits}g")
+    with replacing(path.with_suffix(".provenance.json")) as to:
+        to.write_text(json.dumps(about | provenance(grid), indent=1) + "\n")
+
+
 def save_figure(figure: "Figure", path: str | Path) -> None:
     """Write a figure as `path`.png and `path`.svg. Without dates and versions inside, the same data on the same machine
     gives the same bytes, whatever the reader's matplotlibrc and backend."""

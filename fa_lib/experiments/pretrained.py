@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,7 +100,7 @@ def tokens(name: str, text: str) -> Tensor:
         ValueError: there is no such model, or it does not know a word.
     """
     of = lookup("model", name, MODELS)
-    vocabulary = (Path(unpacked(of.package)) / of.vocabulary).read_text().split()
+    vocabulary = (unpacked(of.package) / of.vocabulary).read_text().split()
     words = ["[CLS]", *of.words(text), "[SEP]"]
     if unknown := {*words} - {*vocabulary}:
         raise ValueError(f"text: got {', '.join(sorted(unknown))}; {name} does not know these words")

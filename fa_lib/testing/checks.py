@@ -1,6 +1,5 @@
 """Every check of a kernel by name, each run by itself: it passes, it fails, or it cannot be decided."""
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.measure.relations import RELATIONS, relate
 from fa_lib.check.measure.relations.subject import NOT_ASKED
 from fa_lib.check.measure.rounding_mode import rounding_mode
-from fa_lib.check.measure.wrong_answers import FAR
+from fa_lib.check.measure.wrong_answers import FAR, furthest
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentences import sentences_of
 from fa_lib.check.report.sentences_kernel import MODES, noted
@@ -145,7 +144,7 @@ def _gradients(judged: CheckedKernel, shape: str) -> Result:
     rows = rows[rows.tensor != "o"]
     if not len(rows):
         return Result(None, "the kernel has no gradients of this")
-    worst = rows.loc[rows.relative.fillna(math.inf).idxmax()]  # NaN is no gradient
+    worst = furthest(rows)
     sentence = f"d{worst.tensor[1:].upper()} is off by {worst.relative:.2g} of its root mean square; accepted are {FAR}"
     failed = rows[~rows.passed.astype(bool)]
     more = f"; {rows.ratio.max():.3g} times Baseline's largest error, 3 are usual" if len(failed) else ""

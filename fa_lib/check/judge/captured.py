@@ -12,7 +12,7 @@ from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
 from fa_lib.check.measure.captured import FINITE, OVERFLOWS, ROUNDED, UNDEFINED, cheapest
 from fa_lib.check.measure.kv_cache import BEARS
 from fa_lib.check.measure.measurements import TensorMeasurements
-from fa_lib.check.measure.wrong_answers import FAR
+from fa_lib.check.measure.wrong_answers import FAR, furthest
 from fa_lib.check.probe.probe import summary
 from fa_lib.kernels.rule import ALLOWED
 
@@ -185,7 +185,7 @@ def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
         yield Finding("captured_gradients", Severity.REPORTED, dict(without=without))
     wrong = measured[~(measured.relative <= FAR)]  # NaN too
     if len(wrong):
-        worst = wrong.loc[wrong.relative.fillna(math.inf).idxmax()]
+        worst = furthest(wrong)
         where = dict(tensor=worst.tensor, wrong=True)
         yield Finding("captured_gradients", Severity.FAILS, where, worst.relative, FAR)
     elif len(measured):

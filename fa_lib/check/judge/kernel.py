@@ -1,6 +1,5 @@
 """From the tables of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from fa_lib.check.measure.carry import LOST, carried
 from fa_lib.check.measure.contract import OTHER_LAYOUT, adapted
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
-from fa_lib.check.measure.wrong_answers import FAR
+from fa_lib.check.measure.wrong_answers import FAR, furthest
 from fa_lib.kernels.registry import ON_GPU
 from fa_lib.kernels.rule import ALLOWED, CALLS
 from fa_lib.numerics.confidence import interval
@@ -225,7 +224,7 @@ def _shapes(shapes):
         yield Finding(what, severity, where, worst.ratio, worst.allowed)
         wrong = failed[~(failed.relative <= FAR)] if what == "gradients" else failed[:0]  # NaN too
         if len(wrong):
-            worst = wrong.loc[wrong.relative.fillna(math.inf).idxmax()]
+            worst = furthest(wrong)
             where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
             yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
 

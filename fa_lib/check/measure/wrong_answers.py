@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from fa_lib.check.dialect.attention import Dialect
@@ -40,6 +41,11 @@ def diagnose(call: Evidence) -> str:
     if best.residual <= CLOSE and changes:
         return keys_of(changes)
     return "factor" if residual(call, fitted_factor(call, Dialect())) <= CLOSE else "other"
+
+
+def furthest(rows: pd.DataFrame) -> pd.Series:
+    """Return the row whose column `relative` is the largest; NaN, which is no answer, is larger than any number."""
+    return rows.loc[rows.relative.fillna(math.inf).idxmax()]
 
 
 def transposed_output(fn: Callable, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> str:
