@@ -203,6 +203,7 @@ FUSED = elementwise(3, lambda a, b, c: odd_sum(a * b, c))
 FLOATS: dict[str, Meaning] = {
     "add": elementwise(2, odd_sum), "sub": elementwise(2, lambda a, b: odd_sum(a, -b)),
     "mul": elementwise(2, lambda a, b: a * b), "fma": FUSED, "mad": FUSED,
+    "div_add": elementwise(3, lambda a, b, c: odd_sum(a / b, c)),
     "min": _extreme(False), "max": _extreme(True),
     "neg": _sign(True), "abs": _sign(False),
     **{name: elementwise(*each) for name, each in EXACTLY.items()},

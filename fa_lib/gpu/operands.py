@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fa_lib.gpu.block import SPECIALS, Warp
-from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, read, refuse
+from fa_lib.gpu.lanes import DTYPES, SIGNS, WARP, Lanes, raw, read, refuse
 from fa_lib.gpu.memory import SHARED
 from fa_lib.gpu.syntax import (
     BITS,
@@ -52,7 +52,10 @@ def source(operand: Operand, kind: str, instruction: Instruction, names: Address
         return lambda warp: lanes
     if isinstance(operand, Negated):
         register = operand.register
-        return lambda warp: np.invert(warp.bits(register)) if kind == "pred" else np.negative(warp.read(register, kind))
+        if kind == "pred":
+            return lambda warp: np.invert(warp.bits(register))
+        bits = np.array(SIGNS[kind], raw(kind))
+        return lambda warp: (warp.read(register, kind).view(bits.dtype) ^ bits).view(DTYPES[kind])
     if isinstance(operand, Special):
         name = operand.name
 

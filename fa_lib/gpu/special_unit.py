@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from fa_lib.execution.paths import GPU
-from fa_lib.gpu.carriers import PAIRS
+from fa_lib.gpu.carriers import PAIRS, bits_of, odd_sum
 from fa_lib.gpu.floats import halves, joined
 from fa_lib.gpu.lanes import Lanes, Lanewise
 from fa_lib.gpu.syntax import Instruction
@@ -45,9 +45,9 @@ def measured(instruction: Instruction, gpu: str) -> Lanewise | None:
         return Lanewise((kind,), kind, look)
     if kind != "f32":
         return None
-    if name == "div":
-        full = "full" in instruction.words
-        return Lanewise((kind,) * 2, kind, _quiet(lambda a, b: divided(a, b, ftz, full)))
+    if name in ("div", "div_add"):
+        full, run = "full" in instruction.words, divided if name == "div" else divided_and_added
+        return Lanewise((kind,) * (len(instruction.operands) - 1), kind, _quiet(lambda *x: run(*x, ftz=ftz, full=full)))
     if name in UNIT:
         return Lanewise((kind,), kind, _quiet((UNIT if ftz else WITH_SUBNORMALS)[name]))
     return None
@@ -160,6 +160,20 @@ def _raised(x: Lanes) -> Lanes:
 
 def divided(a: Lanes, b: Lanes, ftz: bool, full: bool) -> Lanes:
     """Compute a / b as ptxas writes div.approx and div.full: a times MUFU.RCP of b, both scaled where b is extreme."""
+    a, b = _factors(a, b, ftz, full)
+    quotient = (a * b).astype(np.float32)
+    return flushed(quotient) if ftz else quotient
+
+
+def divided_and_added(a: Lanes, b: Lanes, c: Lanes, ftz: bool, full: bool) -> Lanes:
+    """Compute a / b + c as ptxas joins div.approx and div.full with a sum: the product of `divided` is not rounded."""
+    a, b = _factors(a, b, ftz, full)
+    total = odd_sum(a.astype(np.float64) * b.astype(np.float64), (flushed(c) if ftz else c).astype(np.float64))
+    return bits_of(total, "f32", ftz=ftz)
+
+
+def _factors(a: Lanes, b: Lanes, ftz: bool, full: bool) -> tuple[Lanes, Lanes]:
+    """The factors, FP32, whose product is a / b."""
     if ftz:
         a, b = flushed(a), flushed(b)
     by = ONE if ftz else _raised(b)
@@ -168,8 +182,7 @@ def divided(a: Lanes, b: Lanes, ftz: bool, full: bool) -> Lanes:
     a, b = (a * by).astype(np.float32), (b * by).astype(np.float32)
     if ftz:
         a, b = flushed(a), flushed(b)
-    quotient = (a * rcp(b)).astype(np.float32)
-    return flushed(quotient) if ftz else quotient
+    return a, rcp(b)
 
 
 def _halved(x: Lanes) -> Lanes:

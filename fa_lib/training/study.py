@@ -213,3 +213,16 @@ def timing(config: Config, names: Sequence[str] = ("unfused", "flash"), precisio
                 model.zero_grad()
     table = pd.DataFrame(rows)
     return table[table.repeat >= 0]
+
+
+def faster(times: pd.DataFrame) -> pd.DataFrame:
+    """Divide Flash's median seconds by Baseline's.
+
+    Args:
+        times: of `timing`, with columns size and process.
+
+    Returns:
+        DataFrame: a row for each process, a column for each size.
+    """
+    median = times.groupby(["process", "size", "kernel"], sort=False).seconds.median().unstack()
+    return (median["flash"] / median["unfused"]).unstack()

@@ -317,6 +317,49 @@ def test_products_are_joined_to_sums_where_ptxas_joins_them():
         "mul.rn.f32 %f3, %f1, %f1; add.f32 %f4, %f3, %f2;",
         "mul.f32 %f3, %f1, %f1; add.rn.f32 %f4, %f3, %f2;",
         "mul.f32 %f3, %f1, %f1; add.f32 %f4, %f3, %f2; mov.f32 %f5, %f3;",  # it is used twice
-        "mul.f32 %f3, %f1, %f1; L: add.f32 %f4, %f3, %f2;",  # in two basic blocks
-    ):
+        "mov.u32 %r1, 0; setp.ne.u32 %p1, %r1, 0; mul.f32 %f3, %f1, %f1; L: add.f32 %f4, %f3, %f2; @%p1 bra L;",
+    ):  # the last one has them in two basic blocks
         assert result(kept) == twice, kept
+    assert result("mul.f32 %f3, %f1, %f1; L: add.f32 %f4, %f3, %f2;") == once  # a label that nothing branches to
+
+
+@pytest.mark.parametrize("kind, one, digits", [("f16x2", 0x3C00, 11), ("bf16x2", 0x3F80, 8)])
+def test_products_of_16_bits_are_joined_too(kind, one, digits):
+    """The square of 1 + 3 ulp needs more digits; the sum with -1 shows them."""
+
+    def result(body):
+        start = f"mov.b32 %r1, 0x{(one + 3) * 0x10001:08X}; mov.b32 %r2, 0x{(one | 0x8000) * 0x10001:08X};"
+        out = numbers(1)
+        kernel(f"{start} {body} st.global.u32 [%d0], %r4;", ["out"])((1,), (1,), 0, out)
+        dtype = {"f16x2": torch.float16, "bf16x2": torch.bfloat16}[kind]
+        return out.view(dtype).double().tolist()
+
+    ulp = 2.0 ** (1 - digits)
+    once, twice = 6 * ulp + 8 * ulp**2, 6 * ulp  # of 9 ulp^2, 8 are left
+    assert result(f"mul.{kind} %r3, %r1, %r1; add.{kind} %r4, %r3, %r2;") == [once, once]
+    assert result(f"mul.rn.{kind} %r3, %r1, %r1; add.{kind} %r4, %r3, %r2;") == [twice, twice]
+    assert result(f"mul.{kind} %r3, %r1, %r2; sub.{kind} %r4, %r3, %r2;") == [-3 * ulp, -3 * ulp]
+    assert result(f"mul.{kind} %r3, %r1, %r1; neg.{kind} %r5, %r2; sub.{kind} %r4, %r5, %r3;") == [-once, -once]
+
+
+def test_a_quotient_by_a_constant_is_a_product_and_joined_to_a_sum():
+    """ptxas takes 1 / 255 rounded to nearest; MUFU.RCP of an H100 gives the number below it."""
+    a, c = np.float32(87.3), np.float32(-0.34)
+
+    def result(body):
+        start = "".join(f"mov.f32 %f{i}, 0f{x.view(np.uint32):08X};" for i, x in ((1, a), (3, c)))
+        start += "ld.global.f32 %f2, [%d0];"
+        out = torch.tensor([255.0])
+        one = kernel(f"{start} {body} st.global.f32 [%d0], %f5;", ["out"], gpu="H100")
+        one((1,), (1,), 0, out)
+        return np.float32(out.item())
+
+    nearest, below = np.float32(1 / 255), np.nextafter(np.float32(1 / 255), np.float32(0))
+    assert result("mov.f32 %f4, 0f437F0000; div.full.f32 %f5, %f1, %f4;") == a * nearest
+    assert result("div.full.f32 %f5, %f1, %f2;") == a * below != a * nearest
+    fused = np.float32(float(a) * float(below) + float(c))
+    assert result("div.full.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;") == fused != a * below + c
+    assert result("div.approx.f32 %f4, %f1, %f2; sub.f32 %f5, %f3, %f4;") == np.float32(
+        float(c) - float(a) * float(below)
+    )
+    assert result("div.rn.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;") == np.float32(a / np.float32(255)) + c

@@ -8,8 +8,9 @@ import numpy as np
 from llvmlite import ir
 
 from fa_lib.gpu.block import SPECIALS
-from fa_lib.gpu.lanes import WARP
+from fa_lib.gpu.lanes import SIGNS, WARP
 from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
+from fa_lib.gpu.native.vectors import I16, lanes
 from fa_lib.gpu.operands import Addresses, constant, named
 from fa_lib.gpu.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Special, Symbol
 
@@ -116,7 +117,10 @@ class Encoding:
             number = e.value(index, own_kind, kind)
             if not negative:
                 return number
-            return e.b.not_(number) if kind == "pred" else e.b.fneg(number)
+            if kind in ("pred", "f32"):
+                return e.b.not_(number) if kind == "pred" else e.b.fneg(number)
+            bits = e.b.bitcast(number, lanes(I16)) if BITS[kind] == 16 else number
+            return e.b.xor(bits, e.b.all(SIGNS[kind], bits))
 
         return value
 

@@ -27,7 +27,8 @@ def _extreme(pick):
 
 ARITHMETIC = {  # without rounding, on float64
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "fma": lambda a, b, c: a * b + c, "mad": lambda a, b, c: a * b + c, "neg": lambda a: -a, "abs": np.abs,
+    "fma": lambda a, b, c: a * b + c, "mad": lambda a, b, c: a * b + c,
+    "div_add": lambda a, b, c: a / b + c, "neg": lambda a: -a, "abs": np.abs,
     "min": _extreme(np.minimum), "max": _extreme(np.maximum),
     **{name: run for name, (_, run) in EXACTLY.items()},
 }  # fmt: skip
