@@ -60,16 +60,14 @@ def _starts(entry: Entry) -> set[int]:
 def _by_constants(entry: Entry) -> Entry:
     """Replace quotients by a constant by products."""
     written = Counter(result for each in entry.instructions if each.operands for result in _items(each.operands[0]))
-    constants = {
-        each.operands[0]: each.operands[1] for each in entry.instructions
-        if each.name == "mov" and isinstance(each.operands[1], Immediate) and written[each.operands[0]] == 1
-    }  # fmt: skip
+    moved = (each.operands for each in entry.instructions if each.name == "mov")
+    constants = {a: b for a, b in moved if isinstance(a, Register) and isinstance(b, Immediate) and written[a] == 1}
 
     def changed(instruction: Instruction) -> Instruction:
         if not _loose(instruction, "div"):
             return instruction
         result, a, b = instruction.operands
-        b = constants.get(b, b)
+        b = constants.get(b, b) if isinstance(b, Register) else b
         value = float(_fp32(b)) if isinstance(b, Immediate) else 0.0
         if not SMALLEST <= abs(value) <= LARGEST:
             return instruction
