@@ -25,7 +25,7 @@ from fa_lib.execution.sweep import sweep
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.caches import HELD, over_bits
 from fa_lib.gallery.catalogue import CATALOGUES
-from fa_lib.gallery.entry import Entry, installed
+from fa_lib.gallery.entry import FEW_QUERIES, Entry, installed
 from fa_lib.gallery.openvino_kernels import computes_fp16_in_bf16
 from fa_lib.kernels.rule import ALLOWED
 
@@ -43,12 +43,10 @@ MODELLED = CheckPlan(  # a GPU kernel on a CPU, in some minutes of one core
 )  # fmt: skip
 REHEARSED = CheckPlan((128,), 1, ("97",), (), 128, 2, 2, square=128)
 PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "modelled": MODELLED, "rehearsal": REHEARSED}
-ONE_BY_ONE = ("ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",
-              "whisper_decode", "whisper_few", "onnx_group_query_decode", "pallas_gpu_decode", "sglang_decode",
-              "vllm_unified_decode", "llama_cuda_decode", "llama_cuda_q8_0", "llama_cuda_q4_0", "flashinfer_decode",
-              "lmdeploy_decode", "lmdeploy_decode_int8", "lmdeploy_decode_int4", "conch_paged",
-              "flex_decode")  # fmt: skip
-SQUARE = ("113 x 203", "256")  # shapes that such a kernel is not asked for: it has others off and on the tiles
+SQUARE = (
+    "113 x 203",
+    "256",
+)  # shapes that a kernel of FEW_QUERIES is not asked for: it has others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
 BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so they go first
@@ -235,7 +233,7 @@ def _depth(entry, manner):
         depth = replace(depth, asked_head_dims=None)  # each would be compiled
     if manner.device == "modelled" and entry.module in COMPILED_ANEW:
         depth = replace(depth, lengths=(128, 512), shapes=("97",), relations=QUICK.relations)
-    if entry.key not in ONE_BY_ONE:  # else a call for each query
+    if entry.key not in FEW_QUERIES:
         return depth
     shapes = tuple(shape for shape in depth.shapes if shape not in SQUARE)
     if manner.device == "modelled":  # some 50 ms for each query

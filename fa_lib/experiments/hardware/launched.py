@@ -1,4 +1,5 @@
-"""Calls of FlashAttention-2's kernels, and the bytes that they leave in memory: on the machine, and on a GPU.
+"""Calls of FlashAttention-2's kernels and the gallery's, and the bytes that they leave in memory, on the machine and
+on a GPU.
 
 `keep` writes their launches; `on_gpu` runs these; `on_machine` makes the calls here. The FP32 sums of dQ are left out:
 their order is not fixed.
@@ -19,7 +20,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from fa_lib import kernels
 from fa_lib.execution.paths import build
+from fa_lib.gallery.entry import FEW_QUERIES
+from fa_lib.gallery.modelled import MODELLED
 from fa_lib.gpu.cuda_driver import replay
 from fa_lib.gpu.launches import Launch, recording
 from fa_lib.kernels.inputs import draw
@@ -28,6 +32,14 @@ from fa_lib.numerics.formats import Format
 FOLDER = build() / "launches"
 GPU = "H100"
 Shape = tuple[int, int, int]
+CALLED = [("BF16", "normal", False), ("FP16", "uniform", True)]  # kernels of the gallery: format, inputs, causal
+FULL = [("BF16", "normal", False), ("FP16", "normal", False)]
+CAUSAL = [("BF16", "uniform", True), ("FP16", "uniform", True)]
+OTHERWISE = {
+    "flashinfer_cascade": FULL, "vllm_encoder": FULL, "xformers_split_k_a100": FULL, "sageattention_a100": FULL[:1],
+    "fla_parallel": CAUSAL, "flash_attn_triton_package": CAUSAL,
+}  # fmt: skip
+SQUARE = ("vllm_encoder",)  # which takes as many queries as keys
 SHORT = 16  # hexadecimal digits of a SHA-256
 ATOMIC = ("dq_dk_dv_loop", 9)  # part of a kernel's name, and which memory it adds to in any order
 
@@ -61,6 +73,12 @@ def flash(shape: Shape, kv_shape: Shape, fmt: str, distribution: str, seed: int,
     if gradients is not None:
         torch.manual_seed(gradients)
         backward(torch.randn_like(o), (q, k, v), (o, lse), chosen, gpu=GPU)
+
+
+def of_gallery(key: str, shape: Shape, kv_shape: Shape, fmt: str, distribution: str, causal: bool) -> None:
+    """Call a GPU kernel of the gallery."""
+    kernel = kernels.get(MODELLED[key].name)
+    kernel(*drawn(shape, kv_shape, fmt, distribution, 5), **(dict(causal=True) if causal else {}))
 
 
 def _flash_calls() -> Iterator[Call]:
@@ -99,7 +117,19 @@ def _both(name, q, kv, fmt, seed, **more) -> Iterator[Call]:
         yield Call(f"flash-attn {name} {distribution}", partial(flash, q, kv, fmt, distribution, at, **more))
 
 
-CALLS = {call.key: call for call in _flash_calls()}
+def _gallery_calls() -> Iterator[Call]:
+    for key, entry in MODELLED.items():
+        if not entry.module or key == "fa2_cuda":
+            continue
+        for fmt, distribution, causal in OTHERWISE.get(key, CALLED):
+            few = key in FEW_QUERIES and (causal or key != "flex_decode")
+            n_q = 2 if few else 320 if causal or key in SQUARE else 160
+            name = f"{key} {fmt} {distribution}{' causal' if causal else ''}"
+            shapes = (2, n_q, 64), (2, 320, 64)
+            yield Call(name, partial(of_gallery, key, *shapes, fmt, distribution, causal))
+
+
+CALLS = {call.key: call for call in (*_flash_calls(), *_gallery_calls())}
 
 
 def launches(call: Call, folder: Path) -> list[Launch]:
