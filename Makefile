@@ -42,7 +42,7 @@ publish: figures ## make the figures and tables of build/ the committed ones, an
 study: $(call has,figures) ## train the models of figures 7 and 8 for hours, with many seeds and arms, into data/recorded/cpu; resumes
 	@$(FA_LIB) dev study
 
-record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu.md)
+record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu/recorded.md)
 	@$(FA_LIB) dev record
 
 launches: $(call has,gpu) ## for a machine with a GPU: what FlashAttention-2's kernels are given, into build/launches
@@ -118,13 +118,13 @@ lab: $(call has,figures) ## open JupyterLab on notebooks/00_explore.ipynb: slide
 	$(PYTHON) -m jupyterlab --ServerApp.root_dir="$$PWD" $(if $(SUDO),,--allow-root) \
 		--LabApp.default_url='/lab/tree/notebooks/00_explore.ipynb?file-browser-path=/' # else it shows notebooks/
 
-claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew docs/ledger.md and docs/paper.md
+claims: $(call has,core) ## print the ledger: published, ours, verdict; and renew docs/paper/ledger.md and docs/paper/claims.md
 	@$(FA_LIB) dev claims --renew
 
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
 	@$(FA_LIB) dev bench
 
-mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels and two other judges, 20 draws, into docs/mutants.md (SEEDS=5: fewer)
+mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels and two other judges, 20 draws, into docs/reference/mutants.md (SEEDS=5: fewer)
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds="$$SEEDS")
 
 mutants-quick: $(call has,test) ## every third kernel, one draw, our judge alone, in a few minutes
@@ -133,7 +133,7 @@ mutants-quick: $(call has,test) ## every third kernel, one draw, our judge alone
 reports: $(call has,core) ## how good is `fa-lib explain`: public reports of attention that differs, by the libraries of then where they run here, into docs/reports.md
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.reports
 
-times: $(call has,test) ## write docs/times.md: where the time of `make figures` goes, from what it left in build/
+times: $(call has,test) ## write docs/operate/times.md: where the time of `make figures` goes, from what it left in build/
 	$(PYTHON) benchmarks/times.py
 
 docs: $(call has,docs) ## build the site into docs/_build: the pages, the interface, the notebooks as `make figures` ran them

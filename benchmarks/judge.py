@@ -1,5 +1,5 @@
 """How good is our judge of attention kernels? It judges mutants and right kernels, and so do two others: `make mutants`
-writes the score into docs/mutants.md, `make mutants-quick` prints that of one seed."""
+writes the score into docs/reference/mutants.md, `make mutants-quick` prints that of one seed."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
 
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "docs" / "reference" / "mutants.md"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 EVERY = (*CONTROLS, *MUTANTS)
 SKELETON = next(each.name for each in CONTROLS if each.key == "fa2")

@@ -1,4 +1,4 @@
-"""Where the time of `make figures` goes, from what its runs left in build/: `make times` writes docs/times.md."""
+"""Where `make figures` spends its time: `make times` writes docs/operate/times.md from what runs left in build/."""
 
 import os
 import sys
@@ -58,5 +58,5 @@ if __name__ == "__main__":
         text = document(build())
     except ValueError as error:
         sys.exit(str(error))
-    with replacing(ROOT / "docs" / "times.md") as path:
+    with replacing(ROOT / "docs" / "operate" / "times.md") as path:
         path.write_text(text)

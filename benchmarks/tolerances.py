@@ -1,5 +1,6 @@
 """Does `assert_attention_close` alarm on right kernels, and see wrong ones? `python -m benchmarks.tolerances` writes
-the tables of docs/testing.md: small shapes, 1,000 seeds of each right kernel, 100 of each wrong one (--seeds, --wrong).
+the tables of docs/reference/testing.md: small shapes, 1,000 seeds of each right kernel, 100 of each wrong one
+(--seeds, --wrong).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP16, FP32, Format, truncated
 from fa_lib.theory.tolerance import tolerance
 
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = ROOT / "docs" / "reference" / "testing.md"
 MARKS = "<!-- tolerances: made by python -m benchmarks.tolerances -->", "<!-- end of tolerances -->"
 BLOCK = 16  # keys of a tile: with 256 keys, 16 tiles
 RIGHT = ("uniform", "normal", "peaked", "flat", "repeated maxima", "one-signed V")

@@ -45,7 +45,8 @@ def bars(app, what, name, obj, options, lines):
 def linked(app, docname, source):
     """Pages and notebooks link to each other and to figures where the repository has them; the site has notebooks in
     docs/notebooks."""
-    source[0] = source[0].replace("](../notebooks/", "](notebooks/")
+    up = "../" * docname.count("/")
+    source[0] = source[0].replace(f"](../{up}notebooks/", f"]({up}notebooks/")
     if docname.startswith("notebooks/"):
         source[0] = source[0].replace("](../figures/", "](../../figures/").replace("](../docs/", "](../")
 

@@ -279,7 +279,7 @@ def test_products_reach_every_matrix_product(products):
 
 
 def test_truncated_sums_lean_towards_zero_and_the_more_the_longer():
-    """docs/emulator.md has the numbers."""
+    """docs/reference/emulator.md has the numbers."""
     lean, larger = {}, []
     for n in (1024, 8192):
         for seed in range(3):

@@ -196,7 +196,7 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     (tmp_path / "notebooks/scales/paper.yaml").write_text(scale)
     (tmp_path / "data/results").mkdir()
     (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / "docs/paper.md", tmp_path / "docs")
+    shutil.copy(ROOT / "docs/paper/claims.md", tmp_path / "docs")
     subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a", shell=True,
                    cwd=tmp_path, check=True)  # fmt: skip
     first = make(tmp_path, "figures", "JOBS=2")
@@ -213,14 +213,14 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     assert "02_precision.ipynb is up to date" in published.stdout
     assert "03_golden_value.ipynb at scale paper" in published.stdout
     assert (tmp_path / "figures/figure3_precision.png").exists()
-    assert "N = 128" in (tmp_path / "docs/ledger.md").read_text()
-    page = (tmp_path / "docs/paper.md").read_text()
+    assert "N = 128" in (tmp_path / "docs/paper/ledger.md").read_text()
+    page = (tmp_path / "docs/paper/claims.md").read_text()
     (tmp_path / "build/figures/figure3_precision.png").unlink()
     refused = subprocess.run(
         [sys.executable, "-m", "fa_lib", "dev", "publish"], cwd=tmp_path, capture_output=True, text=True
     )
     assert refused.returncode == 2 and "02_precision.ipynb is not up to date" in refused.stderr
-    assert (tmp_path / "docs/paper.md").read_text() == page
+    assert (tmp_path / "docs/paper/claims.md").read_text() == page
 
 
 def test_make_alone_prints_the_targets():

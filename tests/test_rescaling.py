@@ -31,7 +31,7 @@ def test_an_unknown_order_is_refused():
 
 
 def test_flash_attention_1_divides_and_multiplies_back_which_costs_and_its_rescale_does_not():
-    """What docs/findings.md says of the paper's own kernel, in BF16 at 32 tiles."""
+    """What docs/paper/findings.md says of the paper's own kernel, in BF16 at 32 tiles."""
     axes = dict(order="as_drawn", tiles=32, distribution="normal")
     found: dict[str, list[dict]] = {"fa1": [], "fa2": []}
     for algorithm, seeds in found.items():

@@ -28,7 +28,7 @@ def heads():
 def test_what_is_said_of_trained_heads(heads):
     middle, most, largest = heads.times_rms.median(), heads.times_rms.max(), heads.times_max.max()
     of_both = f"{middle.AntiBERTy:.1f} and {middle.rxnfp:.1f} times Baseline's error"
-    found = page("docs/findings.md")
+    found = page("docs/paper/findings.md")
     assert f"{of_both} in the median over heads and four texts each" in found
     assert f"at most {most.AntiBERTy:.1f} and {most.rxnfp:.1f}; uniform inputs" in found
     assert f"have {middle.uniform:.1f}, normal ones {middle.normal:.1f} (root mean squares)" in found
@@ -44,16 +44,19 @@ def test_what_is_said_of_the_law():
     low = [100 * (1 - ratios.law.loc["uniform", algorithm, 8, 32]) for algorithm in ("fa1", "fa2")]
     above = 100 * (1 / ratios.law.loc["uniform", "fa1", 8, 32] - 1)
     off = 100 * (ratios.simulated - 1).abs().max()
-    assert f"it is {low[0]:.0f} % low** (FA2: {low[1]:.0f} %)" in page("docs/theory.md")
+    assert f"it is {low[0]:.0f} % low** (FA2: {low[1]:.0f} %)" in page("docs/law/theory.md")
     assert f"it is {low[0]:.0f} % low" in page("README.md") and f"within {off:.0f} % up to 256 tiles" in page(
         "README.md"
     )
-    assert f"it is {above:.0f} % above the square root at 32 tiles" in page("docs/findings.md")
+    assert f"it is {above:.0f} % above the square root at 32 tiles" in page("docs/paper/findings.md")
 
 
 @pytest.mark.parametrize("phrase", ["0.95 (0.91 to 1.01)", "0.90 to 1.05 times as large", "10 to 21 %"])
 def test_pages_that_say_the_same_say_it_with_the_same_numbers(phrase):
-    pages = ["README.md", *(f"docs/{name}.md" for name in ("paper", "findings", "training", "theory"))]
+    pages = [
+        "README.md",
+        *(f"docs/{name}.md" for name in ("paper/claims", "paper/findings", "paper/training", "law/theory")),
+    ]
     assert sum(phrase in page(name) for name in pages) > 1
 
 
@@ -69,21 +72,21 @@ def words(numbers):
 
 
 def test_what_is_said_of_sgd_and_of_the_first_recipe():
-    text = page("docs/training.md")
+    text = page("docs/paper/training.md")
     flash = ratio("sgd", "flash", "perturb", "relative_l2")
     assert f"Flash is {words(flash)} times as far as the nudge" in text
     assert not all(abs(x - 1) <= campaign.MARGIN for x in flash[1:])  # "not shown to be within 10 %"
     assert all(abs(x - 1) <= campaign.MARGIN for x in ratio("main", "flash", "perturb", "relative_l2")[1:])
     assert f"which is {words(ratio('sgd', 'perturb_1e-3', 'perturb', 'relative_l2'))} times the distance" in text
     first = [words(ratio("first_recipe", pair, "flash", "wasserstein")) for pair in ("fp16", "fp16_scaled", "bf16")]
-    assert f"{first[0]}, {first[1]} and {first[2]}**" in text and first[0] in page("docs/paper.md")
+    assert f"{first[0]}, {first[1]} and {first[2]}**" in text and first[0] in page("docs/paper/claims.md")
     runs = campaign.recorded_tables()["runs"].groupby(["part", "arm"]).loss.mean()
     losses = runs["sgd", "baseline"], runs["main", "baseline"]
     assert "of {:.2f} where AdamW comes to {:.2f}".format(*losses) in text
 
 
 def test_every_finding_and_every_relation_is_explained_by_name():
-    rows = re.findall(r"^\| `([a-z_0-9]+)`", (ROOT / "docs" / "findings_by_name.md").read_text(), re.M)
+    rows = re.findall(r"^\| `([a-z_0-9]+)`", (ROOT / "docs" / "reference" / "findings_by_name.md").read_text(), re.M)
     assert {*rows} >= {*WORDINGS, *RELATIONS}
 
 

@@ -71,7 +71,7 @@ def test_where_roundings_repeat_the_law_is_too_low_and_the_program_is_not():
 
 
 def test_errors_of_o_and_l_cancel_where_their_significands_agree():
-    """docs/theory.md: in BF16 at 128 tiles of uniform inputs each alone has more error than both together."""
+    """docs/law/theory.md: in BF16 at 128 tiles of uniform inputs each alone has more error than both together."""
 
     def error(tiles, **formats):
         of = recurrence.drawn("one_sign", tiles, 8192)
@@ -248,7 +248,7 @@ def test_the_worst_inputs_found_are_far_above_the_expected_error_and_below_the_b
 
 def test_the_tables_of_theory_md_are_those_of_figure_13():
     ratios = ratios_of(pd.read_csv(ROOT / "data" / "results" / "13_theory.csv"))
-    text = (ROOT / "docs" / "theory.md").read_text()
+    text = (ROOT / "docs" / "law" / "theory.md").read_text()
     for name in ("law", "simulated"):
         for (distribution, algorithm, count), row in ratios[name].unstack("tiles").iterrows():
             if name == "law" or count == 8:
@@ -259,7 +259,7 @@ def test_the_tables_of_theory_md_are_those_of_figure_13():
 
 @pytest.mark.slow
 def test_the_largest_of_more_outputs_is_further_from_baselines():
-    """What docs/findings.md says of "ten times": it depends on how many outputs there are, and on V's range."""
+    """What docs/paper/findings.md says of "ten times": it depends on how many outputs there are, and on V's range."""
     ratios = {}
     for top in (1.0, 1.75):
         q, k, v = (BF16(x) for x in draw("uniform", 0, (1, 1, 2048, 64)))
@@ -276,7 +276,7 @@ def test_the_largest_of_more_outputs_is_further_from_baselines():
 
 
 def test_what_dividing_and_multiplying_back_costs_depends_on_where_o_lies():
-    """docs/theory.md: 0.81 of one rounding's square where O is log-uniform, more near 1/2, less at 0.75."""
+    """docs/law/theory.md: 0.81 of one rounding's square where O is log-uniform, more near 1/2, less at 0.75."""
     random, count = np.random.default_rng(0), 500_000
     l = BF16(torch.from_numpy(2.0 ** random.uniform(0, 6, count)))
     near = torch.from_numpy(0.03 * random.normal(size=count))

@@ -17,9 +17,7 @@ READ = sorted(
     for pattern in (
         "*.md",
         "Makefile",
-        "docs/*.md",
-        "docs/start/*.md",
-        "docs/gallery/*.md",
+        "docs/**/*.md",
         "notebooks/*.ipynb",
         "data/published.csv",
         "fa_lib/check/report/*",
@@ -29,7 +27,7 @@ READ = sorted(
         "benchmarks/*.md",
     )  # fmt: skip
     for path in ROOT.glob(pattern)
-    if path.is_file() and path.name != "CHANGELOG.md"
+    if path.is_file() and "_build" not in path.parts and path.name != "CHANGELOG.md"
 )
 
 

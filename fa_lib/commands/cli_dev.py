@@ -87,7 +87,9 @@ def print_claims(
     results: Annotated[
         Path | None, typer.Option(help="folder of <notebook>.claims.csv, build/data/results say")
     ] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="also renew docs/ledger.md and docs/paper.md")] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="also renew docs/paper/ledger.md and docs/paper/claims.md")
+    ] = False,
     paper: Annotated[str, typer.Option(help="only the statements of one, such as 2407.08608")] = "",
 ) -> None:
     """Print the ledger: what was published, what came out here over seeds, and the verdict."""
@@ -159,7 +161,7 @@ def study(
     """Train and compare the models of figures 7 and 8, for hours; what is done is kept. `fa-lib dev figures`
     draws them.
 
-    Writes data/recorded/cpu. docs/training.md says what each part is for.
+    Writes data/recorded/cpu. docs/paper/training.md says what each part is for.
     """
     with exit_on_error(kept=f"runs that are done, and the last checkpoint of others, are kept in build/study: {AGAIN}"):
         from fa_lib.execution.paths import build
@@ -182,7 +184,8 @@ def record(
 ) -> None:
     """Measure what only a GPU can show, step by step, in order of value, each under eight minutes.
 
-    What is done is not made again; a step that fails or runs out of time stops no other one. docs/gpu.md says what each
+    What is done is not made again; a step that fails or runs out of time stops no other one.
+    docs/gpu/recorded.md says what each
     step shows.
     """
     with exit_on_error(kept=f"steps that are done are kept: {AGAIN}"):

@@ -22,12 +22,13 @@ BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find'
 
 VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged", "cannot_run": "cannot run here"}
 ON_DEVICE = (
-    "`fa-lib dev record` judged these kernels there ([gpu.md](../gpu.md)): at 1 query and at 16 for up to 16,384 keys, "
+    "`fa-lib dev record` judged these kernels there ([recorded](../gpu/recorded.md)): at 1 query and at 16 for up to "
+    "16,384 keys, "
     "and at as many queries as keys for up to 1,024. The findings of each are in `data/recorded/`."
 )
 ON_A100 = "an A100, modelled on a CPU"  # the title of the kernels of MODELLED
 MODELLED_TEXT = (
-    "`make gallery-gpu` ran these GPU kernels on a CPU in an A100's arithmetic ([gpu_machine.md](../gpu_machine.md)), "
+    "`make gallery-gpu` ran these GPU kernels on a CPU in an A100's arithmetic ([machine](../gpu/machine.md)), "
     "from their projects' archives by pinned hash: at 1 query and at 16 for up to 4,096 keys, and at as many queries "
     "as keys for up to 512; one seed. The column *as used* says when users run this code on such a GPU."
 )
@@ -46,7 +47,7 @@ and normal inputs. The rule of the field allows 2. (Pallas's kernels, flash-atte
 flex_attention are interpreted, or compiled anew for every shape: they are asked for up to 4,096 keys, and 512
 queries. A kernel that takes one query a call is asked for 128.) The relative error is the largest of the three. The
 bias is the mean error away from zero on inputs made to show one, in ulp, with Baseline's own; a relation is one that
-every kernel should keep ([checks](../checks.md)).
+every kernel should keep ([checks](../reference/checks.md)).
 
 ![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
 

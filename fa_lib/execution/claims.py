@@ -15,10 +15,10 @@ from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.numerics.confidence import interval
 
 BEGIN, END = "<!-- ledger: made by `make claims`, not by hand -->", "<!-- end of ledger -->"
-LEDGER, PAPER = ROOT / "docs" / "ledger.md", ROOT / "docs" / "paper.md"
-HEADLINES = (  # of docs/paper.md
+LEDGER, PAPER = ROOT / "docs" / "paper" / "ledger.md", ROOT / "docs" / "paper" / "claims.md"
+HEADLINES = (  # of docs/paper/claims.md
     "fig4-ten-times", "fig5a-max-grows", "fig6b-square-same", "fig6b-square-rows", "fig9-rescale",
-    "fig7-wasserstein-grows", "fig8-low-precision", "fa3-times", "fa4-fp8-offset-8", "law",
+    "fig7-wasserstein-grows", "fig8-low-precision", "fig8-faster-gpu", "fa3-times", "fa4-fp8-offset-8", "law",
 )  # fmt: skip
 PAPERS = {  # of data/published.csv: key -> heading
     "2405.02803": "Is Flash Attention Stable? (arXiv 2405.02803)",
@@ -30,7 +30,7 @@ PAPERS = {  # of data/published.csv: key -> heading
     "FlyDSL": "Of FlyDSL's own reports",
     "jax": "Of jax's own reports",
     "2503.01873": "Pseudo-average shifting attention (arXiv 2503.01873)",
-    "": "Ours: the law and its bounds (docs/theory.md)",
+    "": "Ours: the law and its bounds (docs/law/theory.md)",
 }
 PAGE = """# The ledger
 
@@ -203,7 +203,7 @@ def _verdicts(rows):
 
 
 def headlines(table: pd.DataFrame) -> str:
-    """Write the table of docs/paper.md from a `ledger`: for each of HEADLINES the range of our means over settings, and
+    """Write the table of docs/paper/claims.md from a `ledger`: for each of HEADLINES the range of our means, and
     its verdicts."""
     lines = ["| statement | published | accepted | ours | verdicts, by setting |", "|" + "---|" * 5]
     for id in HEADLINES:
@@ -217,7 +217,7 @@ def headlines(table: pd.DataFrame) -> str:
 
 
 def with_headlines(text: str, table: pd.DataFrame) -> str:
-    """Put `headlines` between the two marks of docs/paper.md.
+    """Put `headlines` between the two marks of docs/paper/claims.md.
 
     Args:
         text: the page's. table: of `ledger`.
@@ -229,7 +229,7 @@ def with_headlines(text: str, table: pd.DataFrame) -> str:
 
 
 def page(table: pd.DataFrame) -> str:
-    """Write the text of docs/ledger.md from a `ledger`: a summary for every paper, and every setting's numbers."""
+    """Write the text of docs/paper/ledger.md from a `ledger`: a summary for each paper, and every setting's numbers."""
     parts = [PAGE]
     for paper, rows in table.groupby("paper", sort=False):
         parts += [f"## {PAPERS[paper]}", summary(rows), "### Every setting, with its numbers", markdown(rows)]
@@ -237,7 +237,7 @@ def page(table: pd.DataFrame) -> str:
 
 
 def renew(table: pd.DataFrame) -> None:
-    """Write a `ledger` into docs/ledger.md and docs/paper.md of the checkout; each file is whole or as it was."""
+    """Write a `ledger` into docs/paper/ledger.md and claims.md of the checkout; each file is whole or as it was."""
     for file, text in ((LEDGER, page(table)), (PAPER, with_headlines(PAPER.read_text(), table))):
         with replacing(file) as path:
             path.write_text(text)

@@ -25,7 +25,7 @@ def workers(count: int | str) -> Iterator[Executor | None]:
 
     Args:
         count: a number of processes, each with torch on one thread; 0: no executor, None, and `sweep` works in this
-            process; "slurm": the jobs of a cluster (docs/cluster.md).
+            process; "slurm": the jobs of a cluster (docs/operate/cluster.md).
 
     Raises:
         ValueError: count is something else, or the extra `cluster` is not installed.

@@ -1,4 +1,4 @@
-"""Slurm as an executor for `sweep`: submitit sends and requeues jobs, this file waits for them (docs/cluster.md)."""
+"""Slurm as an executor for `sweep`: submitit sends and requeues jobs, this file waits (docs/operate/cluster.md)."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The settings of Slurm jobs: cluster.yaml, or the file that FA_LIB_CLUSTER names (docs/cluster.md)."""
+"""The settings of Slurm jobs: cluster.yaml, or the file that FA_LIB_CLUSTER names (docs/operate/cluster.md)."""
 
 import os
 from pathlib import Path

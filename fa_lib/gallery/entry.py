@@ -59,7 +59,7 @@ class Entry:
         if self.cannot or not absent:
             return self.cannot
         if self.device == "cuda":
-            return f"it needs {' and '.join(absent)}, not installed here; docs/gpu.md says how that comes to a GPU"
+            return f"it needs {' and '.join(absent)}, not installed here: see docs/gpu/recorded.md"
         if self.device == "modelled":
             return f"it needs {' and '.join(absent)}, not installed here; `make gallery-gpu` installs it, on Linux"
         requirements = " and ".join(f"{name} {pins().get(name, '')}".rstrip() for name in absent)

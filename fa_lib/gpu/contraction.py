@@ -3,7 +3,7 @@
 PTX allows it where neither says how it is rounded. ptxas does it where the product goes into one sum alone, in FP32,
 FP16 and BF16; tests/gpu counts the FMAs of its code. An approximate quotient a / b is a product too, of a and 1 / b:
 ptxas joins it likewise, to what is called `div_add` here. Where b is a constant it multiplies by 1 / b, rounded to
-nearest. An H100 gave these bits (docs/gpu.md).
+nearest. An H100 gave these bits (docs/gpu/recorded.md).
 """
 
 from bisect import bisect_left

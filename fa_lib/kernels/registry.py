@@ -50,7 +50,7 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
             layout of LAYOUTS, or this convention of READINGS: it is adapted to what is asked for here. A function is
             returned as it is.
         gpu: "A100", "L40S", "H100" or "B200" for a kernel that launches Triton kernels, or "fa2", FlashAttention-2's
-            own: it runs on the CPU in this GPU's arithmetic (docs/gpu_machine.md). "": the kernel as it is.
+            own: it runs on the CPU in this GPU's arithmetic (docs/gpu/machine.md). "": the kernel as it is.
 
     Returns:
         A function of q, k, v (batch, heads, sequence, head_dim) and options.

@@ -12,7 +12,7 @@ from fa_lib.numerics.formats import Format
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREY, INK, INPUTS, band, by_seed, styled
 
-STORED = 0.425  # u: the relative error of one rounding, root mean square (docs/theory.md)
+STORED = 0.425  # u: the relative error of one rounding, root mean square (docs/law/theory.md)
 
 
 @dataclass(frozen=True)

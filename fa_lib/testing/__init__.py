@@ -1,5 +1,5 @@
 """For everybody's pytest: `assert_attention_close`, with a bound derived for the inputs at hand, and
-`parametrize_with_checks`, which makes a test of every check of a kernel. docs/testing.md says how to use them."""
+`parametrize_with_checks`, which makes a test of every check of a kernel. docs/reference/testing.md shows both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -3,7 +3,8 @@
 The law. One rounding to nearest makes a relative error of root mean square RMS * u (u: unit roundoff). Errors of
 separate roundings are taken as independent. An error made when t of T tiles have been added is a share of the final
 sum: t / T of it where the terms have one sign, sqrt(t / T) where they have a mean of zero. Later tiles average it down.
-The expected error is the root of the sum of squares over all roundings. No constant is fitted. docs/theory.md derives
+The expected error is the root of the sum of squares over all roundings. No constant is fitted. docs/law/theory.md
+derives
 each line, and says where independence ends.
 """
 

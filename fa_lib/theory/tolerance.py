@@ -1,7 +1,8 @@
 """How far a right kernel may be from the golden value on these very inputs: each output's own bound.
 
 `theory` has the error to expect of a kind of inputs. Here Q, K and V are given, so that the scores, the probabilities
-and the partial sums are known, and each rounding counts with what it is worth in this row. docs/testing.md derives it.
+and the partial sums are known, and each rounding counts with what it is worth in this row. docs/reference/testing.md
+derives it.
 """
 
 import math
@@ -121,7 +122,7 @@ def tolerance(
 
 @dataclass(frozen=True)
 class _Law:
-    """Computes the bound of rows of one head, with the symbols of docs/testing.md. Its numbered lines are variances."""
+    """Computes the bound of rows of one head, by the symbols of docs/reference/testing.md: its numbered lines."""
 
     p: Precision
     block: int  # keys of a tile

@@ -210,7 +210,7 @@ def test_a_kernel_of_a_gpu_needs_one_and_its_library(monkeypatch):
     assert not ON_CUDA["torch_cudnn"].problem and gallery.torch_cudnn.__name__ == "torch_cudnn"
     assert gallery.torch_varlen.__name__ == "torch_varlen", "what a CPU cannot run, a GPU can"
     problem = ON_CUDA["xformers_split_k"].problem
-    assert "xformers, not installed" in problem and "docs/gpu.md" in problem
+    assert "xformers, not installed" in problem and "docs/gpu/recorded.md" in problem
     assert "gallery:torch_flash on cuda (PyTorch)\n    torch 1.0; runs here" in catalogue.listing()
 
 

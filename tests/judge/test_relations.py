@@ -310,7 +310,7 @@ def test_a_difference_of_nan_breaks_and_of_zero_is_the_same_bits():
 
 
 def test_the_table_of_the_documentation_is_that_of_the_code():
-    lines = (ROOT / "docs" / "checks.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "reference" / "checks.md").read_text().splitlines()
     assert set(RELATIONS) == set(BREAKERS)
     for each in RELATIONS.values():
         assert isinstance(each, Relation) and f"| `{each.key}` | {each.says} | {each.source} |" in lines

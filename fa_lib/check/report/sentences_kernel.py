@@ -107,7 +107,7 @@ def _carried(low):
         more.append(f"All is lost in tiles of up to {sizes}: this is its tile.")
     if len(most.where["queries"]) < most.where["queries_of"]:
         more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
-    change = "hold the accumulator O and the row sum l in FP32 (docs/theory.md says how many bits are enough)"
+    change = "hold the accumulator O and the row sum l in FP32 (docs/law/theory.md says how many bits are enough)"
     text = f"It carries low precision from tile to tile, in its {' and '.join(sums)}"
     return Sentence(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
 
@@ -208,7 +208,7 @@ def _on_gpu(f, at):
     more = "Approximate instructions were off by any amount within their documented bounds. " if wobbles else ""
     return Sentence(
         f"It ran on a CPU, instruction by instruction, in the arithmetic of {'an' if name[0] in 'AHL' else 'a'} {name}",
-        more=f"{more}Triton compiled it for sm_80 or sm_89, without wgmma and TMA: docs/gpu_machine.md.",
+        more=f"{more}Triton compiled it for sm_80 or sm_89, without wgmma and TMA: docs/gpu/machine.md.",
     )  # fmt: skip
 
 
