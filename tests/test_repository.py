@@ -137,7 +137,7 @@ def test_bad_claims_are_refused():
     for values in ([], [np.nan]):
         with pytest.raises(ValueError, match="values: got"):
             claims.claim("fig4-ten-times", "", values)
-    with pytest.raises(ValueError, match=r"paper\.md: the marks"):
+    with pytest.raises(ValueError, match=r"claims\.md: the marks"):
         claims.with_headlines("no marks", claims.ledger())
 
 

@@ -346,11 +346,11 @@ def test_a_quotient_by_a_constant_is_a_product_and_joined_to_a_sum():
     """ptxas takes 1 / 255 rounded to nearest; MUFU.RCP of an H100 gives the number below it."""
     a, c = np.float32(87.3), np.float32(-0.34)
 
-    def result(body):
+    def result(body, gpu="H100"):
         start = "".join(f"mov.f32 %f{i}, 0f{x.view(np.uint32):08X};" for i, x in ((1, a), (3, c)))
         start += "ld.global.f32 %f2, [%d0];"
         out = torch.tensor([255.0])
-        one = kernel(f"{start} {body} st.global.f32 [%d0], %f5;", ["out"], gpu="H100")
+        one = kernel(f"{start} {body} st.global.f32 [%d0], %f5;", ["out"], gpu=gpu)
         one((1,), (1,), 0, out)
         return np.float32(out.item())
 
@@ -363,3 +363,5 @@ def test_a_quotient_by_a_constant_is_a_product_and_joined_to_a_sum():
         float(c) - float(a) * float(below)
     )
     assert result("div.rn.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;") == np.float32(a / np.float32(255)) + c
+    exactly = np.float32(float(a) / 255 + float(c))
+    assert result("div.full.f32 %f4, %f1, %f2; add.f32 %f5, %f4, %f3;", "A100") == exactly

@@ -60,6 +60,9 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
     if name in halves.SUMS and {*words[1:]} <= {"rz", "ftz", "f32"} and "rz" in words:
         exact = halves.SUMS[name](b, *(floats.wide(b, each) for each in x))
         return floats.finished(b, floats.toward_zero(b, exact), ftz)
+    if name == "div_add":
+        a, d, c = (floats.wide(b, each) for each in x)
+        return floats.finished(b, floats.narrow(b, halves.SUMS["add"](b, b.fdiv(a, d), c)), ftz)
     if name not in floats.SINGLE or {*words[1:]} - QUIET:
         raise NotNative
     return floats.finished(b, floats.SINGLE[name](b, *x), ftz)
