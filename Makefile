@@ -45,7 +45,7 @@ study: $(call has,figures) ## train the models of figures 7 and 8 for hours, wit
 record: $(call has,test) ## on a machine with a CUDA GPU: measure what only it can show, into data/recorded/<device>/ (docs/gpu/recorded.md)
 	@$(FA_LIB) dev record
 
-launches: $(call has,gpu) ## for a machine with a GPU: what FlashAttention-2's kernels are given, into build/launches
+launches: $(call has,gpu) ## for a machine with a GPU: what kernels of FlashAttention-2 and the gallery are given, into build/launches
 	$(PYTHON) -m fa_lib.experiments.hardware.launched
 
 wheelhouse: $(call has,core) ## for a machine with a GPU and no network: the wheels that it lacks, into build/wheelhouse (PY=3.12: its Python)

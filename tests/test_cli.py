@@ -87,7 +87,7 @@ def test_the_ledger_of_one_paper():
         (("dev", "gallery", "nobody"), "kernel: got 'nobody'; accepted are ggml_prefill"),
         (("check", "kernel", "gallery:nothing"), "no kernel 'nothing'; accepted are ggml_prefill"),
         (("dev", "record"), "device: no CUDA device"),
-        (("dev", "record", "--device", "cpu", "--scale", "gpu"), "scale: got 'gpu' with device 'cpu'; accepted is"),
+        (("dev", "record", "--device", "tpu"), "device: got 'tpu'; accepted are"),
         (("dev", "record", "--device", "cpu", "--step", "hard"), "step: got 'hard'; accepted are tests, hardware"),
         (("dev", "record", "--device", "cpu", "--budget", "-1"), "budget: got -1.0; accepted are minutes above 0"),
     ],

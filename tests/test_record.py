@@ -14,7 +14,7 @@ from fa_lib.check.judge.findings import Judgement
 from fa_lib.commands import judge_gallery
 from fa_lib.commands.record import gallery, session, steps
 from fa_lib.commands.record.flash_attn_build import name_package
-from fa_lib.commands.record.plan import LIMIT, STEPS, chosen, fits, scale_of
+from fa_lib.commands.record.plan import LIMIT, STEPS, chosen, fits
 from fa_lib.execution import results
 from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.execution.paths import ROOT
@@ -92,7 +92,6 @@ def test_the_plan(tmp_path):
     assert all(step.minutes <= LIMIT for step in STEPS.values())
     assert [step.key for step in chosen((), ["tests"])] == list(STEPS)[1:]
     assert fits(STEPS["study"], 2.5) and not fits(STEPS["speed"], 3.9) and not fits(STEPS["study"], 1.5)
-    assert (scale_of("cpu"), scale_of("cuda", "gpu")) == ("quick", "gpu")
     assert all(callable(getattr(steps, key)) for key in STEPS)
     (tmp_path / "record.json").write_text('{"steps": ')
     with pytest.raises(ValueError, match=r"^out: .*record\.json is damaged"):

@@ -15,11 +15,11 @@ def blame(
     kernel: Annotated[
         str, typer.Argument(help='"fa2", or a function that launches Triton or CUDA kernels: path/to/file.py:function')
     ],
-    gpu: Annotated[str, typer.Option(help="the GPU whose arithmetic it is: A100, L40S, H100, B200")] = "A100",
-    n: Annotated[int, typer.Option("-n", min=1, help="number of keys")] = 256,
+    gpu: Annotated[str, typer.Option(help="the GPU whose arithmetic it is: A100, L40S, H100, H200, B200")] = "A100",
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="number of keys")] = 256,
     n_q: Annotated[int | None, typer.Option(min=1, help="number of queries; as many as keys")] = None,
     heads: Annotated[int, typer.Option(min=1, help="number of heads")] = 1,
-    head_dim: Annotated[int, typer.Option(min=1)] = 64,
+    head_dim: Annotated[int, typer.Option(min=1, help="numbers of a query, a key and a value")] = 64,
     fmt: Annotated[str, typer.Option("--format", help="of q, k and v: BF16 or FP16")] = "BF16",
     distribution: Annotated[str, typer.Option(help="of the inputs: uniform, normal, outliers, sink, ...")] = "normal",
     causal: Annotated[bool, typer.Option("--causal", help="with a causal mask")] = False,
@@ -28,7 +28,7 @@ def blame(
         list[str] | None,
         typer.Option(help="lines and formats to round them to, as 38=FP32 or 38=exact,41=FP32; may be given again"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="an HTML page with the source and its heat")] = None,
+    out: Annotated[Path | None, typer.Option(help="file for an HTML page with the source and its heat")] = None,
 ) -> None:  # fmt: skip
     """Which line loses the digits? Runs a GPU kernel without a GPU and splits its error by source lines.
 

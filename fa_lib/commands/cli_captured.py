@@ -25,7 +25,9 @@ app = typer.Typer()
 def shrink(
     file: Annotated[Path, typer.Argument(help="a captured call, as a Probe saves it: .safetensors, .npz or .pt")],
     kernel: Annotated[str, typer.Option(help=f"built-in (every_step), {KERNEL_NAMES}")],
-    out: Annotated[Path | None, typer.Option(help="the test; test_<function>.py in this folder if not named")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="file for the test; test_<function>.py in this folder where none is named")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
     layout: FILE_LAYOUT = "bhsd",
     causal: CAUSAL = None,
@@ -47,7 +49,7 @@ def shrink(
         with in_processes([name]):
             reading = reading_of("", layout, causal, scale, softcap, window, allow_large)
             found = shrinking.shrink(name, file, device, reading=reading)
-        out = out or Path(f"test_{name.rpartition(':')[2]}.py")
+        out = out or Path(f"test_{name.rpartition(':')[2].partition('@')[0]}.py")
         shrinking.write(found, out, device)
         say(f"{shrinking.failure_sentence(found)}\nLeft: {shrinking.sizes_sentence(found)}\n{out}")
 
@@ -56,11 +58,15 @@ def shrink(
 def compare(
     a: Annotated[str, typer.Argument(help=f"a kernel: built-in (flash), {KERNEL_NAMES}")],
     b: Annotated[str, typer.Argument(help="another, or the same with --decode")],
-    tensors: Annotated[Path | None, typer.Option(help="captured q, k and v; drawn where no file is named")] = None,
+    tensors: Annotated[Path | None, typer.Option(help="file with captured q, k and v; else they are drawn")] = None,
     decode: Annotated[bool, typer.Option("--decode", help="B gets one query at a time, A the whole, causally")] = False,
-    fmt: Annotated[str, typer.Option("--format", help="of the inputs: BF16 (of drawn ones), FP16, FP32")] = "",
-    n: Annotated[int, typer.Option(min=1, help="keys of drawn inputs")] = 1024,
-    distribution: Annotated[str, typer.Option(help="of drawn inputs: normal, uniform, peaked, ...")] = "normal",
+    fmt: Annotated[
+        str, typer.Option("--format", help="of the inputs: FP16, FP32, or BF16, which drawn ones have")
+    ] = "",
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="keys of drawn inputs, of 2 heads of head_dim 64")] = 1024,
+    distribution: Annotated[
+        str, typer.Option(help="of drawn inputs: normal, uniform, peaked, 'repeated maxima', ...")
+    ] = "normal",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the numbers, with versions")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda")] = "cpu",
     layout: FILE_LAYOUT = "bhsd",
@@ -75,7 +81,7 @@ def compare(
     For a trainer against a rollout, or prefill against decode: fa-lib compare flash flash --decode. A kernel that takes
     (batch, sequence, heads, head_dim) is named NAME@bshd.
     """
-    with exit_on_error():
+    with exit_on_error(json_file):
         import json
 
         from fa_lib.check.explain import compare as comparing

@@ -93,19 +93,33 @@ JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings
 EXIT_CODE = Annotated[
     bool, typer.Option("--exit-code", help="exit with 1 where it fails, with 3 where nothing was judged")
 ]
-GPU = Annotated[str, typer.Option(help="A100, L40S, H100, B200: its Triton kernels run here, as that GPU computes")]
+GPU = Annotated[
+    str,
+    typer.Option(
+        help="A100, L40S, H100, H200, B200: kernels run as that GPU computes; H100~1: its approximations changed"
+    ),
+]
 LAYOUT = Annotated[
     str,
-    typer.Option(help="of its tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"),
+    typer.Option(
+        help="of the kernel's tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"
+    ),
 ]
 DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
 FILE_LAYOUT = Annotated[
     str, typer.Option("--layout", help="of the file's tensors: bhsd; bshd (batch, sequence, heads, head_dim)")
 ]
-CAUSAL = Annotated[bool | None, typer.Option("--causal/--no-causal", help="of the call; else as the file says")]
-SCALE = Annotated[float | None, typer.Option(help="of the call; 1 / sqrt(head_dim) if neither this nor the file says")]
-SOFTCAP = Annotated[float | None, typer.Option(help="of the call")]
-WINDOW = Annotated[str, typer.Option(help="of the call: keys to the left and right, as 128,0; -1 for no limit")]
+CAUSAL = Annotated[
+    bool | None,
+    typer.Option(
+        "--causal/--no-causal", help="whether the call is causal; else as the file says, which it may not contradict"
+    ),
+]
+SCALE = Annotated[
+    float | None, typer.Option(help="of the call's scores; 1 / sqrt(head_dim) if neither this nor the file says")
+]
+SOFTCAP = Annotated[float | None, typer.Option(help="of the call's scores; else as the file says")]
+WINDOW = Annotated[str, typer.Option(help="keys that a row sees to the left and right, as 128,0; -1 for no limit")]
 ALLOW_LARGE = Annotated[bool, typer.Option("--allow-large", help="read files of more than 2 GiB of tensors")]
 
 
@@ -136,7 +150,7 @@ def reading_of(
 @app.command("kernel")
 def check_kernel(
     kernel: Annotated[str, typer.Argument(help=f"built-in (flash), {KERNEL_NAMES}")],
-    quick: Annotated[bool, typer.Option("--quick", help="a first look, in a quarter of the time")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a first look: fewer lengths, shapes and relations")] = False,
     out: OUT = "",
     json_file: JSON = None,
     exit_code: EXIT_CODE = False,
@@ -144,11 +158,13 @@ def check_kernel(
     layout: LAYOUT = "bhsd",
     timeout: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="of the calls that are drawn; another each time, that the record names")
+        int | None, typer.Option(min=0, help="of the drawn inputs; else a new one each time, which the record names")
     ] = None,
     check: Annotated[
         list[str] | None,
-        typer.Option(help="this check alone, by its pytest name, or all with a word, as carry; repeatable; no page"),
+        typer.Option(
+            help="only this check, by its pytest name, or those with a word in it, as carry; repeatable; makes no page"
+        ),
     ] = None,
     tensors: Annotated[
         Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
@@ -204,8 +220,11 @@ def check_kernel(
 @app.command("tensors")
 def check_tensors(
     file: Annotated[Path, typer.Argument(help=".safetensors, .npz or .pt, with tensors named q, k and v")],
-    fmt: Annotated[str, typer.Option("--format", help="round them to it first: BF16, FP16")] = "",
-    kernel: Annotated[list[str] | None, typer.Option(help="the first is judged; may be given several times")] = None,
+    fmt: Annotated[str, typer.Option("--format", help="round the tensors to it first: BF16, FP16 or FP32")] = "",
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="kernels to compute, the first is judged; else the one that ran, or flash; repeatable"),
+    ] = None,
     out: OUT = "",
     json_file: JSON = None,
     exit_code: EXIT_CODE = False,
@@ -241,7 +260,9 @@ def check_model(
         ),
     ],
     save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="computed beside the model's own; may be repeated")] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option(help="kernels to compute beside the model's own; else flash; repeatable")
+    ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="it is a decoder: no row may see later keys")] = False,
     out: OUT = "",
     json_file: JSON = None,

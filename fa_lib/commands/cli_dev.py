@@ -155,7 +155,7 @@ def train(
 
 @app.command()
 def study(
-    part: Annotated[list[str] | None, typer.Option(help="this one; may be given several times; else all")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="only this part of docs/paper/training.md; repeatable")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 2,
 ) -> None:
     """Train and compare the models of figures 7 and 8, for hours; what is done is kept. `fa-lib dev figures`
@@ -175,30 +175,35 @@ def study(
 
 @app.command()
 def record(
-    step: Annotated[list[str] | None, typer.Option(help="this one, done or not; may be given several times")] = None,
+    step: Annotated[
+        list[str] | None, typer.Option(help="only this step of the plan (--dry-run shows it), done or not; repeatable")
+    ] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu: a rehearsal of the same steps in small")] = "cuda",
-    scale: Annotated[str, typer.Option(help="of notebooks/scales: gpu on cuda, quick on cpu")] = "",
     budget: Annotated[float, typer.Option(help="minutes for all of it; 0 has no limit")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and make nothing")] = False,
-    out: Annotated[str, typer.Option(help="folder; data/recorded/<the GPU> where none is named")] = "",
+    out: Annotated[
+        str, typer.Option(help="folder; else data/recorded/<the GPU>, or build/recorded/cpu for a rehearsal")
+    ] = "",
 ) -> None:
     """Measure what only a GPU can show, step by step, in order of value, each under eight minutes.
 
-    What is done is not made again; a step that fails or runs out of time stops no other one.
-    docs/gpu/recorded.md says what each
-    step shows.
+    What is done is not made again; a step that fails or runs out of time stops no other one. What each step shows
+    stands in docs/gpu/recorded.md.
     """
     with exit_on_error(kept=f"steps that are done are kept: {AGAIN}"):
         from fa_lib.commands.record import session
 
-        session.record(step or (), device, scale, budget, out, dry_run, say=_say)
+        session.record(step or (), device, budget, out, dry_run, say=_say)
 
 
 @app.command()
 def gallery(
     names: Annotated[list[str] | None, typer.Argument(help="kernels, as ggml_decode; all where none is named")] = None,
     list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="a few kernels, in seconds each, unpublished")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="by a short plan: five kernels, three with --gpu, or those named; unpublished"),
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="kernels at a time")] = 2,
     gpu: Annotated[bool, typer.Option("--gpu", help="GPU kernels, on this CPU in an A100's arithmetic")] = False,
 ) -> None:

@@ -40,7 +40,7 @@ def explain(
     The options are what you believe of the call. No kernel is needed: the tensors may come from a GPU, a phone, another
     language.
     """
-    with exit_on_error():
+    with exit_on_error(json_file):
         import json
 
         from fa_lib.check.explain.explain import explain_call, read

@@ -58,18 +58,3 @@ def chosen(names: Sequence[str], done: Iterable[str]) -> list[Step]:
 def fits(step: Step, left: float) -> bool:
     """Say whether a step can be begun with `left` minutes left; a step that resumes needs two."""
     return left >= (min(2.0, step.minutes) if step.goes_on else step.minutes)
-
-
-def scale_of(device: str, scale: str = "") -> str:
-    """Return the scale that goes with a device.
-
-    Args:
-        device: a key of SCALES. scale: what the reader asks for; "" is the device's.
-
-    Raises:
-        ValueError: the device or the scale is not one of SCALES, or they do not go together.
-    """
-    own = lookup("device", device, SCALES)
-    if scale not in ("", own):
-        raise ValueError(f"scale: got {scale!r} with device {device!r}; accepted is {own}")
-    return own

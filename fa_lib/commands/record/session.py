@@ -13,14 +13,15 @@ from pathlib import Path
 
 import torch
 
-from fa_lib.commands.record.plan import LIMIT, STEPS, Step, chosen, fits, scale_of
+from fa_lib.commands.record.plan import LIMIT, SCALES, STEPS, Step, chosen, fits
 from fa_lib.execution.files import locked_folder, replacing
+from fa_lib.execution.lookup import lookup
 from fa_lib.execution.paths import CHECKOUT, PACKAGE, RECORDED, build
 from fa_lib.execution.results import commit, described, versions
 
 
 def record(
-    names: Sequence[str] = (), on: str = "cuda", scale: str = "", budget: float = 0, out: str | Path = "",
+    names: Sequence[str] = (), on: str = "cuda", budget: float = 0, out: str | Path = "",
     dry_run: bool = False, say: Callable = print,
 ) -> dict:  # fmt: skip
     """Make the steps that are not done, in order of value, as far as the time allows.
@@ -30,7 +31,6 @@ def record(
     Args:
         names: steps; empty is all that are not done.
         on: the device, "cuda", or "cpu" for a rehearsal of the same steps in small.
-        scale: a file of notebooks/scales; empty is the device's.
         budget: minutes for all steps together; 0 has no limit.
         out: folder; empty is data/recorded/<the GPU's name> or build/recorded/cpu.
         dry_run: whether to print the plan only. say: gets each line.
@@ -42,7 +42,7 @@ def record(
     Raises:
         ValueError: an argument does not fit, or there is no such device here; before anything is made.
     """
-    scale = scale_of(on, scale)
+    scale = lookup("device", on, SCALES)
     if on == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: no CUDA device here; accepted is cpu, a rehearsal of the same steps in small")
     if budget < 0:

@@ -1,0 +1,44 @@
+"""The reference pages have every command, option and column that there is."""
+
+import re
+
+import pandas as pd
+import pytest
+import typer
+
+from fa_lib.commands.cli import app
+from fa_lib.execution.paths import ROOT
+
+PAGES = ROOT / "docs" / "reference"
+TABLES = sorted(path for folder in ("results", "gallery", "gpu", "heads", "blame", "recorded") for path in
+                (ROOT / "data" / folder).rglob("*.csv"))  # fmt: skip
+
+
+def commands(group, words):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{words} {name}")
+        else:
+            yield f"{words} {name}", command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app), "fa-lib"))
+
+
+def test_every_command_has_a_section_and_no_other():
+    assert {*re.findall(r"^## `(fa-lib [^`]+)`", (PAGES / "command_line.md").read_text(), re.M)} == {*COMMANDS}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_section_has_every_option_and_no_other(words):
+    section = (PAGES / "command_line.md").read_text().split(f"\n## `{words}`\n")[1].split("\n## ")[0]
+    cells = " ".join(re.findall(r"^\| (.*?) \|", section, re.M))
+    due = {name for each in COMMANDS[words].params for name in (*each.opts, *each.secondary_opts)} - {"--help"}
+    assert {*re.findall(r"`([^`]+)`", cells)} == due
+
+
+def test_every_column_of_every_table_is_explained():
+    first = " ".join(re.findall(r"^\| (`.*?) \|", (PAGES / "tables.md").read_text(), re.M))
+    known = {*re.findall(r"`([^`]+)`", first)}
+    columns = {column for path in (*TABLES, ROOT / "data" / "published.csv") for column in pd.read_csv(path, nrows=0)}
+    assert len(TABLES) > 90 and columns - known == set()
