@@ -27,7 +27,7 @@ def kernel_sections(kernel: str, found: Measurements) -> list[Section]:
         Section("shapes", "Shapes and masks", tables.by_shape(found.shapes),
                 "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
                 "which are reported, and counted only where they are wrong by more than 20 %."),
-        Section("relations", "Relations that every kernel keeps", tables.by_relation(found.relations),
+        Section("relations", "Relations that every kernel should keep", tables.by_relation(found.relations),
                 "How far two answers are apart, and how far two right ones may be (docs/reference/checks.md)."),
         Section("rounding", "How its casts round", tables.by_rounding(found.rounding)),
         Section("repeats", "One call, again and again", tables.by_repeats(found.repeats)),
