@@ -165,7 +165,7 @@ def row(entry: Entry, record: dict | None) -> dict[str, Any]:
         baseline_outwards (ulp), gradients (largest error over Baseline's), problem; over_bits: as of `caches`, of a
         kernel that holds K and V in few bits.
     """
-    told = dict(key=entry.key, project=entry.project, version=entry.version, use=entry.use)
+    told = dict(key=entry.key, project=entry.project, version="" if entry.cannot else entry.version, use=entry.use)
     if record is None or "findings" not in record:
         verdict = "cannot_run" if record is None else record["verdict"]
         return told | dict(verdict=verdict, problem=entry.problem if record is None else record["problem"])

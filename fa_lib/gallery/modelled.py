@@ -51,7 +51,8 @@ _ALL = [
         llama_cuda_mma="prompts with flash attention (fattn.cu, line 664), where one call does not fill the GPU",
         llama_cuda_mma_crowded="prompts of models with many heads, whose blocks each work on all keys "
         "(fattn-common.cuh, line 1145)",
-        llama_cuda_decode="every generated token, by the kernel that fattn.cu chooses: -vec, with GQA -mma",
+        llama_cuda_decode="every generated token, by the kernel that fattn.cu chooses: -vec (asked here), "
+        "or -mma where heads share keys",
         llama_cuda_q8_0="every generated token with --cache-type-k q8_0 --cache-type-v q8_0",
         llama_cuda_q4_0="every generated token with --cache-type-k q4_0 --cache-type-v q4_0",
     ),
