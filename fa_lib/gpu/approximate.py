@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa_lib.gpu.carriers import PAIRS
+from fa_lib.gpu.carriers import PAIRS, odd_sum
 from fa_lib.gpu.floats import EXACTLY, elementwise
 from fa_lib.gpu.lanes import Lanes, Lanewise
 from fa_lib.gpu.syntax import Instruction
@@ -45,19 +45,22 @@ def wobbling(instruction: Instruction, seed: int) -> Lanewise | None:
     if not {"approx", "full"} & {*instruction.words} or not instruction.types:
         return None
     kind = PAIRS.get(instruction.types[-1], instruction.types[-1])
-    bound = BOUNDS.get((instruction.name, kind))
+    name = "div" if instruction.name == "div_add" else instruction.name  # the sum behind it has no error of its own
+    bound = BOUNDS.get((name, kind))
     if bound is None:
         return None
-    count, exactly = EXACTLY[instruction.name]
-    salt = np.uint64(seed * 1_000_003 + sum(instruction.name.encode()))
+    count, exactly = EXACTLY[name]
+    salt = np.uint64(seed * 1_000_003 + sum(name.encode()))
 
-    def run(*operands: Lanes) -> Lanes:
+    def off(*operands: Lanes) -> Lanes:
         y = exactly(*operands)
         room = np.maximum(bound.of(y, DIGITS[kind]) - _ulp(y, DIGITS[kind]) / 2, 0.0)  # it is rounded afterwards
         special = ~np.isfinite(y) | (y == 0) | np.any([x == 0 for x in operands], axis=0)
         return np.where(special, y, y + room * _chance(operands, salt))
 
-    return elementwise(count, run)(instruction)
+    if name != instruction.name:
+        return elementwise(count + 1, lambda *operands: odd_sum(off(*operands[:count]), operands[count]))(instruction)
+    return elementwise(count, off)(instruction)
 
 
 def _ulp(y: Lanes, digits: int) -> Lanes:

@@ -60,7 +60,7 @@ def _starts(entry: Entry) -> set[int]:
 def _by_constants(entry: Entry) -> Entry:
     """Replace quotients by a constant by products."""
     written = Counter(result for each in entry.instructions if each.operands for result in _items(each.operands[0]))
-    moved = (each.operands for each in entry.instructions if each.name == "mov")
+    moved = (each.operands for each in entry.instructions if each.name == "mov" and len(each.operands) == 2)
     constants = {a: b for a, b in moved if isinstance(a, Register) and isinstance(b, Immediate) and written[a] == 1}
 
     def changed(instruction: Instruction) -> Instruction:

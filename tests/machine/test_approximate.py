@@ -48,6 +48,17 @@ def test_they_stay_within_their_bound_use_it_and_are_functions_of_their_operand(
     assert not torch.equal(*all_found)
 
 
+def test_a_quotient_that_is_joined_to_a_sum_is_off_as_the_quotient_is():
+    """2 - 2 / x: the sum is exact, so that the quotient's error is all of it."""
+    x = torch.rand(512, generator=torch.Generator().manual_seed(1)) + 1
+    joined = "mov.f32 %f4, 0f40000000; div.full.f32 %f3, %f4, %f1; sub.f32 %f1, %f4, %f3; mov.f32"
+    for gpu in ("A100~1", "A100~2"):
+        found = run(joined, x, gpu)
+        off = (found.double() - (2 - 2 / x.double())).abs() / 2.0**-23  # ulp of a quotient in [1, 2)
+        assert torch.equal(found, run(joined, x, gpu, machine=False))
+        assert 1 < off.max() <= 2.5 and (off > 0.5).any()
+
+
 def test_what_is_special_stays_exact_and_what_is_not_approximate_too():
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")])
     assert run("ex2.approx.f32", special, "H100~1").tolist()[:4] == [1, 1, float("inf"), 0]
