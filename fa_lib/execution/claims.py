@@ -20,6 +20,7 @@ HEADLINES = (  # of docs/paper/claims.md
     "fig4-ten-times", "fig5a-max-grows", "fig6b-square-same", "fig6b-square-rows", "fig9-rescale",
     "fig7-wasserstein-grows", "fig8-low-precision", "fig8-faster-gpu", "fa3-times", "fa4-fp8-offset-8", "law",
 )  # fmt: skip
+LAST_OF_PAPER = 8  # figure
 PAPERS = {  # of data/published.csv: key -> heading
     "2405.02803": "Is Flash Attention Stable? (arXiv 2405.02803)",
     "2407.08608": "FlashAttention-3 (arXiv 2407.08608)",
@@ -42,7 +43,8 @@ interval of our mean over seeds is held against it (Student's t; of ratios of we
 *Reproduced*: ours lies inside. *Not reproduced*: it lies outside. *Undecided*: the two overlap, and ours does not lie
 inside. *Not at this setting*: it lies outside, and the paper leaves open what the setting chooses, so that one setting
 that gives the number is enough. *Not tested*: what we have cannot judge it, for the reason that is named. *Ours*: the
-paper has no such number. Among some 300 verdicts at 95 % a few are chance; nothing corrects for that.
+paper has no such number. Figures 2 to 8 are arXiv 2405.02803's and our drawings of them; *ours* marks figures of our
+own. Among some 300 verdicts at 95 % a few are chance; nothing corrects for that.
 Figure 2 has no row in FP64: there the order of the real kernel's sums, which is the machine's, decides."""
 
 
@@ -178,7 +180,7 @@ def markdown(table: pd.DataFrame) -> str:
     for row in table.itertuples():
         ours = f"{row.mean:.3g} ({row.first:.3g} to {row.last:.3g}; {row.seeds})" if row.verdict != "not run" else ""
         first = row.id != last
-        statement = (row.figure, f"{row.statement}: {row.quantity}") if first else ("", "")
+        statement = (_figure(row.figure), f"{row.statement}: {row.quantity}") if first else ("", "")
         interval_of_it = (row.published, accepted(row.low, row.high)) if first else ("", "")
         cells = (*statement, row.setting, *interval_of_it, ours, f"**{row.verdict}**")
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
@@ -192,8 +194,13 @@ def summary(table: pd.DataFrame) -> str:
     for _, rows in table.groupby("id", sort=False):
         first = rows.iloc[0]
         found = f"{first.published} | {accepted(first.low, first.high)} | {_verdicts(rows)} | {first.source}"
-        lines.append(f"| {first.figure} | {first.statement} | {found} |")
+        lines.append(f"| {_figure(first.figure)} | {first.statement} | {found} |")
     return "\n".join(lines)
+
+
+def _figure(number):
+    """Write a figure's number; from 9 on they are not the paper's."""
+    return f"{number}" if int(f"{number}".rstrip("abc")) <= LAST_OF_PAPER else f"ours {number}"
 
 
 def _verdicts(rows):
