@@ -14,6 +14,7 @@ from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import WORST
 from fa_lib.execution import results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
+from fa_lib.execution.results import recorded
 from fa_lib.experiments.newer_kernels import FP8_KERNELS
 from fa_lib.plots import (
     ablation,
@@ -269,7 +270,12 @@ def of_reports(table):
 
 REPEATED, PARTING = "10_biased_rounding", "10_biased_rounding.directions"
 DRAWN = [
-    Drawn("figure2_validation", ("01_kernels",), lambda t: validation.validation(EXPONENTIAL, t, WORDS), of_validation),
+    Drawn(
+        "figure2_validation",
+        ("01_kernels",),
+        lambda t: validation.validation(EXPONENTIAL, t, WORDS, recorded("01_kernels")),
+        of_validation,
+    ),
     Drawn("figure2c_original", ("original", "calls"), lambda t, c: original.original_kernel(t, c, WORDS), of_original),
     Drawn("figure2b_rule", ("01_kernels.rule",), lambda t: rule.ruled(t, WORDS), lambda t: t.ratio),
     Drawn("inside_a_model", ("06_inside_a_model",), lambda t: training.inside(t, WORDS), of_inside),

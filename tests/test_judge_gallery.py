@@ -52,7 +52,7 @@ def test_a_row_says_what_was_found():
     assert row["verdict"] == "fails" and row["cause"] == "carry" and row["times_1"] == 50
     assert judge_gallery.row(ENTRY, dict(verdict="not_judged", problem="slow"))["verdict"] == "not_judged"
     missing = SimpleNamespace(
-        key="x", project="p", needs=("no-such-wheel",), version="", use="", problem="it needs a wheel"
+        key="x", project="p", needs=("no-such-wheel",), version="", cannot="", use="", problem="it needs a wheel"
     )
     assert judge_gallery.row(missing, None)["verdict"] == "cannot_run"
 

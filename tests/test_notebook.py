@@ -195,8 +195,8 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     scale = "02_precision: {n: 128, seeds: 2}\n03_golden_value: {n: 128, seeds: 2, lengths: [128]}\n"
     (tmp_path / "notebooks/scales/paper.yaml").write_text(scale)
     (tmp_path / "data/results").mkdir()
-    (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / "docs/paper/claims.md", tmp_path / "docs")
+    (tmp_path / "docs/paper").mkdir(parents=True)
+    shutil.copy(ROOT / "docs/paper/claims.md", tmp_path / "docs/paper")
     subprocess.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a", shell=True,
                    cwd=tmp_path, check=True)  # fmt: skip
     first = make(tmp_path, "figures", "JOBS=2")
