@@ -49,7 +49,7 @@ SQUARE = (
 )  # shapes that a kernel of FEW_QUERIES is not asked for: it has others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
-BUILT = ("torch_flex_compiled",)  # by a C++ compiler, for every shape: minutes, so they go first
+BUILT = ("torch_flex_compiled", "cutlass_fmha", "fa2_cuda")  # anew for every shape or option: minutes, so they go first
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 THREE = ("llama_cuda_decode", "sglang_extend", "conch_paged")  # of a quick look at GPU kernels
 LIMIT_S = 600  # of one kernel
