@@ -43,10 +43,7 @@ MODELLED = CheckPlan(  # a GPU kernel on a CPU, in some minutes of one core
 )  # fmt: skip
 REHEARSED = CheckPlan((128,), 1, ("97",), (), 128, 2, 2, square=128)
 PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "modelled": MODELLED, "rehearsal": REHEARSED}
-SQUARE = (
-    "113 x 203",
-    "256",
-)  # shapes that a kernel of FEW_QUERIES is not asked for: it has others off and on the tiles
+SQUARE = ("113 x 203", "256")  # shapes that FEW_QUERIES are not asked for: they have others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
 BUILT = ("torch_flex_compiled", "cutlass_fmha", "fa2_cuda")  # anew for every shape or option: minutes, so they go first

@@ -14,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from fa_lib.gpu.lanes import SIGNS
+from fa_lib.gpu.operands import constant
+from fa_lib.gpu.special_unit import LARGEST, SMALLEST
 from fa_lib.gpu.syntax import Address, Entry, Immediate, Instruction, Negated, Operand, Pair, Register, Symbol, Vector
 
 QUOTIENT = {"approx", "full"}  # a word of a div that is a product for ptxas
-SMALLEST, LARGEST = 2.0**-126, 2.0**126  # of constants whose reciprocal ptxas takes
 
 
 def contracted(entry: Entry) -> Entry:
@@ -68,7 +69,7 @@ def _by_constants(entry: Entry) -> Entry:
             return instruction
         result, a, b = instruction.operands
         b = constants.get(b, b) if isinstance(b, Register) else b
-        value = float(_fp32(b)) if isinstance(b, Immediate) else 0.0
+        value = float(constant(b, "f32")[0]) if isinstance(b, Immediate) else 0.0
         if not SMALLEST <= abs(value) <= LARGEST:
             return instruction
         words = tuple(word for word in ("mul", *instruction.words[1:]) if word not in QUOTIENT)
@@ -76,12 +77,6 @@ def _by_constants(entry: Entry) -> Entry:
         return replace(instruction, words=words, operands=(result, a, reciprocal))
 
     return replace(entry, instructions=tuple(map(changed, entry.instructions)))
-
-
-def _fp32(number: Immediate) -> np.float32:
-    if number.type == "f64":
-        return np.array([number.value], np.uint64).view(np.float64).astype(np.float32)[0]
-    return np.array([number.value % (1 << 32)], np.uint32).view(np.float32)[0]
 
 
 def _loose(instruction: Instruction, *names: str) -> bool:

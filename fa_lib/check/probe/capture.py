@@ -142,7 +142,8 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
             q, k, v = (x.to(to.dtype) for x in rounded)
             o, dO = _in_format(o, to), None if dO is None else to(dO.double()).to(to.dtype)
         if q.dtype not in JUDGED:
-            raise ValueError(f"q: got {q.dtype}; accepted are BF16, FP16, FP32; `check tensors --format` rounds")
+            rounds = "`fa-lib check tensors --format BF16` rounds them first"
+            raise ValueError(f"q: got {q.dtype}; accepted are BF16, FP16 and FP32: {rounds}")
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     return Capture(q, k, v, options, o, dO, about)

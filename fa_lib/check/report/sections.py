@@ -23,7 +23,8 @@ def kernel_sections(kernel: str, found: Measurements) -> list[Section]:
                 "The largest error over Baseline's, mean over seeds, and the mean signed error away from zero with its "
                 "95 % interval, beside Baseline's. They are reported, and not counted, unless an answer is at fault."),
         Section("bound", "Its outputs beside their own bounds", tables.by_bound(found.bounds),
-                "The bound is derived for the inputs at hand (docs/reference/testing.md). Its nearest inputs."),
+                "The bound is derived for the inputs at hand (docs/reference/testing.md). The inputs on which it is "
+                "nearest."),
         Section("shapes", "Shapes and masks", tables.by_shape(found.shapes),
                 "The largest error over Baseline's; ! is beyond what is allowed, 2 for the output and 3 for gradients, "
                 "which are reported, and counted only where they are wrong by more than 20 %."),
