@@ -9,7 +9,7 @@ same order of atomic operations.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -195,6 +195,7 @@ class Block:
         grid: size of the grid in blocks, (x, y, z).
         size: of the block in threads, (x, y, z).
         steps: number of instructions that warps executed. living: number of threads that have not ended.
+        tensor_columns: columns of tensor memory that were given to it.
         memory: the memory that they see.
     """
 
@@ -203,8 +204,14 @@ class Block:
         self.steps, self.native = 0, native
         self.threads = self.living = int(np.prod(size))
         self.barriers: dict[int, Barrier] = {}
+        self.tensor_columns = 0
         self._number = {f"%ctaid.{axis}": np.full(WARP, at, np.uint32) for axis, at in zip("xyz", number)}
         self.warps = [Warp(self, index, self.threads) for index in range(-(-self.threads // WARP))]
+
+    @cached_property
+    def tensor_memory(self) -> np.ndarray:
+        """Blackwell's memory of results, uint32 (128, 512); NaN before it is written."""
+        return np.full((128, 512), 0xFFFFFFFF, np.uint32)
 
     def special(self, warp: int) -> dict[str, Lanes]:
         """Return the special registers of a warp: name of SPECIALS -> uint32 (32,)."""

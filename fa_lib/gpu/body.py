@@ -2,7 +2,7 @@
 
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fa_lib.gpu.syntax import (
@@ -18,6 +18,7 @@ from fa_lib.gpu.syntax import (
     Symbol,
     Variable,
     Vector,
+    parts,
 )
 from fa_lib.gpu.tokens import INLINED, Tokens
 
@@ -42,6 +43,11 @@ class _Scope:
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
+def _scoped(name: str, number: int) -> str:
+    """Return the name, unique in its kernel, of a register or label that is declared in a scope."""
+    return name if number == 0 else f"{name}@{number}"
+
+
 class Body:
     """Reads the body of a kernel into `instructions`, `variables`, `labels` and `tables`. Each method raises a
     ValueError, with the line, where the text is no PTX."""
@@ -53,6 +59,7 @@ class Body:
         self.labels: dict[str, int] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
         self.scopes: list[_Scope] = []
+        self.branches: list[tuple[int, list[int]]] = []  # the numbers of a branch and of the scopes around it
         self.number, self.source, self.callers = 0, None, ()
         self.calls: dict[tuple[str, ...], tuple[str, ...]] = {}  # (file, line, column) -> those of the call around it
 
@@ -81,6 +88,17 @@ class Body:
                 self.label()
             else:
                 self.instructions.append(self.instruction())
+        self.aim()
+
+    def aim(self) -> None:
+        """Give each branch the label of its name in the innermost scope that has one."""
+        for at, scopes in self.branches:
+            branch = self.instructions[at]
+            (to,) = branch.operands
+            if isinstance(to, Symbol):
+                names = [_scoped(to.name, number) for number in reversed(scopes)]
+                name = next((name for name in names if name in self.labels), to.name)
+                self.instructions[at] = replace(branch, operands=(Symbol(name),))
 
     def location(self, words: list[str]) -> None:
         """Take a .loc: file, line, column; of an inlined function also those of its call, or, in Triton's comment, the
@@ -119,7 +137,7 @@ class Body:
             self.tokens.take()
             self.tables[name] = tuple(self.tokens.listed(self.tokens.take, ";"))
         else:
-            self.labels[name] = len(self.instructions)
+            self.labels[_scoped(name, self.scopes[-1].number)] = len(self.instructions)
 
     def registers(self) -> None:
         """Read a declaration of registers."""
@@ -149,7 +167,7 @@ class Body:
                 count, range_kind = scope.ranges[prefix]
                 kind = range_kind if int(name[len(prefix) :]) < count else None
             if kind is not None:
-                return Register(name if scope.number == 0 else f"{name}@{scope.number}", kind)
+                return Register(_scoped(name, scope.number), kind)
         return None
 
     def instruction(self) -> Instruction:
@@ -166,6 +184,8 @@ class Body:
             guard = predicate, false
         words = tuple(word for word in tokens.take().split(".") if word)
         operands = tokens.listed(self.operand, ";")
+        if words[0] == "bra" and len(self.scopes) > 1:
+            self.branches.append((len(self.instructions), [scope.number for scope in self.scopes]))
         return Instruction(words, (*operands,), guard, line, self.source, self.callers)
 
     def operand(self) -> Operand:
@@ -228,10 +248,11 @@ class Body:
             base, offset = Symbol(base.name), base.offset
         else:
             offset = self.added()
-        if self.tokens.next == ",":  # of a tensor's coordinates: no machine here runs it, and the instruction says so
+        coordinates: tuple[Operand, ...] = ()
+        if self.tokens.next == ",":
             self.tokens.take()
-            self.operand()
+            coordinates = parts(self.operand())
         self.tokens.take("]")
         if not isinstance(base, (Register, Symbol, Immediate)):
             self.tokens.refuse("the address of a register or a name")
-        return Address(base, offset)
+        return Address(base, offset, coordinates)

@@ -11,7 +11,7 @@ from fa_lib.gpu.lanes import Lanes
 ROUNDINGS = ("rn", "rz", "rm", "rp")  # to nearest, ties to even; toward zero; down; up
 NAN = {"f16": np.uint16(0x7FFF), "bf16": np.uint16(0x7FFF), "f32": np.uint32(0x7FFFFFFF)}  # as PTX writes it
 SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 0.0}  # normal numbers; f64's are never flushed
-PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32"}
 
 
 def carried(bits: Lanes, kind: str, ftz: bool = False) -> Lanes:

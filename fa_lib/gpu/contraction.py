@@ -127,5 +127,6 @@ def _items(operand: Operand) -> Iterator[Register]:
         yield from _items(operand.second)
     elif isinstance(operand, Negated):
         yield operand.register
-    elif isinstance(operand, Address) and isinstance(operand.base, Register):
-        yield operand.base
+    elif isinstance(operand, Address):
+        for item in (operand.base, *operand.coordinates):
+            yield from _items(item)

@@ -6,7 +6,7 @@ import numpy as np
 from fa_lib.gpu.block import ALL, Step
 from fa_lib.gpu.lanes import WARP, refuse
 from fa_lib.gpu.memory import BadAccess
-from fa_lib.gpu.operands import Addresses, address, both, into_shared, source, targets
+from fa_lib.gpu.operands import Addresses, both, source
 from fa_lib.gpu.syntax import Entry, Instruction, Symbol
 
 
@@ -106,64 +106,6 @@ def sleep(instruction: Instruction) -> Step:
     return step
 
 
-def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of an mbarrier in shared memory: init, arrive, test_wait, try_wait, inval.
-
-    Its 64 bits are opaque in PTX. Here: the lower 16 bits are arrivals that are still due in this phase, the next 16
-    those of every phase, and bit 32 is the phase's parity.
-
-    Raises:
-        ValueError: it is not modelled.
-    """
-    words = instruction.words
-    operation = words[1]
-    plain = {"mbarrier", operation, "shared", "shared::cta", "b64", "parity", "acquire", "release", "cta", "relaxed"}
-    if operation not in ("init", "inval", "arrive", "test_wait", "try_wait") or {*words} - plain:
-        raise refuse(instruction, "that kind of mbarrier is not modelled")
-    results = 1 if operation in ("arrive", "test_wait", "try_wait") else 0
-    into = targets(instruction.operands[0], instruction)[0] if results else None
-    at = address(instruction.operands[results], instruction, names)
-    kind = "u64" if "wait" in operation and "parity" not in words else "u32"  # of the first operand behind the address
-    behind = instruction.operands[results + 1 :]
-    more = [source(operand, kind if i == 0 else "u32", instruction, names) for i, operand in enumerate(behind)]
-
-    def get(warp, starts, only):
-        return int(warp.block.memory.load("shared", starts, 8, only, warp.local).view(np.uint64)[only][0, 0])
-
-    def put(warp, starts, only, value):
-        values = np.full((WARP, 1), value, np.uint64).view(np.uint8)
-        warp.block.memory.store("shared", starts, values, only, warp.local)
-
-    def step(warp, mask):
-        starts = into_shared(at(warp))
-        for lane in np.flatnonzero(mask):
-            with warp.block.memory.shared.together(starts[lane : lane + 1]):
-                step_of_lane(warp, starts, int(lane))
-
-    def step_of_lane(warp, starts, lane):
-        only = np.arange(WARP) == lane
-        if operation == "init":
-            count = int(more[0](warp)[lane])
-            put(warp, starts, only, count | count << 16)
-        elif operation == "arrive":
-            state, count = get(warp, starts, only), int(more[0](warp)[lane]) if more else 1
-            due, per_phase, parity = state & 0xFFFF, state >> 16 & 0xFFFF, state >> 32 & 1
-            due -= count
-            if due == 0:
-                due, parity = per_phase, parity ^ 1
-            put(warp, starts, only, due | per_phase << 16 | parity << 32)
-            if into is not None:
-                warp.write(into, np.full(WARP, state, np.uint64), only)
-        elif operation in ("test_wait", "try_wait"):
-            phase = int(more[0](warp)[lane])
-            phase = phase & 1 if "parity" in words else phase >> 32 & 1
-            passed = (get(warp, starts, only) >> 32 & 1) != phase
-            warp.write(into, np.full(WARP, passed), only)
-            warp.turn = warp.turn and passed
-
-    return step
-
-
 def predicate_results(instruction: Instruction, meanings, names: Addresses) -> Step:
     """Make the step of setp, with one result or two; meanings: of `choices.set_predicate`."""
     into, into_2 = both(instruction.operands[0], instruction)
@@ -180,4 +122,4 @@ def predicate_results(instruction: Instruction, meanings, names: Addresses) -> S
     return step
 
 
-BARRIERS = {"bar": barrier, "barrier": barrier, "mbarrier": memory_barrier}
+BARRIERS = {"bar": barrier, "barrier": barrier}

@@ -13,6 +13,7 @@ NAMES = {  # their compute capability, multiprocessors, and KB of shared memory 
     "B200": (100, 148, 227),
 }  # fmt: skip
 EIGHT_BITS = ("L40S",)  # whose mma.sync has FP8: on Hopper it is no instruction of the hardware, and on Blackwell open
+CAPABILITIES = {"wgmma": 90, "tcgen05.mma": 100}  # of the GPUs that have an instruction
 
 
 @dataclass(frozen=True)
@@ -51,28 +52,32 @@ class GPU:
         return cls(base, capability, processors, 1024 * kilobytes, int(number) if wobbles else None)
 
     @cached_property
-    def _cores(self) -> dict[tuple[str, str], TensorCore]:
+    def _cores(self) -> dict[tuple[str, str, str], TensorCore]:
         return {}
 
-    def core(self, inputs: str, result: str) -> TensorCore:
-        """Return the matrix unit that sums the products of mma.sync.
+    def core(self, inputs: str, result: str, instruction: str = "mma.sync") -> TensorCore:
+        """Return the matrix unit that sums the products of an instruction.
 
         Args:
             inputs, result: types of PTX: "bf16", "f32".
+            instruction: "mma.sync", "wgmma" (Hopper's) or "tcgen05.mma" (Blackwell's).
 
         Raises:
             ValueError: this GPU has no such instruction, or its order of sums is not known.
         """
-        if (inputs, result) not in self._cores:
-            self._cores[inputs, result] = self._core(inputs, result)
-        return self._cores[inputs, result]
+        key = inputs, result, instruction
+        if key not in self._cores:
+            self._cores[key] = self._core(*key)
+        return self._cores[key]
 
-    def _core(self, inputs: str, result: str) -> TensorCore:
+    def _core(self, inputs: str, result: str, instruction: str) -> TensorCore:
+        if self.capability != CAPABILITIES.get(instruction, self.capability):
+            raise ValueError(f"{self.name} has no {instruction}")
         if inputs not in INPUTS or result not in RESULTS:
             raise ValueError(f"products of {inputs} summed to {result} are not modelled")
         fmt: Format = INPUTS[inputs]
         if fmt in (E4M3, E5M2):
-            if self.name not in EIGHT_BITS:
-                raise ValueError(f"how {self.name} adds the products of mma.sync in {inputs} is not known")
+            if self.name not in EIGHT_BITS and instruction != "wgmma":
+                raise ValueError(f"how {self.name} adds the products of {instruction} in {inputs} is not known")
             return TensorCore.of(self.name, fmt)
         return TensorCore.of(self.name, fmt, result=RESULTS[result])

@@ -18,23 +18,24 @@ from fa_lib.gpu.carriers import NAN, PAIRS, ROUNDINGS, bits_of, carried, flushed
 from fa_lib.gpu.lanes import DTYPES, Lanes, Lanewise, Meaning, refuse
 from fa_lib.gpu.syntax import Instruction
 
-KNOWN = {*ROUNDINGS, "ftz", "sat", "approx", "full", "NaN", "relu", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64"}
+KNOWN = {*ROUNDINGS, "ftz", "sat", "approx", "full", "NaN", "relu", "f16", "bf16", "f16x2", "bf16x2", "f32", "f32x2",
+         "f64"}  # fmt: skip
 
 
 def halves(bits: Lanes, kind: str) -> list[Lanes]:
     """Split a packed pair (32,) into its two numbers, the lower half first; any other type gives one."""
     if kind not in PAIRS:
         return [bits]
-    dtype = DTYPES[PAIRS[kind]]
-    return [(bits & np.uint32(0xFFFF)).astype(np.uint16).view(dtype), (bits >> 16).astype(np.uint16).view(dtype)]
+    pairs = np.ascontiguousarray(bits)[:, None].view(DTYPES[PAIRS[kind]])  # (32, 2)
+    return [np.ascontiguousarray(pairs[:, i]) for i in range(2)]
 
 
 def joined(numbers: list[Lanes]) -> Lanes:
     """Pack the two numbers of `halves` into a pair (32,); return one number as it is."""
     if len(numbers) == 1:
         return numbers[0]
-    low, high = (x.view(np.uint16).astype(np.uint32) for x in numbers)
-    return low | (high << np.uint32(16))
+    pairs = np.stack(numbers, 1)  # (32, 2)
+    return pairs.view(f"uint{16 * pairs.itemsize}")[:, 0]
 
 
 TERMS = {  # of a sum

@@ -18,9 +18,9 @@ _KINDS = {"u": "uint", "b": "uint", "s": "int"}
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(f"{_KINDS.get(name[0], 'uint')}{bits}") for name, bits in BITS.items() if 8 <= bits <= 64
 } | {"pred": np.dtype(bool), "f16": np.dtype("float16"), "f32": np.dtype("float32"), "f64": np.dtype("float64")}
-DTYPES |= {name: np.dtype(f"uint{BITS[name]}") for name in ("bf16", "bf16x2", "f16x2", "tf32")}
+DTYPES |= {name: np.dtype(f"uint{BITS[name]}") for name in ("bf16", "bf16x2", "f16x2", "tf32", "f32x2")}
 SIGNS = {"f32": 1 << 31, "f16": 1 << 15, "bf16": 1 << 15, "f16x2": 0x80008000, "bf16x2": 0x80008000}  # bits of signs
-FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
+FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f32x2", "f64")
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 """Kernels of PTX on torch's CPU tensors: `Kernel`, `Structure`."""
 
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
+from fa_lib.gpu.arguments import Structure, as_bytes, fill
 from fa_lib.gpu.block import Block, Code, Size
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP
@@ -23,28 +22,12 @@ from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.races import Races
-from fa_lib.gpu.syntax import Entry, Parameter
+from fa_lib.gpu.syntax import Entry
 
-SIZES = (1, 2, 4, 8)  # of numbers and pointers, in bytes
 DELAY_S = 5  # after which a launch shows its progress, on a terminal
 LONGEST = 40  # characters of a name in the progress bar
 OBSERVER: ContextVar[Callable[[Code, Addresses, GPU], Code] | None] = ContextVar("observer", default=None)
 # of every launch: it gives the code that runs instead, in numpy, block after block
-
-
-@dataclass(frozen=True)
-class Structure:
-    """A structure that a kernel takes by value.
-
-    Attributes:
-        layout: field -> (offset, size) in bytes.
-        size: of the structure, in bytes.
-        values: field -> value; fields without one are 0, and tensors are pointers.
-    """
-
-    layout: Mapping[str, tuple[int, int]]
-    size: int
-    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -176,9 +159,9 @@ class Kernel:
         for index, (parameter, value) in enumerate(zip(parameters, arguments)):
             place = data[parameter.offset : parameter.offset + parameter.size]
             if isinstance(value, Structure):
-                _fill(place, value, index, storages)
+                fill(place, value, index, storages)
             else:
-                place[:] = np.frombuffer(_bytes(value, parameter, f"argument {index}", storages), np.uint8)
+                place[:] = np.frombuffer(as_bytes(value, parameter, f"argument {index}", storages), np.uint8)
         return data, [*storages.values()]
 
 
@@ -213,40 +196,3 @@ def three(sizes: Iterable[int], name: str) -> Size:
     if len(more) > 3 or min(x, y, z) < 1:
         raise ValueError(f"{name}: got {(*sizes,)}; accepted are one to three whole numbers from 1")
     return x, y, z
-
-
-def _pointer(tensor: Tensor, name: str, storages: dict[int, Span]) -> int:
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name}: got a tensor on {tensor.device}; accepted is one on the CPU")
-    storage = tensor.untyped_storage()
-    start = storage.data_ptr()
-    if storage.nbytes():
-        data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        storages.setdefault(start, Span(start, data, name))
-    return tensor.data_ptr()
-
-
-def _fill(place: np.ndarray, structure: Structure, index: int, storages: dict[int, Span]) -> None:
-    if structure.size != place.size:
-        raise ValueError(f"argument {index}: got a structure of {structure.size} bytes; accepted are {place.size}")
-    for name, value in structure.values.items():
-        if name not in structure.layout:
-            raise ValueError(f"argument {index}: got a field {name!r}; accepted are {', '.join(structure.layout)}")
-        offset, size = structure.layout[name]
-        parameter = Parameter(name, None, offset, size)
-        place[offset : offset + size] = np.frombuffer(_bytes(value, parameter, name, storages), np.uint8)
-
-
-def _bytes(value: Any, parameter: Parameter, name: str, storages: dict[int, Span]) -> bytes:
-    """Convert a number or a tensor's pointer to the bytes of a parameter."""
-    size, floating = parameter.size, (parameter.type or "").startswith("f") or isinstance(value, float)
-    if isinstance(value, Tensor):
-        value = _pointer(value, name, storages)
-    if value is None:
-        value = 0
-    if not isinstance(value, (int, float, bool)) or size not in SIZES:
-        got = f"{type(value).__name__} for {size} bytes"
-        raise ValueError(f"{name}: got {got}; accepted are numbers, tensors, Structures")
-    if floating and size in (2, 4, 8):
-        return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
-    return (int(value) % (1 << 8 * size)).to_bytes(size, "little")

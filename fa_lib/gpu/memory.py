@@ -1,7 +1,7 @@
 """Memory as a kernel sees it: global (tensors, module variables), shared, local, parameters, under one numbering of
 addresses. An access that no GPU would allow is a Fault.
 
-Global addresses are the process's own. Shared and local memory have windows that no process has.
+Global addresses are the process's own. Shared and local memory, and the parameters, have windows that no process has.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ import numpy as np
 from fa_lib.gpu.lanes import WARP, Lanes
 
 NANS = 0xFF  # for unwritten bytes of shared memory, where reading them is allowed: all bits set are NaN in any float
-SHARED, LOCAL, WINDOW = 1 << 60, 1 << 61, 1 << 32  # where the windows of generic addresses begin, and their size
+SHARED, LOCAL, PARAMETERS = 1 << 60, 1 << 61, 1 << 62  # where the windows of generic addresses begin
+WINDOW = 1 << 32  # their size
 
 
 class Fault(RuntimeError):
@@ -217,7 +218,7 @@ class View:
         check_aligned(addresses, size, mask)
         if space == "generic":
             window = addresses // np.uint64(WINDOW) * np.uint64(WINDOW)
-            for base, inner in ((SHARED, "shared"), (LOCAL, "local")):
+            for base, inner in ((SHARED, "shared"), (LOCAL, "local"), (PARAMETERS, "param")):
                 lanes = mask & (window == np.uint64(base))
                 if lanes.any():
                     yield from self._places(inner, addresses - np.uint64(base), size, lanes, local)

@@ -8,9 +8,9 @@ import numpy as np
 
 from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, raw, refuse
-from fa_lib.gpu.memory import LOCAL, SHARED
-from fa_lib.gpu.operands import Addresses, address, into_shared, parts, source, sources, targets, whole
-from fa_lib.gpu.syntax import BITS, Instruction, Operand, Register, Vector
+from fa_lib.gpu.memory import LOCAL, PARAMETERS, SHARED
+from fa_lib.gpu.operands import Addresses, address, into_shared, source, sources, targets, whole
+from fa_lib.gpu.syntax import BITS, Instruction, Operand, Register, Vector, parts
 
 SPACES = ("param", "global", "shared", "local", "const")
 HINTS = (  # of caches, order and visibility: a machine that executes in order ignores them
@@ -90,7 +90,7 @@ def to_generic(instruction: Instruction, names: Addresses) -> Step:
     """
     kind, back = instruction.types[-1], "to" in instruction.words
     space = space_of(instruction)
-    base = np.uint64({"shared": SHARED, "local": LOCAL}.get(space, 0))
+    base = np.uint64({"shared": SHARED, "local": LOCAL, "param": PARAMETERS}.get(space, 0))
     value, (into,) = (
         source(instruction.operands[1], "u64", instruction, names),
         targets(instruction.operands[0], instruction),
@@ -268,5 +268,5 @@ MOVES = {
     "stmatrix": matrices, "isspacep": in_space, "membar": nothing, "fence": nothing,
     "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
     "createpolicy": nothing,
-    "griddepcontrol": nothing,
+    "griddepcontrol": nothing, "setmaxnreg": nothing,
 }  # fmt: skip

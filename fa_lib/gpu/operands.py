@@ -19,7 +19,7 @@ from fa_lib.gpu.syntax import (
     Register,
     Special,
     Symbol,
-    Vector,
+    parts,
 )
 
 Source: TypeAlias = Callable[[Warp], Lanes]
@@ -91,7 +91,7 @@ def address(operand: Operand, instruction: Instruction, names: Addresses) -> Sou
     """
     if not isinstance(operand, Address):
         raise refuse(instruction, f"got {operand} for an address")
-    base, offset = operand
+    base, offset = operand.base, operand.offset
     if isinstance(base, Register):
         register, add = base, np.uint64(offset % (1 << 64))
         wide = BITS[base.type] == 64
@@ -133,11 +133,6 @@ def whole(operand: Operand, instruction: Instruction) -> int:
     if not isinstance(operand, Immediate):
         raise refuse(instruction, f"got {operand}; accepted is a number")
     return operand.value
-
-
-def parts(operand: Operand) -> tuple[Operand, ...]:
-    """Return a and b of {a, b}; of any other operand, the operand."""
-    return operand.items if isinstance(operand, Vector) else (operand,)
 
 
 def sources(operand: Operand, kind: str, instruction: Instruction, names: Addresses) -> list[Source]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fa_lib.gpu import control, exchange
+from fa_lib.gpu import control, exchange, tensor_memory, warpgroup
 from fa_lib.gpu.approximate import wobbling
 from fa_lib.gpu.atomics import ATOMICS
 from fa_lib.gpu.block import Code, Step
@@ -13,10 +13,12 @@ from fa_lib.gpu.device import GPU
 from fa_lib.gpu.floats import FLOATS as FLOAT_MEANINGS
 from fa_lib.gpu.integers import INTEGERS
 from fa_lib.gpu.lanes import FLOATS, Lanes, Lanewise, refuse
+from fa_lib.gpu.memory_barriers import memory_barrier
 from fa_lib.gpu.moves import MOVES, nothing
 from fa_lib.gpu.operands import Addresses, source, targets
 from fa_lib.gpu.special_unit import measured
 from fa_lib.gpu.syntax import Address, Entry, Instruction, Symbol, Variable
+from fa_lib.gpu.tensor_maps import bulk_copy
 
 PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a != b, "not": lambda a: ~a}
 MOST_UNKNOWN = 12  # named in an error
@@ -122,6 +124,14 @@ def step(instruction: Instruction, entry: Entry, names: Addresses, gpu: GPU) -> 
         return control.sleep(instruction)
     if name == "mma":
         return exchange.multiply(instruction, names, gpu)
+    if name == "wgmma":
+        return warpgroup.multiply(instruction, names, gpu)
+    if name == "tcgen05":
+        return tensor_memory.fifth(instruction, names, gpu)
+    if instruction.words[:3] == ("cp", "async", "bulk"):
+        return bulk_copy(instruction, names)
+    if name == "mbarrier":
+        return memory_barrier(instruction, names)
     if name == "setp":
         return control.predicate_results(instruction, set_predicate(instruction), names)
     if name in ("ld", "st") and "param" in instruction.words and not _own(instruction, names):

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 BITS = {  # of a value of each type; a predicate has one
     "pred": 1,
     **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)},
-    **{"b128": 128, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "tf32": 32, "f32": 32, "f64": 64},
+    **{"b128": 128, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "tf32": 32, "f32": 32, "f32x2": 64, "f64": 64},
     **dict.fromkeys(("e4m3x2", "e5m2x2"), 16),
     **dict.fromkeys(("e4m3", "e5m2"), 8),
 }
@@ -46,10 +46,11 @@ class Symbol(NamedTuple):
 
 
 class Address(NamedTuple):
-    """[base + offset], in bytes."""
+    """[base + offset], in bytes; or [base + offset, {a, b, ...}], of a tensor map and coordinates in its tensor."""
 
     base: "Register | Symbol | Immediate"
     offset: int = 0
+    coordinates: tuple["Operand", ...] = ()
 
 
 class Vector(NamedTuple):
@@ -72,6 +73,11 @@ class Negated(NamedTuple):
 
 
 Operand: TypeAlias = Register | Special | Immediate | Symbol | Address | Vector | Pair | Negated | None  # None: "_"
+
+
+def parts(operand: Operand) -> tuple[Operand, ...]:
+    """Return a and b of {a, b}; of any other operand, the operand."""
+    return operand.items if isinstance(operand, Vector) else (operand,)
 
 
 @dataclass(frozen=True, slots=True)

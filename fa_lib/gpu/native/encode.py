@@ -157,7 +157,7 @@ class Encoding:
         """
         if not isinstance(operand, Address):
             raise NotNative
-        base, offset = operand
+        base, offset = operand.base, operand.offset
         if isinstance(base, Register):
             kind = self.raw(base)
         else:

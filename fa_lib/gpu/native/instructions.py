@@ -6,7 +6,7 @@ from fa_lib.gpu.block import Code
 from fa_lib.gpu.choices import combination
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.matrix import Product
-from fa_lib.gpu.memory import LOCAL, SHARED
+from fa_lib.gpu.memory import LOCAL, PARAMETERS, SHARED
 from fa_lib.gpu.moves import WAITS, bytes_read, space_of
 from fa_lib.gpu.native import exchange, memory, mma, mma_whole
 from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
@@ -15,9 +15,9 @@ from fa_lib.gpu.native.floats import canonical
 from fa_lib.gpu.native.lanewise import compared, emit
 from fa_lib.gpu.native.special_unit import ex2
 from fa_lib.gpu.native.vectors import lanes
-from fa_lib.gpu.operands import both, constant, parts, whole
+from fa_lib.gpu.operands import both, constant, whole
 from fa_lib.gpu.program import approximated, lanewise
-from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol
+from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol, parts
 
 
 def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding:
@@ -131,7 +131,7 @@ def _packed(f: Emitter, values: list[ir.Value], kind: str, item_kind: str) -> ir
 
 
 def _to_generic(e: Encoding, code: Code, gpu: GPU) -> None:
-    base = {"shared": SHARED, "local": LOCAL}.get(space_of(e.instruction), 0)
+    base = {"shared": SHARED, "local": LOCAL, "param": PARAMETERS}.get(space_of(e.instruction), 0)
     write, back = e.result(e.instruction.operands[0], "u64"), "to" in e.instruction.words
     read = e.operand(e.instruction.operands[1], "u64")
 

@@ -1,0 +1,207 @@
+"""tcgen05: Blackwell's product of matrices, which one thread begins, and the tensor memory that holds its result. The
+text: PTX ISA, "TensorCore 5th Generation Family Instructions".
+
+Tensor memory has 128 lanes of 512 columns of 32 bits; an address has the lane in its upper half, the column in its
+lower. Row i of a matrix of 128 rows lies in lane i. Everything is done at once: a kernel that waits, as it must, sees
+no difference. The products are summed as a `TensorCore` does.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fa_lib.gpu.block import Step, Warp
+from fa_lib.gpu.carriers import bits_of
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.lanes import WARP, refuse
+from fa_lib.gpu.memory import BadAccess
+from fa_lib.gpu.memory_barriers import change
+from fa_lib.gpu.operands import Addresses, address, into_shared, source, sources, targets
+from fa_lib.gpu.shared_matrices import Descriptor, places, read
+from fa_lib.gpu.syntax import Address, Immediate, Instruction
+from fa_lib.gpu.warpgroup import numbers
+
+LANES, COLUMNS = 128, 512
+QUARTER = 4  # warps; each sees the lanes of its number modulo this
+K_BYTES = 32  # of a line of A or B
+RESULTS = {0: "f16", 1: "f32"}
+FACTORS = {0: "f16", 1: "bf16"}  # of kind::f16
+NOTHING = ("wait::ld", "wait::st", "relinquish_alloc_permit", "dealloc", "fence::before_thread_sync",
+           "fence::after_thread_sync")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an instruction descriptor of 32 bits says.
+
+    Attributes:
+        gives: type of the result. kind: type of the factors.
+        a_turned, b_turned: whether a matrix in shared memory lies row-major.
+        m, n: rows of A and of B.
+    """
+
+    gives: str
+    kind: str
+    a_turned: bool
+    b_turned: bool
+    m: int
+    n: int
+
+    @classmethod
+    def of(cls, bits: int) -> "Shape":
+        """Read the bits.
+
+        Raises:
+            ValueError: they are of a product that is not modelled.
+        """
+        gives, a, b = bits >> 4 & 3, bits >> 7 & 7, bits >> 10 & 7
+        m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
+        others = bits & (0b1111 | 3 << 13 | 1 << 23 | 7 << 29)  # sparse, saturated, with signs changed, shifted
+        if gives not in RESULTS or a not in FACTORS or a != b or m != LANES or others:
+            raise ValueError(f"the instruction descriptor {bits:#x} is not modelled: accepted are 128 rows in 16 bits")
+        return cls(RESULTS[gives], FACTORS[a], bool(bits >> 15 & 1), bool(bits >> 16 & 1), m, n)
+
+
+def fifth(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """Make the step of tcgen05: alloc, ld, st, mma, commit.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
+    operation = instruction.words[1]
+    if operation in NOTHING:
+        return lambda warp, mask: None
+    if "cta_group::2" in instruction.words or operation not in OPERATIONS:
+        raise refuse(instruction, "it is not modelled")
+    return OPERATIONS[operation](instruction, names, gpu)
+
+
+def _allocate(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """Columns are given in order, and the address is written to shared memory."""
+    at = address(instruction.operands[0], instruction, names)
+    columns = source(instruction.operands[1], "u32", instruction, names)
+
+    def step(warp, mask):
+        block, lane = warp.block, int(mask.argmax())
+        start = block.tensor_columns
+        block.tensor_columns += int(columns(warp)[lane])
+        if block.tensor_columns > COLUMNS:
+            raise BadAccess(lane, f"{block.tensor_columns} columns of tensor memory; there are {COLUMNS}")
+        values = np.full((WARP, 1), start, np.uint32).view(np.uint8)
+        block.memory.store("shared", into_shared(at(warp)), values, np.arange(WARP) == lane, warp.local)
+
+    return step
+
+
+def _commit(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """The products are done: their arrival is counted by an mbarrier."""
+    if "multicast::cluster" in instruction.words:
+        raise refuse(instruction, "clusters are not modelled")
+    at = address(instruction.operands[0], instruction, names)
+
+    def step(warp, mask):
+        for lane in np.flatnonzero(mask):
+            change(warp, into_shared(at(warp)), int(lane), arrivals=1)
+
+    return step
+
+
+def _window(warp: Warp, start: int, columns: int, lane: int = 0) -> np.ndarray:
+    """Return the tensor memory from the address `start` on that a warp sees, uint32 (32, columns), a view."""
+    first, column = start >> 16, start & 0xFFFF
+    if first % WARP or first and first // WARP != warp.index % QUARTER or column + columns > COLUMNS:
+        raise BadAccess(lane, f"tensor memory from lane {first}, column {column} on: the warp has lanes "
+                              f"{WARP * (warp.index % QUARTER)} and on, of {COLUMNS} columns")  # fmt: skip
+    lanes = WARP * (warp.index % QUARTER)
+    return warp.block.tensor_memory[lanes : lanes + WARP, column : column + columns]
+
+
+def _count(instruction: Instruction) -> int:
+    shape = [word for word in instruction.words if re.fullmatch(r"x\d+", word)]
+    if "32x32b" not in instruction.words or len(shape) != 1 or any("pack" in word for word in instruction.words):
+        raise refuse(instruction, "accepted is the shape 32x32b")
+    return int(shape[0][1:])
+
+
+def _load(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """Each lane gets columns of its row."""
+    count = _count(instruction)
+    into, at = targets(instruction.operands[0], instruction), address(instruction.operands[1], instruction, names)
+
+    def step(warp, mask):
+        window = _window(warp, int(at(warp)[0]), count)
+        for register, bits in zip(into, np.ascontiguousarray(window.T)):
+            if register is not None:
+                warp.write(register, bits, mask)
+
+    return step
+
+
+def _store(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """Each lane writes columns of its row."""
+    count = _count(instruction)
+    at, values = address(instruction.operands[0], instruction, names), sources(
+        instruction.operands[1], "b32", instruction, names
+    )
+
+    def step(warp, mask):
+        _window(warp, int(at(warp)[0]), count)[mask] = np.stack([value(warp) for value in values], 1)[mask]
+
+    return step
+
+
+def _multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """A in shared or tensor memory, B in shared memory, the result in tensor memory."""
+    if {*instruction.words} != {"tcgen05", "mma", "cta_group::1", "kind::f16"} or len(instruction.operands) != 5:
+        raise refuse(instruction, "accepted is kind::f16 of one block, without masks and scales")
+    d, a, b, descriptor, keeps = instruction.operands
+    from_tensor_memory = isinstance(a, Address)
+    d_of = address(d, instruction, names)
+    a_of = address(a, instruction, names) if from_tensor_memory else source(a, "b64", instruction, names)
+    b_of, shape_of = source(b, "b64", instruction, names), source(descriptor, "b32", instruction, names)
+    keeps_of = source(keeps, "pred", instruction, names) if not isinstance(keeps, Immediate) else None
+    kept = keeps.value != 0 if isinstance(keeps, Immediate) else None
+    k = K_BYTES // 2
+
+    def step(warp, mask):
+        for lane in np.flatnonzero(mask):
+            one(warp, int(lane))
+
+    def one(warp, lane):
+        shared, memory = warp.block.memory.shared, warp.block.tensor_memory
+        try:
+            shape = Shape.of(int(shape_of(warp)[lane]))
+            core = gpu.core(shape.kind, shape.gives, "tcgen05.mma")
+            at_b = places(Descriptor.of(int(b_of(warp)[lane]), True), shape.n, k, 2, not shape.b_turned)
+            start = int(a_of(warp)[lane])
+            if from_tensor_memory:
+                column = _column(start, K_BYTES // 4, lane)
+                a_bits = np.ascontiguousarray(memory[:, column : column + K_BYTES // 4]).view(np.uint16)  # (128, k)
+            else:
+                a_bits = read(shared, places(Descriptor.of(start, True), shape.m, k, 2, not shape.a_turned), 2)
+        except ValueError as error:
+            raise BadAccess(lane, str(error)) from None
+        A, B = numbers(a_bits, shape.kind), numbers(read(shared, at_b, 2), shape.kind)
+        column = _column(int(d_of(warp)[lane]), shape.n, lane)
+        place = memory[:, column : column + shape.n]  # (128, n); FP16 results have a column each too
+        keep = kept if kept is not None else bool(keeps_of(warp)[lane])
+        old = np.ascontiguousarray(place)
+        numbers_of = old.view(np.float32) if shape.gives == "f32" else old.astype(np.uint16).view(np.float16)
+        C = numbers_of.astype(np.float64) if keep else np.zeros(place.shape)
+        D = core.matmul(*(torch.from_numpy(np.ascontiguousarray(x)) for x in (A, B.T, C))).numpy()
+        bits = bits_of(D.reshape(-1), shape.gives)
+        place[...] = bits.view(np.uint32 if shape.gives == "f32" else np.uint16).reshape(D.shape)
+
+    return step
+
+
+def _column(start: int, columns: int, lane: int) -> int:
+    if start >> 16 or (start & 0xFFFF) + columns > COLUMNS:
+        raise BadAccess(lane, f"a matrix in tensor memory at lane {start >> 16}, column {start & 0xFFFF}: "
+                              f"accepted is lane 0, and {COLUMNS} columns")  # fmt: skip
+    return start & 0xFFFF
+
+
+OPERATIONS = {"alloc": _allocate, "commit": _commit, "ld": _load, "st": _store, "mma": _multiply}

@@ -1,0 +1,116 @@
+"""wgmma: Hopper's product of matrices, by four warps together, B (and A) in shared memory. The text: PTX ISA,
+"Asynchronous Warpgroup Level Matrix Instructions".
+
+Each warp of a group has 16 rows of A and of the result, so each computes its own part when it comes to the instruction;
+a kernel that waits for the product, as it must, sees no difference. The products are summed as a `TensorCore` does.
+"""
+
+import re
+
+import numpy as np
+import torch
+
+from fa_lib.gpu.block import Step
+from fa_lib.gpu.carriers import bits_of, carried
+from fa_lib.gpu.device import GPU
+from fa_lib.gpu.lanes import WARP, refuse
+from fa_lib.gpu.matrix import WIDTHS, G, T
+from fa_lib.gpu.memory import BadAccess
+from fa_lib.gpu.operands import Addresses, source, sources, targets, whole
+from fa_lib.gpu.shared_matrices import Descriptor, places, read
+from fa_lib.gpu.syntax import BITS, Instruction, Vector
+
+WARPS = 4  # of a group
+ROWS = 16  # of a warp
+KNOWN = {"wgmma", "mma_async", "sync", "aligned"}
+
+
+def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
+    """Convert the bits of factors, of any shape, to float64 of that shape."""
+    if kind in ("e4m3", "e5m2"):
+        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
+        return torch.from_numpy(bits).view(dtype).to(torch.float64).numpy()
+    if kind == "tf32":  # the hardware leaves out what is below its 10 bits
+        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    return carried(bits if kind == "bf16" else bits.view(np.float16), kind)
+
+
+def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """Make the step of wgmma.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
+    words = instruction.words
+    if words[1] != "mma_async":
+        return lambda warp, mask: None  # fence, commit_group, wait_group: the product is there already
+    shape = next((word for word in words if re.fullmatch(r"m64n\d+k\d+", word)), "")
+    if not shape or {*words} - KNOWN - {shape, *instruction.types} or len(instruction.types) != 3:
+        raise refuse(instruction, "its kind of matrices is not modelled")
+    gives, a_kind, b_kind = instruction.types
+    n, k = (int(x) for x in re.findall(r"\d+", shape)[1:])
+    if a_kind != b_kind or a_kind not in WIDTHS or gives not in ("f32", "f16"):
+        raise refuse(instruction, "factors of these types are not modelled")
+    try:
+        core = gpu.core(a_kind, gives, "wgmma")
+    except ValueError as error:
+        raise refuse(instruction, str(error)) from None
+    d, a, b, keeps, *immediates = instruction.operands
+    scales = [whole(each, instruction) for each in immediates]
+    into = targets(d, instruction)
+    olds = sources(d, "b32", instruction, names)
+    in_registers = isinstance(a, Vector)
+    a_of = sources(a, "b32", instruction, names) if in_registers else [source(a, "b64", instruction, names)]
+    b_of, keeps_of = source(b, "b64", instruction, names), source(keeps, "pred", instruction, names)
+    signs, turned = scales[:2], scales[2:]  # turned: whether a matrix in shared memory lies row-major
+    b_turned = bool(turned[-1]) if turned else False
+    a_turned = bool(turned[0]) if len(turned) == 2 else False
+    size = WIDTHS[a_kind] // 8
+
+    def where(bits, rows, is_turned):
+        try:
+            return places(Descriptor.of(int(bits)), rows, k, size, not is_turned)
+        except ValueError as error:
+            raise BadAccess(0, str(error)) from None
+
+    def step(warp, mask):
+        shared = warp.block.memory.shared
+        if in_registers:
+            A = numbers(_left([each(warp) for each in a_of], k, size), a_kind)
+        else:
+            own = slice(ROWS * (warp.index % WARPS), ROWS * (warp.index % WARPS) + ROWS)
+            A = numbers(read(shared, where(a_of[0](warp)[0], WARPS * ROWS, a_turned)[own], size), a_kind)
+        B = numbers(read(shared, where(b_of(warp)[0], n, b_turned), size), b_kind)  # (n, k)
+        C = _result_of([each(warp) for each in olds], gives) if keeps_of(warp)[0] else np.zeros((ROWS, n))
+        A = A * signs[0] if signs[0] != 1 else A
+        B = B * signs[1] if signs[1] != 1 else B
+        D = core.matmul(*(torch.from_numpy(np.ascontiguousarray(x)) for x in (A, B.T, C))).numpy()
+        for register, bits in zip(into, _registers_of(D, gives)):
+            if register is not None:
+                warp.write(register, bits, mask)
+
+    return step
+
+
+def _left(registers: list[np.ndarray], k: int, size: int) -> np.ndarray:
+    """Assemble A (16, k) from registers, as the bits of its elements: as `matrix.Product` does."""
+    per = 4 // size
+    A = np.zeros((ROWS, k), f"uint{8 * size}")
+    for r, register in enumerate(registers):
+        values = np.ascontiguousarray(register)[:, None].view(A.dtype)  # (32, per)
+        A[(G + 8 * (r % 2))[:, None], (per * T + 4 * per * (r // 2))[:, None] + np.arange(per)] = values
+    return A
+
+
+def _result_of(registers: list[np.ndarray], kind: str) -> np.ndarray:
+    """Assemble C (16, n), float64: of eight columns, each lane has two neighbours in row g, then two in row g + 8."""
+    stacked = np.stack(registers, 1)  # (32, registers)
+    values = stacked.view(np.float32 if kind == "f32" else np.float16).astype(np.float64)  # (32, n / 2)
+    return values.reshape(8, 4, -1, 2, 2).transpose(3, 0, 2, 1, 4).reshape(ROWS, -1)
+
+
+def _registers_of(D: np.ndarray, kind: str) -> np.ndarray:
+    """Split the result (16, n) into registers (count, 32), the reverse of `_result_of`."""
+    bits = bits_of(D.reshape(-1), kind).view(f"uint{BITS[kind]}")
+    lanes = bits.reshape(2, 8, -1, 4, 2).transpose(1, 3, 2, 0, 4).reshape(WARP, -1)  # (32, n / 2)
+    return np.ascontiguousarray(np.ascontiguousarray(lanes).view(np.uint32).T)
