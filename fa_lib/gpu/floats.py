@@ -10,6 +10,7 @@ are in `special_unit`. PTX documents how far off each of them may be on a GPU: `
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import reduce
 
 import numpy as np
 
@@ -115,19 +116,22 @@ FP64 = {
 
 
 def _extreme(largest: bool) -> Meaning:
-    """Make the meaning of min and max: of a number and NaN it is the number, or with the word NaN it is NaN; +0 >
-    -0."""
+    """Make the meaning of min and max, of two operands or three: of a number and NaN it is the number, or with the
+    word NaN it is NaN; +0 > -0."""
 
     def meaning(instruction: Instruction) -> Lanewise:
         nan_wins = "NaN" in instruction.words
 
-        def run(a, b):
+        def of_two(a, b):
             above = (a > b) | ((a == b) & ~np.signbit(a))
             extreme = np.where(above == largest, a, b)
             number = np.where(np.isnan(a), b, np.where(np.isnan(b), a, extreme))
             return np.where(np.isnan(a) | np.isnan(b), np.nan, extreme) if nan_wins else number
 
-        return elementwise(2, run)(instruction)
+        def run(a, *others):
+            return reduce(of_two, others, a)
+
+        return elementwise(len(instruction.operands) - 1, run)(instruction)
 
     return meaning
 

@@ -1,6 +1,9 @@
 """Lanewise instructions on LLVM's lanes, with the bits of the numpy machine. Functions emit operations on vectors of 32
 lanes, and raise NotNative where the numpy machine must execute the instruction."""
 
+from dataclasses import replace
+from functools import partial, reduce
+
 from llvmlite import ir
 
 from fa_lib.gpu.conversions import limits
@@ -30,6 +33,8 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return {"and": b.and_, "or": b.or_, "xor": b.xor, "not": b.not_}[name](*x)
     if types[-1] == "f32":
         return fp32(b, instruction, x)
+    if types[-1] == "f32x2":
+        return two(b, instruction, x)
     if types[-1] == "f64" and name in ("add", "sub", "mul", "div"):
         return {"add": b.fadd, "sub": b.fsub, "mul": b.fmul, "div": b.fdiv}[name](*x)
     if types[-1] == "f64" and name == "fma" and {*instruction.words[1:]} == {"rn", "f64"}:
@@ -65,7 +70,27 @@ def fp32(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return floats.finished(b, floats.narrow(b, halves.SUMS["add"](b, b.fdiv(a, d), c)), ftz)
     if name not in floats.SINGLE or {*words[1:]} - QUIET:
         raise NotNative
+    if name in ("min", "max"):
+        return floats.finished(b, reduce(partial(floats.SINGLE[name], b), x), ftz)
     return floats.finished(b, floats.SINGLE[name](b, *x), ftz)
+
+
+def two(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
+    """Emit an instruction on pairs of FP32.
+
+    Raises:
+        NotNative: it is not compiled.
+    """
+    single = replace(instruction, words=tuple("f32" if word == "f32x2" else word for word in instruction.words))
+
+    def half(shift):
+        parts = [b.trunc(b.lshr(each, b.all(shift, each)), lanes(I32)) for each in x]
+        result = fp32(b, single, [b.bitcast(each, lanes(FLOAT)) for each in parts])
+        bits = result if result.type == lanes(I32) else b.bitcast(result, lanes(I32))
+        return b.zext(bits, lanes(I64))
+
+    low, high = half(0), half(32)
+    return b.or_(low, b.shl(high, b.all(32, high)))
 
 
 def whole(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
