@@ -110,6 +110,17 @@ class Warp:
         """Write values (32,) to a register in the lanes of mask, bool (32,)."""
         np.copyto(self.bits(register), write(values, register.type), where=mask)
 
+    def bits_of_all(self, registers: tuple[Register, ...]) -> np.ndarray:
+        """Return the bits of registers of one width, (count, 32)."""
+        of = self.registers
+        return np.stack([of[register] for register in registers])
+
+    def write_all(self, registers: tuple[Register, ...], bits: np.ndarray) -> None:
+        """Write bits (count, 32) to registers of their width, in all lanes."""
+        of = self.registers
+        for register, lanes in zip(registers, bits):
+            of[register][:] = lanes
+
     def run(self) -> None:
         """Run until no thread can go on, or the warp gives up its turn."""
         code, self.turn, races = self.block.code, True, self.block.memory.shared.races

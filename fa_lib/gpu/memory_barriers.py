@@ -62,6 +62,16 @@ def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
     behind = instruction.operands[has_result + 1 :]
     more = [source(operand, kind if i == 0 else "u32", instruction, names) for i, operand in enumerate(behind)]
 
+    def wait(warp, mask):
+        starts, phases = into_shared(at(warp)), more[0](warp)
+        for start in np.unique(starts[mask]):
+            lanes = mask & (starts == start)
+            with warp.block.memory.shared.together(starts[lanes][:1]):
+                parity = get(warp, starts, np.arange(WARP) == int(lanes.argmax())) >> 32 & 1
+            passed = (phases.astype(np.uint64) >> np.uint64(0 if "parity" in words else 32) & np.uint64(1)) != parity
+            warp.write(into, passed, lanes)
+            warp.turn = warp.turn and bool(passed[lanes].all())
+
     def step(warp, mask):
         starts = into_shared(at(warp))
         for lane in np.flatnonzero(mask):
@@ -72,11 +82,6 @@ def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
         only, number = np.arange(WARP) == lane, _number(more, warp, lane)
         if operation == "init":
             _put(warp, starts, only, number, number, 0, OFFSET)
-        elif "wait" in operation:
-            phase = number & 1 if "parity" in words else number >> 32 & 1
-            passed = (get(warp, starts, only) >> 32 & 1) != phase
-            warp.write(into, np.full(WARP, passed), only)
-            warp.turn = warp.turn and passed
         elif operation == "arrive":
             expects = "expect_tx" in words
             before = change(warp, starts, lane, 1 if expects else number, number if expects else 0)
@@ -85,7 +90,7 @@ def memory_barrier(instruction: Instruction, names: Addresses) -> Step:
         elif operation != "inval":
             change(warp, starts, lane, 0, number if operation == "expect_tx" else -number)
 
-    return step
+    return wait if "wait" in operation else step
 
 
 def _number(more: list[Source], warp: Warp, lane: int) -> int:

@@ -16,9 +16,9 @@ from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, refuse
 from fa_lib.gpu.matrix import WIDTHS, G, T
 from fa_lib.gpu.memory import BadAccess
-from fa_lib.gpu.operands import Addresses, source, sources, targets, whole
+from fa_lib.gpu.operands import Addresses, source, targets, whole
 from fa_lib.gpu.shared_matrices import Descriptor, places, read
-from fa_lib.gpu.syntax import BITS, Instruction, Vector
+from fa_lib.gpu.syntax import BITS, Instruction, Operand, Register, Vector, parts
 
 WARPS = 4  # of a group
 ROWS = 16  # of a warp
@@ -57,10 +57,9 @@ def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
         raise refuse(instruction, str(error)) from None
     d, a, b, keeps, *immediates = instruction.operands
     scales = [whole(each, instruction) for each in immediates]
-    into = targets(d, instruction)
-    olds = sources(d, "b32", instruction, names)
-    in_registers = isinstance(a, Vector)
-    a_of = sources(a, "b32", instruction, names) if in_registers else [source(a, "b64", instruction, names)]
+    into, in_registers = _registers(d, instruction), isinstance(a, Vector)
+    a_in = _registers(a, instruction) if in_registers else ()
+    a_of = source(a, "b64", instruction, names) if not in_registers else None
     b_of, keeps_of = source(b, "b64", instruction, names), source(keeps, "pred", instruction, names)
     signs, turned = scales[:2], scales[2:]  # turned: whether a matrix in shared memory lies row-major
     b_turned = bool(turned[-1]) if turned else False
@@ -75,25 +74,31 @@ def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
 
     def step(warp, mask):
         shared = warp.block.memory.shared
-        if in_registers:
-            A = numbers(_left([each(warp) for each in a_of], k, size), a_kind)
+        if a_of is None:
+            A = numbers(_left(warp.bits_of_all(a_in), k, size), a_kind)
         else:
             own = slice(ROWS * (warp.index % WARPS), ROWS * (warp.index % WARPS) + ROWS)
-            A = numbers(read(shared, where(a_of[0](warp)[0], WARPS * ROWS, a_turned)[own], size), a_kind)
+            A = numbers(read(shared, where(a_of(warp)[0], WARPS * ROWS, a_turned)[own], size), a_kind)
         B = numbers(read(shared, where(b_of(warp)[0], n, b_turned), size), b_kind)  # (n, k)
-        C = _result_of([each(warp) for each in olds], gives) if keeps_of(warp)[0] else np.zeros((ROWS, n))
+        C = _result_of(warp.bits_of_all(into), gives) if keeps_of(warp)[0] else np.zeros((ROWS, n))
         A = A * signs[0] if signs[0] != 1 else A
         B = B * signs[1] if signs[1] != 1 else B
         D = core.matmul(*(torch.from_numpy(np.ascontiguousarray(x)) for x in (A, B.T, C))).numpy()
-        for register, bits in zip(into, _registers_of(D, gives)):
-            if register is not None:
-                warp.write(register, bits, mask)
+        warp.write_all(into, _registers_of(D, gives))
 
     return step
 
 
-def _left(registers: list[np.ndarray], k: int, size: int) -> np.ndarray:
-    """Assemble A (16, k) from registers, as the bits of its elements: as `matrix.Product` does."""
+def _registers(operand: Operand, instruction: Instruction) -> tuple[Register, ...]:
+    """The registers of {a, b, ...}, of 32 bits each."""
+    registers = tuple(each for each in targets(operand, instruction) if each is not None and BITS[each.type] == 32)
+    if len(registers) != len(parts(operand)):
+        raise refuse(instruction, "accepted are registers of 32 bits")
+    return registers
+
+
+def _left(registers: np.ndarray, k: int, size: int) -> np.ndarray:
+    """Assemble A (16, k) from registers (count, 32), as the bits of its elements: as `matrix.Product` does."""
     per = 4 // size
     A = np.zeros((ROWS, k), f"uint{8 * size}")
     for r, register in enumerate(registers):
@@ -102,9 +107,9 @@ def _left(registers: list[np.ndarray], k: int, size: int) -> np.ndarray:
     return A
 
 
-def _result_of(registers: list[np.ndarray], kind: str) -> np.ndarray:
-    """Assemble C (16, n), float64: of eight columns, each lane has two neighbours in row g, then two in row g + 8."""
-    stacked = np.stack(registers, 1)  # (32, registers)
+def _result_of(registers: np.ndarray, kind: str) -> np.ndarray:
+    """Assemble C (16, n), float64, from registers (count, 32): of eight columns, each lane has two neighbours in row g, then two in row g + 8."""
+    stacked = np.ascontiguousarray(registers.T)  # (32, count)
     values = stacked.view(np.float32 if kind == "f32" else np.float16).astype(np.float64)  # (32, n / 2)
     return values.reshape(8, 4, -1, 2, 2).transpose(3, 0, 2, 1, 4).reshape(ROWS, -1)
 
