@@ -23,9 +23,21 @@ CACHE_BYTES = 50 << 20  # of the second-level cache, that LPT scheduling reckons
 SHAPE, DIVISOR = ({f"{i}": (4 * i, 4) for i in range(4)}, 16), (dict(divisor=(0, 4), factor=(4, 4), a=(8, 1), b=(9, 1)), 12)
 
 
-def fa4(
+def fa4_hopper(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "H100"
 ) -> Tensor:
+    """Call flash_attn_func on an H100, or another GPU: as `fa4`."""
+    return fa4(q, k, v, causal, scale, gpu=gpu)
+
+
+def fa4_blackwell(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "B200"
+) -> Tensor:
+    """Call flash_attn_func on a B200, or another GPU: as `fa4`."""
+    return fa4(q, k, v, causal, scale, gpu=gpu)
+
+
+def fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, *, gpu: str | GPU) -> Tensor:
     """Call flash_attn.cute.flash_attn_func with its defaults.
 
     Raises:

@@ -6,6 +6,7 @@ from fa_lib.gallery.conch_kernels import CONCH
 from fa_lib.gallery.entry import Entry, entries
 from fa_lib.gallery.fla_kernels import FLA
 from fa_lib.gallery.flag_gems_kernels import FLAG_GEMS
+from fa_lib.gallery.flash_attn_4_kernels import FLASH_ATTN_4, NEEDS
 from fa_lib.gallery.flash_attn_triton_kernels import FLASH_ATTN_TRITON
 from fa_lib.gallery.flashinfer_cuda_kernels import FLASHINFER
 from fa_lib.gallery.llama_cuda_kernels import LLAMA_CPP
@@ -15,16 +16,22 @@ from fa_lib.gallery.vllm_kernels import VLLM
 from fa_lib.gallery.xformers_kernels import XFORMERS
 from fa_lib.gpu.sources import FLASH_ATTN, Package
 
-GPU = "A100"  # that the rows are judged on: of Hopper Triton's code, wgmma and TMA, cannot run here
+GPU = "A100"  # that the rows are judged on, but for kernels that are for other GPUs alone
 TRITON, NVCC = ("triton",), ("nvidia-cuda-nvcc", "nvidia-cuda-runtime")
 
 
 def _modelled(
-    project: str, module: str, needs: tuple[str, ...], package: Package | None = None, as_used: str = "yes", **uses: str
+    project: str,
+    module: str,
+    needs: tuple[str, ...],
+    package: Package | None = None,
+    as_used: str = "yes",
+    gpu: str = GPU,
+    **uses: str,
 ) -> list[Entry]:
     """Make the entries of one file; uses: key -> use."""
     made = entries(project, module, needs, "modelled", **uses)
-    return [replace(entry, gpu=GPU, package=package, as_used=as_used) for entry in made]
+    return [replace(entry, gpu=gpu, package=package, as_used=as_used) for entry in made]
 
 
 def _absent(key: str, project: str, version: str, use: str, why: str) -> Entry:
@@ -36,6 +43,14 @@ _ALL = [
     *_modelled(
         "flash-attn", "flash_attn_cuda", NVCC, FLASH_ATTN,
         fa2_cuda="flash_attn_func; torch's scaled_dot_product_attention has these kernels for 16 bits without a mask",
+    ),
+    *_modelled(
+        "FlashAttention-4", "flash_attn_4", NEEDS, FLASH_ATTN_4, gpu="H100",
+        fa4_hopper="flash_attn.cute.flash_attn_func on Hopper, by wgmma and TMA",
+    ),
+    *_modelled(
+        "FlashAttention-4", "flash_attn_4", NEEDS, FLASH_ATTN_4, gpu="B200",
+        fa4_blackwell="flash_attn.cute.flash_attn_func on Blackwell, by tcgen05 and TMA",
     ),
     *_modelled(
         "PyTorch", "cutlass_cuda", ("torch", *NVCC),
@@ -111,11 +126,7 @@ _ALL = [
     ),
     _absent(
         "flash_attn_3", "FlashAttention-3", "3.0", "flash_attn_interface.flash_attn_func on Hopper",
-        "its kernels need wgmma and TMA, which no machine here runs",
-    ),
-    _absent(
-        "flash_attn_4", "FlashAttention-4", "4.0", "flash_attn.cute on Hopper and Blackwell",
-        "its CuTe kernels need tcgen05 and TMA, or wgmma",
+        "no package of PyPI has its source; FlashAttention-4 has followed it on Hopper",
     ),
     _absent(
         "transformer_engine", "TransformerEngine", "2.20", "te.DotProductAttention with its fused backend",
