@@ -22,7 +22,7 @@ from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.races import Races
-from fa_lib.gpu.syntax import Entry
+from fa_lib.gpu.syntax import Entry, Instruction
 
 DELAY_S = 5  # after which a launch shows its progress, on a terminal
 LONGEST = 40  # characters of a name in the progress bar
@@ -65,6 +65,9 @@ class Kernel:
         self.text, module = ptx, parse(ptx)
         self.entry = _one(module.entries, entry)
         self.gpu = GPU.of(gpu)
+        if races and any(_beside(each) for each in self.entry.instructions):
+            raise ValueError("races: got a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05); "
+                             "accepted are others")  # fmt: skip
         self._variables = [each for each in self.entry.variables if each.space in ("global", "const")]
         self._data = {each.name: np.zeros(max(each.size or 0, 1), np.uint8) for each in self._variables}
         for variable in self._variables:
@@ -163,6 +166,11 @@ class Kernel:
             else:
                 place[:] = np.frombuffer(as_bytes(value, parameter, f"argument {index}", storages), np.uint8)
         return data, [*storages.values()]
+
+
+def _beside(instruction: Instruction) -> bool:
+    """Whether an instruction begins what runs beside the threads."""
+    return instruction.name in ("wgmma", "tcgen05") or instruction.words[:3] == ("cp", "async", "bulk")
 
 
 def _each(run: Callable[[Size], int], numbers: list[Size], threads: int) -> Iterator[int]:
