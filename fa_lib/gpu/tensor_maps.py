@@ -83,7 +83,7 @@ def bulk_copy(instruction: Instruction, names: Addresses) -> Step:
             fields = _fields(warp, maps, int(lane))
             count = _move(warp, fields, corners[lane], int(starts[lane]), int(lane), loads)
             if barrier_at is not None:
-                change(warp, into_shared(barrier_at(warp)), int(lane), expected=-count)
+                change(warp, int(into_shared(barrier_at(warp))[lane]), int(lane), expected=-count)
 
     return step
 
@@ -104,7 +104,7 @@ def _of_bytes(instruction: Instruction, names: Addresses) -> Step:
             span, _ = warp.block.memory.outer.of(of(warp), count, only)[0]
             start = int(of(warp)[lane]) - span.base
             _store(warp, int(into_shared(to(warp))[lane]) + np.arange(count), span.data[start : start + count], int(lane))
-            change(warp, into_shared(barrier(warp)), int(lane), expected=-count)
+            change(warp, int(into_shared(barrier(warp))[lane]), int(lane), expected=-count)
 
     return step
 

@@ -103,7 +103,7 @@ def _commit(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
 
     def step(warp, mask):
         for lane in np.flatnonzero(mask):
-            change(warp, into_shared(at(warp)), int(lane), arrivals=1)
+            change(warp, int(into_shared(at(warp))[lane]), int(lane), arrivals=1)
 
     return step
 
