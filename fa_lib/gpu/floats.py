@@ -60,8 +60,10 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
         words = {*instruction.words[1:]}
         if words - KNOWN:
             raise refuse(instruction, f"{', '.join(sorted(words - KNOWN))} is not modelled")
-        kind = instruction.types[-1]
         mode = next((word for word in instruction.words if word in ROUNDINGS), "rn")
+        if len(instruction.types) > 1:
+            return _mixed(instruction, count, run, mode)
+        kind = instruction.types[-1]
         if kind == "f64":
             if mode != "rn":
                 raise refuse(instruction, "FP64 is modelled to nearest alone")
@@ -88,6 +90,23 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
         return Lanewise((kind,) * count, kind, lanes)
 
     return meaning
+
+
+def _mixed(instruction: Instruction, count: int, run: Callable[..., Lanes], mode: str) -> Lanewise:
+    """Make the meaning of a sum in FP32 whose other operands are of 16 bits; the last one is in FP32.
+
+    Raises:
+        ValueError: it is another instruction.
+    """
+    gives, short, *more = instruction.types
+    if instruction.name not in ("add", "sub", "fma") or gives != "f32" or short not in ("f16", "bf16") or more:
+        raise refuse(instruction, "its types are not modelled together")
+    if {*instruction.words[1:]} - {*ROUNDINGS, gives, short}:
+        raise refuse(instruction, "of a sum of two types, its words are not modelled")
+    takes = (*(short,) * (count - 1), gives)
+    return Lanewise(
+        takes, gives, lambda *bits: bits_of(run(*(carried(x, kind) for x, kind in zip(bits, takes))), gives, mode)
+    )
 
 
 def _fused64(a: Lanes, b: Lanes, c: Lanes) -> Lanes:

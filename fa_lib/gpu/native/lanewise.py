@@ -31,6 +31,8 @@ def emit(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Value:
         return b.select(x[2], x[0], x[1])
     if types[-1] == "pred":
         return {"and": b.and_, "or": b.or_, "xor": b.xor, "not": b.not_}[name](*x)
+    if len(types) > 1 and types[0] == "f32":  # a sum of two types
+        raise NotNative
     if types[-1] == "f32":
         return fp32(b, instruction, x)
     if types[-1] == "f32x2":
