@@ -20,7 +20,10 @@ from fa_lib.gpu.tensor_maps import tensor_map
 HEAD_DIMS = (64, 128)  # of those that it accepts
 LOG2_E = 1.44269504  # softmax_utils: the scale is multiplied by it in FP32
 CACHE_BYTES = 50 << 20  # of the second-level cache, that LPT scheduling reckons with: tile_scheduler.py, line 503
-SHAPE, DIVISOR = ({f"{i}": (4 * i, 4) for i in range(4)}, 16), (dict(divisor=(0, 4), factor=(4, 4), a=(8, 1), b=(9, 1)), 12)
+SHAPE, DIVISOR = (
+    ({f"{i}": (4 * i, 4) for i in range(4)}, 16),
+    (dict(divisor=(0, 4), factor=(4, 4), a=(8, 1), b=(9, 1)), 12),
+)
 
 
 def fa4_hopper(
@@ -135,7 +138,7 @@ class _Call:
             return [*_divisor(blocks), *_divisor(heads), total, 1]
         n_kv, d = self.k.shape[1], self.q.shape[-1]
         size = n_kv * 2 * d * self.q.element_size()
-        near = 1 if CACHE_BYTES < size else 1 << int(math.log2(CACHE_BYTES // size))
+        near = 1 if size > CACHE_BYTES else 1 << int(math.log2(CACHE_BYTES // size))
         quotient, rest = divmod(heads * batch, near)
         splits = [1] if self.gpu.capability == 100 else []
         divisors = [*_divisor(heads), *_divisor(near), *_divisor(near * blocks), *_divisor(max(rest, 1))]

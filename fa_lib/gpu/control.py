@@ -4,7 +4,7 @@ Communication Instructions"."""
 import numpy as np
 
 from fa_lib.gpu.block import ALL, Step
-from fa_lib.gpu.lanes import WARP, refuse
+from fa_lib.gpu.lanes import refuse
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.operands import Addresses, both, source
 from fa_lib.gpu.syntax import Entry, Instruction, Symbol

@@ -79,5 +79,7 @@ class GPU:
         if fmt in (E4M3, E5M2):
             if self.name not in EIGHT_BITS and instruction != "wgmma":
                 raise ValueError(f"how {self.name} adds the products of {instruction} in {inputs} is not known")
+            if result != "f32":
+                raise ValueError(f"products of {inputs} summed to {result} are not modelled")
             return TensorCore.of(self.name, fmt)
         return TensorCore.of(self.name, fmt, result=RESULTS[result])

@@ -8,6 +8,7 @@ import numpy as np
 
 from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.device import GPU
+from fa_lib.gpu.floats import FLOATS
 from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, refuse
 from fa_lib.gpu.matrix import Product
 from fa_lib.gpu.memory import BadAccess
@@ -109,7 +110,8 @@ def match(instruction: Instruction, names: Addresses) -> Step:
 
 
 def reduction(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of redux, of whole numbers: every lane gets the same result.
+    """Make the step of redux: every lane gets the same result. Of FP32 there are min and max: of a number and NaN the
+    number, or with the word NaN it is NaN; +0 > -0.
 
     Raises:
         ValueError: its operation is not modelled.
@@ -117,14 +119,25 @@ def reduction(instruction: Instruction, names: Addresses) -> Step:
     operation, (kind,) = instruction.words[2], instruction.types
     operations = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
              "xor": np.bitwise_xor}  # fmt: skip
-    if operation not in operations or kind[0] == "f":
+    if kind == "f32" and operation in ("min", "max") and "abs" not in instruction.words:
+        of_two = FLOATS[operation](
+            Instruction((operation, *instruction.words[3:]), (None,) * 3, None, instruction.line)
+        )
+
+        def joined(x: Lanes) -> Lanes:
+            return reduce(of_two.run, x[1:, None], x[:1])[0]
+    elif operation not in operations or kind[0] == "f":
         raise refuse(instruction, "that operation is not modelled")
+    else:
+
+        def joined(x: Lanes) -> Lanes:
+            return reduce(operations[operation], x[1:], x[0])
+
     (into,) = targets(instruction.operands[0], instruction)
     value = source(instruction.operands[1], kind, instruction, names)
 
     def step(warp, mask):
-        x = value(warp)[mask]
-        warp.write(into, np.full(WARP, reduce(operations[operation], x[1:], x[0]), DTYPES[kind]), mask)
+        warp.write(into, np.full(WARP, joined(value(warp)[mask]), DTYPES[kind]), mask)
 
     return step
 

@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 from torch import Tensor
 
+from fa_lib.gpu.arguments import Structure
 from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.lanes import WARP, Lanes, refuse
-from fa_lib.gpu.arguments import Structure
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.memory_barriers import change
 from fa_lib.gpu.operands import Addresses, address, into_shared, source
@@ -43,7 +43,9 @@ def tensor_map(tensor: Tensor, box: Sequence[int], width: int = PIECE) -> Struct
         ValueError: an argument does not fit.
     """
     if tensor.ndim > MOST or len(box) != tensor.ndim or tensor.stride(-1) != 1:
-        raise ValueError(f"tensor: got {tensor.ndim} dimensions and a box of {len(box)}; accepted are 1 to {MOST}, alike")
+        raise ValueError(
+            f"tensor: got {tensor.ndim} dimensions and a box of {len(box)}; accepted are 1 to {MOST}, alike"
+        )
     if width not in SWIZZLES or width != PIECE and box[-1] * tensor.element_size() > width:
         raise ValueError(f"width: got {width} for lines of {box[-1] * tensor.element_size()} bytes; "
                          f"accepted are {SWIZZLES}, not below the line")  # fmt: skip
@@ -66,7 +68,11 @@ def bulk_copy(instruction: Instruction, names: Addresses) -> Step:
     if "tensor" not in words:
         return _of_bytes(instruction, names)
     spaces = [word.split("::")[0] for word in words if word.split("::")[0] in ("shared", "global")]
-    if spaces not in (["shared", "global"], ["global", "shared"]) or "tile" not in words or "multicast::cluster" in words:
+    if (
+        spaces not in (["shared", "global"], ["global", "shared"])
+        or "tile" not in words
+        or "multicast::cluster" in words
+    ):
         raise refuse(instruction, "that kind of bulk copy is not modelled")
     loads = spaces[0] == "shared"
     here, there = (instruction.operands[:2])[:: 1 if loads else -1]  # in shared memory; the tensor
@@ -103,7 +109,9 @@ def _of_bytes(instruction: Instruction, names: Addresses) -> Step:
             count, only = int(sizes(warp)[lane]), np.arange(WARP) == lane
             span, _ = warp.block.memory.outer.of(of(warp), count, only)[0]
             start = int(of(warp)[lane]) - span.base
-            _store(warp, int(into_shared(to(warp))[lane]) + np.arange(count), span.data[start : start + count], int(lane))
+            _store(
+                warp, int(into_shared(to(warp))[lane]) + np.arange(count), span.data[start : start + count], int(lane)
+            )
             change(warp, int(into_shared(barrier(warp))[lane]), int(lane), expected=-count)
 
     return step

@@ -2,7 +2,7 @@
 text: PTX ISA, "TensorCore 5th Generation Family Instructions".
 
 Tensor memory has 128 lanes of 512 columns of 32 bits; an address has the lane in its upper half, the column in its
-lower. Row i of a matrix of 128 rows lies in lane i. Everything is done at once: a kernel that waits, as it must, sees
+lower. Row i of a matrix of 128 rows lies in lane i; one of 64 rows has 16 in the first lanes of each quarter. Everything is done at once: a kernel that waits, as it must, sees
 no difference. The products are summed as a `TensorCore` does.
 """
 
@@ -10,20 +10,24 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.carriers import bits_of
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, refuse
+from fa_lib.gpu.matrix import summed
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.memory_barriers import change
-from fa_lib.gpu.operands import Addresses, address, into_shared, source, sources, targets
+from fa_lib.gpu.operands import Addresses, address, into_shared, source, sources, targets, whole
 from fa_lib.gpu.shared_matrices import Descriptor, places, read
-from fa_lib.gpu.syntax import Address, Immediate, Instruction
+from fa_lib.gpu.syntax import Address, Immediate, Instruction, Operand
 from fa_lib.gpu.warpgroup import numbers
 
 LANES, COLUMNS = 128, 512
+ROWS = {
+    LANES: np.arange(LANES),
+    64: np.arange(64) % 16 + WARP * (np.arange(64) // 16),
+}  # lane of each row, by their number
 QUARTER = 4  # warps; each sees the lanes of its number modulo this
 K_BYTES = 32  # of a line of A or B
 RESULTS = {0: "f16", 1: "f32"}
@@ -59,8 +63,10 @@ class Shape:
         gives, a, b = bits >> 4 & 3, bits >> 7 & 7, bits >> 10 & 7
         m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
         others = bits & (0b1111 | 3 << 13 | 1 << 23 | 7 << 29)  # sparse, saturated, with signs changed, shifted
-        if gives not in RESULTS or a not in FACTORS or a != b or m != LANES or others:
-            raise ValueError(f"the instruction descriptor {bits:#x} is not modelled: accepted are 128 rows in 16 bits")
+        if gives not in RESULTS or a not in FACTORS or a != b or m not in (64, LANES) or others:
+            raise ValueError(
+                f"the instruction descriptor {bits:#x} is not modelled: accepted are 64 or 128 rows of 16 bits"
+            )
         return cls(RESULTS[gives], FACTORS[a], bool(bits >> 15 & 1), bool(bits >> 16 & 1), m, n)
 
 
@@ -108,31 +114,55 @@ def _commit(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     return step
 
 
-def _window(warp: Warp, start: int, columns: int, lane: int = 0) -> np.ndarray:
-    """Return the tensor memory from the address `start` on that a warp sees, uint32 (32, columns), a view."""
-    first, column = start >> 16, start & 0xFFFF
-    if first % WARP or first and first // WARP != warp.index % QUARTER or column + columns > COLUMNS:
-        raise BadAccess(lane, f"tensor memory from lane {first}, column {column} on: the warp has lanes "
-                              f"{WARP * (warp.index % QUARTER)} and on, of {COLUMNS} columns")  # fmt: skip
-    lanes = WARP * (warp.index % QUARTER)
-    return warp.block.tensor_memory[lanes : lanes + WARP, column : column + columns]
+def _window(warp: Warp, start: int, columns: int) -> np.ndarray:
+    """Return the tensor memory from the address `start` on that a warp sees, uint32 (lanes, columns), a view."""
+    lane, column = start >> 16, start & 0xFFFF
+    quarter = WARP * (warp.index % QUARTER)
+    first = lane if lane >= WARP else quarter + lane
+    if first // WARP * WARP != quarter or column + columns > COLUMNS:
+        raise BadAccess(0, f"tensor memory from lane {lane}, column {column} on, {columns} columns: the warp has the "
+                           f"{WARP} lanes from {quarter} on, of {COLUMNS} columns")  # fmt: skip
+    return warp.block.tensor_memory[first : quarter + WARP, column : column + columns]
 
 
 def _count(instruction: Instruction) -> int:
-    shape = [word for word in instruction.words if re.fullmatch(r"x\d+", word)]
-    if "32x32b" not in instruction.words or len(shape) != 1 or any("pack" in word for word in instruction.words):
-        raise refuse(instruction, "accepted is the shape 32x32b")
-    return int(shape[0][1:])
+    """The number of registers of a load or store.
+
+    Raises:
+        ValueError: its shape is not modelled.
+    """
+    words = instruction.words
+    times = [word for word in words if re.fullmatch(r"x\d+", word)]
+    if not {"32x32b", "16x32bx2"} & {*words} or len(times) != 1:
+        raise refuse(instruction, "accepted are the shapes 32x32b and 16x32bx2")
+    return int(times[0][1:])
+
+
+def _places(instruction: Instruction, count: int, split: Operand) -> tuple[np.ndarray, np.ndarray]:
+    """Where the lanes' registers lie in a warp's window: lanes (32, 1) and columns (32, count). Of the shape 32x32b each
+    thread has its own lane; of 16x32bx2 the last 16 have the lanes of the first, `split` columns further on."""
+    lane, column = np.arange(WARP)[:, None], np.arange(count)[None]
+    if "32x32b" in instruction.words:
+        return lane, column
+    return lane % 16, column + whole(split, instruction) * (lane // 16)
 
 
 def _load(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
-    """Each lane gets columns of its row."""
-    count = _count(instruction)
-    into, at = targets(instruction.operands[0], instruction), address(instruction.operands[1], instruction, names)
+    """Each thread gets columns of a lane."""
+    into, at, *split = instruction.operands
+    lanes, columns = _places(instruction, _count(instruction), split[0] if split else None)
+    registers, starts = targets(into, instruction), address(at, instruction, names)
+
+    packs = "pack::16b" in instruction.words  # the lower halves of two columns go into one register
+    if packs:
+        columns = np.concatenate([columns, columns + columns.shape[1]], 1)
 
     def step(warp, mask):
-        window = _window(warp, int(at(warp)[0]), count)
-        for register, bits in zip(into, np.ascontiguousarray(window.T)):
+        window = _window(warp, int(starts(warp)[0]), int(columns.max()) + 1)
+        found = window[lanes, columns]  # (32, count)
+        if packs:
+            found = (found[:, ::2] & np.uint32(0xFFFF)) | found[:, 1::2] << np.uint32(16)
+        for register, bits in zip(registers, np.ascontiguousarray(found.T)):
             if register is not None:
                 warp.write(register, bits, mask)
 
@@ -140,14 +170,20 @@ def _load(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
 
 
 def _store(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
-    """Each lane writes columns of its row."""
-    count = _count(instruction)
-    at, values = address(instruction.operands[0], instruction, names), sources(
-        instruction.operands[1], "b32", instruction, names
-    )
+    """Each thread writes columns of a lane."""
+    at, *split, of = instruction.operands
+    lanes, columns = _places(instruction, _count(instruction), split[0] if split else None)
+    starts, values = address(at, instruction, names), sources(of, "b32", instruction, names)
+    unpacks = "unpack::16b" in instruction.words
+    if unpacks:
+        columns = np.concatenate([columns, columns + columns.shape[1]], 1)
 
     def step(warp, mask):
-        _window(warp, int(at(warp)[0]), count)[mask] = np.stack([value(warp) for value in values], 1)[mask]
+        window = _window(warp, int(starts(warp)[0]), int(columns.max()) + 1)
+        bits = np.stack([value(warp) for value in values], 1)
+        if unpacks:
+            bits = np.stack([bits & np.uint32(0xFFFF), bits >> np.uint32(16)], 2).reshape(WARP, -1)
+        window[lanes, columns] = bits
 
     return step
 
@@ -177,31 +213,33 @@ def _multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
             at_b = places(Descriptor.of(int(b_of(warp)[lane]), True), shape.n, k, 2, not shape.b_turned)
             start = int(a_of(warp)[lane])
             if from_tensor_memory:
-                column = _column(start, K_BYTES // 4, lane)
-                a_bits = np.ascontiguousarray(memory[:, column : column + K_BYTES // 4]).view(np.uint16)  # (128, k)
+                part = _part(start, shape.m, K_BYTES // 4, lane)
+                a_bits = np.ascontiguousarray(memory[part]).view(np.uint16)  # (m, k)
             else:
                 a_bits = read(shared, places(Descriptor.of(start, True), shape.m, k, 2, not shape.a_turned), 2)
         except ValueError as error:
             raise BadAccess(lane, str(error)) from None
         A, B = numbers(a_bits, shape.kind), numbers(read(shared, at_b, 2), shape.kind)
-        column = _column(int(d_of(warp)[lane]), shape.n, lane)
-        place = memory[:, column : column + shape.n]  # (128, n); FP16 results have a column each too
+        part = _part(int(d_of(warp)[lane]), shape.m, shape.n, lane)
+        place = memory[part]  # (m, n), a copy; FP16 results have a column each too
         keep = kept if kept is not None else bool(keeps_of(warp)[lane])
-        old = np.ascontiguousarray(place)
-        numbers_of = old.view(np.float32) if shape.gives == "f32" else old.astype(np.uint16).view(np.float16)
-        C = numbers_of.astype(np.float64) if keep else np.zeros(place.shape)
-        D = core.matmul(*(torch.from_numpy(np.ascontiguousarray(x)) for x in (A, B.T, C))).numpy()
+        old = place.view(np.float32) if shape.gives == "f32" else place.astype(np.uint16).view(np.float16)
+        C = old.astype(np.float64) if keep else np.zeros(place.shape)
+        D = summed(core, A, np.ascontiguousarray(B.T), C)
         bits = bits_of(D.reshape(-1), shape.gives)
-        place[...] = bits.view(np.uint32 if shape.gives == "f32" else np.uint16).reshape(D.shape)
+        dtype = np.uint32 if shape.gives == "f32" else np.uint16
+        memory[part] = bits.view(dtype).reshape(D.shape)
 
     return step
 
 
-def _column(start: int, columns: int, lane: int) -> int:
-    if start >> 16 or (start & 0xFFFF) + columns > COLUMNS:
-        raise BadAccess(lane, f"a matrix in tensor memory at lane {start >> 16}, column {start & 0xFFFF}: "
-                              f"accepted is lane 0, and {COLUMNS} columns")  # fmt: skip
-    return start & 0xFFFF
+def _part(start: int, rows: int, columns: int, lane: int) -> tuple[np.ndarray, slice]:
+    """Return the lanes and the columns of tensor memory that have a matrix, from the address `start` on."""
+    first, column = start >> 16, start & 0xFFFF
+    if first not in ((0,) if rows == LANES else (0, 16)) or column + columns > COLUMNS:
+        raise BadAccess(lane, f"a matrix of {rows} rows and {columns} columns in tensor memory at lane {first}, "
+                              f"column {column}")  # fmt: skip
+    return ROWS[rows] + first, slice(column, column + columns)
 
 
 OPERATIONS = {"alloc": _allocate, "commit": _commit, "ld": _load, "st": _store, "mma": _multiply}

@@ -15,15 +15,13 @@ from fa_lib.gpu.device import GPU
 from fa_lib.gpu.launch import Kernel
 from fa_lib.gpu.memory import NANS
 
-NEWEST = 89  # that Triton compiles for here: from 90 on it writes wgmma and TMA, which no machine here has
-
 
 @contextmanager
 def triton(gpu: str | GPU) -> Iterator[None]:
     """Run every kernel of @triton.jit that is launched on CPU tensors inside the context in the arithmetic of a GPU.
 
-    It is compiled for sm_80, or for sm_89 on an L40S: Triton's code for Hopper and Blackwell, wgmma and TMA, is not
-    modelled. Products are summed as this GPU sums those of mma.sync. Autotuning takes the first configuration.
+    It is compiled for that GPU: for Hopper with wgmma, for Blackwell with tcgen05, where Triton takes them. Autotuning
+    takes the first configuration.
 
     Args:
         gpu: a GPU, or its name.
@@ -62,7 +60,6 @@ def _new_driver(gpu: GPU) -> Any:
     from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
     from triton.backends.driver import DriverBase  # pyright: ignore[reportMissingImports]
 
-    capability = NEWEST if gpu.capability == NEWEST else 80
     number = 1000 + len(_DRIVERS)
     order = count()
 
@@ -102,7 +99,7 @@ def _new_driver(gpu: GPU) -> Any:
             return ty
 
         def get_current_target(self):
-            return GPUTarget("cuda", capability, 32)
+            return GPUTarget("cuda", gpu.capability, 32)
 
         def get_current_device(self):
             return number

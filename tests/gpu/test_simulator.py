@@ -3,7 +3,7 @@ the machine has, a million operands each, normal numbers, numbers of all sizes, 
 
 import pytest
 import torch
-from mmasim.nv_ptx.sim import MMA
+from mmasim.nv_ptx.sim import MMA, WGMMA, TCGen05MMA
 
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.matrix import Product
@@ -62,8 +62,25 @@ def test_every_sum_is_mmasims(kind, architecture):
     except ValueError:
         ours = None
     assert (ours is None) == (theirs is None), "one of both has no such instruction"
-    if ours is None or theirs is None:
-        return
+    if ours is not None and theirs is not None:
+        every_sum_is_the_same(ours, theirs, k, gives, takes)
+
+
+SHORT = ("k16.f32.bf16.bf16", "k16.f32.f16.f16", "k16.f16.f16.f16")  # products of 16 bits
+OTHERS = ("k8.f32.tf32.tf32", "k32.f32.e4m3.e4m3", "k32.f32.e5m2.e5m2")
+
+
+@pytest.mark.parametrize("words, kind", [*(("wgmma", kind) for kind in SHORT + OTHERS),
+                                         *(("tcgen05.mma", kind) for kind in SHORT)])  # fmt: skip
+def test_products_from_shared_memory_are_summed_as_mmasim_sums(words, kind):
+    k, gives, takes, _ = kind[1:].split(".")
+    hopper = words == "wgmma"
+    shape = f"k{k}.kind::f16{kind[3:]}"
+    theirs = WGMMA("Hopper", f"m64n64{kind}") if hopper else TCGen05MMA("Blackwell", f"m128n64{shape}")
+    every_sum_is_the_same(GPU.of("H100" if hopper else "B200").core(takes, gives, words), theirs, int(k), gives, takes)
+
+
+def every_sum_is_the_same(ours, theirs, k, gives, takes):
     result = torch.float16 if gives == "f16" else torch.float32
     for seed, sizes in enumerate((0, 3, 12, 40 if takes in ("bf16", "tf32") else 8)):
         a, b = (drawn((VECTORS // 4, k), theirs.a_type, sizes, 10 * seed + i) for i in range(2))
@@ -72,4 +89,4 @@ def test_every_sum_is_mmasims(kind, architecture):
             mine = x if takes != "tf32" else (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
             other = y if takes != "tf32" else (y.view(torch.int32) & ~0x1FFF).view(torch.float32)
             got = ours(mine.double(), other.double(), z.double())
-            assert same(got, theirs.dpa(x, y, z).double().reshape(got.shape)), (kind, architecture, sizes)
+            assert same(got, theirs.dpa(x, y, z).double().reshape(got.shape)), sizes

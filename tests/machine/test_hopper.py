@@ -31,7 +31,9 @@ mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0; mov.b32 %r0, memory;
 @%p1 mbarrier.init.shared.b64 [%r0], 1; bar.sync 0;
 """
 WAIT = "{{ .reg .pred ok; AGAIN: mbarrier.try_wait.parity.shared.b64 ok, [%r0{at}], {parity}; @ok bra OUT; bra AGAIN; OUT: }}"
-LOAD = "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [{to}], [%d9, {{{x}, {y}}}], [%r0];"
+LOAD = (
+    "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [{to}], [%d9, {{{x}, {y}}}], [%r0];"
+)
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d9, {{{x}, {y}}}], [{of}];"
 
 
@@ -123,7 +125,9 @@ def test_wgmma_is_the_product_of_matrices(in_registers, turned, gives):
         at = descriptor(8192 + (16 * 64 * i if turned else 32 * i), 64, 512, 2)  # %r0 is 0: the first byte
         step.append(f"mov.b64 %d5, {at};")
         if in_registers:
-            step.append("".join(f"ld.shared.b32 %r{8 + r}, [%r7+{512 * (r % 2) + 16 * (r // 2) + 32 * i}];" for r in range(4)))
+            step.append(
+                "".join(f"ld.shared.b32 %r{8 + r}, [%r7+{512 * (r % 2) + 16 * (r // 2) + 32 * i}];" for r in range(4))
+            )
             a = "{%r8, %r9, %r10, %r11}"
         else:
             step.append(f"mov.b64 %d4, {descriptor(1024 + 32 * i, 0, 512, 2)};")
@@ -190,8 +194,11 @@ def test_tcgen05_is_the_product_of_matrices(from_tensor_memory):
 
 
 def test_matrices_of_what_was_never_written_are_a_fault():
-    body = BEGIN + f"""mov.b64 %d4, {descriptor(1024, 0, 512, 2)}; mov.b64 %d5, {descriptor(8192, 0, 512, 2)}; setp.ne.u32 %p2, 0, 0;
+    body = (
+        BEGIN
+        + f"""mov.b64 %d4, {descriptor(1024, 0, 512, 2)}; mov.b64 %d5, {descriptor(8192, 0, 512, 2)}; setp.ne.u32 %p2, 0, 0;
     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%r20, %r21, %r22, %r23}}, %d4, %d5, %p2, 1, 1, 0, 0;"""
+    )
     with pytest.raises(Fault, match="never written"):
         made(body)((1,), (128,), 16384)
 
