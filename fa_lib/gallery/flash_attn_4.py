@@ -20,10 +20,8 @@ from fa_lib.gpu.tensor_maps import tensor_map
 HEAD_DIMS = (64, 128)  # of those that it accepts
 LOG2_E = 1.44269504  # softmax_utils: the scale is multiplied by it in FP32
 CACHE_BYTES = 50 << 20  # of the second-level cache, that LPT scheduling reckons with: tile_scheduler.py, line 503
-SHAPE, DIVISOR = (
-    ({f"{i}": (4 * i, 4) for i in range(4)}, 16),
-    (dict(divisor=(0, 4), factor=(4, 4), a=(8, 1), b=(9, 1)), 12),
-)
+SHAPE = {f"{i}": (4 * i, 4) for i in range(4)}
+DIVISOR = {"divisor": (0, 4), "factor": (4, 4), "a": (8, 1), "b": (9, 1)}
 
 
 def fa4_hopper(
@@ -111,7 +109,7 @@ class _Call:
     def _shape(self, x: Tensor) -> Structure:
         """A tensor's shape (n, head_dim, heads, batch); the kernels read n alone."""
         batch, n, heads, d = x.shape
-        return _structure(SHAPE, dict(zip("0123", (n, d, heads, batch))))
+        return Structure(SHAPE, 16, dict(zip("0123", (n, d, heads, batch))))
 
     def _maps(self) -> list[Structure]:
         """Tensor maps of Q, K, V and O."""
@@ -145,14 +143,9 @@ class _Call:
         return [total, *splits, blocks, heads, batch, near, *divisors, quotient, *_divisor(1)]
 
 
-def _structure(shape: tuple[dict[str, tuple[int, int]], int], values: dict) -> Structure:
-    layout, size = shape
-    return Structure(layout, size, values)
-
-
 def _divisor(number: int) -> list:
     """A number to divide by: with the factor and the shifts by which CUTLASS divides (fast_math.h), and alone."""
     bits = (number - 1).bit_length()
     factor = (1 << 32) * ((1 << bits) - number) // number + 1
     values = dict(divisor=number, factor=factor, a=min(bits, 1), b=max(bits - 1, 0))
-    return [_structure(DIVISOR, values), number]
+    return [Structure(DIVISOR, 12, values), number]

@@ -2,9 +2,9 @@
 
     python flash_attn_4_compiler.py FOLDER SM PROCESSORS    # FOLDER: of the package; SM: sm_90 or sm_100
 
-Each line of standard input is a call, as JSON: dtype, q and k (shapes (batch, n, heads, head_dim)), causal. Each line of
-standard output answers with the kernel that the project's own code chooses for it: its PTX, and the choice; or with an
-error. No GPU is needed: the project compiles for torch's fake tensors.
+Each line of standard input is a call, as JSON: dtype, q and k (shapes (batch, n, heads, head_dim)), causal. Each line
+of standard output answers with the kernel that the project's own code chooses for it: its PTX, and the choice; or with
+an error. No GPU is needed: the project compiles for torch's fake tensors.
 """
 
 import json

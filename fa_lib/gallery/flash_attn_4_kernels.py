@@ -107,7 +107,7 @@ class Server:
 
     def __init__(self, target: str, processors: int):
         words = [sys.executable, str(COMPILER), str(unpacked(FLASH_ATTN_4)), target, str(processors)]
-        self.words = tempfile.TemporaryFile("w+")  # that the compiler prints
+        self.words = tempfile.TemporaryFile("w+")  # noqa: SIM115  the compiler prints to it as long as it runs
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.words, text=True,
             env=os.environ | {"PYTHONWARNINGS": "ignore"},

@@ -9,23 +9,18 @@ same order of atomic operations.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from fa_lib.gpu.lanes import WARP, Lanes, raw, read, write
 from fa_lib.gpu.memory import BadAccess, Fault, View
+from fa_lib.gpu.specials import Size, specials
 from fa_lib.gpu.syntax import Instruction, Register
 
 ALL = np.ones(WARP, bool)  # a mask that nothing writes to
 IDLE = 10_000  # turns of warps that only look whether they may go on; then they are stuck
-SPECIALS = {  # registers that the machine fills
-    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
-    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
-    *(f"%lanemask_{word}" for word in ("eq", "lt", "le", "gt", "ge")),
-}  # fmt: skip
-Size: TypeAlias = tuple[int, int, int]
 Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it set their next instruction
 Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that must execute an instruction together
 
@@ -226,7 +221,7 @@ class Block:
 
     def special(self, warp: int) -> dict[str, Lanes]:
         """Return the special registers of a warp: name of SPECIALS -> uint32 (32,)."""
-        return _specials(warp, self.size, self.grid) | self._number
+        return specials(warp, self.size, self.grid) | self._number
 
     def run(self) -> None:
         """Run until all threads have ended.
@@ -297,21 +292,3 @@ class Block:
             where = f"{instruction.source[0]}, line {instruction.source[1]} ({where})"
         thread_name = f"block {self.number}, thread {(thread % x, thread // x % y, thread // (x * y))}"
         return Fault(f"{self.code.name}: {where}: {instruction}: {thread_name}: {reason}")
-
-
-@cache
-def _specials(warp: int, size: Size, grid: Size) -> dict[str, Lanes]:
-    """The special registers of a warp that are the same in all blocks."""
-    thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
-    x, y, _ = size
-    lane = np.arange(WARP, dtype=np.uint32)
-    bit = np.uint32(1) << lane
-    own = dict(x=thread % x, y=thread // x % y, z=thread // (x * y))
-    values: dict[str, object] = {f"%tid.{axis}": value for axis, value in own.items()}
-    for name, triple in (("ntid", size), ("nctaid", grid)):
-        values |= {f"%{name}.{axis}": value for axis, value in zip("xyz", triple)}
-    warps = -(-int(np.prod(size)) // WARP)
-    values |= {"%laneid": lane, "%warpid": warp, "%nwarpid": warps, "%smid": 0, "%nsmid": 1}
-    values |= {"%lanemask_eq": bit, "%lanemask_lt": bit - 1, "%lanemask_le": bit | (bit - 1)}
-    values |= {"%lanemask_gt": ~(bit | (bit - 1)), "%lanemask_ge": ~(bit - 1), "%gridid": 0}
-    return {name: np.broadcast_to(np.asarray(value).astype(np.uint32), WARP) for name, value in values.items()}

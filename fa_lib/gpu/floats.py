@@ -61,9 +61,9 @@ def elementwise(count: int, run: Callable[..., Lanes]) -> Meaning:
         if words - KNOWN:
             raise refuse(instruction, f"{', '.join(sorted(words - KNOWN))} is not modelled")
         mode = next((word for word in instruction.words if word in ROUNDINGS), "rn")
-        if len(instruction.types) > 1:
+        kind, *others = instruction.types
+        if others:
             return _mixed(instruction, count, run, mode)
-        kind = instruction.types[-1]
         if kind == "f64":
             if mode != "rn":
                 raise refuse(instruction, "FP64 is modelled to nearest alone")

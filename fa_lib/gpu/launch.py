@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from fa_lib.gpu.arguments import Structure, as_bytes, fill
-from fa_lib.gpu.block import Block, Code, Size
+from fa_lib.gpu.block import Block, Code
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP
 from fa_lib.gpu.memory import Global, Shared, Span, View
@@ -22,6 +22,7 @@ from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.races import Races
+from fa_lib.gpu.specials import Size
 from fa_lib.gpu.syntax import Entry, Instruction
 
 DELAY_S = 5  # after which a launch shows its progress, on a terminal
@@ -66,8 +67,8 @@ class Kernel:
         self.entry = _one(module.entries, entry)
         self.gpu = GPU.of(gpu)
         if races and any(_beside(each) for each in self.entry.instructions):
-            raise ValueError("races: got a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05); "
-                             "accepted are others")  # fmt: skip
+            got = "a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05)"
+            raise ValueError(f"races: got {got}; accepted are others")
         self._variables = [each for each in self.entry.variables if each.space in ("global", "const")]
         self._data = {each.name: np.zeros(max(each.size or 0, 1), np.uint8) for each in self._variables}
         for variable in self._variables:

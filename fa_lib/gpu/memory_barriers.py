@@ -16,8 +16,8 @@ from fa_lib.gpu.operands import Addresses, address, into_shared, source, targets
 from fa_lib.gpu.syntax import Instruction
 
 OPERATIONS = ("init", "inval", "arrive", "expect_tx", "complete_tx", "test_wait", "try_wait")
-PLAIN = {"mbarrier", "shared", "shared::cta", "shared::cluster", "b64", "parity", "acquire", "release", "relaxed", "cta",
-         "cluster", "expect_tx"}  # fmt: skip
+PLAIN = {"mbarrier", "shared", "shared::cta", "shared::cluster", "b64", "parity", "acquire", "release", "relaxed",
+         "cta", "cluster", "expect_tx"}  # fmt: skip
 BYTES = 8
 OFFSET = 1 << 30  # bytes may come before they are expected
 

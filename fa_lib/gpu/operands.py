@@ -5,9 +5,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fa_lib.gpu.block import SPECIALS, Warp
+from fa_lib.gpu.block import Warp
 from fa_lib.gpu.lanes import DTYPES, SIGNS, WARP, Lanes, raw, read, refuse
 from fa_lib.gpu.memory import SHARED
+from fa_lib.gpu.specials import SPECIALS
 from fa_lib.gpu.syntax import (
     BITS,
     Address,

@@ -1,6 +1,6 @@
-"""Copies of boxes of a tensor between global and shared memory by Hopper's copy engine (TMA): the tensor map, which says
-where the tensor lies, and the instructions cp.async.bulk. The text: PTX ISA, "Data Movement and Conversion Instructions:
-Asynchronous copy" and "Tensors".
+"""Copies of boxes of a tensor between global and shared memory by Hopper's copy engine (TMA): the tensor map, which
+says where the tensor lies, and the instructions cp.async.bulk. The text: PTX ISA, "Data Movement and Conversion
+Instructions: Asynchronous copy" and "Tensors".
 
 A copy is done at once: a kernel that waits for it, as it must, sees no difference. The 128 bytes of a tensor map are
 opaque in PTX; here they hold FIELDS.

@@ -2,8 +2,9 @@
 text: PTX ISA, "TensorCore 5th Generation Family Instructions".
 
 Tensor memory has 128 lanes of 512 columns of 32 bits; an address has the lane in its upper half, the column in its
-lower. Row i of a matrix of 128 rows lies in lane i; one of 64 rows has 16 in the first lanes of each quarter. Everything is done at once: a kernel that waits, as it must, sees
-no difference. The products are summed as a `TensorCore` does.
+lower. Row i of a matrix of 128 rows lies in lane i; one of 64 rows has 16 in each quarter of the lanes, the first or
+the last. Everything is done at once: a kernel that waits, as it must, sees no difference. The products are summed as a
+`TensorCore` does.
 """
 
 import re
@@ -20,7 +21,7 @@ from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.memory_barriers import change
 from fa_lib.gpu.operands import Addresses, address, into_shared, source, sources, targets, whole
 from fa_lib.gpu.shared_matrices import Descriptor, places, read
-from fa_lib.gpu.syntax import Address, Immediate, Instruction, Operand
+from fa_lib.gpu.syntax import Address, Instruction, Operand
 from fa_lib.gpu.warpgroup import numbers
 
 LANES, COLUMNS = 128, 512
@@ -139,8 +140,8 @@ def _count(instruction: Instruction) -> int:
 
 
 def _places(instruction: Instruction, count: int, split: Operand) -> tuple[np.ndarray, np.ndarray]:
-    """Where the lanes' registers lie in a warp's window: lanes (32, 1) and columns (32, count). Of the shape 32x32b each
-    thread has its own lane; of 16x32bx2 the last 16 have the lanes of the first, `split` columns further on."""
+    """Where the threads' registers lie in a warp's window: lanes (32, 1) and columns (32, count). Of the shape 32x32b
+    each thread has its own lane; of 16x32bx2 the last 16 have the lanes of the first, `split` columns further on."""
     lane, column = np.arange(WARP)[:, None], np.arange(count)[None]
     if "32x32b" in instruction.words:
         return lane, column
@@ -197,8 +198,7 @@ def _multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     d_of = address(d, instruction, names)
     a_of = address(a, instruction, names) if from_tensor_memory else source(a, "b64", instruction, names)
     b_of, shape_of = source(b, "b64", instruction, names), source(descriptor, "b32", instruction, names)
-    keeps_of = source(keeps, "pred", instruction, names) if not isinstance(keeps, Immediate) else None
-    kept = keeps.value != 0 if isinstance(keeps, Immediate) else None
+    keeps_of = source(keeps, "pred", instruction, names)
     k = K_BYTES // 2
 
     def step(warp, mask):
@@ -222,7 +222,7 @@ def _multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
         A, B = numbers(a_bits, shape.kind), numbers(read(shared, at_b, 2), shape.kind)
         part = _part(int(d_of(warp)[lane]), shape.m, shape.n, lane)
         place = memory[part]  # (m, n), a copy; FP16 results have a column each too
-        keep = kept if kept is not None else bool(keeps_of(warp)[lane])
+        keep = bool(keeps_of(warp)[lane])
         old = place.view(np.float32) if shape.gives == "f32" else place.astype(np.uint16).view(np.float16)
         C = old.astype(np.float64) if keep else np.zeros(place.shape)
         D = summed(core, A, np.ascontiguousarray(B.T), C)

@@ -119,7 +119,8 @@ def _left_places(k: int, size: int) -> np.ndarray:
 
 
 def _result_of(registers: np.ndarray, kind: str) -> np.ndarray:
-    """Assemble C (16, n), float64, from registers (count, 32): of eight columns, each lane has two neighbours in row g, then two in row g + 8."""
+    """Assemble C (16, n), float64, from registers (count, 32): of eight columns, each lane has two neighbours in row g,
+    then two in row g + 8."""
     stacked = np.ascontiguousarray(registers.T)  # (32, count)
     values = stacked.view(RESULTS[kind]).astype(np.float64)  # (32, n / 2)
     return values.reshape(8, 4, -1, 2, 2).transpose(3, 0, 2, 1, 4).reshape(ROWS, -1)

@@ -30,7 +30,8 @@ BEGIN = """
 mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0; mov.b32 %r0, memory;
 @%p1 mbarrier.init.shared.b64 [%r0], 1; bar.sync 0;
 """
-WAIT = "{{ .reg .pred ok; AGAIN: mbarrier.try_wait.parity.shared.b64 ok, [%r0{at}], {parity}; @ok bra OUT; bra AGAIN; OUT: }}"
+WAIT = """{{ .reg .pred ok;
+AGAIN: mbarrier.try_wait.parity.shared.b64 ok, [%r0{at}], {parity}; @ok bra OUT; bra AGAIN; OUT: }}"""
 LOAD = (
     "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [{to}], [%d9, {{{x}, {y}}}], [%r0];"
 )
@@ -140,7 +141,8 @@ def test_wgmma_is_the_product_of_matrices(in_registers, turned, gives):
     @%p1 {LOAD.format(to="%r0+1024", x=0, y=0)} {box_of(1)} @%p1 {LOAD.format(to="%r0+8192", x=0, y=0)}
     {WAIT.format(at="", parity=0)}
     shr.u32 %r2, %r1, 5; and.b32 %r3, %r1, 31; shr.u32 %r4, %r3, 2; and.b32 %r5, %r3, 3;
-    shl.b32 %r6, %r2, 4; add.u32 %r6, %r6, %r4; mul.lo.u32 %r7, %r6, 64; mad.lo.u32 %r7, %r5, 4, %r7; add.u32 %r7, %r7, 1024;
+    shl.b32 %r6, %r2, 4; add.u32 %r6, %r6, %r4; mul.lo.u32 %r7, %r6, 64;
+    mad.lo.u32 %r7, %r5, 4, %r7; add.u32 %r7, %r7, 1024;
     wgmma.fence.sync.aligned; {" ".join(step)} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
     ld.param.u64 %d2, [out]; mul.wide.u32 %d3, %r1, {4 * count}; add.s64 %d2, %d2, %d3;
     {" ".join(f"st.global.b32 [%d2+{4 * i}], %r{20 + i};" for i in range(count))}"""  # fmt: skip
@@ -166,7 +168,8 @@ def test_tcgen05_is_the_product_of_matrices(from_tensor_memory):
     shape = 1 << 4 | 1 << 7 | 1 << 10 | (n >> 3) << 17 | (128 >> 4) << 24
     steps = "".join(f"""
         mov.b64 %d4, {fifth(1024 + 32 * i, 0, 512, 4)}; mov.b64 %d5, {fifth(16384 + 32 * i, 0, 512, 4)};
-        @%p1 tcgen05.mma.cta_group::1.kind::f16 [%r9], {"[%r9 + " + str(64 + 8 * i) + "]" if from_tensor_memory else "%d4"},
+        @%p1 tcgen05.mma.cta_group::1.kind::f16 [%r9],
+        {"[%r9 + " + str(64 + 8 * i) + "]" if from_tensor_memory else "%d4"},
         %d5, %r8, {i};""" for i in range(2))  # fmt: skip
     body = BEGIN + f"""
     {box_of(0)} @%p1 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r0], 10240;
@@ -196,7 +199,8 @@ def test_tcgen05_is_the_product_of_matrices(from_tensor_memory):
 def test_matrices_of_what_was_never_written_are_a_fault():
     body = (
         BEGIN
-        + f"""mov.b64 %d4, {descriptor(1024, 0, 512, 2)}; mov.b64 %d5, {descriptor(8192, 0, 512, 2)}; setp.ne.u32 %p2, 0, 0;
+        + f"""mov.b64 %d4, {descriptor(1024, 0, 512, 2)}; mov.b64 %d5, {descriptor(8192, 0, 512, 2)};
+    setp.ne.u32 %p2, 0, 0;
     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%r20, %r21, %r22, %r23}}, %d4, %d5, %p2, 1, 1, 0, 0;"""
     )
     with pytest.raises(Fault, match="never written"):
@@ -233,8 +237,10 @@ def test_labels_belong_to_their_scopes():
     """Two scopes have a label of one name: each branch finds its own."""
     body = """mov.u32 %r3, 0;
     { mov.u32 %r2, 0; NEXT: add.u32 %r3, %r3, 1; add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 3; @%p1 bra NEXT; }
-    { mov.u32 %r2, 0; NEXT: add.u32 %r3, %r3, 10; add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 4; @%p1 bra NEXT; bra END; }
-    mov.u32 %r3, 0; END: mov.u32 %r4, %tid.x; mul.wide.u32 %d9, %r4, 4; add.s64 %d8, %d0, %d9; st.global.u32 [%d8], %r3;"""
+    { mov.u32 %r2, 0; NEXT: add.u32 %r3, %r3, 10; add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 4; @%p1 bra NEXT;
+      bra END; }
+    mov.u32 %r3, 0; END: mov.u32 %r4, %tid.x; mul.wide.u32 %d9, %r4, 4; add.s64 %d8, %d0, %d9;
+    st.global.u32 [%d8], %r3;"""
     out = torch.zeros(32, dtype=torch.int32)
     kernel(body, ["out"])((1,), (32,), 0, out)
     assert out.unique().tolist() == [43]

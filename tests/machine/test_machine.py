@@ -5,9 +5,9 @@ import pytest
 import torch
 from small_ptx import kernel, text
 
-from fa_lib.gpu.block import SPECIALS
 from fa_lib.gpu.launch import Kernel, Structure
 from fa_lib.gpu.memory import Fault
+from fa_lib.gpu.specials import SPECIALS
 
 pytestmark = pytest.mark.usefixtures("machine")
 EACH = (

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from llvmlite import ir
 
-from fa_lib.gpu.block import SPECIALS
 from fa_lib.gpu.lanes import SIGNS, WARP
 from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
 from fa_lib.gpu.native.vectors import I16, lanes
 from fa_lib.gpu.operands import Addresses, constant, named
+from fa_lib.gpu.specials import SPECIALS
 from fa_lib.gpu.syntax import BITS, Address, Immediate, Instruction, Negated, Operand, Register, Special, Symbol
 
 ROW = 64  # bytes that every operand's lanes are aligned to
