@@ -70,7 +70,7 @@ blame: $(call has,gpu) ## which line of five GPU kernels loses the digits, witho
 heads: $(call has,figures) ## the paper's kernel in the heads of two trained models, into data/heads; fetches two packages, 170 MB
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.pretrained
 
-gallery-gpu: $(call has,gpu) ## judge GPU kernels of other projects without a GPU, in an A100's arithmetic, into data/gallery, docs/gallery and figures/gallery
+gallery-gpu: $(call has,gpu) ## judge GPU kernels of other projects without a GPU, in a GPU's arithmetic, into data/gallery, docs/gallery and figures/gallery
 	@$(FA_LIB) dev gallery --gpu
 
 gallery-gpu-quick: $(call has,gpu) ## the same for three of them, in a minute or two, into build/gallery

@@ -1,5 +1,5 @@
-"""FlashAttention-2's own CUDA kernels beside the emulator: `make original` writes data/gpu. Half an hour on two cores;
-finished cells stay in build/original, so that it goes on where it was."""
+"""FlashAttention-2's and -4's own kernels beside the emulator: `make original` writes data/gpu, in 40 minutes on two
+cores; finished cells stay in build/original, so that it goes on where it was."""
 
 import argparse
 import os
@@ -10,7 +10,10 @@ from fa_lib.commands.record.gpu_machine import FILE, keep
 from fa_lib.execution.paths import GPU, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import save_table
+from fa_lib.experiments.flash_attention_4 import flash_attention_4
 from fa_lib.experiments.original import CALLS, called, gradients, original
+from fa_lib.gallery.entry import installed
+from fa_lib.gallery.flash_attn_4_kernels import FLASH_ATTN_4, NEEDS
 from fa_lib.gpu.nvcc import version
 from fa_lib.gpu.sources import FLASH_ATTN
 
@@ -18,6 +21,10 @@ OF_ALL = dict(fmt=["BF16", "FP16"], head_dim=[64, 128], gpu=["A100", "H100"], di
 GRIDS = {
     "original": (original, OF_ALL | dict(causal=[False, True], n=[512, 2048], seed=range(3))),
     "calls": (called, OF_ALL | dict(call=[*CALLS], head_dim=[64], seed=range(3))),
+    "flash_attention_4": (
+        flash_attention_4,
+        OF_ALL | dict(causal=[False, True], gpu=["H100", "B200"], n=[200, 1024], seed=range(3)),
+    ),
     "gradients": (gradients, OF_ALL | dict(causal=[False, True], gpu=["A100"], n=[512], seed=range(3))),
 }
 
@@ -32,9 +39,9 @@ def main():
         cell, grid = GRIDS[name]
         with workers(given.processes) as pool:
             table = sweep(cell, grid, cache=build() / "original", executor=pool)
-        about = dict(
-            kernels=f"{FLASH_ATTN.name} {FLASH_ATTN.version}, its source package", nvcc=version(), arch="sm_80"
-        )
+        package, of = (FLASH_ATTN, "source package") if name != "flash_attention_4" else (FLASH_ATTN_4, "wheel")
+        compiler = dict(nvcc=version(), arch="sm_80") if of != "wheel" else {each: installed(each) for each in NEEDS}
+        about = dict(kernels=f"{package.name} {package.version}, its {of}", **compiler)
         save_table(given.out / name, table, grid, about, digits=6)
     if "original" in given.tables:
         keep(given.out / FILE.name)

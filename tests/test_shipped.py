@@ -42,6 +42,7 @@ def test_tiles_by_head_dim(kernel, due):
     [
         (lambda: shipped.fa2_cuda(FP16, 64, "V100"), r"^unit: got 'V100'; .*\bA100\b"),
         (lambda: shipped.fa3_cuda(BF16, 64, "A100"), r"^unit: got 'A100'; .* H100, H200\b"),
+        (lambda: shipped.fa4_hopper(BF16, 64, "B200"), r"^unit: got 'B200'; .*\bH100\b"),
         (lambda: shipped.fa4_cuda(BF16, 64, "H100"), r"^unit: got 'H100'; .*\bB200\b"),
         (lambda: shipped.cudnn(BF16, Tiling(64, 64), "V100"), "unit: got 'V100'"),
         (lambda: shipped.fa2_cuda(BF16, 257), r"^head_dim: got 257; .* 1 to 256\b"),

@@ -205,7 +205,7 @@ def gallery(
         typer.Option("--quick", help="by a short plan: five kernels, three with --gpu, or those named; unpublished"),
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="kernels at a time")] = 2,
-    gpu: Annotated[bool, typer.Option("--gpu", help="GPU kernels, on this CPU in an A100's arithmetic")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="GPU kernels, on this CPU in a GPU's arithmetic")] = False,
 ) -> None:
     """Judge the attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
 

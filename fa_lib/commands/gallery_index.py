@@ -26,9 +26,10 @@ ON_DEVICE = (
     "16,384 keys, and at as many queries as keys for up to 1,024. That page says which relation one breaks. The "
     "findings of each are in `data/recorded/`."
 )
-ON_A100 = "an A100, modelled on a CPU"  # the title of the kernels of MODELLED
+ON_MODELLED = "GPUs that are modelled on a CPU"  # the title of the kernels of MODELLED
 MODELLED_TEXT = (
-    "`make gallery-gpu` ran these GPU kernels on a CPU in an A100's arithmetic ([machine](../gpu/machine.md)), "
+    "`make gallery-gpu` ran these GPU kernels on a CPU, in the arithmetic of the GPU that is named "
+    "([machine](../gpu/machine.md)), "
     "from their projects' archives by pinned hash: at 1 query and at 16 for up to 4,096 keys, and at as many queries "
     "as keys for up to 512; one seed. The column *as used* says when users run this code on such a GPU."
 )
@@ -99,14 +100,14 @@ def index(
     toc = ["```{toctree}", ":hidden:", "", *(f"find_{find}" for find in (*FINDS, *FINDS_ON_GPU))]
     toc += [key for key, verdict in zip(table.key, table.verdict) if verdict != "cannot_run"]
     for device, other in elsewhere.items():
-        if device == ON_A100:
+        if device == ON_MODELLED:
             own = list(other.key[other.verdict != "cannot_run"])
             toc += own
-            lines += ["", "## GPU kernels, in an A100's arithmetic", "", MODELLED_TEXT, "", *_listed(other, set(own))]
+            lines += ["", "## GPU kernels, run without a GPU", "", MODELLED_TEXT, "", *_listed(other, set(own))]
         else:
             lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other)]
     toc.append("```")
-    together = [table, *(other for device, other in elsewhere.items() if device == ON_A100)]
+    together = [table, *(other for device, other in elsewhere.items() if device == ON_MODELLED)]
     counts = f"{counted(row for rows in together for row in rows.to_dict('records'))}"
     page = PAGE.format(
         counts=counts, processor=literal(processor()), instructions=", ".join(map(literal, instructions())) or "unknown"
@@ -118,14 +119,14 @@ def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]
     """Return the tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first, then those
     that were recorded on devices."""
     path = TABLES / "modelled.csv"
-    modelled = {ON_A100: pd.read_csv(path, keep_default_na=False, na_values=[""])} if path.exists() else {}
+    modelled = {ON_MODELLED: pd.read_csv(path, keep_default_na=False, na_values=[""])} if path.exists() else {}
     return modelled | dict(on_devices)
 
 
 def _listed(table, pages: Set[str] = frozenset()):
     """Write a Markdown table: a line for each kernel and version; a kernel's first line links to its page, if any."""
     columns = ("kernel", "version", "1 query", "16", "many", "relative error", "gradients", "bias (Baseline's)",
-               "relations", "verdict", "found", *(["as used"] if "as_used" in table else []))  # fmt: skip
+               "relations", "verdict", "found", *(["GPU", "as used"] if "as_used" in table else []))  # fmt: skip
     lines, linked = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)], set()
     for row in table.to_dict("records"):
         numbers = [times(row.get(name)) for name in ("times_1", "times_16", "times_many")]
@@ -137,7 +138,7 @@ def _listed(table, pages: Set[str] = frozenset()):
         ran = row["verdict"] in ("passes", "fails")
         relations = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
         cells = (*numbers, relations, VERDICTS[row["verdict"]], literal(found(row)))
-        cells += (literal(row["as_used"]),) if "as_used" in table else ()
+        cells += (row["gpu"], literal(row["as_used"])) if "as_used" in table else ()
         lines.append("| " + " | ".join((f"{row['project']}: {name}", literal(version), *cells)) + " |")
     return lines
 

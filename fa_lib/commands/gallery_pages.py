@@ -17,7 +17,7 @@ from fa_lib.commands.gallery_index import (
     BY,
     DOCS,
     END,
-    ON_A100,
+    ON_MODELLED,
     OTHERS,
     RECORDED,
     TABLES,
@@ -168,7 +168,8 @@ def _judged(
 def publish_modelled(table: pd.DataFrame, manner: judge_gallery.JudgingSettings) -> None:
     """Write the table, the figure, the pages and the index of GPU kernels into the checkout."""
     assert CHECKOUT is not None  # `make_modelled` refuses to publish without one
-    table = table.assign(as_used=[MODELLED[key].as_used for key in table.key])
+    entries_of = [MODELLED[key] for key in table.key]
+    table = table.assign(gpu=[entry.gpu for entry in entries_of], as_used=[entry.as_used for entry in entries_of])
     with replacing(TABLES / "modelled.csv") as path:
         table.to_csv(path, index=False, float_format="%.5g")
     with replacing(TABLES / "modelled_provenance.json") as path:
@@ -233,7 +234,7 @@ def drawn(
     words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
     others = {device: _with_words(other) for device, other in elsewhere.items()}
     for device, other in others.items():
-        how = "128 to 4,096 keys, one seed" if device == ON_A100 else "recorded, as many queries as keys to 1,024"
+        how = "128 to 4,096 keys, one seed" if device == ON_MODELLED else "recorded, as many queries as keys to 1,024"
         caption += f" On {device}, {how}: {_versions(other)}."
     return dict(gallery=plots.gallery(_with_words(table), caption, others), gallery_finds=plots.finds(shown, words))
 

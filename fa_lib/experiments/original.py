@@ -120,15 +120,15 @@ def original(
     q, k, v = draw_in_format(fmt, distribution, seed, (1, heads, n, head_dim), (1, heads, n, head_dim))
     o, lse = _forward(q, k, v, causal=causal, gpu=gpu)
     golden = kernels.golden(q, k, v, inputs=fmt, causal=causal)
-    base = deviation(_baseline(fmt, q, k, v, causal=causal), golden).max
+    base = deviation(stored(fmt, q, k, v, causal=causal), golden).max
     S = q.double() @ k.double().mT * head_dim**-0.5
     if causal:
         S = S.masked_fill(torch.ones_like(S, dtype=torch.bool).triu(1), -torch.inf)
-    model = _with_own_exp2(fa2_cuda(fmt, head_dim, gpu, causal=causal), gpu)
+    model = with_own_exp2(fa2_cuda(fmt, head_dim, gpu, causal=causal), gpu)
     rows = []
     for choice in CHOICES.values():
         emulated = kernels.tiled(q, k, v, causal=causal, **choice.change(model, fmt, head_dim, gpu))
-        rows.append(dict(choice=choice.key, **_distances(o, emulated, golden, fmt, base),
+        rows.append(dict(choice=choice.key, **distances(o, emulated, golden, fmt, base),
                          lse_difference=(lse.double() - S.logsumexp(-1)).abs().max().item()))  # fmt: skip
     return rows
 
@@ -149,14 +149,14 @@ def called(call: str, fmt: Format | str, head_dim: int, gpu: str, distribution: 
     q, k, v = draw_in_format(fmt, distribution, seed, (1, *settings.shape, head_dim), (1, *settings.kv_shape, head_dim))
     o, _ = _forward(q, k, v, gpu=gpu, splits=settings.splits, **settings.options)
     golden = kernels.golden(q, k, v, inputs=fmt, **settings.options)
-    base = deviation(_baseline(fmt, q, k, v, **settings.options), golden).max
+    base = deviation(stored(fmt, q, k, v, **settings.options), golden).max
     causal = settings.options.get("causal", False)
     split = settings.splits > 1
     model = fa2_splitkv(fmt, head_dim, settings.splits, gpu) if split else fa2_cuda(fmt, head_dim, gpu, causal=causal)
-    model = _with_own_exp2(model, gpu)
+    model = with_own_exp2(model, gpu)
     if "softcap" in settings.options:  # tiled caps no scores that are not scaled yet
         model |= dict(algorithm=_scaled_first(model["algorithm"]))
-    return [_distances(o, kernels.tiled(q, k, v, **model, **settings.options), golden, fmt, base)]
+    return [distances(o, kernels.tiled(q, k, v, **model, **settings.options), golden, fmt, base)]
 
 
 def gradients(
@@ -200,7 +200,7 @@ def gradients(
     return rows
 
 
-def _with_own_exp2(model: dict, gpu: str) -> dict:
+def with_own_exp2(model: dict, gpu: str) -> dict:
     """Give a model of the kernel the GPU's own 2^x, where it was measured."""
     from fa_lib.gpu import special_unit
 
@@ -224,12 +224,12 @@ def _forward(q, k, v, gpu, splits=1, **options):
     return forward(q, k, v, Options(**options), gpu=gpu, splits=splits)
 
 
-def _baseline(fmt, q, k, v, **options):
+def stored(fmt, q, k, v, **options):
     tensors = (x.double() for x in (q, k, v))
     return kernels.reference(*tensors, precision=Precision.materialized(fmt), **options)
 
 
-def _distances(o: Tensor, emulated: Tensor, golden: Tensor, fmt: Format, base: float) -> dict:
+def distances(o: Tensor, emulated: Tensor, golden: Tensor, fmt: Format, base: float) -> dict:
     difference = (o.double() - emulated.double()).abs()
     return dict(
         different=(difference > 0).double().mean().item(), ulps=(difference / fmt.ulp(golden)).max().item(),

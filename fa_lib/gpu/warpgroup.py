@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from fa_lib.gpu.block import Step
+from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.carriers import bits_of, carried
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, refuse
@@ -40,56 +40,94 @@ def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
     return carried(bits if kind == "bf16" else bits.view(np.float16), kind)
 
 
+class Product:
+    """What a wgmma.mma_async multiplies, and where it lies.
+
+    Attributes:
+        n, k: columns of the result, and length of the sum.
+        gives, kind: types of the result and of the factors. size: bytes of a factor.
+        into: registers of the result. left: registers of A; () where it is in shared memory.
+        signs: 1 or -1, of A and B.
+
+    Raises:
+        ValueError: the instruction is not modelled.
+    """
+
+    def __init__(self, instruction: Instruction, names: Addresses):
+        words = instruction.words
+        shape = next((word for word in words if re.fullmatch(r"m64n\d+k\d+", word)), "")
+        if not shape or {*words} - KNOWN - {shape, *instruction.types} or len(instruction.types) != 3:
+            raise refuse(instruction, "its kind of matrices is not modelled")
+        self.gives, self.kind, other = instruction.types
+        self.n, self.k = (int(x) for x in re.findall(r"\d+", shape)[1:])
+        results = ("s32",) if self.kind in WHOLE else ("f32", "f16")
+        if self.kind != other or self.kind not in WIDTHS or self.gives not in results:
+            raise refuse(instruction, "factors of these types are not modelled")
+        d, a, b, keeps, *immediates = instruction.operands
+        numbers_behind = [whole(each, instruction) for each in immediates]
+        self.size = WIDTHS[self.kind] // 8
+        self.into, in_registers = _registers(d, instruction), isinstance(a, Vector)
+        self.left = _registers(a, instruction) if in_registers else ()
+        self._a = source(a, "b64", instruction, names) if not in_registers else None
+        self._b, self._keeps = source(b, "b64", instruction, names), source(keeps, "pred", instruction, names)
+        self.signs, turned = numbers_behind[:2] or [1, 1], numbers_behind[2:]
+        self._a_turned, self._b_turned = len(turned) == 2 and bool(turned[0]), bool(turned) and bool(turned[-1])
+
+    def keeps(self, warp: Warp) -> bool:
+        """Return whether the product is added to what the result's registers have."""
+        return bool(self._keeps(warp)[0])
+
+    def left_places(self, warp: Warp) -> np.ndarray:
+        """Return the addresses in shared memory of the warp's rows of A, int64 (16, k)."""
+        assert self._a is not None
+        own = ROWS * (warp.index % WARPS)
+        return self._places(self._a(warp)[0], WARPS * ROWS, self._a_turned)[own : own + ROWS]
+
+    def right_places(self, warp: Warp) -> np.ndarray:
+        """Return the addresses in shared memory of B, int64 (n, k)."""
+        return self._places(self._b(warp)[0], self.n, self._b_turned)
+
+    def _places(self, bits: int, rows: int, turned: bool) -> np.ndarray:
+        try:
+            return places(Descriptor.of(int(bits)), rows, self.k, self.size, not turned)
+        except ValueError as error:
+            raise BadAccess(0, str(error)) from None
+
+    def factors(self, warp: Warp) -> tuple[np.ndarray, np.ndarray]:
+        """Return A (16, k) and B (n, k), float64."""
+        shared = warp.block.memory.shared
+        if self.left:
+            A = numbers(_left(warp.bits_of_all(self.left), self.k, self.size), self.kind)
+        else:
+            A = numbers(read(shared, self.left_places(warp), self.size), self.kind)
+        B = numbers(read(shared, self.right_places(warp), self.size), self.kind)
+        return A if self.signs[0] == 1 else -A, B if self.signs[1] == 1 else -B
+
+    def before(self, warp: Warp) -> np.ndarray:
+        """Return C (16, n), float64."""
+        if not self.keeps(warp):
+            return np.zeros((ROWS, self.n))
+        return _result_of(warp.bits_of_all(self.into), self.gives)
+
+
 def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     """Make the step of wgmma.
 
     Raises:
         ValueError: it is not modelled.
     """
-    words = instruction.words
-    if words[1] != "mma_async":
+    if instruction.words[1] != "mma_async":
         return lambda warp, mask: None  # fence, commit_group, wait_group: the product is there already
-    shape = next((word for word in words if re.fullmatch(r"m64n\d+k\d+", word)), "")
-    if not shape or {*words} - KNOWN - {shape, *instruction.types} or len(instruction.types) != 3:
-        raise refuse(instruction, "its kind of matrices is not modelled")
-    gives, a_kind, b_kind = instruction.types
-    n, k = (int(x) for x in re.findall(r"\d+", shape)[1:])
-    if a_kind != b_kind or a_kind not in WIDTHS or gives not in (("s32",) if a_kind in WHOLE else ("f32", "f16")):
-        raise refuse(instruction, "factors of these types are not modelled")
+    product = Product(instruction, names)
     try:
-        core = gpu.core(a_kind, gives, "wgmma") if a_kind not in WHOLE else None
+        core = gpu.core(product.kind, product.gives, "wgmma") if product.kind not in WHOLE else None
     except ValueError as error:
         raise refuse(instruction, str(error)) from None
-    d, a, b, keeps, *immediates = instruction.operands
-    scales = [whole(each, instruction) for each in immediates]
-    into, in_registers = _registers(d, instruction), isinstance(a, Vector)
-    a_in = _registers(a, instruction) if in_registers else ()
-    a_of = source(a, "b64", instruction, names) if not in_registers else None
-    b_of, keeps_of = source(b, "b64", instruction, names), source(keeps, "pred", instruction, names)
-    signs, turned = scales[:2] or [1, 1], scales[2:]  # turned: whether a matrix in shared memory lies row-major
-    b_turned = bool(turned[-1]) if turned else False
-    a_turned = bool(turned[0]) if len(turned) == 2 else False
-    size = WIDTHS[a_kind] // 8
-
-    def where(bits, rows, is_turned):
-        try:
-            return places(Descriptor.of(int(bits)), rows, k, size, not is_turned)
-        except ValueError as error:
-            raise BadAccess(0, str(error)) from None
 
     def step(warp, mask):
-        shared = warp.block.memory.shared
-        if a_of is None:
-            A = numbers(_left(warp.bits_of_all(a_in), k, size), a_kind)
-        else:
-            own = slice(ROWS * (warp.index % WARPS), ROWS * (warp.index % WARPS) + ROWS)
-            A = numbers(read(shared, where(a_of(warp)[0], WARPS * ROWS, a_turned)[own], size), a_kind)
-        B = numbers(read(shared, where(b_of(warp)[0], n, b_turned), size), b_kind)  # (n, k)
-        C = _result_of(warp.bits_of_all(into), gives) if keeps_of(warp)[0] else np.zeros((ROWS, n))
-        A = A * signs[0] if signs[0] != 1 else A
-        B = B * signs[1] if signs[1] != 1 else B
+        (A, B), C = product.factors(warp), product.before(warp)
         D = A @ B.T + C if core is None else summed(core, A, np.ascontiguousarray(B.T), C)
-        warp.write_all(into, _registers_of(D, gives))
+        warp.write_all(product.into, _registers_of(D, product.gives))
 
     return step
 

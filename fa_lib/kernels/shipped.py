@@ -181,6 +181,28 @@ def fa4_cuda(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = F
     return arguments | dict(algorithm=replace(arguments["algorithm"], name="fa4", threshold=8, exp2=power))
 
 
+def fa4_hopper(fmt: FormatLike, head_dim: int, unit: str = "", *, causal: bool = False) -> dict[str, Any]:
+    """Describe FlashAttention-4 on Hopper, 16 bits and head_dim up to 128: as `fa2_cuda` with O chained through the MMA
+    and tiles of 128 keys, of 144 for head_dim 65 to 96 without causal (_tile_size_fwd_sm90 of flash_attn/cute/
+    interface.py). It has neither the polynomials nor the threshold of `fa4_cuda`.
+
+    Args:
+        fmt: FP16 or BF16.
+        head_dim: up to 128.
+        unit: of HOPPER, or "".
+        causal: whether the call will be causal.
+
+    Returns:
+        dict of tiling, precision and algorithm, for `tiled`.
+
+    Raises:
+        ValueError: as `fa2_cuda`; or it is another format.
+    """
+    fmt = _one_of(fmt, FP16, BF16)
+    _refuse(head_dim, unit, HOPPER, limit=128)
+    return _fa2(fmt, _by(head_dim, (64, 96, 128), (128, 128 if causal else 144, 128)), unit, accumulate_in_mma=True)
+
+
 def cudnn(fmt: FormatLike, tiling: Tiling, unit: str = "") -> dict[str, Any]:
     """Describe cuDNN's attention as far as it is known: FlashAttention-2's algorithm, with sums in FP32, its default
     (NVIDIA's documentation of cuDNN's attention operation).

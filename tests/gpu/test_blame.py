@@ -27,13 +27,15 @@ def drawn(n_q, n_kv, distribution="normal", dtype=torch.bfloat16, seed=0):
     (coarse_scores, "the coarse scores"), (coarse_row_sum, "the coarse row sum"),
     (coarse_accumulator, "the coarse accumulator"),
 ])  # fmt: skip
-def test_a_planted_coarse_step_is_found(fn, words):
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_a_planted_coarse_step_is_found(fn, words, gpu):
+    """On an H100 Triton takes wgmma."""
     q, k, v = drawn(64, 512, "uniform" if fn is coarse_row_sum else "normal")
-    found = blame(fn, q, k, v)
+    found = blame(fn, q, k, v, gpu=gpu)
     worst = found.table.iloc[0]
     assert words in worst.text and worst.share > 0.4 and worst.without < 0.8, found.table
     assert found.complete and not found.lost
-    (better,) = what_if(fn, q, k, v, [{worst.line: FP32}])
+    (better,) = what_if(fn, q, k, v, [{worst.line: FP32}], gpu=gpu)
     assert float(better.norm() / found.size) == pytest.approx(worst.without, rel=1e-3)
 
 
@@ -53,6 +55,13 @@ def test_the_error_that_is_split_is_the_kernels_own():
     golden = kernels.golden(q, k, v, inputs=FP16)
     assert (found.exact - golden).norm() / golden.norm() < 1e-7
     assert found.coarse_format == FP16 and (found.table.coarse >= 0.99).all()
+
+
+def test_what_has_no_shadows_is_refused():
+    with pytest.raises(
+        ValueError, match="its numbers have no shadows; accepted are kernels without it: choose another"
+    ):
+        blame(MINE, *drawn(128, 256), gpu="B200")
 
 
 def test_shadows_go_from_kernel_to_kernel_and_through_atomic_sums():

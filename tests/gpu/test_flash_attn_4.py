@@ -7,9 +7,9 @@ from fa_lib.gallery.flash_attn_4 import fa4
 from fa_lib.gallery.flash_attn_4_kernels import compiled
 from fa_lib.gpu.device import GPU
 from fa_lib.kernels import baseline, tiled
-from fa_lib.kernels.shipped import fa2_cuda, fa4_cuda
+from fa_lib.kernels.shipped import fa4_cuda, fa4_hopper
 
-EMULATED = {"H100": fa2_cuda, "B200": fa4_cuda}
+EMULATED = {"H100": fa4_hopper, "B200": fa4_cuda}
 
 
 def drawn(batch, heads, kv_heads, n_q, n_kv, head_dim=64, dtype=torch.bfloat16):

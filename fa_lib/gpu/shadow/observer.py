@@ -13,7 +13,7 @@ from fa_lib.gpu import launch
 from fa_lib.gpu.block import Code, Step
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.operands import Addresses
-from fa_lib.gpu.shadow import bits, products, rules, transfers
+from fa_lib.gpu.shadow import bits, products, products_shared, rules, transfers
 from fa_lib.gpu.shadow.policy import Policy
 from fa_lib.gpu.shadow.values import HALF, WORD, Memories
 from fa_lib.gpu.syntax import Instruction
@@ -23,6 +23,7 @@ OF_MEMORY = {
     "ld": transfers.load, "ldu": transfers.load, "st": transfers.store, "ldmatrix": transfers.matrices,
     "stmatrix": transfers.matrices, "cp": transfers.copy, "shfl": transfers.shuffle, "movmatrix": transfers.transpose,
     "mma": products.multiply, "red": products.add_to_memory, "atom": products.add_to_memory,
+    "wgmma": products_shared.multiply, "tcgen05": products_shared.refused,
 }  # fmt: skip
 
 
@@ -109,6 +110,10 @@ def _with_rule(instruction: Instruction, step: Step, names: Addresses, run: Run)
 
 def _rule(instruction: Instruction, names: Addresses, run: Run):
     name, policy = instruction.name, run.policy
+    bulk = instruction.words[:3] == ("cp", "async", "bulk") and "tensor" in instruction.words
+    mixed = name in ("add", "sub", "fma") and len(instruction.types) > 1
+    if bulk or mixed or "f32x2" in instruction.types:
+        return products_shared.refused(instruction, names, policy, run.memories)
     if name in OF_MEMORY:
         return OF_MEMORY[name](instruction, names, policy, run.memories)
     if not instruction.types or name in ("bar", "barrier", "mbarrier", "bra", "setp"):
