@@ -85,6 +85,13 @@ def test_what_is_said_of_sgd_and_of_the_first_recipe():
     assert "of {:.2f} where AdamW comes to {:.2f}".format(*losses) in text
 
 
+def test_what_is_said_of_fp32():
+    text = page("docs/paper/training.md")
+    flash = ratio("fp32", "flash_fp32", "perturb_fp32", "relative_l2")
+    assert f"and {words(flash)} at step 300 (ten seeds)" in text
+    assert f"{words(ratio('fp32', 'reversed_keys_fp32', 'flash_fp32', 'relative_l2'))} times as far (ten" in text
+
+
 def test_every_finding_and_every_relation_is_explained_by_name():
     rows = re.findall(r"^\| `([a-z_0-9]+)`", (ROOT / "docs" / "reference" / "findings_by_name.md").read_text(), re.M)
     assert {*rows} >= {*WORDINGS, *RELATIONS}

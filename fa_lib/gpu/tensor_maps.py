@@ -68,11 +68,8 @@ def bulk_copy(instruction: Instruction, names: Addresses) -> Step:
     if "tensor" not in words:
         return _of_bytes(instruction, names)
     spaces = [word.split("::")[0] for word in words if word.split("::")[0] in ("shared", "global")]
-    if (
-        spaces not in (["shared", "global"], ["global", "shared"])
-        or "tile" not in words
-        or "multicast::cluster" in words
-    ):
+    known = "tile" in words and "multicast::cluster" not in words
+    if not known or spaces not in (["shared", "global"], ["global", "shared"]):
         raise refuse(instruction, "that kind of bulk copy is not modelled")
     loads = spaces[0] == "shared"
     here, there = (instruction.operands[:2])[:: 1 if loads else -1]  # in shared memory; the tensor
@@ -109,9 +106,8 @@ def _of_bytes(instruction: Instruction, names: Addresses) -> Step:
             count, only = int(sizes(warp)[lane]), np.arange(WARP) == lane
             span, _ = warp.block.memory.outer.of(of(warp), count, only)[0]
             start = int(of(warp)[lane]) - span.base
-            _store(
-                warp, int(into_shared(to(warp))[lane]) + np.arange(count), span.data[start : start + count], int(lane)
-            )
+            places = int(into_shared(to(warp))[lane]) + np.arange(count)
+            _store(warp, places, span.data[start : start + count], int(lane))
             change(warp, int(into_shared(barrier(warp))[lane]), int(lane), expected=-count)
 
     return step
@@ -131,8 +127,10 @@ def _fields(warp: Warp, maps: Lanes, lane: int) -> dict[str, int]:
 def _move(warp: Warp, fields: dict[str, int], corner: np.ndarray, start: int, lane: int, loads: bool) -> int:
     """Copy a box, and return its number of bytes. corner: of its first element, dimensions counted as PTX does."""
     rank, size, width = fields["rank"], fields["size"], fields["width"]
-    if rank != len(corner) or start % ALIGNED:
-        raise BadAccess(lane, f"a box of {len(corner)} dimensions at {start}; its tensor has {rank}")
+    if rank != len(corner):
+        raise BadAccess(lane, f"a box of {len(corner)} dimensions of a tensor that has {rank}")
+    if start % ALIGNED:
+        raise BadAccess(lane, f"a box at {start} of shared memory, which is no multiple of {ALIGNED}")
     box, lengths, strides = ([fields[f"{name}{i}"] for i in range(rank)] for name in ("box", "length", "stride"))
     low = np.maximum(corner, 0)
     high = np.minimum(corner + box, lengths)
@@ -169,7 +167,7 @@ def _line_places(box: tuple[int, ...], size: int, start: int, width: int) -> np.
 
 def _store(warp: Warp, places: np.ndarray, values: np.ndarray, lane: int) -> None:
     shared = warp.block.memory.shared
-    if places[-1] >= shared.data.size or places.max() >= shared.data.size:
+    if places.max() >= shared.data.size:
         raise BadAccess(lane, f"a copy reaches byte {places.max()} of shared memory, which has {shared.data.size}")
     shared.data[places] = values
     if shared.written is not None:

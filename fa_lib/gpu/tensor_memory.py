@@ -25,10 +25,10 @@ from fa_lib.gpu.syntax import Address, Instruction, Operand
 from fa_lib.gpu.warpgroup import numbers
 
 LANES, COLUMNS = 128, 512
-ROWS = {
+ROWS = {  # the lane of each row, by the number of rows
     LANES: np.arange(LANES),
     64: np.arange(64) % 16 + WARP * (np.arange(64) // 16),
-}  # lane of each row, by their number
+}
 QUARTER = 4  # warps; each sees the lanes of its number modulo this
 K_BYTES = 32  # of a line of A or B
 RESULTS = {0: "f16", 1: "f32"}
@@ -65,9 +65,8 @@ class Shape:
         m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
         others = bits & (0b1111 | 3 << 13 | 1 << 23 | 7 << 29)  # sparse, saturated, with signs changed, shifted
         if gives not in RESULTS or a not in FACTORS or a != b or m not in (64, LANES) or others:
-            raise ValueError(
-                f"the instruction descriptor {bits:#x} is not modelled: accepted are 64 or 128 rows of 16 bits"
-            )
+            accepted = "64 or 128 rows of 16 bits"
+            raise ValueError(f"the instruction descriptor {bits:#x} is not modelled: accepted are {accepted}")
         return cls(RESULTS[gives], FACTORS[a], bool(bits >> 15 & 1), bool(bits >> 16 & 1), m, n)
 
 
@@ -153,7 +152,6 @@ def _load(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     into, at, *split = instruction.operands
     lanes, columns = _places(instruction, _count(instruction), split[0] if split else None)
     registers, starts = targets(into, instruction), address(at, instruction, names)
-
     packs = "pack::16b" in instruction.words  # the lower halves of two columns go into one register
     if packs:
         columns = np.concatenate([columns, columns + columns.shape[1]], 1)

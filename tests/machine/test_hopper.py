@@ -82,6 +82,29 @@ def test_a_barrier_waits_for_bytes_that_were_expected():
         made(body, 1)((1,), (32,), 4096, tensor_map(integers(20, 72), (16, 32), 64))
 
 
+@pytest.mark.parametrize("copy, reason", [
+    (LOAD.format(to="%r0+1040", x=0, y=0), "no multiple of 128"),
+    ("cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r0+1024], [%d9, {0}], [%r0];",
+     "1 dimensions of a tensor that has 2"),
+    (LOAD.format(to="%r0+3968", x=0, y=0), "reaches byte"),
+])  # fmt: skip
+def test_a_copy_that_no_gpu_allows_is_a_fault(copy, reason):
+    with pytest.raises(Fault, match=reason):
+        made(BEGIN + box_of(0) + copy, 1)((1,), (32,), 4096, tensor_map(integers(20, 72), (16, 32), 64))
+
+
+def test_bytes_that_lie_together_are_copied():
+    """cp.async.bulk without a tensor map: 64 bytes, counted by the barrier."""
+    x, out = integers(2, 32), torch.zeros(32, dtype=torch.bfloat16)
+    body = BEGIN + f"""ld.param.u64 %d2, [x]; ld.param.u64 %d3, [out];
+    @%p1 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r0], 64; mov.b32 %r2, 64; add.u64 %d2, %d2, 64;
+    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0+1024], [%d2], %r2, [%r0];
+    {WAIT.format(at="", parity=0)} shl.b32 %r3, %r1, 1; add.u32 %r3, %r3, %r0; ld.shared.u16 %r4, [%r3+1024];
+    mul.wide.u32 %d4, %r1, 2; add.s64 %d3, %d3, %d4; st.global.u16 [%d3], %r4;"""  # fmt: skip
+    made(body, pointers=["x", "out"])((1,), (32,), 4096, x, out)
+    assert torch.equal(out, x[1])
+
+
 def test_bytes_may_come_before_they_are_expected():
     body = BEGIN + f"""
     {box_of(0)} @%p1 {LOAD.format(to="%r0+1024", x=0, y=0)}

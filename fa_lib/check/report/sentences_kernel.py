@@ -208,7 +208,7 @@ def _on_gpu(f, at):
     more = "Approximate instructions were off by any amount within their documented bounds. " if wobbles else ""
     return Sentence(
         f"It ran on a CPU, instruction by instruction, in the arithmetic of {'an' if name[0] in 'AHL' else 'a'} {name}",
-        more=f"{more}Triton compiled it for sm_80 or sm_89, without wgmma and TMA: docs/gpu/machine.md.",
+        more=f"{more}How exact that is: docs/gpu/machine.md.",
     )  # fmt: skip
 
 

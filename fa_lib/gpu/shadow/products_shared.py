@@ -69,8 +69,7 @@ def _known(numbers: np.ndarray, shadows: np.ndarray | None, sign: int) -> np.nda
 def _of_left(warp, product: Product) -> np.ndarray | None:
     """Return the shadows of A (variants, 16, k) in registers, NaN where there is none; None: there are none."""
     known = [values.of(warp, register, "pair") for register in product.left]
-    count = max((len(shadows) for shadows in known if shadows is not None), default=0)
-    if not count:
+    if (count := _variants(known)) == 0:
         return None
     full = np.full((count, ROWS, product.k), np.nan)
     for r, shadows in enumerate(known):
@@ -86,15 +85,20 @@ def _of_result(i: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(olds: list, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> np.ndarray | None:
-    """Assemble the shadows of registers (variants, 1, 32), or None each, to (variants, *shape); None: there are none."""
-    count = max((len(shadows) for shadows in olds if shadows is not None), default=0)
-    if not count:
+    """Assemble the shadows of registers, (variants, 1, 32) or None each, to (variants, *shape); None: no one has
+    any."""
+    if (count := _variants(olds)) == 0:
         return None
     full = np.full((count, *shape), np.nan)
     for i, shadows in enumerate(olds):
         if shadows is not None:
             full[:, rows[i, 0], columns[i, 0]] = shadows[:, 0]
     return full
+
+
+def _variants(shadows: list[np.ndarray | None]) -> int:
+    """The number of variants of registers' shadows; 0: no register has any."""
+    return max((len(each) for each in shadows if each is not None), default=0)
 
 
 def refused(instruction: Instruction, names: Addresses, policy: Policy, memories: Memories) -> Callable | None:
