@@ -23,6 +23,7 @@ from tqdm import tqdm
 from fa_lib import kernels
 from fa_lib.execution.paths import build
 from fa_lib.gallery.entry import FEW_QUERIES
+from fa_lib.gallery.modelled import GPU as ON
 from fa_lib.gallery.modelled import MODELLED
 from fa_lib.gpu.cuda_driver import replay
 from fa_lib.gpu.launches import Launch, recording
@@ -75,9 +76,12 @@ def flash(shape: Shape, kv_shape: Shape, fmt: str, distribution: str, seed: int,
         backward(torch.randn_like(o), (q, k, v), (o, lse), chosen, gpu=GPU)
 
 
-def of_gallery(key: str, shape: Shape, kv_shape: Shape, fmt: str, distribution: str, causal: bool) -> None:
-    """Call a GPU kernel of the gallery."""
-    kernel = kernels.get(MODELLED[key].name)
+def of_gallery(
+    key: str, shape: Shape, kv_shape: Shape, fmt: str, distribution: str, causal: bool, gpu: str = ""
+) -> None:
+    """Call a GPU kernel of the gallery, compiled for the gallery's GPU, or for another one."""
+    entry = MODELLED[key]
+    kernel = kernels.get(f"fa_lib.gallery.{entry.module}:{key}", gpu=gpu) if gpu else kernels.get(entry.name)
     kernel(*drawn(shape, kv_shape, fmt, distribution, 5), **(dict(causal=True) if causal else {}))
 
 
@@ -119,7 +123,7 @@ def _both(name, q, kv, fmt, seed, **more) -> Iterator[Call]:
 
 def _gallery_calls() -> Iterator[Call]:
     for key, entry in MODELLED.items():
-        if not entry.module or key == "fa2_cuda":
+        if not entry.module or key == "fa2_cuda" or entry.gpu != ON:  # others take tensor maps, which a driver makes
             continue
         for fmt, distribution, causal in OTHERWISE.get(key, CALLED):
             few = key in FEW_QUERIES and (causal or key != "flex_decode")
@@ -127,6 +131,8 @@ def _gallery_calls() -> Iterator[Call]:
             name = f"{key} {fmt} {distribution}{' causal' if causal else ''}"
             shapes = (2, n_q, 64), (2, 320, 64)
             yield Call(name, partial(of_gallery, key, *shapes, fmt, distribution, causal))
+            if "triton" in entry.needs:  # its own code for Hopper, with wgmma
+                yield Call(f"{name} {GPU}", partial(of_gallery, key, *shapes, fmt, distribution, causal, GPU))
 
 
 CALLS = {call.key: call for call in (*_flash_calls(), *_gallery_calls())}
