@@ -9,7 +9,7 @@ import pytest
 
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.report.sentences import WORDINGS
-from fa_lib.execution.paths import ROOT
+from fa_lib.execution.paths import GPU, ROOT
 from fa_lib.experiments.law import ratios_of
 from fa_lib.numerics.confidence import interval
 from fa_lib.training import campaign
@@ -90,6 +90,20 @@ def test_what_is_said_of_fp32():
     flash = ratio("fp32", "flash_fp32", "perturb_fp32", "relative_l2")
     assert f"and {words(flash)} at step 300 (ten seeds)" in text
     assert f"{words(ratio('fp32', 'reversed_keys_fp32', 'flash_fp32', 'relative_l2'))} times as far (ten" in text
+
+
+def test_what_is_said_of_flash_attention_4():
+    text, table = page("docs/gpu/machine.md"), pd.read_csv(GPU / "flash_attention_4.csv")
+    most = table[table.choice == "model"].groupby(["gpu", "n", "fmt"]).different.max() * 1e5
+    for gpu, words_of in (("H100", "Hopper, an H100's sums"), ("B200", "Blackwell, a B200's sums")):
+        row = " | ".join(f"{most[gpu, n, fmt]:,.0f}" for n in (1024, 200) for fmt in ("BF16", "FP16"))
+        assert f"| {words_of} | {row} |" in text
+    plain = table[(table.n == 1024) & (table.head_dim == 64) & ~table.causal & (table.fmt == "FP16")]
+    means = plain.groupby(["gpu", "choice"]).different.mean() * 1e5
+    for gpu, choice in (("B200", "rescaled"), ("B200", "exact_exp2"), ("B200", "exact"), ("H100", "exact")):
+        assert f"{means[gpu, choice]:,.0f} with" in text, (gpu, choice)
+    assert f"where {means['B200', 'model']:.0f} differ" in text and f"where {means['H100', 'model']:.0f} differ" in text
+    assert f"largest error is {table.times_max.max():.2f} times" in text
 
 
 def test_every_finding_and_every_relation_is_explained_by_name():
