@@ -4,6 +4,7 @@ It needs the extra `gpu` and CuTe. The table is recorded in data/gpu, by `make o
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -42,10 +43,9 @@ def flash_attention_4(
     golden = kernels.golden(q, k, v, inputs=fmt, causal=causal)
     base = deviation(stored(fmt, q, k, v, causal=causal), golden).max
     described = MODELS[gpu]
-    model = described(fmt, head_dim, gpu, causal=causal)
-    model = with_own_exp2(model, gpu) if gpu == "H100" else model  # a B200's is not known
+    model = with_own_exp2(described(fmt, head_dim, gpu, causal=causal), gpu)
     algorithm = Algorithm.of(model["algorithm"])
-    choices = dict(
+    choices: dict[str, dict[str, Any]] = dict(
         model=model,
         exact=described(fmt, head_dim, causal=causal) | dict(algorithm=algorithm),
         exact_exp2=model | dict(algorithm=replace(algorithm, exp2=torch.exp2)),

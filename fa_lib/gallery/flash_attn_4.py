@@ -53,7 +53,7 @@ def fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, *, g
     q, k, v = (swapped(x).contiguous() for x in (q, k, v))  # (batch, n, heads, head_dim)
     chosen = compiled(q, k, causal, gpu)
     o = torch.full_like(q, nan)
-    call = _Call(q, k, v, o, causal, chosen, gpu)
+    call = _Call(q, k, v, o, chosen, gpu)
     chosen.kernel(call.grid, chosen.block, gpu.shared_bytes, *call.arguments(softmax_scale(q, scale)))
     return swapped(o)
 
@@ -64,14 +64,13 @@ class _Call:
 
     Attributes:
         q, k, v, o: (batch, n, heads, head_dim).
-        causal: whether there is a causal mask. chosen: the kernel. gpu: where it runs.
+        chosen: the kernel. gpu: where it runs.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     o: Tensor
-    causal: bool
     chosen: Chosen
     gpu: GPU
 

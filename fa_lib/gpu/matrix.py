@@ -23,8 +23,21 @@ SHAPES = {  # (M, N, K) by the bits of an element
     32: ((16, 8, 4), (16, 8, 8)),
 }
 WIDTHS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+WHOLE = ("s8", "u8")  # types of whole numbers, whose sums are exact
 T, G = np.arange(WARP) % 4, np.arange(WARP) // 4
 ALLOWED = {"mma", "sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4"}
+
+
+def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
+    """Convert the bits of factors, of any shape, to float64 of that shape."""
+    if kind in WHOLE:
+        return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
+    if kind in ("e4m3", "e5m2"):
+        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
+        return torch.from_numpy(bits).view(dtype).to(torch.float64).numpy()
+    if kind == "tf32":  # the hardware leaves out what is below its 10 bits
+        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    return carried(bits if kind == "bf16" else bits.view(np.float16), kind)
 
 
 def summed(core: TensorCore, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
@@ -60,7 +73,7 @@ class Product:
         self.gives, self.a, self.b, self.takes = types
         if self.a not in WIDTHS or self.b not in WIDTHS or self.shape not in SHAPES[WIDTHS[self.a]]:
             raise refuse(instruction, "matrices of that type and shape are not modelled")
-        self.whole = self.a in ("s8", "u8")
+        self.whole = self.a in WHOLE
         if self.whole != (self.gives == "s32") or self.gives != self.takes:
             raise refuse(instruction, "accepted is a result of the type that it is added to")
         if not self.whole:
@@ -105,16 +118,9 @@ class Product:
 
 
 def _elements(registers: list[Lanes], kind: str) -> np.ndarray:
-    """Unpack registers to (registers, 32, elements of a register): whole numbers, or float64."""
+    """Unpack registers to (registers, 32, elements of a register), float64."""
     bits = np.stack([np.ascontiguousarray(x) for x in registers])[..., None]
-    if kind in ("s8", "u8"):
-        return bits.view(np.int8 if kind == "s8" else np.uint8)
-    if kind == "tf32":  # the hardware leaves out what is below its 10 bits
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-    if kind in ("e4m3", "e5m2"):
-        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
-        return torch.from_numpy(bits.view(np.uint8).copy()).view(dtype).to(torch.float64).numpy()
-    return carried(bits.view(np.uint16 if kind == "bf16" else np.float16), kind)
+    return numbers(bits.view(f"uint{WIDTHS[kind]}"), kind)
 
 
 def _from_rows(registers: list[Lanes], kind: str) -> np.ndarray:

@@ -9,13 +9,12 @@ import re
 from functools import cache
 
 import numpy as np
-import torch
 
 from fa_lib.gpu.block import Step, Warp
-from fa_lib.gpu.carriers import bits_of, carried
+from fa_lib.gpu.carriers import bits_of
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, refuse
-from fa_lib.gpu.matrix import WIDTHS, G, T, summed
+from fa_lib.gpu.matrix import WHOLE, WIDTHS, G, T, numbers, summed
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.operands import Addresses, source, targets, whole
 from fa_lib.gpu.shared_matrices import Descriptor, places, read
@@ -24,20 +23,7 @@ from fa_lib.gpu.syntax import BITS, Instruction, Operand, Register, Vector, part
 WARPS = 4  # of a group
 ROWS = 16  # of a warp
 RESULTS = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
-WHOLE = ("s8", "u8")  # types of whole numbers, whose sums are exact
 KNOWN = {"wgmma", "mma_async", "sync", "aligned"}
-
-
-def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
-    """Convert the bits of factors, of any shape, to float64 of that shape."""
-    if kind in WHOLE:
-        return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
-    if kind in ("e4m3", "e5m2"):
-        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
-        return torch.from_numpy(bits).view(dtype).to(torch.float64).numpy()
-    if kind == "tf32":  # the hardware leaves out what is below its 10 bits
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-    return carried(bits if kind == "bf16" else bits.view(np.float16), kind)
 
 
 class Product:
