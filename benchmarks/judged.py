@@ -8,9 +8,11 @@ import torch
 
 from benchmarks.other_judges import condemned
 from fa_lib import kernels
+from fa_lib.check.judge.errors import SIDE
 from fa_lib.check.judge.findings import Severity
-from fa_lib.check.judge.kernel import SIDE, judge_kernel
-from fa_lib.check.measure.examine import CheckPlan, examine
+from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.examine import examine
+from fa_lib.check.measure.plan import CheckPlan
 from fa_lib.check.measure.relations import RELATIONS
 
 APART = 1000  # between first seeds: more than a judgement draws

@@ -13,7 +13,8 @@ from fa_lib import kernels
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement, Severity
 from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.examine import QUICK, CheckPlan, examine
+from fa_lib.check.measure.examine import examine
+from fa_lib.check.measure.plan import QUICK, CheckPlan
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.execution import process_settings
 from fa_lib.execution.files import replacing

@@ -24,8 +24,9 @@ from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import captured as tensors
 from fa_lib.check.measure.captured_gradients import gradients
 from fa_lib.check.measure.closeness import Furthest
-from fa_lib.check.measure.examine import PLANS, CheckPlan, examine
+from fa_lib.check.measure.examine import examine
 from fa_lib.check.measure.examine_tensors import examine_tensors
+from fa_lib.check.measure.plan import PLANS, CheckPlan
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe

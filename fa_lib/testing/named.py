@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from fa_lib import kernels
 from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process
 from fa_lib.check.isolation.untrusted import Untrusted
-from fa_lib.testing.checks import CHECKS, Result, conduct_of, result_of
+from fa_lib.testing.checked import Result
+from fa_lib.testing.checks import CHECKS, conduct_of, result_of
 
 
 def chosen(names: Sequence[str]) -> list[str]:

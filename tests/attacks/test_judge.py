@@ -23,7 +23,8 @@ from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import examine as kernel
-from fa_lib.check.measure.examine import CheckPlan, examine
+from fa_lib.check.measure.examine import examine
+from fa_lib.check.measure.plan import CheckPlan
 from fa_lib.check.probe.capture import Capture
 from fa_lib.check.report.page import page
 from fa_lib.check.report.page_files import PageFiles

@@ -16,7 +16,8 @@ from fa_lib.check.judge.gross_errors import coarse, noisy, scaled
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.carry import carried, carry
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import CheckPlan, examine, measure
+from fa_lib.check.measure.examine import examine, measure
+from fa_lib.check.measure.plan import CheckPlan
 from fa_lib.check.measure.reference_cache import Inputs
 from fa_lib.check.probe.capture import captured
 from fa_lib.check.report.page_files import PageFiles

@@ -9,7 +9,8 @@ from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure.bounds import bounds
-from fa_lib.check.measure.examine import QUICK, examine
+from fa_lib.check.measure.examine import examine
+from fa_lib.check.measure.plan import QUICK
 from fa_lib.check.report.sentences import cause, headline, judgement_text
 from fa_lib.check.report.sentences_cause import has_this_error, subject
 from fa_lib.kernels.inputs import DISTRIBUTIONS

@@ -23,7 +23,8 @@ from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.examine import CheckPlan, examine
+from fa_lib.check.measure.examine import examine
+from fa_lib.check.measure.plan import CheckPlan
 from fa_lib.check.report.sentences import judgement_text
 from fa_lib.check.report.sentences_conduct import WORDINGS
 from fa_lib.commands import model_process, reports

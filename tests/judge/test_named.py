@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.kernels import registry
-from fa_lib.testing.checks import CHECKS, Result, result_of
+from fa_lib.testing.checked import Result
+from fa_lib.testing.checks import CHECKS, result_of
 from fa_lib.testing.named import check_lines, check_named, chosen, failed
 
 MINE = "examples.my_kernel:attention"  # carries BF16

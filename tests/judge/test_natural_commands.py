@@ -22,8 +22,9 @@ from fa_lib.check.measure.bounds import bounds
 from fa_lib.check.measure.capability import SINKS_GRADIENT, Capabilities
 from fa_lib.check.measure.closeness import Furthest, closeness
 from fa_lib.check.measure.contract import contract
-from fa_lib.check.measure.examine import QUICK, examine
+from fa_lib.check.measure.examine import examine
 from fa_lib.check.measure.mistakes import ROUNDINGS
+from fa_lib.check.measure.plan import QUICK
 from fa_lib.check.probe.capture import captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe

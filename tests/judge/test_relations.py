@@ -14,12 +14,12 @@ from fa_lib import E4M3, kernels
 from fa_lib.check.judge.findings import Severity
 from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.capability import Capabilities
-from fa_lib.check.measure.examine import QUICK, REPORT
+from fa_lib.check.measure.plan import QUICK, REPORT
 from fa_lib.check.measure.relations import RELATIONS, Relation, relate
 from fa_lib.check.measure.relations.masks import WIDE
 from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, Found, KernelUnderTest
 from fa_lib.check.measure.relations.values import weights
-from fa_lib.check.report.sentences_kernel import WORDINGS
+from fa_lib.check.report.sentences import WORDINGS
 from fa_lib.check.report.tables import by_relation
 from fa_lib.execution.paths import ROOT
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64

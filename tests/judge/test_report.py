@@ -21,7 +21,8 @@ from fa_lib.check.measure import examine as of_kernel
 from fa_lib.check.measure.capability import CAUSAL_FEWER, LARGE
 from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import QUICK, CheckPlan, examine, measure, measure_shapes
+from fa_lib.check.measure.examine import examine, measure, measure_shapes
+from fa_lib.check.measure.plan import PLANS, QUICK, CheckPlan
 from fa_lib.check.measure.reference_cache import BIASED, WORST, Inputs
 from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.page import Section, page
@@ -385,20 +386,20 @@ def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
     shapes, formats = ("97", "1024", "causal 203", "GQA 384", "1500"), ("BF16", "FP16")
 
     def over(case):
-        return pd.DataFrame([*itertools.product(*case.values())], columns=[*case])
+        return pd.DataFrame([*itertools.product(*case.values(), "o")], columns=[*case, "tensor"]).assign(ratio=1.0)
 
-    asked = of_kernel._by_turns(shapes, head_dims, formats, over)
+    asked = of_kernel._shapes(shapes, head_dims, formats, [0], over)
     assert len(asked) == len(shapes) * len(head_dims)
     for one, other in itertools.combinations((("shape", shapes), ("head_dim", head_dims), ("fmt", formats)), 2):
         met = set(asked[[one[0], other[0]]].itertuples(index=False, name=None))
         assert met == set(itertools.product(one[1], other[1]))
-    assert len(of_kernel._by_turns(shapes, head_dims, ["FP32"], over)) == len(shapes) * len(head_dims)
-    assert len(of_kernel._by_turns(shapes, head_dims[:1], formats, over)) == len(shapes) * len(formats)
-    assert of_kernel._by_turns((), head_dims, formats, over).empty
+    assert len(of_kernel._shapes(shapes, head_dims, ["FP32"], [0], over)) == len(shapes) * len(head_dims)
+    assert len(of_kernel._shapes(shapes, head_dims[:1], formats, [0], over)) == len(shapes) * len(formats)
+    assert of_kernel._shapes((), head_dims, formats, [0], over).empty
 
 
 def test_the_presets_are_known_and_a_wrong_shape_is_refused():
-    assert of_kernel.PLANS["quick"] is QUICK and of_kernel.REPORT.runs == 100
+    assert PLANS["quick"] is QUICK and PLANS["report"].runs == 100
     with pytest.raises(ValueError, match="shape: got '96'; accepted are 97, 113 x 203"):
         CheckPlan(**asdict(QUICK) | dict(shapes=("96",)))
     with pytest.raises(ValueError, match="depth: got 'deep'; accepted are quick, report"):

@@ -11,13 +11,15 @@ from typer.testing import CliRunner
 
 from examples import my_kernel
 from fa_lib import BF16, FP16, FP32, kernels
+from fa_lib.check.judge.errors import SIDE
 from fa_lib.check.judge.findings import Severity, Verdict
-from fa_lib.check.judge.kernel import SIDE, judge_kernel
+from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import reference_cache
 from fa_lib.check.measure.capability import Capabilities
 from fa_lib.check.measure.contract import contract
-from fa_lib.check.measure.examine import QUICK, examine, measure, measure_shapes
+from fa_lib.check.measure.examine import examine, measure, measure_shapes
 from fa_lib.check.measure.mistakes import EXPLAINED
+from fa_lib.check.measure.plan import QUICK
 from fa_lib.check.measure.reference_cache import Inputs, cache_in, cached, reference_values
 from fa_lib.check.measure.split_keys import in_splits
 from fa_lib.check.report import tables

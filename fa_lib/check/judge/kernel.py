@@ -7,9 +7,10 @@ import pandas as pd
 
 from fa_lib.check.isolation.calls import FAULTS
 from fa_lib.check.isolation.worker import UNSUPPORTED, Outcome
+from fa_lib.check.judge import errors
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
-from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
+from fa_lib.check.judge.findings import Finding, Judgement, Severity
 from fa_lib.check.judge.gross_errors import of_wrong
 from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
@@ -17,12 +18,8 @@ from fa_lib.check.measure.carry import LOST, carried
 from fa_lib.check.measure.contract import OTHER_LAYOUT, adapted
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
-from fa_lib.check.measure.wrong_answers import FAR, furthest
 from fa_lib.kernels.registry import ON_GPU
-from fa_lib.kernels.rule import ALLOWED, CALLS
-from fa_lib.numerics.confidence import interval
-
-SIDE = 0.05  # ulp: outputs that are rounded once scatter by 0.29, so that a smaller mean shows over 33 outputs or more
+from fa_lib.kernels.rule import CALLS
 
 
 def judge_kernel(kernel: str, found: Measurements) -> Judgement:
@@ -57,12 +54,12 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
         [Finding("carry", Severity.REPORTED, dict(problem="", because=overall[0].what))] if overall else [*_carry(sums)]
     )
     findings = [
-        *wrong, *carries, *_growth(lengths), *_answers(asked), *_largest(lengths),
+        *wrong, *carries, *errors.growth(lengths), *_answers(asked), *errors.largest(lengths),
         *_rounded_splits(found.splits), *(() if overall else _row_sum(sums)),
         *_problems(lengths), *_problems(found.inputs), *_causal(asked, top_left and len(shapes) > 0),
         *alignment(asked),
-        *of_bound(found.bounds, kernel), *_shapes(counted),
-        *of_relations(found.relations), *_inputs(found.inputs),
+        *of_bound(found.bounds, kernel), *errors.over_shapes(counted),
+        *of_relations(found.relations), *errors.on_trouble(found.inputs),
         *_repeats(found.repeats), *_rounding(found.rounding, sums),
         *_on_gpu(kernel), coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
@@ -101,23 +98,6 @@ def _carry(sums):
         yield Finding("carry", severities[found["low"]], where, found["lost"], LOST)
 
 
-def _growth(lengths):
-    """How the error over Baseline's goes with N, for the format, inputs and number of queries where it is largest."""
-    mean = _by_queries(lengths).groupby(["fmt", "distribution", "few", "n"]).times_max.mean().dropna().reset_index()
-    groups = [rows for _, rows in mean.groupby(["fmt", "distribution", "few"], sort=False) if len(rows) > 1]
-    if groups:
-        rows = max(groups, key=lambda rows: rows.times_max.max())
-        first, last = rows.iloc[0], rows.iloc[-1]
-        where = dict(distribution=first.distribution, fmt=first.fmt, queries=int(first.few) or None, n=int(last.n))
-        where |= dict(from_n=int(first.n), from_number=float(first.times_max))
-        yield Finding("growth", Severity.REPORTED, where, last.times_max)
-
-
-def _by_queries(lengths):
-    """With a column few: queries, and 0 where they are as many as keys."""
-    return lengths.assign(few=lengths.queries.where(lengths.queries < lengths.n, 0).astype(int))
-
-
 def _answers(asked):
     """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged."""
     for row in asked[asked.outcome.isin(FAULTS)].itertuples():
@@ -135,25 +115,12 @@ def _unsupported(asked):
         yield Finding("unsupported", Severity.REPORTED, dict(asked=[*refused.asked], dims=[*map(int, refused.dim)]))
 
 
-def _largest(lengths):
-    """The largest error over lengths, numbers of queries, formats and ordinary inputs."""
-    if lengths.times_max.notna().any():
-        worst = lengths.loc[lengths.times_max.idxmax()]
-        yield Finding("error", within(worst.times_max, ALLOWED["o"]), _place(worst), worst.times_max, ALLOWED["o"])
-
-
-def _place(row):
-    """Of a row of `examine.measure`; queries is None where they are as many as keys."""
-    queries = int(row.queries) if row.queries < row.n else None
-    return dict(distribution=row.distribution, fmt=row.fmt, n=int(row.n), queries=queries)
-
-
 def _rounded_splits(splits):
     """The cause of a large error without a carry: an emulation with rounded splits makes the same one."""
     if len(splits) and splits.explained.notna().any():
         best = splits.loc[splits.explained.astype(float).idxmax()]
         if best.explained >= EXPLAINED:
-            where = _place(best) | dict(
+            where = errors.place(best) | dict(
                 splits=int(best.splits), low_merge=bool(best.low_merge), emulated=float(best.emulated)
             )  # fmt: skip
             yield Finding("rounded_splits", Severity.REPORTED, where, best.explained, EXPLAINED)
@@ -171,7 +138,7 @@ def _problems(table):
     """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
     for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
         severity = Severity.REPORTED if outcome in UNSUPPORTED else Severity.FAILS
-        where = _place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
+        where = errors.place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
         yield Finding("problem", severity, where)
 
 
@@ -199,36 +166,6 @@ def _counted(shapes):
     return shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]
 
 
-def _shapes(shapes):
-    """The rule over shapes and masks: outputs count, gradients are reported, unless they are no gradients of attention.
-    What is no answer counts, but for a refusal, which is no support."""
-    if not len(shapes):
-        return
-    ran = shapes[shapes.outcome == Outcome.ANSWERED]
-    for outcome, rows in shapes[~shapes.outcome.isin([Outcome.ANSWERED, *UNSUPPORTED])].groupby("outcome"):
-        first = rows.iloc[0]
-        where = dict(shape=first["shape"], fmt=first.fmt, outcome=outcome, problem=first.problem)
-        yield Finding("problem", Severity.FAILS, where)
-    for tensors, what in ((("o",), "outputs"), (("dq", "dk", "dv"), "gradients")):
-        rows = ran[ran.tensor.isin(tensors)]
-        if not len(rows):
-            continue
-        failed = rows[~rows.passed.astype(bool)]
-        counts = dict(failed=len(failed), of=len(rows))
-        if not len(failed):
-            yield Finding(what, Severity.PASSES, counts, rows.ratio.max(), rows.allowed.max())
-            continue
-        worst = failed.loc[failed.ratio.idxmax()] if failed.ratio.notna().any() else failed.iloc[0]
-        where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
-        severity = Severity.FAILS if what == "outputs" else Severity.REPORTED
-        yield Finding(what, severity, where, worst.ratio, worst.allowed)
-        wrong = failed[~(failed.relative <= FAR)] if what == "gradients" else failed[:0]  # NaN too
-        if len(wrong):
-            worst = furthest(wrong)
-            where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
-            yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
-
-
 def _on_gpu(kernel):
     """That it ran in the arithmetic of a GPU that is not there."""
     if kernel.startswith(f"{ON_GPU}:"):
@@ -245,25 +182,6 @@ def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:
         where |= {name: ran.groupby(by).ngroups if len(ran) else 0}
         where |= {f"{name}_of": table.groupby(by).ngroups if len(table) else 0}
     return Finding("coverage", Severity.REPORTED, where)
-
-
-def _inputs(inputs):
-    """The worst of the inputs that make trouble, and the bias that is furthest from Baseline's."""
-    if not inputs.times_max.notna().any():
-        return
-    worst = inputs.groupby(["fmt", "distribution"]).times_max.mean().dropna().sort_values()
-    fmt, distribution = worst.index[-1]
-    yield Finding("worst_input", Severity.REPORTED, dict(fmt=fmt, distribution=distribution), worst.iloc[-1])
-    groups = inputs.groupby(["fmt", "distribution"])
-    level, sure = 1 - 0.05 / len(groups), []  # each group is a chance to find one
-    for at, rows in groups:
-        mean, low, high = interval(rows.outwards, level)
-        if (low > 0 or high < 0) and abs(mean) >= SIDE:
-            sure.append((at, mean, low, high, rows.baseline_outwards[rows.outwards.notna()].mean()))
-    if sure:
-        (fmt, distribution), mean, low, high, baseline = max(sure, key=lambda one: abs(one[1] - one[4]))
-        where = dict(fmt=fmt, distribution=distribution, low=float(low), high=float(high), baseline=float(baseline))
-        yield Finding("outwards", Severity.REPORTED, where, mean, SIDE)
 
 
 def _repeats(repeats):

@@ -4,7 +4,7 @@ golden value, what it carries from tile to tile. It is called, never read; whate
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,9 @@ from fa_lib.check.measure.capability import ALL_CAPABILITIES, CAUSAL_FEWER, FEWE
 from fa_lib.check.measure.carry import QUERIES, carried, carry
 from fa_lib.check.measure.contract import adapted, contract, formats, other_convention
 from fa_lib.check.measure.determinism import repeats
+from fa_lib.check.measure.draws import OF_LENGTHS, OF_SHAPES, drawn_again, worst_draws
 from fa_lib.check.measure.measurements import Measurements
+from fa_lib.check.measure.plan import QUICK, CheckPlan
 from fa_lib.check.measure.reference_cache import (
     ORDINARY,
     ROWS,
@@ -30,10 +32,9 @@ from fa_lib.check.measure.reference_cache import (
     fitted,
     reference_values,
 )
-from fa_lib.check.measure.relations import RELATIONS, relate
+from fa_lib.check.measure.relations import relate
 from fa_lib.check.measure.rounding_mode import rounding_mode
 from fa_lib.check.measure.split_keys import SPLITS, rounded_splits
-from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
@@ -44,69 +45,6 @@ REFERENCE_KERNELS = ("as_shipped", "every_step")  # emulated kernels beside the 
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
 # of `measure`
 NUMBERS = ("max", "rmse", "relative", "times_max", "times_rmse", "factor", "by_factor", "outwards", "bits")
-
-
-@dataclass(frozen=True)
-class CheckPlan:
-    """How thoroughly a kernel is examined.
-
-    Attributes:
-        lengths: N, for the growth of the error; seeds: of each, and two where one query has many heads (`Inputs`).
-        shapes: of the rule over shapes and masks, keys of `rule.CALLS`; head_dims: of each, beside the kernel's own, in
-            one format and the next by turns.
-        troubled_n: N of the inputs that make trouble; bias_seeds: of each.
-        runs: of one call, for determinism.
-        asked_queries, asked_head_dims: as `contract` has them.
-        square: the largest N that is measured with as many queries as keys; above it, with FEW. Nor are carries asked
-            for with more queries.
-        first_seed: of all inputs that are drawn: others are other draws.
-        relations: keys of RELATIONS; related_n: keys of most of their cases; related_formats: so many formats they are
-            asked for, BF16 before FP16.
-        drawn: ranges of N, from each of which one is drawn beside `lengths`; drawn_seed: of these, of the inputs there
-            and of the order in which lengths are asked for, so that no kernel knows the calls of a judgement before;
-            None draws nothing and keeps the order.
-
-    Raises:
-        ValueError: a shape or a relation is not known.
-    """
-
-    lengths: tuple[int, ...]
-    seeds: int
-    shapes: tuple[str, ...]
-    head_dims: tuple[int, ...]
-    troubled_n: int
-    bias_seeds: int
-    runs: int
-    asked_queries: int | None = None
-    asked_head_dims: tuple[int, ...] | None = ()
-    square: int = 2**16
-    first_seed: int = 0
-    relations: tuple[str, ...] = ()
-    related_n: int = 256
-    related_formats: int = 2
-    drawn: tuple[tuple[int, int], ...] = ()
-    drawn_seed: int | None = None
-
-    def __post_init__(self):
-        for shape in self.shapes:
-            lookup("shape", shape, CALLS)
-        for relation in self.relations:
-            lookup("relation", relation, RELATIONS)
-
-
-QUICK = CheckPlan(  # seconds
-    lengths=(128, 1024), seeds=2, shapes=("97", "256", "causal 512"), head_dims=(32,), troubled_n=128, bias_seeds=3,
-    runs=3, relations=("batch_invariance", "strides", "constant_values", "causality", "dv_sum"),
-    square=1024, drawn=((4097, 6144),),
-)  # fmt: skip
-REPORT = CheckPlan(  # 25 to 40 seconds for a kernel of torch's
-    lengths=(128, 512, 1500, 4096), seeds=3,
-    shapes=("97", "113 x 203", "256 x 97", "causal 203", "causal 113 x 203", "128 x 384", "causal 512",
-            "GQA 384", "causal MQA 384", "window 512", "causal window 512", "1500"),
-    head_dims=(64, 128), troubled_n=512, bias_seeds=10, runs=100, relations=(*RELATIONS,),
-    square=8192, drawn=((129, 4095), (4097, 8192)), asked_head_dims=(*range(8, 257, 8),),
-)  # fmt: skip
-PLANS = {"quick": QUICK, "report": REPORT}
 
 
 def examine(
@@ -167,20 +105,31 @@ def examine(
         order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
         lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
         lengths = lengths.iloc[pd.Index(order).argsort()].reset_index(drop=True)
+        lengths = drawn_again(
+            lengths,
+            OF_LENGTHS,
+            ALLOWED["o"],
+            lambda call, seeds: over(
+                measure,
+                dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]),
+                names=[kernel],
+            ),
+        )
         if others := [name for name in beside if name != kernel]:  # no row of theirs knows of another: fewer will do
             emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
             more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
             lengths = pd.concat([lengths, more], ignore_index=True)
+
+        def over_shapes(case):
+            return over(measure_shapes, dict(distribution="normal", kernel=kernel, device=device) | case, able=able)
+
         asked_at = [count for count in QUERIES if count <= depth.square]
         formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
         sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
         return Measurements(
             conventions=conventions,
             asked=asked,
-            shapes=_by_turns(shapes, sorted({head_dim, *depth.head_dims}), judged, lambda case: over(
-                measure_shapes, dict(distribution="normal", seed=depth.first_seed, kernel=kernel, device=device) | case,
-                able=able,
-            )),
+            shapes=_shapes(shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed, over_shapes),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
             bounds=over(bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), able=able),
@@ -195,17 +144,26 @@ def examine(
         )  # fmt: skip
 
 
-def _by_turns(shapes, head_dims, formats, over):
+def _shapes(shapes, head_dims, formats, seed, over):
     """A table of `measure_shapes`, of over(case) for cases in which each shape has each head_dim, in one format after
     the other, so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few
     for that."""
     turns = len(formats) if len(head_dims) >= len(formats) else 1
     cases = [
-        dict(shape=own, head_dim=[head_dim], fmt=[fmt])
+        dict(shape=own, head_dim=[head_dim], fmt=[fmt], seed=seed)
         for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
         if (own := [shape for at, shape in enumerate(shapes) if (at + j - i) % turns == 0])
     ]  # fmt: skip
-    return pd.concat([over(case) for case in cases], ignore_index=True) if cases else pd.DataFrame()
+    if not cases:
+        return pd.DataFrame()
+    rows = pd.concat([over(case) for case in cases], ignore_index=True)
+    outputs, others = rows[rows.tensor == "o"], rows[rows.tensor != "o"]
+
+    def again(call, seeds):
+        found = over(dict(shape=call["shape"], head_dim=int(call.head_dim), fmt=call.fmt, seed=[*seeds]))
+        return found[found.tensor == "o"]
+
+    return pd.concat([drawn_again(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
 
 
 def _order(count, block, chance):
@@ -235,17 +193,21 @@ def probe_capabilities(kernel, device, queries=None, head_dims=()):
     return asked, int(asked.head_dim.iloc[0]), Capabilities()
 
 
+def _inputs(row):
+    """Of a row of `measure`."""
+    numbers = {name: int(row[name]) for name in ("n", "seed", "head_dim")}
+    queries = int(row.queries) if row.queries < row.n else None
+    return Inputs(row.fmt, row.distribution, queries=queries, causal=bool(row.causal), device=row.device, **numbers)
+
+
 def _splits(kernel, lengths, sums, over):
     """The table of `rounded_splits` where the kernel is at its worst, if that needs a cause."""
     own = lengths[(lengths.kernel == kernel) & (lengths.fmt != "FP32")]
+    calls = worst_draws(own, OF_LENGTHS, ALLOWED["o"])
     clean = all(one["low"] is not True for one in carried(sums))
-    if not clean or not (own.times_max > ALLOWED["o"]).any():
+    if not clean or not len(calls) or not (calls.times_max > ALLOWED["o"]).any():
         return pd.DataFrame()
-    worst = own.loc[own.times_max.idxmax()]
-    queries = int(worst.queries) if worst.queries < worst.n else None
-    at: dict[str, Any] = {name: worst[name] for name in ("fmt", "distribution", "device")}
-    at |= {name: int(worst[name]) for name in ("n", "seed", "head_dim")}
-    inputs = Inputs(**at, queries=queries, causal=bool(worst.causal))
+    inputs = _inputs(calls.loc[calls.times_max.idxmax()])
     return over(rounded_splits, dict(splits=[*SPLITS], low_merge=[False, True], kernel=kernel), inputs=inputs)
 
 

@@ -60,6 +60,7 @@ PICTURES = {
 }
 SOURCES = {  # what of a finding -> keys of pictures and of tables, the first first
     "carry": ("sums",), "sum_error": ("sums",), "growth": ("growth", "lengths"), "error": ("growth", "lengths"),
+    "chance": ("growth", "lengths", "rule", "shapes"),
     "problem": ("lengths", "inputs"), "outputs": ("rule", "shapes"), "gradients": ("rule", "shapes"),
     "wrong_gradient": ("rule", "shapes"), "worst_input": ("sides", "inputs"), "outwards": ("sides", "inputs"),
     "coverage": ("lengths",), "rounded_splits": ("splits",), "relation": ("relations",),

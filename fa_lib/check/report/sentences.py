@@ -6,13 +6,18 @@ from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.measure.capability import NAMED_OPTIONS
 from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.check.report import sentences_captured, sentences_conduct, sentences_gross_errors
+from fa_lib.check.report import (
+    sentences_captured,
+    sentences_conduct,
+    sentences_gross_errors,
+    sentences_kernel,
+    sentences_relations,
+)
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentence import Sentence, as_times, folded, gravity
 from fa_lib.check.report.sentences_captured import KERNELS
 from fa_lib.check.report.sentences_cause import subject
 from fa_lib.check.report.sentences_kernel import CASTS, SUMS, noted
-from fa_lib.check.report.sentences_kernel import WORDINGS as OF_KERNELS
 
 VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
 HEADINGS = {  # of findings, by what they mean for the verdict
@@ -144,6 +149,5 @@ BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findi
     ),
 }
 ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: reported, and not counted
-WORDINGS = {
-    **OF_KERNELS, **sentences_captured.WORDINGS, **sentences_conduct.WORDINGS, **sentences_gross_errors.WORDINGS,
-}  # fmt: skip
+OF = (sentences_kernel, sentences_relations, sentences_captured, sentences_conduct, sentences_gross_errors)
+WORDINGS = {what: words for module in OF for what, words in module.WORDINGS.items()}

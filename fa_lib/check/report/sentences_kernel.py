@@ -6,8 +6,6 @@ from dataclasses import replace
 from fa_lib.check.dialect.conventions import is_of_keys, of_keys
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Severity
-from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.check.measure.relations.subject import BROKEN, CONVENTION, ROUNDING
 from fa_lib.check.report.capability_labels import label, labels
 from fa_lib.check.report.sentence import Sentence, as_times, each, times
 
@@ -140,6 +138,17 @@ def _error(f, at):
     return Sentence(f"Its largest error {_rule(f)} ({place})", *times(f))
 
 
+def _chance(f, at):
+    if "shape" in at:
+        place = f"shape {at['shape']}, {at['fmt']}"
+    else:
+        place = f"{at['distribution']} inputs, {at['fmt']}, N = {at['n']}{_few(at)}"
+    return Sentence(
+        f"In one of {at['draws']} draws its largest error is beyond the rule ({place})", *times(f),
+        f"In no other draw of this call it is more than {as_times(at['second'])} × Baseline's, and that counts.",
+    )  # fmt: skip
+
+
 def _rounded_splits(f, at):
     parts = "the keys as one part" if at["splits"] == 1 else f"{at['splits']} parts of the keys"
     return Sentence(
@@ -248,34 +257,6 @@ def _repeats(f, at):
     return Sentence(f"Its {at['of']} differ in {at['runs']} runs of one call", f"{f.number:.0f} different {at['of']}")
 
 
-def _relation(f, at):
-    says = RELATIONS[at["relation"]].says.removesuffix(".")
-    also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
-    place = f"{at['case']}, {at['fmt']}{also}"
-    if at["outcome"] == BROKEN:
-        return Sentence(f"{says}: asked for that, it {at['problem']} ({place})")
-    if at["outcome"] == CONVENTION:
-        return Sentence(f"{says}: here it is {at['problem']}, which is a convention ({place})")
-    if f.number is None:
-        return Sentence(f"{says}: not here, where it gives NaN ({place})")
-    if at["outcome"] == ROUNDING:
-        return Sentence(f"{says}: to rounding, not bit for bit ({place})", f"{f.number:.2g} apart")
-    return Sentence(f"{says}: not here ({place})", *_either_side(f.number, f.limit))
-
-
-def _either_side(number, limit):
-    """A number beyond its limit, and the limit, in as many digits as tell them apart; no limit where it has none."""
-    if limit is None:
-        return f"{number:.2g} apart", ""
-    digits = next((n for n in range(2, 17) if f"{number:.{n}g}" != f"{limit:.{n}g}"), 17)
-    return f"{number:.{digits}g} apart", f"{limit:.{digits}g}"
-
-
-def _relations(f, at):
-    more = f"{at['not_asked']} more were not asked: the kernel lacks the option." if at["not_asked"] else ""
-    return Sentence(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=more)
-
-
 def _rounding_mode(f, at):
     change = "round to nearest even" if f.severity == Severity.FAILS else ""
     return Sentence(
@@ -290,11 +271,12 @@ def _unsupported(f, at):
 WORDINGS = {
     "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
     "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
-    "causal_only": each(_causal_only), "coverage": each(_coverage), "sum_error": each(_sum_error),
+    "chance": each(_chance), "causal_only": each(_causal_only),
+    "coverage": each(_coverage), "sum_error": each(_sum_error),
     "problem": each(_problem), "convention": each(_convention), "top_left": each(_top_left),
     "alignment": each(_alignment),
     "outputs": each(_shapes), "gradients": each(_shapes),
     "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
-    "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "relation": each(_relation),
-    "relations": each(_relations), "unsupported": each(_unsupported), "on_gpu": each(_on_gpu),
+    "repeats": each(_repeats), "rounding_mode": each(_rounding_mode),
+    "unsupported": each(_unsupported), "on_gpu": each(_on_gpu),
 }  # fmt: skip

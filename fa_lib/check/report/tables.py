@@ -10,6 +10,7 @@ import pandas as pd
 from fa_lib.check.isolation.calls import FAULTS
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.captured import CHANGES, ROUNDED
+from fa_lib.check.measure.draws import OF_SHAPES, worst_draws
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from fa_lib.check.probe.probe import summary
@@ -98,10 +99,12 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     if not len(shapes):
         return shapes
     index = ["shape", "head_dim", "fmt"]
-    rows = shapes.assign(ratio=shapes.ratio.map(_number) + shapes.passed.map({False: " !"}).fillna(""))
-    wide = rows.pivot(index=index, columns="tensor", values="ratio").fillna("–")
+    calls = worst_draws(shapes, OF_SHAPES, ALLOWED["o"])
+    beyond = calls.ratio > calls.tensor.map(ALLOWED)
+    wide = calls.assign(ratio=calls.ratio.map(_number) + beyond.map({True: " !", False: ""}))
+    wide = wide.pivot(index=index, columns="tensor", values="ratio").fillna("–")
     wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
-    outputs = shapes[shapes.tensor == "o"].set_index(index)
+    outputs = calls.assign(passed=~beyond)[calls.tensor == "o"].set_index(index)
     broke = (outputs.passed.eq(False) | outputs.outcome.isin(FAULTS)).reindex(wide.index)
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None)
     found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index().rename(columns=COLUMNS)

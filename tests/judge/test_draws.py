@@ -1,0 +1,74 @@
+"""One draw beyond the rule is chance; two are the kernel's. A verdict on a right kernel does not hang on a draw."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from fa_lib.check.judge.errors import largest, over_shapes
+from fa_lib.check.judge.findings import Severity
+from fa_lib.check.measure.draws import FAR, MORE, OF_LENGTHS, counted, drawn_again, worst_draws
+from fa_lib.check.report.sentences import WORDINGS
+from fa_lib.kernels.rule import ALLOWED
+
+LIMIT = ALLOWED["o"]
+
+
+def lengths(*times, fmt="FP16"):
+    rows = [dict(fmt=fmt, distribution="normal", n=128, queries=1, seed=i, times_max=x) for i, x in enumerate(times)]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    "times, number",
+    [
+        ([1.0, 1.9], 1.9),
+        ([1.0, 2.2], 2.2),  # too few draws to tell
+        ([1.0] * MORE + [2.2], 1.0),
+        ([1.0] * MORE + [2.2, 2.1], 2.2),
+        ([1.0] * MORE + [LIMIT * FAR + 0.1], LIMIT * FAR + 0.1),  # no chance goes so far
+        ([1.0] * MORE + [math.inf], math.inf),
+        ([math.nan] * MORE + [2.2], 2.2),  # no other draw was answered
+        ([2.2], 2.2),
+    ],
+)
+def test_what_counts(times, number):
+    assert counted(pd.Series(times), LIMIT) == number
+    assert worst_draws(lengths(*times), OF_LENGTHS, LIMIT).times_max.item() == number
+
+
+def test_a_draw_beyond_the_rule_is_drawn_again_and_others_are_not():
+    asked = []
+
+    def again(call, seeds):
+        asked.append((call.fmt, [*seeds]))
+        return lengths(*[1.0] * len(seeds), fmt=call.fmt).assign(seed=[*seeds])
+
+    rows = pd.concat([lengths(1.0, 2.2, 1.1), lengths(1.0, 1.2, fmt="BF16")], ignore_index=True)
+    found = drawn_again(rows, OF_LENGTHS, LIMIT, again)
+    assert asked == [("FP16", [*range(3, 3 + MORE)])]
+    assert len(found) == len(rows) + MORE
+    error, chance = largest(found)
+    assert (error.what, error.severity, error.number) == ("error", Severity.PASSES, 1.2)
+    assert (chance.what, chance.severity, chance.number) == ("chance", Severity.REPORTED, 2.2)
+    (said,) = WORDINGS["chance"]([chance])
+    assert said.text.startswith("In one of 11 draws its largest error is beyond the rule (normal inputs, FP16")
+
+
+@pytest.mark.parametrize("times", [[2.5], [2.1, 2.2], [1.0, 2.2, 2.3]])
+def test_what_is_beyond_the_rule_again_fails(times):
+    found = drawn_again(
+        lengths(*times), OF_LENGTHS, LIMIT,
+        lambda call, seeds: lengths(*[2.4] * len(seeds)).assign(seed=[*seeds]),
+    )  # fmt: skip
+    (error,) = largest(found)
+    assert (error.severity, error.number) == (Severity.FAILS, max(found.times_max))
+
+
+def test_a_shape_counts_once_however_often_it_was_drawn():
+    row = dict(head_dim=64, fmt="FP16", tensor="o", allowed=LIMIT, outcome="answered", problem="", relative=1e-4)
+    rows = [row | {"shape": "97", "seed": i, "ratio": x} for i, x in enumerate([2.8] + [1.0] * MORE)]
+    rows += [row | {"shape": "256", "seed": 0, "ratio": 1.1}]
+    chance, outputs = over_shapes(pd.DataFrame(rows))
+    assert (chance.what, chance.where["draws"]) == ("chance", MORE + 1)
+    assert (outputs.severity, outputs.where["of"], outputs.number) == (Severity.PASSES, 2, 1.1)
