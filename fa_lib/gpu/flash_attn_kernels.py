@@ -1,13 +1,16 @@
 """FlashAttention-2's CUDA kernels: the one that its launch templates choose for a call, compiled from its source
 package.
 
-Everything here follows flash_fwd_launch_template.h and flash_bwd_launch_template.h of flash-attn 2.8.3. Compiling a
-kernel takes half a minute, once: compile_cuda stores it.
+Everything here follows flash_fwd_launch_template.h and flash_bwd_launch_template.h of flash-attn 2.8.3. Compiling one
+instance of a template takes 22 seconds, and two for each further one in the same text. So instances that differ in
+`causal`, in `even` or in the number of parts alone are compiled together, once: compile_cuda stores them.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
@@ -100,62 +103,91 @@ class Case:
         switches |= dict(even=self.even(block_q, block_kv), whole=self.head_dim == self.width)
         return {name: str(value).lower() for name, value in switches.items()}
 
+    def family(self, causal_too: bool) -> dict[str, Sequence[str]]:
+        """Return the values of words that are compiled together. causal_too: the tile is that of a causal call."""
+        both = ("false", "true")
+        evens = both if self.head_dim == self.width <= 128 and not self.local else both[:1]
+        causals = both if causal_too and not self.local else (str(self.causal).lower(),)
+        return dict(causal=causals, even=evens)
+
 
 class Kernels:
-    """Kernels that were compiled together.
+    """The kernels of a call.
 
     Attributes:
+        text: the PTX, in which there are kernels of other calls, too.
         block_q, block_kv: queries and keys of a tile.
         threads: of a block.
         even: whether all tiles are full.
         shared: bytes of shared memory, of the constants that SOURCE names.
     """
 
-    def __init__(self, text: str, first: str, gpu: GPU, fields: Iterable[str], tile: tuple[int, int, int], even: bool):
+    def __init__(
+        self, text: str, instances: Iterable[str], gpu: GPU, fields: Iterable[str], tile: tuple[int, int, int],
+        even: bool,
+    ):  # fmt: skip
+        """instances: of templates, as C++ writes them."""
         (self.block_q, self.block_kv, warps), self.even = tile, even
         self.threads = 32 * warps
-        self._text, self._gpu = text, gpu
+        self.text, self._gpu = text, gpu
+        entries = re.findall(r"\.entry (\w+)", text)
+        self._entries = [_mangled(instance, entries) for instance in instances]
         self._kernels: dict[str, Kernel] = {}
-        variable = self.kernel(first).variable
+        variable = self._kernel(self._entries[0]).variable
         self._size, *pairs = variable("layout").view(np.uint32).tolist()
         self._layout = {name: (pairs[2 * i], pairs[2 * i + 1]) for i, name in enumerate(fields)}
         self.shared = variable("shared_bytes").view(np.uint32).tolist()
 
     def kernel(self, name: str) -> Kernel:
         """Return the kernel whose name contains `name`."""
-        if name not in self._kernels:
-            self._kernels[name] = Kernel(self._text, name, gpu=self._gpu)
-        return self._kernels[name]
+        return self._kernel(next(entry for entry in self._entries if name in entry))
+
+    def _kernel(self, entry: str) -> Kernel:
+        if entry not in self._kernels:
+            self._kernels[entry] = Kernel(self.text, entry, gpu=self._gpu)
+        return self._kernels[entry]
 
     def parameters(self, values: dict) -> Structure:
         """Make the structure of the kernels' parameters, of field -> value."""
         return Structure(self._layout, self._size, values)
 
 
+def _mangled(instance: str, entries: Sequence[str]) -> str:
+    """Find the entry of an instance, "flash_fwd_kernel<Traits, false, true, 8>": its name, and its arguments behind
+    Traits, are in the entry's own name as Itanium's C++ ABI writes them."""
+    name, _, rest = instance.partition("<")
+    words = rest.partition(">")[0].split(", ")
+    behind = words[words.index("Traits") + 1 :]
+    ends = "".join({"false": "Lb0E", "true": "Lb1E"}.get(word, f"Li{word}E") for word in behind)
+    (entry,) = (each for each in entries if f"{len(name)}{name}I" in each and f"E{ends}EEv" in each)
+    return entry
+
+
 def forward_kernels(case: Case) -> Kernels:
     """Compile flash_fwd_kernel, without dropout."""
-    block_q, block_kv, warps = _forward_tile(case.width, case.gpu, case.causal)
+    tile = block_q, block_kv, warps = _forward_tile(case.width, case.gpu, case.causal)
     traits = f"Flash_fwd_kernel_traits<{case.width}, {block_q}, {block_kv}, {warps}, false, false, {TYPES[case.dtype]}>"
-    tile = block_q, block_kv, warps
-    return _compiled((FORWARD,), traits, case, tile, ())
+    alike = tile == _forward_tile(case.width, case.gpu, not case.causal)
+    return _compiled((FORWARD,), traits, case, tile, case.family(alike))
 
 
 def split_kernels(case: Case) -> Kernels:
     """Compile flash_fwd_splitkv_kernel, which works on parts of the keys."""
-    return _of_parts(SPLIT, case, ())
+    return _of_parts(SPLIT, case, case.family(True))
 
 
 def combining_kernels(case: Case, splits: int) -> Kernels:
     """Compile the kernel that combines `splits` parts, from 2. It is compiled separately, because only it depends on
     their number."""
     power = max((splits - 1).bit_length(), 1)
-    return _of_parts(COMBINE, case, (("rows", f"{combined_rows(case.width)}"), ("power", f"{power}")))
+    template = COMBINE.replace("{rows}", f"{combined_rows(case.width)}")
+    return _of_parts(template, case, dict(power=tuple("1234567")), power=f"{power}")
 
 
-def _of_parts(kernel: str, case: Case, more: tuple[tuple[str, str], ...]) -> Kernels:
+def _of_parts(template: str, case: Case, family: dict[str, Sequence[str]], **chosen: str) -> Kernels:
     tile = 64, 256 if case.width <= 64 else 128 if case.width <= 128 else 64, 4
     traits = f"Flash_fwd_kernel_traits<{case.width}, {tile[0]}, {tile[1]}, 4, false, false, {TYPES[case.dtype]}>"
-    return _compiled((kernel,), traits, case, tile, more)
+    return _compiled((template,), traits, case, tile, family, **chosen)
 
 
 def combined_rows(width: int) -> int:
@@ -167,7 +199,7 @@ def backward_kernels(case: Case) -> Kernels:
     """Compile three kernels: of the dot products of dO and O; of dK, dV and the sums of dQ; and of dQ."""
     tile, more = _backward_tile(case.width, case.gpu.shared_bytes)
     traits = f"Flash_bwd_kernel_traits<{case.width}, {', '.join(map(str, (*tile, *more)))}, {TYPES[case.dtype]}>"
-    return _compiled(BACKWARD, traits, case, tile, ())
+    return _compiled(BACKWARD, traits, case, tile, case.family(True))
 
 
 def _forward_tile(width: int, gpu: GPU, causal: bool) -> tuple[int, int, int]:
@@ -203,23 +235,28 @@ def _backward_tile(width: int, shared_bytes: int) -> tuple[tuple[int, int, int],
 
 
 def _compiled(
-    kernels: tuple[str, ...], traits: str, case: Case, tile: tuple[int, int, int], more: tuple[tuple[str, str], ...]
-) -> Kernels:
-    words = case.words(*tile[:2]) | dict(more)
-    instances = "\n".join(f"template __global__ void FLASH_NAMESPACE::{kernel.format(**words)};" for kernel in kernels)
-    first = kernels[0].partition("<")[0]
-    return _kernels(instances, first, traits, kernels is BACKWARD, case.gpu, tile, case.even(*tile[:2]))
+    templates: tuple[str, ...], traits: str, case: Case, tile: tuple[int, int, int], family: dict[str, Sequence[str]],
+    **chosen: str,
+) -> Kernels:  # fmt: skip
+    """The kernels of a call, compiled with those of its family: name of a word -> its values."""
+    words = case.words(*tile[:2]) | chosen
+    all_words = [words | dict(zip(family, values)) for values in product(*family.values())]
+    together = dict.fromkeys(template.format(**each) for template in templates for each in all_words)
+    own = tuple(template.format(**words) for template in templates)
+    return _kernels(tuple(together), own, traits, templates is BACKWARD, case.gpu, tile, case.even(*tile[:2]))
 
 
 @cache
 def _kernels(
-    instances: str, first: str, traits: str, backward: bool, gpu: GPU, tile: tuple[int, int, int], even: bool
-) -> Kernels:
+    together: tuple[str, ...], own: tuple[str, ...], traits: str, backward: bool, gpu: GPU, tile: tuple[int, int, int],
+    even: bool,
+) -> Kernels:  # fmt: skip
     fields = BACKWARD_FIELDS if backward else FORWARD_FIELDS
     parameters = "Flash_bwd_params" if backward else "Flash_fwd_params"
     text = SOURCE.format(
         header="flash_bwd_launch_template.h" if backward else "flash_fwd_launch_template.h",
-        traits=traits, kernels=instances, parameters=parameters,
+        traits=traits, parameters=parameters,
+        kernels="\n".join(f"template __global__ void FLASH_NAMESPACE::{instance};" for instance in together),
         shared="Traits::kSmemSize1colblock, Traits::kSmemdQSize" if backward else "Traits::kSmemSize",
         fields=", ".join(f"offsetof({parameters}, {field}), sizeof({parameters}::{field})" for field in fields),
     )  # fmt: skip
@@ -228,4 +265,4 @@ def _kernels(
         PACKAGE / "gpu" / "headers", source / "flash_attn", source / "flash_attn" / "src",
         source / "cutlass" / "include",
     ]  # fmt: skip
-    return Kernels(compile_cuda(text, include=include, flags=FLAGS), first, gpu, fields, tile, even)
+    return Kernels(compile_cuda(text, include=include, flags=FLAGS), own, gpu, fields, tile, even)

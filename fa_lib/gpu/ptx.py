@@ -4,6 +4,7 @@ Statements outside of kernels that say nothing about arithmetic (.file, .section
 """
 
 from dataclasses import replace
+from functools import lru_cache
 
 from fa_lib.gpu.body import Body
 from fa_lib.gpu.syntax import BITS, Entry, Module, Parameter
@@ -12,6 +13,7 @@ from fa_lib.gpu.tokens import Tokens
 NEWLINE_ENDS = (".version", ".target", ".address_size", ".file", ".loc")
 
 
+@lru_cache(maxsize=4)  # kernels that were compiled together share a text
 def parse(text: str) -> Module:
     """Parse a PTX text into a Module of its kernels.
 
