@@ -124,6 +124,9 @@ claims: $(call has,core) ## print the ledger: published, ours, verdict; and rene
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
 	@$(FA_LIB) dev bench
 
+peers: $(call has,peers) ## fa_lib beside other libraries that do a part of what it does, into build/peers.md
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.peers
+
 mutants: $(call has,test) ## how good is the judge: 48 mutants, 17 right kernels and two other judges, 20 draws, into docs/reference/mutants.md (SEEDS=5: fewer)
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds="$$SEEDS")
 
@@ -179,6 +182,10 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python install_locked.py notebooks,train,test fa_lib/gpu
 	@touch $@
 
+.venv/.peers: benchmarks/peers/requirements.txt benchmarks/peers/requirements.hashes .venv/.gpu
+	.venv/bin/python install_locked.py notebooks,train,test benchmarks/peers
+	@touch $@
+
 /usr/bin/chromium:
 	@command -v apt-get > /dev/null || { echo "no Chromium: install one, or say where it is: make test-browser CHROMIUM=path"; exit 1; }
 	$(SUDO) apt-get update --quiet && $(SUDO) apt-get install --quiet --yes --no-install-recommends chromium
@@ -188,4 +195,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench mutants mutants-quick reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench peers mutants mutants-quick reports docs lint renew clean
