@@ -5,7 +5,7 @@ import numpy as np
 
 from fa_lib.gpu.block import Step
 from fa_lib.gpu.floats import FLOATS as FLOAT_MEANINGS
-from fa_lib.gpu.lanes import DTYPES, WARP, refuse
+from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, refuse
 from fa_lib.gpu.moves import check_hints, space_of
 from fa_lib.gpu.operands import Addresses, address, sources, targets
 from fa_lib.gpu.syntax import BITS, Instruction
@@ -20,8 +20,7 @@ ATOMIC = {  # on arrays
 
 
 def atomic(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of atom and red: one lane after the other, in their order; at once where all addresses differ. Sums
-    in FP32 flush subnormal numbers in global memory and not in shared memory, as PTX says.
+    """Make the step of atom and red: lanes with one address one after the other, in their order. Sums in FP32 flush subnormal numbers in global memory and not in shared memory, as PTX says.
 
     Raises:
         ValueError: it is not modelled.
@@ -46,9 +45,7 @@ def atomic(instruction: Instruction, names: Addresses) -> Step:
         memory, starts = warp.block.memory, at(warp)
         arguments = [[np.ascontiguousarray(value(warp)) for value in operand] for operand in values]
         before = [np.zeros(WARP, DTYPES[kind]) for _ in range(count)]
-        lanes = np.flatnonzero(mask)
-        distinct = len({*starts[lanes].tolist()}) == len(lanes)
-        for group in [mask] if distinct else [np.arange(WARP) == lane for lane in lanes]:
+        for group in _in_turn(starts, mask):
             with memory.shared.together(starts[group]):
                 old = memory.load(space, starts, size * count, group, warp.local).view(DTYPES[kind])  # (32, count)
                 new = old.copy()
@@ -61,6 +58,16 @@ def atomic(instruction: Instruction, names: Addresses) -> Step:
                 warp.write(register, old, mask)
 
     return step
+
+
+def _in_turn(starts: Lanes, mask: Lanes) -> list[Lanes]:
+    """Split the lanes of a mask (32,) into groups, each a mask, that come one after the other: no two of a group have
+    one address, and lanes with one address keep their order."""
+    turns, seen = np.zeros(WARP, np.int64), {}
+    for lane in np.flatnonzero(mask).tolist():
+        start = int(starts[lane])
+        turns[lane] = seen[start] = seen.get(start, -1) + 1
+    return [mask & (turns == turn) for turn in range(max(seen.values(), default=-1) + 1)]
 
 
 ATOMICS = {"atom": atomic, "red": atomic}
