@@ -20,7 +20,8 @@ ATOMIC = {  # on arrays
 
 
 def atomic(instruction: Instruction, names: Addresses) -> Step:
-    """Make the step of atom and red: lanes with one address one after the other, in their order. Sums in FP32 flush subnormal numbers in global memory and not in shared memory, as PTX says.
+    """Make the step of atom and red: lanes with one address one after the other, in their order. Sums in FP32 flush
+    subnormal numbers in global memory and not in shared memory, as PTX says.
 
     Raises:
         ValueError: it is not modelled.

@@ -172,6 +172,16 @@ def test_atomics_have_an_order():
     assert out[:32].tolist() == [64 + 2 * i for i in range(32)]  # of the second block, the last to write
 
 
+def test_lanes_with_one_address_keep_their_order_beside_lanes_with_others():
+    """Lane i exchanges i with the word i mod 5: it finds what lane i - 5 left there."""
+    body = EACH.format(1) + """
+    rem.u32 %r2, %r1, 5; mul.wide.u32 %d9, %r2, 4; add.s64 %d9, %d9, %d0;
+    atom.global.exch.b32 %r3, [%d9], %r1; st.global.u32 [%d8], %r3;"""  # fmt: skip
+    words, out = torch.full((5,), 99, dtype=torch.int32), numbers(32)
+    kernel(body)((1,), (32,), 0, words, out)
+    assert out.tolist() == [99] * 5 + [*range(27)] and words.tolist() == [30, 31, 27, 28, 29]
+
+
 def test_every_special_register_has_a_value():
     small = kernel("".join(f"mov.u32 %r1, {name};" for name in sorted(SPECIALS)), ["out"])
     assert small((1,), (48,), 0, numbers(1)).instructions == 2 * (len(SPECIALS) + 2)
