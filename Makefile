@@ -124,6 +124,9 @@ claims: $(call has,core) ## print the ledger: published, ours, verdict; and rene
 bench: $(call has,test) ## measure what is promised of speed, each as a ratio in one run
 	@$(FA_LIB) dev bench
 
+growth: $(call has,figures) ## how time and memory of `tiled` grow with N and heads, into benchmarks/growth.csv and .png
+	$(PYTHON) -m benchmarks.growth
+
 peers: $(call has,peers) ## fa_lib beside other libraries that do a part of what it does, into build/peers.md
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.peers
 
@@ -195,4 +198,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench peers mutants mutants-quick reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench growth peers mutants mutants-quick reports docs lint renew clean
