@@ -103,23 +103,24 @@ def double_loop_to_tiled(n=1024, heads=4, block=64):
 
 
 LONG = """
-import ctypes, re, sys, time
+import ctypes, re, sys, time, torch
 from fa_lib import BF16, Precision, Tiling, draw, kernels
 call = dict(tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm="fa1")
 kernels.tiled(*draw("normal", 0, (1, 1, 1024, 64)), **call)
-q, k, v = draw("normal", 0, (1, 1, int(sys.argv[1]), 64))
+n, heads = map(int, sys.argv[1:])
+q, k, v = draw("normal", 0, (1, heads, n, 64))
 ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back, else the peak would hide in it
 open("/proc/self/clear_refs", "w").write("5")  # Linux forgets the peak so far
 megabytes = lambda name: int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 before, start = megabytes("VmRSS"), time.perf_counter()
 o = kernels.tiled(q, k, v, **call)
 print(time.perf_counter() - start, megabytes("VmHWM") - before - o.numel() * 8 / 2**20)
-"""
+"""  # of N and heads: seconds, and megabytes beyond the inputs and the output
 
 
 def long_sequence(n=65_536):
     """`tiled` on one head of N = 65,536, every score: megabytes beyond the inputs and the output, and seconds."""
-    run = subprocess.run([sys.executable, "-c", LONG, str(n)], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", LONG, str(n), "1"], capture_output=True, text=True, check=True)
     seconds, megabytes = map(float, run.stdout.split())
     assert megabytes > 0, f"memory was not measured: {megabytes} MB"
     return megabytes, seconds, float("nan")

@@ -1,7 +1,7 @@
 """How the cost of `tiled` grows with N and with heads: `make growth`, into benchmarks/growth.csv and growth.png.
 
-Every point is a process of its own. Its limit is the time of the two float64 matrix products that the call contains, in
-the same tiles, and for memory the inputs and the output.
+Every point is a process of its own, run once. Beside its time stands that of the two float64 matrix products which the
+call contains, on strips of rows; beside its memory, that of the inputs and the output.
 """
 
 import io
@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from tqdm import tqdm
 
+from benchmarks.bench import LONG
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import ROOT
@@ -19,31 +20,20 @@ from fa_lib.execution.paths import ROOT
 LENGTHS = [1 << i for i in range(10, 18)]  # 1,024 to 131,072, of one head
 HEADS = [1, 2, 4, 8, 16, 32]  # of N = 2,048
 TABLE, FIGURE = ROOT / "benchmarks" / "growth.csv", ROOT / "benchmarks" / "growth.png"
-POINT = """
-import ctypes, re, sys, time, torch
-from fa_lib import BF16, Precision, Tiling, draw, kernels
-n, heads = map(int, sys.argv[1:])
-call = dict(tiling=Tiling(64, 64), precision=Precision.uniform(BF16), algorithm="fa1")
-kernels.tiled(*draw("normal", 0, (1, 1, 1024, 64)), **call)  # compiles
-q, k, v = draw("normal", 0, (1, heads, n, 64))
-ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back, else the peak would hide in it
-open("/proc/self/clear_refs", "w").write("5")  # Linux forgets the peak so far
-megabytes = lambda name: int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-before, start = megabytes("VmRSS"), time.perf_counter()
-o = kernels.tiled(q, k, v, **call)
-seconds, beside = time.perf_counter() - start, megabytes("VmHWM") - before - o.numel() * 8 / 2**20
+PRODUCTS = """
 rows, start = max(1, (1 << 22) // n), time.perf_counter()
 for head in range(heads):
     for first in range(0, n, rows):
         (q[0, head, first : first + rows] @ k[0, head].mT) @ v[0, head]
-print(seconds, time.perf_counter() - start, beside, 4 * o.numel() * 8 / 2**20, torch.get_num_threads())
-"""
+print(time.perf_counter() - start, 4 * o.numel() * 8 / 2**20, torch.get_num_threads())
+"""  # seconds, megabytes of the inputs and the output, threads
 
 
 def measured(n: int, heads: int) -> dict:
     """Seconds, seconds of the two products, MB beyond inputs and output, and MB of these."""
-    done = subprocess.run([sys.executable, "-c", POINT, f"{n}", f"{heads}"], capture_output=True, text=True, check=True)
-    names = "seconds", "products_seconds", "mb_beside", "mb_tensors", "threads"
+    words = [sys.executable, "-c", LONG + PRODUCTS, f"{n}", f"{heads}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    names = "seconds", "mb_beside", "products_seconds", "mb_tensors", "threads"
     return dict(n=n, heads=heads) | dict(zip(names, map(float, done.stdout.split())))
 
 
@@ -57,11 +47,11 @@ def drawn(table: pd.DataFrame) -> plt.Figure:
         memory.loglog(rows[x], rows.mb_beside, "o-", label="beyond inputs and output")
         memory.loglog(rows[x], rows.mb_tensors, "--", color="0.4", label="inputs and output")
         memory.set_xlabel("sequence length N, one head" if x == "n" else "heads, N = 2,048")
-        time.set_title(_power(rows, x))
+        time.set_title(_title(rows, x))
         ticks = rows[x].tolist()
         memory.set_xticks(ticks, [f"{tick:,}" if tick < 1024 else f"{tick // 1024}k" for tick in ticks])
         memory.minorticks_off()
-    axes[0, 0].set_ylabel("seconds, 2 threads")
+    axes[0, 0].set_ylabel(f"seconds, {int(table.threads.max())} threads")
     axes[1, 0].set_ylabel("memory (MB)")
     for each in axes.flat:
         each.legend(frameon=False)
@@ -70,7 +60,7 @@ def drawn(table: pd.DataFrame) -> plt.Figure:
     return figure
 
 
-def _power(rows, x):
+def _title(rows, x):
     last, before = rows.iloc[-1], rows.iloc[-3]
     times = last.seconds / before.seconds
     return f"{last[x] / before[x]:.0f} times the {'length' if x == 'n' else 'heads'}: {times:.1f} times the time"

@@ -13,6 +13,7 @@ from fa_lib import kernels
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement, Severity
 from fa_lib.check.judge.kernel import judge_kernel
+from fa_lib.check.measure.draws import OF_LENGTHS, worst_draws
 from fa_lib.check.measure.examine import examine
 from fa_lib.check.measure.plan import QUICK, CheckPlan
 from fa_lib.check.measure.relations import RELATIONS
@@ -188,8 +189,9 @@ def errors(lengths: pd.DataFrame) -> dict[str, float]:
     numbers = {}
     if not len(lengths):
         return numbers
-    groups = lengths.queries.where(lengths.queries < lengths.n, "many").astype(str)
-    for queries, rows in lengths.groupby(groups):
+    calls = worst_draws(lengths, OF_LENGTHS, ALLOWED["o"])
+    groups = calls.queries.where(calls.queries < calls.n, "many").astype(str)
+    for queries, rows in calls.groupby(groups):
         if queries in QUERIES:
             infinite = (~rows.finite.astype(bool)).any()
             numbers[f"times_{queries}"] = float("inf") if infinite else float(rows.times_max.max())

@@ -2,7 +2,7 @@
 package.
 
 Everything here follows flash_fwd_launch_template.h and flash_bwd_launch_template.h of flash-attn 2.8.3. Compiling one
-instance of a template takes 22 seconds, and two for each further one in the same text. So instances that differ in
+instance of a template takes 22 seconds, and three more each further one in the same text. So instances that differ in
 `causal`, in `even` or in the number of parts alone are compiled together, once: compile_cuda stores them.
 """
 
@@ -104,7 +104,8 @@ class Case:
         return {name: str(value).lower() for name, value in switches.items()}
 
     def family(self, causal_too: bool) -> dict[str, Sequence[str]]:
-        """Return the values of words that are compiled together. causal_too: the tile is that of a causal call."""
+        """Return name of a template's argument -> the values that are compiled together. causal_too: calls with and
+        without a causal mask have the same tile."""
         both = ("false", "true")
         evens = both if self.head_dim == self.width <= 128 and not self.local else both[:1]
         causals = both if causal_too and not self.local else (str(self.causal).lower(),)
@@ -139,8 +140,15 @@ class Kernels:
         self.shared = variable("shared_bytes").view(np.uint32).tolist()
 
     def kernel(self, name: str) -> Kernel:
-        """Return the kernel whose name contains `name`."""
-        return self._kernel(next(entry for entry in self._entries if name in entry))
+        """Return the kernel whose name contains `name`.
+
+        Raises:
+            KeyError: this call has none.
+        """
+        for entry in self._entries:
+            if name in entry:
+                return self._kernel(entry)
+        raise KeyError(f"name: got {name!r}; accepted is a part of one of {', '.join(self._entries)}")
 
     def _kernel(self, entry: str) -> Kernel:
         if entry not in self._kernels:
@@ -159,8 +167,10 @@ def _mangled(instance: str, entries: Sequence[str]) -> str:
     words = rest.partition(">")[0].split(", ")
     behind = words[words.index("Traits") + 1 :]
     ends = "".join({"false": "Lb0E", "true": "Lb1E"}.get(word, f"Li{word}E") for word in behind)
-    (entry,) = (each for each in entries if f"{len(name)}{name}I" in each and f"E{ends}EEv" in each)
-    return entry
+    found = [each for each in entries if f"{len(name)}{name}I" in each and f"E{ends}EEv" in each]
+    if len(found) != 1:
+        raise ValueError(f"instance: got {instance!r}, which is {len(found)} of the entries {', '.join(entries)}")
+    return found[0]
 
 
 def forward_kernels(case: Case) -> Kernels:

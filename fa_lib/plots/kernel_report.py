@@ -136,9 +136,8 @@ def _legible(lengths):
 
 
 def _by_draw(rows):
-    """Make a frame, N x draws. A length with only one draw has that number in every column."""
-    draws = rows.groupby("n").size().max()
-    return pd.DataFrame({n: np.resize(group.times_max, draws) for n, group in rows.groupby("n")}).T
+    """Make a frame, N x draws; NaN where a length has fewer draws than another."""
+    return pd.DataFrame({n: group.times_max.reset_index(drop=True) for n, group in rows.groupby("n")}).T
 
 
 def _rule(ax, shapes):

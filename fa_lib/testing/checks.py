@@ -1,8 +1,9 @@
 """Every check of a kernel by name, each run by itself: it passes, it fails, or it cannot be decided."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -28,7 +29,7 @@ from fa_lib.check.measure.capability import (
 from fa_lib.check.measure.carry import LOST, SUMS, carried, carry
 from fa_lib.check.measure.contract import formats
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.draws import MORE, counted
+from fa_lib.check.measure.draws import OF_LENGTHS, OF_SHAPES, Columns, drawn_again, worst_draws
 from fa_lib.check.measure.examine import measure, measure_shapes, probe_capabilities
 from fa_lib.check.measure.plan import QUICK
 from fa_lib.check.measure.relations import RELATIONS, relate
@@ -141,34 +142,34 @@ def _rounding(judged: CheckedKernel, what: str) -> Result:
 
 def _error(judged: CheckedKernel, distribution: str) -> Result:
     """The largest error is within the field's rule."""
-
-    def draw(seed: int) -> list[dict]:
-        return measure([judged.kernel], judged.inputs(distribution, N, seed))
-
-    return _ruled(judged, "times_max", draw)
+    return _ruled(judged, OF_LENGTHS, lambda seeds: [
+        row | dict(seed=seed, fmt=judged.fmt, distribution=distribution, n=N)
+        for seed in seeds for row in measure([judged.kernel], judged.inputs(distribution, N, seed))
+    ])  # fmt: skip
 
 
 def _rule(judged: CheckedKernel, shape: str) -> Result:
     """The largest error at a shape of `rule.CALLS` is within the field's rule; of outputs, not of gradients."""
-    kernel, able = judged.kernel, judged.without_gradients()
+    at: dict[str, Any] = dict(shape=shape, head_dim=judged.head_dim, fmt=judged.fmt)
+    call = partial(measure_shapes, distribution="normal", kernel=judged.kernel, able=judged.without_gradients())
+    return _ruled(judged, OF_SHAPES, lambda seeds: [
+        row | at | dict(seed=seed) for seed in seeds for row in call(seed=seed, **at)
+    ])  # fmt: skip
 
-    def draw(seed: int) -> list[dict]:
-        return measure_shapes(shape, judged.head_dim, "normal", judged.fmt, seed, kernel, able=able)
 
-    return _ruled(judged, "ratio", draw)
-
-
-def _ruled(judged: CheckedKernel, times: str, draw: Callable[[int], list[dict]]) -> Result:
-    """By one draw, and by MORE where that is beyond the rule: see `check.measure.draws`."""
-    (row,) = draw(0)
-    if row["outcome"] != Outcome.ANSWERED:
-        return _unanswered(row["outcome"], row["problem"])
-    number, over = row[times], ""
-    if number > ALLOWED["o"]:
-        rows = pd.DataFrame([row, *(each for seed in range(1, MORE + 1) for each in draw(seed))])
-        number, over = counted(rows[times], ALLOWED["o"]), f" over {len(rows)} draws"
-    why = f"{number:.3g} times Baseline's largest error in {judged.fmt}{over}; accepted are {ALLOWED['o']}"
-    return Result(number <= ALLOWED["o"], why)
+def _ruled(judged: CheckedKernel, columns: Columns, draws: Callable[[Iterable[int]], list[dict]]) -> Result:
+    """draws: of seeds -> rows of one call."""
+    limit = ALLOWED["o"]
+    rows = drawn_again(pd.DataFrame(draws([0])), columns, limit, lambda _, seeds: pd.DataFrame(draws(seeds)))
+    problems = rows[rows.outcome != Outcome.ANSWERED]
+    if len(problems):
+        return _unanswered(problems.outcome.iloc[0], problems.problem.iloc[0])
+    (worst,) = worst_draws(rows, columns, limit).to_dict("records")
+    times = worst[columns.times]
+    why = f"{worst['alone']:.3g} times Baseline's largest error in {judged.fmt}"
+    if times < worst["alone"]:
+        why += f" in one of {worst['draws']} draws, at most {times:.3g} times in the others"
+    return Result(times <= limit, f"{why}; accepted are {limit}")
 
 
 def _unanswered(outcome: str, problem: str) -> Result:

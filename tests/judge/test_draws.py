@@ -7,7 +7,7 @@ import pytest
 
 from fa_lib.check.judge.errors import largest, over_shapes
 from fa_lib.check.judge.findings import Severity
-from fa_lib.check.measure.draws import FAR, MORE, OF_LENGTHS, counted, drawn_again, worst_draws
+from fa_lib.check.measure.draws import AT_ONCE, MORE, OF_LENGTHS, drawn_again, worst_draws
 from fa_lib.check.report.sentences import WORDINGS
 from fa_lib.kernels.rule import ALLOWED
 
@@ -15,8 +15,12 @@ LIMIT = ALLOWED["o"]
 
 
 def lengths(*times, fmt="FP16"):
-    rows = [dict(fmt=fmt, distribution="normal", n=128, queries=1, seed=i, times_max=x) for i, x in enumerate(times)]
-    return pd.DataFrame(rows)
+    """A table of draws of one call; None: not answered."""
+    call = dict(fmt=fmt, distribution="normal", n=128, queries=1)
+    return pd.DataFrame([
+        call | dict(seed=i, times_max=math.nan if x is None else x, outcome="refused" if x is None else "answered")
+        for i, x in enumerate(times)
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -26,14 +30,15 @@ def lengths(*times, fmt="FP16"):
         ([1.0, 2.2], 2.2),  # too few draws to tell
         ([1.0] * MORE + [2.2], 1.0),
         ([1.0] * MORE + [2.2, 2.1], 2.2),
-        ([1.0] * MORE + [LIMIT * FAR + 0.1], LIMIT * FAR + 0.1),  # no chance goes so far
+        ([1.0] * MORE + [LIMIT * AT_ONCE + 0.1], LIMIT * AT_ONCE + 0.1),  # no chance goes so far
         ([1.0] * MORE + [math.inf], math.inf),
-        ([math.nan] * MORE + [2.2], 2.2),  # no other draw was answered
+        ([None] * MORE + [2.2], 2.2),  # no other draw was answered
+        ([1.0, 2.2] + [None] * MORE, 2.2),
+        ([1.0] * MORE + [2.2, math.nan], math.inf),  # an answer that is not finite
         ([2.2], 2.2),
     ],
 )
 def test_what_counts(times, number):
-    assert counted(pd.Series(times), LIMIT) == number
     assert worst_draws(lengths(*times), OF_LENGTHS, LIMIT).times_max.item() == number
 
 
@@ -53,6 +58,14 @@ def test_a_draw_beyond_the_rule_is_drawn_again_and_others_are_not():
     assert (chance.what, chance.severity, chance.number) == ("chance", Severity.REPORTED, 2.2)
     (said,) = WORDINGS["chance"]([chance])
     assert said.text.startswith("In one of 11 draws its largest error is beyond the rule (normal inputs, FP16")
+
+
+def test_a_call_is_drawn_again_once_also_where_nothing_is_answered():
+    rows = drawn_again(
+        lengths(2.2), OF_LENGTHS, LIMIT,
+        lambda call, seeds: lengths(*[None] * len(seeds)).assign(seed=[*seeds]),
+    )  # fmt: skip
+    assert len(rows) == 1 + MORE and worst_draws(rows, OF_LENGTHS, LIMIT).times_max.item() == 2.2
 
 
 @pytest.mark.parametrize("times", [[2.5], [2.1, 2.2], [1.0, 2.2, 2.3]])

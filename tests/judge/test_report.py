@@ -386,16 +386,18 @@ def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
     shapes, formats = ("97", "1024", "causal 203", "GQA 384", "1500"), ("BF16", "FP16")
 
     def over(case):
-        return pd.DataFrame([*itertools.product(*case.values(), "o")], columns=[*case, "tensor"]).assign(ratio=1.0)
+        return pd.DataFrame([*itertools.product(*case.values(), "o")], columns=[*case, "tensor"]).assign(
+            ratio=1.0, outcome="answered"
+        )
 
-    asked = of_kernel._shapes(shapes, head_dims, formats, [0], over)
+    asked = of_kernel._shapes(shapes, head_dims, formats, [0], over, None)
     assert len(asked) == len(shapes) * len(head_dims)
     for one, other in itertools.combinations((("shape", shapes), ("head_dim", head_dims), ("fmt", formats)), 2):
         met = set(asked[[one[0], other[0]]].itertuples(index=False, name=None))
         assert met == set(itertools.product(one[1], other[1]))
-    assert len(of_kernel._shapes(shapes, head_dims, ["FP32"], [0], over)) == len(shapes) * len(head_dims)
-    assert len(of_kernel._shapes(shapes, head_dims[:1], formats, [0], over)) == len(shapes) * len(formats)
-    assert of_kernel._shapes((), head_dims, formats, [0], over).empty
+    assert len(of_kernel._shapes(shapes, head_dims, ["FP32"], [0], over, None)) == len(shapes) * len(head_dims)
+    assert len(of_kernel._shapes(shapes, head_dims[:1], formats, [0], over, None)) == len(shapes) * len(formats)
+    assert of_kernel._shapes((), head_dims, formats, [0], over, None).empty
 
 
 def test_the_presets_are_known_and_a_wrong_shape_is_refused():

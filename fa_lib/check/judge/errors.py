@@ -45,7 +45,7 @@ def _chance(calls: pd.DataFrame, times: str, allowed: float, at: Callable[[pd.Se
     lucky = calls[(calls.alone > allowed) & (calls[times] <= allowed)]
     if len(lucky):
         worst = lucky.loc[lucky.alone.idxmax()]
-        where = at(worst) | dict(draws=int(worst.draws), second=float(worst[times]), calls=len(lucky))
+        where = at(worst) | dict(draws=int(worst.draws), second=float(worst[times]))
         yield Finding("chance", Severity.REPORTED, where, worst.alone, allowed)
 
 
@@ -71,7 +71,9 @@ def over_shapes(shapes: pd.DataFrame) -> Iterator[Finding]:
             continue
         limit = draws.allowed.max()
         rows = worst_draws(draws, OF_SHAPES, limit)
-        yield from _chance(rows, "ratio", limit, lambda call: dict(shape=call["shape"], fmt=call.fmt))
+        yield from _chance(
+            rows, "ratio", limit, lambda call: {name: call[name] for name in ("shape", "head_dim", "fmt")}
+        )
         failed = rows[~(rows.ratio <= limit)]
         counts = dict(failed=len(failed), of=len(rows))
         if not len(failed):

@@ -105,23 +105,20 @@ def examine(
         order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
         lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
         lengths = lengths.iloc[pd.Index(order).argsort()].reset_index(drop=True)
-        lengths = drawn_again(
-            lengths,
-            OF_LENGTHS,
-            ALLOWED["o"],
-            lambda call, seeds: over(
-                measure,
-                dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]),
-                names=[kernel],
-            ),
-        )
+        lengths = drawn_again(lengths, OF_LENGTHS, ALLOWED["o"], lambda call, seeds: over(
+            measure, dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]), names=[kernel],
+        ))  # fmt: skip
         if others := [name for name in beside if name != kernel]:  # no row of theirs knows of another: fewer will do
             emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
             more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
             lengths = pd.concat([lengths, more], ignore_index=True)
 
-        def over_shapes(case):
+        def over_shapes(case, able=able):
             return over(measure_shapes, dict(distribution="normal", kernel=kernel, device=device) | case, able=able)
+
+        def again(call, seeds):
+            case = {name: call[name] for name in ("shape", "fmt")} | dict(head_dim=int(call.head_dim), seed=[*seeds])
+            return over_shapes(case, replace(able, gradients=False))
 
         asked_at = [count for count in QUERIES if count <= depth.square]
         formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
@@ -129,7 +126,7 @@ def examine(
         return Measurements(
             conventions=conventions,
             asked=asked,
-            shapes=_shapes(shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed, over_shapes),
+            shapes=_shapes(shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed, over_shapes, again),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
             bounds=over(bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), able=able),
@@ -144,10 +141,10 @@ def examine(
         )  # fmt: skip
 
 
-def _shapes(shapes, head_dims, formats, seed, over):
+def _shapes(shapes, head_dims, formats, seed, over, again):
     """A table of `measure_shapes`, of over(case) for cases in which each shape has each head_dim, in one format after
     the other, so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few
-    for that."""
+    for that. again: as `drawn_again` has it, of outputs."""
     turns = len(formats) if len(head_dims) >= len(formats) else 1
     cases = [
         dict(shape=own, head_dim=[head_dim], fmt=[fmt], seed=seed)
@@ -158,10 +155,6 @@ def _shapes(shapes, head_dims, formats, seed, over):
         return pd.DataFrame()
     rows = pd.concat([over(case) for case in cases], ignore_index=True)
     outputs, others = rows[rows.tensor == "o"], rows[rows.tensor != "o"]
-
-    def again(call, seeds):
-        found = over(dict(shape=call["shape"], head_dim=int(call.head_dim), fmt=call.fmt, seed=[*seeds]))
-        return found[found.tensor == "o"]
 
     return pd.concat([drawn_again(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
 

@@ -140,12 +140,12 @@ def _error(f, at):
 
 def _chance(f, at):
     if "shape" in at:
-        place = f"shape {at['shape']}, {at['fmt']}"
+        place = f"shape {at['shape']}, head_dim {at['head_dim']}, {at['fmt']}"
     else:
         place = f"{at['distribution']} inputs, {at['fmt']}, N = {at['n']}{_few(at)}"
     return Sentence(
         f"In one of {at['draws']} draws its largest error is beyond the rule ({place})", *times(f),
-        f"In no other draw of this call it is more than {as_times(at['second'])} × Baseline's, and that counts.",
+        f"In no other draw of this call is it more than {as_times(at['second'])} × Baseline's; that number counts.",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from fa_lib.check.isolation.calls import FAULTS
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.captured import CHANGES, ROUNDED
-from fa_lib.check.measure.draws import OF_SHAPES, worst_draws
+from fa_lib.check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
 from fa_lib.check.probe.probe import summary
@@ -64,8 +64,8 @@ def by_length(lengths: pd.DataFrame, kernel: str) -> pd.DataFrame:
     own = lengths[lengths.kernel == kernel] if len(lengths) else lengths
     if not len(own):
         return own[[]]
-    of = own.groupby(["fmt", "distribution", "n", "queries"], sort=False)
-    worst = of.times_max.max()
+    of = own.groupby([*OF_LENGTHS.call], sort=False)
+    worst = worst_draws(own, OF_LENGTHS, ALLOWED["o"]).set_index([*OF_LENGTHS.call]).times_max
     errors = pd.DataFrame({
         "worst / Baseline's": worst, "mean / Baseline's": of.times_max.mean(), "largest error": of["max"].mean(),
         "root mean square": of.rmse.mean(),
@@ -99,13 +99,14 @@ def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
     if not len(shapes):
         return shapes
     index = ["shape", "head_dim", "fmt"]
-    calls = worst_draws(shapes, OF_SHAPES, ALLOWED["o"])
-    beyond = calls.ratio > calls.tensor.map(ALLOWED)
+    each = [worst_draws(rows, OF_SHAPES, ALLOWED[tensor]) for tensor, rows in shapes.groupby("tensor", sort=False)]
+    calls = pd.concat(each, ignore_index=True)
+    beyond = (calls.outcome == Outcome.ANSWERED) & ~(calls.ratio <= calls.tensor.map(ALLOWED))
     wide = calls.assign(ratio=calls.ratio.map(_number) + beyond.map({True: " !", False: ""}))
     wide = wide.pivot(index=index, columns="tensor", values="ratio").fillna("–")
     wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
-    outputs = calls.assign(passed=~beyond)[calls.tensor == "o"].set_index(index)
-    broke = (outputs.passed.eq(False) | outputs.outcome.isin(FAULTS)).reindex(wide.index)
+    outputs = calls.assign(beyond=beyond)[calls.tensor == "o"].set_index(index)
+    broke = (outputs.beyond | outputs.outcome.isin(FAULTS)).reindex(wide.index)
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None)
     found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index().rename(columns=COLUMNS)
     front = [name for name in found if name not in ("shape", "head_dim", "format")]
