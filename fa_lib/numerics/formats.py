@@ -6,7 +6,6 @@ rounding the float64 result of + - * / or sqrt gives the correctly rounded resul
 53 >= 2 * 24 + 2 (Figueroa 1995, "When is double rounding innocuous?").
 """
 
-import ctypes
 import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, directed, nearest_loop
+from fa_lib.numerics.rounding_loops import EXPONENT_FIELD, directed, nearest_in_place, nearest_into
 
 # The first multi-threaded torch.exp of a process can return wrong values on CPU, off by 1e-4 relative: a race in how
 # MKL picks its code (pytorch issue 188792). One single-threaded call per dtype settles the pick before that.
@@ -28,7 +27,7 @@ for _dtype in (torch.float32, torch.float64):
 
 MODES = ("nearest", "toward_zero", "stochastic")
 BIAS = 1023
-SLICE = 1 << 17  # values copied and rounded at a time: near a core's L2
+SLICE = 1 << 20  # values that a thread rounds at a time
 MANY = 1 << 21  # values that are worth threads
 
 
@@ -254,25 +253,22 @@ def _nearest_of(x, out, fmt):
     if fmt.precision == 53:
         return x
     size, start, to = x.numel(), x.data_ptr(), out.data_ptr()
-    if size <= SLICE:
+    threads = torch.get_num_threads() if size >= MANY else 1
+    if threads == 1:
         _round_at(start, to, size, fmt.grid)
         return out
     slices = [(start + 8 * i, to + 8 * i, min(SLICE, size - i), fmt.grid) for i in range(0, size, SLICE)]
-    threads = torch.get_num_threads()
-    if size < MANY or threads == 1:
-        for piece in slices:
-            _round_at(*piece)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda piece: _round_at(*piece), slices))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda piece: _round_at(*piece), slices))
     return out
 
 
 def _round_at(start, to, count, grid):
     """Values from the address start on, rounded, to the address `to`."""
-    if to != start:
-        ctypes.memmove(to, start, 8 * count)
-    nearest_loop()(to, count, *grid)
+    if to == start:
+        nearest_in_place()(to, count, *grid)
+    else:
+        nearest_into()(start, to, count, *grid)
 
 
 def _round_torch(x, draw, fmt, mode):

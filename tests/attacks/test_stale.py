@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,8 +39,14 @@ def test_no_compiled_cache_is_read_or_written(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "fa_lib/numerics/__pycache__").mkdir()
     lines = (PACKAGE / "numerics" / "rounding_loops.py").read_text().splitlines()
-    names = {"def nearest(": "nearest", "def directed(": "directed", "def loop(": "nearest_loop.locals.loop"}
-    found = [(i, names[start]) for i, line in enumerate(lines, 1) for start in names if line.strip().startswith(start)]
+    starts = "nearest", "directed", "nearest_in_place", "nearest_into", "loop"
+    defined = [(i, re.match(r" *def (\w+)\(", line)) for i, line in enumerate(lines, 1)]
+    functions = [(i, match[1]) for i, match in defined if match]
+    assert {name for _, name in functions} == set(starts)
+    found = [
+        (i, f"{functions[at - 1][1]}.locals.loop" if name == "loop" else name)
+        for at, (i, name) in enumerate(functions) if name in ("nearest", "directed", "loop")
+    ]  # fmt: skip
     version = f"py{sys.version_info[0]}{sys.version_info[1]}"
     for number, name in found:
         for each in range(number - 5, number + 1):
@@ -51,7 +58,7 @@ def test_no_compiled_cache_is_read_or_written(tmp_path):
     assert where == str(tmp_path / "fa_lib/numerics/formats.py")
     rounded = [[1.0, 3.296875, -(2.0**-133)], [1.0, 3.296875, -(2.0**-133)]]
     assert numbers == " ".join(map(str, rounded))
-    assert len(found) == 3 and set(tmp_path.rglob("*.nb[ic]")) == before
+    assert len(found) == 4 and set(tmp_path.rglob("*.nb[ic]")) == before
 
 
 @pytest.fixture
