@@ -23,7 +23,7 @@ LENGTHS = pd.DataFrame([
         (4096, 16, math.nan, "malformed", "in whatever words", False),
         (1500, 1500, 0.8, "refused", "raises", True),
     )
-])  # fmt: skip
+]).assign(fmt="FP16", distribution="normal", seed=0)  # fmt: skip
 
 
 def record(**more):

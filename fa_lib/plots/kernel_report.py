@@ -136,8 +136,9 @@ def _legible(lengths):
 
 
 def _by_draw(rows):
-    """Make a frame, N x draws; NaN where a length has fewer draws than another."""
-    return pd.DataFrame({n: group.times_max.reset_index(drop=True) for n, group in rows.groupby("n")}).T
+    """Make a frame, N x draws. Where a length has fewer draws than another, their mean stands for the missing ones."""
+    frame = pd.DataFrame({n: group.times_max.reset_index(drop=True) for n, group in rows.groupby("n")})
+    return frame.fillna(frame.mean()).T
 
 
 def _rule(ax, shapes):
