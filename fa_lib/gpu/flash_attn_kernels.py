@@ -90,12 +90,14 @@ class Case:
         """The head_dim of the kernel: the first of WIDTHS that is not below head_dim."""
         return next(width for width in WIDTHS if self.head_dim <= width)
 
+    @property
+    def may_be_even(self) -> bool:
+        """Whether there is a kernel that checks no tile for its end."""
+        return self.head_dim == self.width <= 128 and not self.local
+
     def even(self, block_q: int, block_kv: int) -> bool:
         """Return whether all tiles of this size are full, so that the kernel checks none for its end."""
-        return (
-            self.n_q % block_q == self.n_kv % block_kv == 0
-            and not self.local and self.head_dim == self.width <= 128
-        )  # fmt: skip
+        return self.may_be_even and self.n_q % block_q == self.n_kv % block_kv == 0
 
     def words(self, block_q: int, block_kv: int) -> dict[str, str]:
         """Return the arguments of the templates, name -> word of C++, for this size of tiles."""
@@ -107,7 +109,7 @@ class Case:
         """Return name of a template's argument -> the values that are compiled together. causal_too: calls with and
         without a causal mask have the same tile."""
         both = ("false", "true")
-        evens = both if self.head_dim == self.width <= 128 and not self.local else both[:1]
+        evens = both if self.may_be_even else both[:1]
         causals = both if causal_too and not self.local else (str(self.causal).lower(),)
         return dict(causal=causals, even=evens)
 

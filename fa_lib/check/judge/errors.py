@@ -74,12 +74,12 @@ def over_shapes(shapes: pd.DataFrame) -> Iterator[Finding]:
         yield from _chance(
             rows, "ratio", limit, lambda call: {name: call[name] for name in ("shape", "head_dim", "fmt")}
         )
-        failed = rows[~(rows.ratio <= limit)]
+        failed = rows[rows.ratio > limit]
         counts = dict(failed=len(failed), of=len(rows))
         if not len(failed):
             yield Finding(what, Severity.PASSES, counts, rows.ratio.max(), limit)
             continue
-        worst = failed.loc[failed.ratio.idxmax()] if failed.ratio.notna().any() else failed.iloc[0]
+        worst = failed.loc[failed.ratio.idxmax()]
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
         severity = Severity.FAILS if what == "outputs" else Severity.REPORTED
         yield Finding(what, severity, where, worst.ratio, limit)
