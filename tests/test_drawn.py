@@ -86,7 +86,7 @@ def of_original(table, calls):
 
 EXPONENTIAL = (np.linspace(-10, 0, 5), np.linspace(0, 1e-4, 5), np.linspace(0, 2e-4, 5))
 
-# Figures 9 and 10
+# Our figures 9 and 10
 
 
 def of_ladder(table):
@@ -206,7 +206,7 @@ def of_key_bias(table):
     return [*far, *spread(biased.key_bias * 100, [biased.pair, biased.step])]
 
 
-# Figure 17
+# Our figure 17
 
 
 def of_sinks(table):
@@ -215,6 +215,10 @@ def of_sinks(table):
     shown = table[table.cast != "reversed_256"]
     lost = spread(shown.lost, [shown.kind, shown.strength, shown.cast])
     return [*lost, *(x for gain in gains for x in spread(gain, ["kind", "strength"]))]
+
+
+def of_sink_gradients(table):
+    return [*table.left, *table.stored, *table.golden]
 
 
 def of_overflow(table):
@@ -300,7 +304,7 @@ DRAWN = [
     ),
     Drawn(
         "figure8d_health",
-        tuple(f"08_weights_in_context.{name}" for name in ("runs", "signals")),
+        ("08_weights_in_context.runs", "08b_training_health.signals"),
         lambda runs, signals: growth.health(distances.losses(runs), signals, WORDS),
         of_health,
     ),
@@ -310,42 +314,54 @@ DRAWN = [
         lambda t: growth.less_map({rate: rows for rate, rows in t.groupby("lr", sort=False)}, WORDS),
         of_less,
     ),
-    Drawn("figure8b_key_bias", ("08_weights_in_context.bias",), lambda t: training.key_bias(t, WORDS), of_key_bias),
-    Drawn("figure9_ladder", ("09_why_ten_times",), lambda t: ablation.ladder(t, WORDS), of_ladder),
-    Drawn("figure9b_rescaling", ("09_why_ten_times.rescaling",), lambda t: rescaling.rescaling(t, WORDS), of_rescaling),
-    Drawn("figure9c_map", ("09_why_ten_times.map",), lambda t: ablation.bits_and_tiles(t, WORDS), of_map),
-    Drawn("figure9d_verdicts", ("09_why_ten_times.verdicts",), lambda t: ablation.references(t, WORDS), of_references),
-    Drawn("figure9e_options", ("09_why_ten_times.options",), lambda t: newer_kernels.options(t, WORDS), of_options),
+    Drawn("figure8b_key_bias", ("08b_training_health",), lambda t: training.key_bias(t, WORDS), of_key_bias),
+    Drawn("ours9_ladder", ("09_why_ten_times",), lambda t: ablation.ladder(t, WORDS), of_ladder),
+    Drawn("ours9b_rescaling", ("09_why_ten_times.rescaling",), lambda t: rescaling.rescaling(t, WORDS), of_rescaling),
+    Drawn("ours9c_map", ("09_why_ten_times.map",), lambda t: ablation.bits_and_tiles(t, WORDS), of_map),
+    Drawn("ours9d_verdicts", ("09_why_ten_times.verdicts",), lambda t: ablation.references(t, WORDS), of_references),
+    Drawn("ours9e_options", ("09_why_ten_times.options",), lambda t: newer_kernels.options(t, WORDS), of_options),
     Drawn(
-        "figure9f_fp8",
+        "ours9f_fp8",
         ("09_why_ten_times.offsets", "09_why_ten_times.fp8"),
         lambda *t: newer_kernels.fp8(*t, {8: {2: 0.361}, 4: {2: 0.022}} | dict.fromkeys(FP8_KERNELS, 0.01), WORDS),
         of_fp8,
     ),
-    Drawn("figure13_law", ("13_theory",), lambda t: law.law(t, WORDS), of_law),
-    Drawn("figure15_tensor_cores", ("15_tensor_cores",), lambda t: tensor_cores.contexts(t, WORDS), of_contexts),
+    Drawn("ours13_law", ("13_theory",), lambda t: law.law(t, WORDS), of_law),
+    Drawn("ours15_tensor_cores", ("15_tensor_cores",), lambda t: tensor_cores.contexts(t, WORDS), of_contexts),
     Drawn(
-        "figure10_mechanism",
+        "ours10_mechanism",
         (REPEATED, f"{REPEATED}.gaps", f"{REPEATED}.steps"),
         lambda *t: biased_rounding.mechanism(*t, WORDS),
         of_mechanism,
     ),
     Drawn(
-        "figure10b_directions",
+        "ours10b_directions",
         (PARTING,),
         lambda t: biased_rounding.directions(t, {key: pair.label for key, pair in PAIRS.items()}, WORDS),
         of_directions,
     ),
-    Drawn("figure17_sinks", ("17_other_numbers",), lambda t: published.sinks(t, WORDS), of_sinks),
-    Drawn("figure17b_overflow", ("17_other_numbers.overflow",), lambda t: published.overflow(t, WORDS), of_overflow),
+    Drawn("ours17_sinks", ("17_fp8_beside_sinks",), lambda t: published.sinks(t, WORDS), of_sinks),
     Drawn(
-        "figure16_block_scales",
+        "ours17b_sink_gradients",
+        ("17b_sink_gradients",),
+        lambda t: published.sink_gradients(t, WORDS),
+        of_sink_gradients,
+    ),
+    Drawn("ours17c_overflow", ("17c_fp16_overflow",), lambda t: published.overflow(t, WORDS), of_overflow),
+    Drawn(
+        "ours17d_polynomials",
+        ("17d_polynomials.curves",),
+        lambda t: published.polynomials(t, WORDS),
+        lambda t: t.error,
+    ),
+    Drawn(
+        "ours16_block_scales",
         ("16_block_scales",),
         lambda t: block_scales.block_scales(t, WORDS),
         of_block_scales,
     ),
-    Drawn("figure18_explain", ("18_explain",), lambda t: explain.explained_reports(t, WORDS), of_reports),
-    Drawn("figure11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
+    Drawn("ours18_explain", ("18_explain",), lambda t: explain.explained_reports(t, WORDS), of_reports),
+    Drawn("ours11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
 ]
 
 

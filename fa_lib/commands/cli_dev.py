@@ -257,7 +257,7 @@ def _notebook(name, every):
         ValueError: there is no such notebook or figure.
     """
     own = every.get(name.removesuffix(".ipynb"))
-    figure = re.compile(rf'\\"(figure{re.escape(name)}_\w+|{re.escape(name)})\\":')  # a key, as JSON holds it
+    figure = re.compile(rf'\\"((?:figure|ours){re.escape(name)}_\w+|{re.escape(name)})\\":')  # a key, as JSON holds it
     for path in [own] if own else every.values():
         if own or figure.search(path.read_text()):
             return path

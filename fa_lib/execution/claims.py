@@ -200,7 +200,7 @@ def summary(table: pd.DataFrame) -> str:
 
 def _figure(number):
     """Write a figure's number; from 9 on they are not the paper's."""
-    return f"{number}" if int(f"{number}".rstrip("abc")) <= LAST_OF_PAPER else f"ours {number}"
+    return f"{number}" if int(f"{number}".rstrip("abcdef")) <= LAST_OF_PAPER else f"ours {number}"
 
 
 def _verdicts(rows):

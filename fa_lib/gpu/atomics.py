@@ -3,12 +3,12 @@ Instructions"."""
 
 import numpy as np
 
-from fa_lib.gpu.block import Step
 from fa_lib.gpu.floats import FLOATS as FLOAT_MEANINGS
 from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, refuse
 from fa_lib.gpu.moves import check_hints, space_of
 from fa_lib.gpu.operands import Addresses, address, sources, targets
 from fa_lib.gpu.syntax import BITS, Instruction
+from fa_lib.gpu.warp import Step
 
 ATOMIC = {  # on arrays
     "add": lambda old, x: old + x, "exch": lambda old, x: x, "and": lambda old, x: old & x,

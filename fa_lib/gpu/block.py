@@ -1,187 +1,38 @@
-"""A thread block: its warps, the next instruction of each thread, its barriers, and the order of execution.
-
-Of the threads of a warp that do not wait, those whose next instruction is first in the text execute it together. So
-threads that took different branches join again behind them, and a warp needs no list of the places where they do.
+"""A thread block: its warps, its barriers, and the order of execution.
 
 Warps take turns in the order of their numbers; each runs until all its threads wait. So every run of a kernel has the
 same order of atomic operations.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 
-from fa_lib.gpu.lanes import WARP, Lanes, raw, read, write
-from fa_lib.gpu.memory import BadAccess, Fault, View
+from fa_lib.gpu.lanes import WARP, Lanes
+from fa_lib.gpu.memory import Fault, View
 from fa_lib.gpu.specials import Size, specials
-from fa_lib.gpu.syntax import Instruction, Register
+from fa_lib.gpu.syntax import Instruction
+from fa_lib.gpu.warp import ALL, Code, Warp
 
-ALL = np.ones(WARP, bool)  # a mask that nothing writes to
 IDLE = 10_000  # turns of warps that only look whether they may go on; then they are stuck
-Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it set their next instruction
-Members: TypeAlias = Callable[["Warp"], Lanes]  # the lanes that must execute an instruction together
 
 
-class Advances(Protocol):
-    """The compiled machine of a warp: a call runs the warp, and returns the number of instructions that it executed.
-    barrier() is the number of the barrier that the whole warp has come to, once; else negative."""
+class Compiled(Protocol):
+    """The warps of a block in compiled code: `native.compiled.Warps`."""
 
-    def __call__(self) -> int: ...
+    count: int
+    alive: np.ndarray
+    blocked: np.ndarray
+    steps: int
+    moved: int
 
-    def barrier(self) -> int: ...
-
-
-Compiled: TypeAlias = Callable[["Warp"], Advances] | None  # makes the compiled machine of a warp
-
-
-@dataclass(frozen=True)
-class Code:
-    """A kernel as steps that a warp takes.
-
-    Attributes:
-        name: of the kernel.
-        instructions, steps, members: one of each for every instruction; the last instruction is an added end.
-        labels: label -> number of the instruction behind it.
-        local: bytes of local memory of a thread.
-        dynamic: the first byte of the shared memory whose size the launch gives.
-    """
-
-    name: str
-    instructions: tuple[Instruction, ...]
-    steps: tuple[Step, ...]
-    members: tuple[Members | None, ...]
-    labels: Mapping[str, int]
-    local: int
-    dynamic: int
-
-
-class Registers(dict):
-    """Register -> its lanes (32,), which are zeros until something is written."""
-
-    def __missing__(self, register: Register) -> Lanes:
-        return self.setdefault(register, np.zeros(WARP, raw(register.type)))
-
-
-class Warp:
-    """32 threads that execute together.
-
-    Attributes:
-        at: (32,), the number of each lane's next instruction.
-        alive: bool (32,), lanes that have not ended.
-        blocked: bool (32,), lanes that wait at a barrier.
-        held: bool (32,), lanes that wait at an instruction until others of their warp come to it.
-        local: uint8 (32, bytes) of local memory.
-        turn: False when the warp should let others run.
-        idle: whether it waits until a barrier lets it go on, or has ended.
-        whole: whether none of its 32 threads has ended.
-        advance: runs the warp as far as a compiled machine can; None without one.
-        shadow: what an observer of the launch keeps beside the registers; None without one.
-    """
-
-    def __init__(self, block: "Block", index: int, threads: int):
-        self.block, self.index = block, index
-        self.registers: Mapping[Register, Lanes] = Registers()
-        self.at = np.zeros(WARP, np.int64)
-        self.alive = np.arange(WARP) + WARP * index < threads
-        self.blocked, self.held = np.zeros(WARP, bool), np.zeros(WARP, bool)
-        self.local = np.zeros((WARP, block.code.local), np.uint8)
-        self.special = block.special(index)
-        self.turn, self.idle, self.whole = True, False, bool(self.alive.all())
-        self.advance = block.native(self) if block.native is not None else None
-        self.shadow: Any = None
-
-    def bits(self, register: Register) -> Lanes:
-        """Return the bits of a register, (32,)."""
-        return self.registers[register]
-
-    def read(self, register: Register, kind: str) -> Lanes:
-        """Return a register as values of a type of PTX, (32,)."""
-        return read(self.bits(register), kind)
-
-    def write(self, register: Register, values: Lanes, mask: Lanes) -> None:
-        """Write values (32,) to a register in the lanes of mask, bool (32,)."""
-        np.copyto(self.bits(register), write(values, register.type), where=mask)
-
-    def bits_of_all(self, registers: tuple[Register, ...]) -> np.ndarray:
-        """Return the bits of registers of one width, (count, 32)."""
-        of = self.registers
-        return np.stack([of[register] for register in registers])
-
-    def write_all(self, registers: tuple[Register, ...], bits: np.ndarray) -> None:
-        """Write bits (count, 32) to registers of their width, in all lanes."""
-        of = self.registers
-        for register, lanes in zip(registers, bits):
-            of[register][:] = lanes
-
-    def run(self) -> None:
-        """Run until no thread can go on, or the warp gives up its turn."""
-        code, self.turn, races = self.block.code, True, self.block.memory.shared.races
-        if races is not None:
-            races.now = self.index
-        while self.turn and not self.idle:
-            if self.advance is not None:
-                self.block.steps += self.advance()
-                barrier = self.advance.barrier()
-                if barrier >= 0:
-                    self.block.arrive(barrier, None, self, ALL, wait=True)
-                    continue
-            if self.whole and not (self.blocked.any() or self.held.any()):
-                at = int(self.at[0])
-                if code.instructions[at].guard is None and (self.at == at).all():
-                    self.execute(at, ALL)
-                    continue
-            free = self.alive & ~self.blocked
-            if not free.any():
-                self.idle = True
-                return
-            first = free & ~self.held
-            at = int(self.at[first if first.any() else free].min())
-            lanes = free & (self.at == at)
-            mask = lanes
-            guard = code.instructions[at].guard
-            if guard is not None:
-                register, false = guard
-                mask = lanes & (self.bits(register) != false)
-                self.at[lanes & ~mask] += 1
-            if mask.any():
-                self.step(at, mask, bool((first & ~lanes).any()))
-
-    def step(self, at: int, mask: Lanes, others: bool) -> None:
-        """Execute one instruction in the lanes of mask, bool (32,). others: whether lanes at other instructions can go
-        on.
-
-        Raises:
-            Fault: the instruction may not do what it does, or lanes that must execute it do not come.
-        """
-        code, block = self.block.code, self.block
-        members = code.members[at]
-        absent = members(self) & self.alive & ~mask if members is not None else None
-        if absent is not None and absent.any():
-            self.held |= mask
-            if not others:
-                lane, numbers = int(mask.argmax()), ", ".join(map(str, np.flatnonzero(absent)))
-                raise block.fault(f"lanes {numbers} do not come to it", code.instructions[at], self, lane)
-            return
-        self.held[mask] = False
-        self.execute(at, mask)
-
-    def execute(self, at: int, mask: Lanes) -> None:
-        """Execute an instruction in the lanes of mask, bool (32,), that must not wait for others.
-
-        Raises:
-            Fault: the instruction may not do what it does.
-        """
-        code, block = self.block.code, self.block
-        block.steps += 1
-        try:
-            jumped = code.steps[at](self, mask)
-        except BadAccess as bad:
-            raise block.fault(bad.reason, code.instructions[at], self, bad.lane) from None
-        if not jumped:
-            self.at[mask] += 1  # an array that compiled code sees, so in place
+    def turns(self, first: int, releases: bool) -> int: ...
+    def advance(self, index: int) -> bool: ...
+    def at_barriers(self) -> list[tuple[int, int]]: ...
+    def of(self, index: int) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -200,19 +51,29 @@ class Block:
         number: of the block in the grid, (x, y, z).
         grid: size of the grid in blocks, (x, y, z).
         size: of the block in threads, (x, y, z).
-        steps: number of instructions that warps executed. living: number of threads that have not ended.
+        steps: number of instructions that numpy executed. living: number of threads that have not ended.
         tensor_columns: columns of tensor memory that were given to it.
         memory: the memory that they see.
     """
 
-    def __init__(self, code: Code, memory: View, number: Size, grid: Size, size: Size, native: Compiled = None):
+    def __init__(
+        self, code: Code, memory: View, number: Size, grid: Size, size: Size,
+        compiled: Callable[[Size, Size, Size], Compiled] | None = None,
+    ):  # fmt: skip
         self.code, self.memory, self.number, self.grid, self.size = code, memory, number, grid, size
-        self.steps, self.native = 0, native
-        self.threads = self.living = int(np.prod(size))
+        self.steps, self.compiled = 0, compiled(number, size, grid) if compiled is not None else None
+        self.threads = self._living = int(np.prod(size))
         self.barriers: dict[int, Barrier] = {}
         self.tensor_columns = 0
-        self._number = {f"%ctaid.{axis}": np.full(WARP, at, np.uint32) for axis, at in zip("xyz", number)}
-        self.warps = [Warp(self, index, self.threads) for index in range(-(-self.threads // WARP))]
+
+    @cached_property
+    def warps(self) -> list[Warp]:
+        """The warps, made when numpy first runs one of them."""
+        return [Warp(self, index, self.threads) for index in range(-(-self.threads // WARP))]
+
+    @property
+    def living(self) -> int:
+        return self._living if self.compiled is None else int(self.compiled.alive.sum())
 
     @cached_property
     def tensor_memory(self) -> np.ndarray:
@@ -221,7 +82,8 @@ class Block:
 
     def special(self, warp: int) -> dict[str, Lanes]:
         """Return the special registers of a warp: name of SPECIALS -> uint32 (32,)."""
-        return specials(warp, self.size, self.grid) | self._number
+        own = {f"%ctaid.{axis}": np.full(WARP, at, np.uint32) for axis, at in zip("xyz", self.number)}
+        return specials(warp, self.size, self.grid) | own
 
     def run(self) -> None:
         """Run until all threads have ended.
@@ -229,19 +91,45 @@ class Block:
         Raises:
             Fault: a thread does what it may not, or all threads wait and none can go on.
         """
-        idle = 0
-        while ready := [warp for warp in self.warps if not warp.idle]:
-            before = self.steps
-            for warp in ready:
-                warp.run()
-            idle = idle + 1 if all(not warp.turn for warp in ready) or self.steps == before else 0
+        idle, turns = 0, self._turns if self.compiled is None else partial(self._compiled_turns, self.compiled)
+        while (moved := turns()) is not None:
+            idle = 0 if moved else idle + 1
             if idle > IDLE:
                 break
+        if self.compiled is not None:
+            self.steps += self.compiled.steps
+            if not self.compiled.alive.any():
+                return
         stuck = next((warp for warp in self.warps if warp.alive.any()), None)
         if stuck is not None:
             lane = int(stuck.alive.argmax())
             at = min(int(stuck.at[lane]), len(self.code.instructions) - 1)
             raise self.fault("threads wait for what never comes", self.code.instructions[at], stuck, lane)
+
+    def _turns(self) -> bool | None:
+        """Let each warp that can go on run once. Return whether one of them did more than look whether it may go on;
+        None: none can."""
+        ready, before = [warp for warp in self.warps if not warp.idle], self.steps
+        for warp in ready:
+            warp.run()
+        return any(warp.turn for warp in ready) and self.steps != before if ready else None
+
+    def _compiled_turns(self, compiled: Compiled) -> bool | None:
+        """The same in compiled code, and in numpy where that stops. Warps that wait at a barrier of all threads go on
+        there, or, where others wait at barriers in numpy, come to it here."""
+        if not (compiled.alive & ~compiled.blocked).any():
+            return None
+        before = compiled.moved
+        turned, at = False, compiled.turns(0, not self.barriers)
+        while at < compiled.count:
+            self.warps[at].run()
+            turned = turned or self.warps[at].turn
+            at = compiled.turns(at + 1, False)
+        if self.barriers:
+            for index, number in compiled.at_barriers():
+                self.arrive(number, None, self.warps[index], ALL, wait=True)
+            self._release()  # compiled code may have ended threads
+        return turned or compiled.moved != before
 
     def arrive(self, number: int, expected: int | None, warp: Warp, mask: Lanes, wait: bool) -> None:
         """Let the lanes of mask come to a barrier. When as many threads as expected have come, all go on.
@@ -265,7 +153,11 @@ class Block:
 
     def ended(self) -> None:
         """Release barriers after threads have ended: barriers of all threads now expect fewer."""
-        self.living = sum(int(warp.alive.sum()) for warp in self.warps)
+        if self.compiled is None:
+            self._living = sum(int(warp.alive.sum()) for warp in self.warps)
+        self._release()
+
+    def _release(self) -> None:
         for number in [*self.barriers]:
             self.release(number)
 

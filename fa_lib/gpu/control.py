@@ -3,11 +3,11 @@ Communication Instructions"."""
 
 import numpy as np
 
-from fa_lib.gpu.block import ALL, Step
 from fa_lib.gpu.lanes import refuse
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.operands import Addresses, both, source
 from fa_lib.gpu.syntax import Entry, Instruction, Symbol
+from fa_lib.gpu.warp import ALL, Step
 
 
 def branch(instruction: Instruction, entry: Entry) -> Step:

@@ -6,7 +6,6 @@ from functools import reduce
 
 import numpy as np
 
-from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.floats import FLOATS
 from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, refuse
@@ -14,6 +13,7 @@ from fa_lib.gpu.matrix import Product
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.operands import Addresses, both, source, sources, targets
 from fa_lib.gpu.syntax import Instruction, Operand
+from fa_lib.gpu.warp import Step, Warp
 
 LANE = np.arange(WARP)
 

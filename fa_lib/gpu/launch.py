@@ -13,17 +13,18 @@ import torch
 from tqdm import tqdm
 
 from fa_lib.gpu.arguments import Structure, as_bytes, fill
-from fa_lib.gpu.block import Block, Code
+from fa_lib.gpu.block import Block
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP
 from fa_lib.gpu.memory import Global, Shared, Span, View
-from fa_lib.gpu.native.compiled import Advance, Native, of_memory
+from fa_lib.gpu.native.compiled import Native, Warps
 from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.races import Races
 from fa_lib.gpu.specials import Size
 from fa_lib.gpu.syntax import Entry, Instruction
+from fa_lib.gpu.warp import Code
 
 DELAY_S = 5  # after which a launch shows its progress, on a terminal
 LONGEST = 40  # characters of a name in the progress bar
@@ -131,8 +132,7 @@ class Kernel:
             memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watch), parameters, constants)
             begin = None
             if self.native is not None and observer is None:
-                fields, buffers = of_memory(memory)  # buffers stay alive while the block runs
-                begin = partial(Advance, self.native, fields)
+                begin = partial(Warps, self.native, memory)
             block_run = Block(code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 block_run.run()

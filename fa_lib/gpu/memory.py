@@ -64,6 +64,7 @@ class Global:
             if first.end > second.base:
                 raise ValueError(f"{first.name} and {second.name}: got memory that overlaps; accepted is one storage")
         self.bases = np.array([span.base for span in self.spans], np.uint64)
+        self.edges = np.array([edge for span in self.spans for edge in (span.base, span.end)], np.uint64)
 
     def of(self, addresses: Lanes, size: int, mask: Lanes) -> list[tuple[Span, Lanes]]:
         """Find the spans of accesses.

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.lanes import WARP, Lanes, refuse
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.operands import Addresses, address, into_shared, source, targets
 from fa_lib.gpu.syntax import Instruction
+from fa_lib.gpu.warp import Step, Warp
 
 OPERATIONS = ("init", "inval", "arrive", "expect_tx", "complete_tx", "test_wait", "try_wait")
 PLAIN = {"mbarrier", "shared", "shared::cta", "shared::cluster", "b64", "parity", "acquire", "release", "relaxed",

@@ -6,11 +6,11 @@ A copy by cp.async is done at once: a kernel that waits for it, as it must, sees
 
 import numpy as np
 
-from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.lanes import DTYPES, WARP, Lanes, raw, refuse
 from fa_lib.gpu.memory import LOCAL, PARAMETERS, SHARED
 from fa_lib.gpu.operands import Addresses, address, into_shared, source, sources, targets, whole
 from fa_lib.gpu.syntax import BITS, Instruction, Operand, Register, Vector, parts
+from fa_lib.gpu.warp import Step, Warp
 
 SPACES = ("param", "global", "shared", "local", "const")
 HINTS = (  # of caches, order and visibility: a machine that executes in order ignores them

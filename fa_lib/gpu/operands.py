@@ -5,7 +5,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fa_lib.gpu.block import Warp
 from fa_lib.gpu.lanes import DTYPES, SIGNS, WARP, Lanes, raw, read, refuse
 from fa_lib.gpu.memory import SHARED
 from fa_lib.gpu.specials import SPECIALS
@@ -22,6 +21,7 @@ from fa_lib.gpu.syntax import (
     Symbol,
     parts,
 )
+from fa_lib.gpu.warp import Warp
 
 Source: TypeAlias = Callable[[Warp], Lanes]
 Addresses: TypeAlias = Mapping[str, int]  # of names

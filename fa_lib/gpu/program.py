@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from fa_lib.gpu import control, exchange, tensor_memory, warpgroup
 from fa_lib.gpu.approximate import wobbling
 from fa_lib.gpu.atomics import ATOMICS
-from fa_lib.gpu.block import Code, Step
 from fa_lib.gpu.choices import CHOICES, set_predicate
 from fa_lib.gpu.contraction import contracted
 from fa_lib.gpu.conversions import convert
@@ -19,6 +18,7 @@ from fa_lib.gpu.operands import Addresses, source, targets
 from fa_lib.gpu.special_unit import measured
 from fa_lib.gpu.syntax import Address, Entry, Instruction, Symbol, Variable
 from fa_lib.gpu.tensor_maps import bulk_copy
+from fa_lib.gpu.warp import Code, Step
 
 PREDICATES = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a != b, "not": lambda a: ~a}
 MOST_UNKNOWN = 12  # named in an error

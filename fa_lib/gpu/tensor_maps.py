@@ -13,13 +13,13 @@ import numpy as np
 from torch import Tensor
 
 from fa_lib.gpu.arguments import Structure
-from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.lanes import WARP, Lanes, refuse
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.memory_barriers import change
 from fa_lib.gpu.operands import Addresses, address, into_shared, source
 from fa_lib.gpu.shared_matrices import PIECE, swizzled
 from fa_lib.gpu.syntax import Address, Instruction
+from fa_lib.gpu.warp import Step, Warp
 
 MOST = 5  # dimensions
 SIZE = 128  # bytes

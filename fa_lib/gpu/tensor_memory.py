@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.carriers import bits_of
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, refuse
@@ -22,6 +21,7 @@ from fa_lib.gpu.memory_barriers import change
 from fa_lib.gpu.operands import Addresses, address, into_shared, source, sources, targets, whole
 from fa_lib.gpu.shared_matrices import Descriptor, places, read
 from fa_lib.gpu.syntax import Address, Instruction, Operand
+from fa_lib.gpu.warp import Step, Warp
 
 LANES, COLUMNS = 128, 512
 ROWS = {  # the lane of each row, by the number of rows

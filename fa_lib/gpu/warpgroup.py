@@ -10,7 +10,6 @@ from functools import cache
 
 import numpy as np
 
-from fa_lib.gpu.block import Step, Warp
 from fa_lib.gpu.carriers import bits_of
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, refuse
@@ -19,6 +18,7 @@ from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.operands import Addresses, source, targets, whole
 from fa_lib.gpu.shared_matrices import Descriptor, places, read
 from fa_lib.gpu.syntax import BITS, Instruction, Operand, Register, Vector, parts
+from fa_lib.gpu.warp import Step, Warp
 
 WARPS = 4  # of a group
 ROWS = 16  # of a warp

@@ -1,4 +1,4 @@
-"""Figure 9: why ten times, by step of the kernel, by bits and tiles, and by what it is compared with."""
+"""Our figure 9: why ten times, by step of the kernel, by bits and tiles, and by what it is compared with."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Figure 10: biased rounding."""
+"""Our figure 10: biased rounding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Figure 19: which steps of GPU kernels make their error, and what it would be with the coarse ones in FP32."""
+"""Our figure 19: which steps of GPU kernels make their error, and what it would be with the coarse ones in FP32."""
 
 from collections.abc import Mapping, Sequence
 

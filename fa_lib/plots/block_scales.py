@@ -1,4 +1,4 @@
-"""Figure 16: what block scales save and lose."""
+"""Our figure 16: what block scales save and lose."""
 
 import matplotlib.pyplot as plt
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Figure 13: the law for the error, and where it ends."""
+"""Our figure 13: the law for the error, and where it ends."""
 
 import matplotlib.pyplot as plt
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Figure 9e: what newer kernels change."""
+"""Our figure 9e: what newer kernels change."""
 
 import matplotlib.pyplot as plt
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Figures 17 and 17b: P in E4M3 beside a sink, and where scores overflow FP16."""
+"""Our figures 17 to 17d: P in E4M3 beside a sink, a sink's gradient, where scores overflow FP16, 2^x by polynomials."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -7,8 +7,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fa_lib.experiments.fp8_probs import lost_share
-from fa_lib.plots.captions import BANDS, captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, band, by_seed, log_ticks, styled
+from fa_lib.numerics.formats import BF16, FP32
+from fa_lib.plots.captions import BANDS, POINTS, captioned
+from fa_lib.plots.style import (
+    BASELINE,
+    FLASH,
+    GREEN,
+    GREY,
+    INK,
+    SOFTMAX,
+    band,
+    by_seed,
+    log_ticks,
+    no_minor_ticks,
+    styled,
+)
 
 _CASTS = {  # cast -> label, colour, marker, the scale of the paper's prediction
     "forward": ("first tile first", FLASH, "o", 1),
@@ -82,3 +95,54 @@ def overflow(table: pd.DataFrame, caption: str) -> Figure:
     figure.colorbar(image, label="largest |Q Kᵀ| / 65,504")
     title = "A large mean of Q and K makes scores in FP16 overflow, unless scaled first"
     return captioned(figure, title, caption + " Numbers: the largest, mean over seeds; shares: least and largest seed.")
+
+
+_ROUNDED = {  # -> label, colour, marker
+    "terms": ("each term rounded", FLASH, "o"),
+    "rows": ("each row's sum rounded", SOFTMAX, "^"),
+    "sum": ("only the sum rounded", BASELINE, "s"),
+}
+
+
+@styled
+def sink_gradients(table: pd.DataFrame, caption: str) -> Figure:
+    """Draw the error of a sink's gradient against how far its terms cancel, to two exact sums.
+
+    Args:
+        table: of `experiments.sink_gradients.sink_gradient`.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(8.8, 3.6), sharex=True, sharey=True)
+    against = {"stored": "to the sum of the stored O", "golden": "to the gradient of the exact O"}
+    for ax, (column, words) in zip(axes, against.items()):
+        for rounded, (label, color, marker) in _ROUNDED.items():
+            rows = table[table.rounded == rounded]
+            ax.plot(rows.left, rows[column], marker, color=color, ms=3.2, alpha=0.35, mew=0)
+            mean = rows.groupby("kept")[["left", column]].mean()
+            ax.plot(mean.left, mean[column], color=color, marker=marker, ms=6, label=label)
+        ax.set(xscale="log", yscale="log", title=words, xlabel="|sum| / sum of |terms|: the terms cancel to the left")
+        ax.axhline(BF16.unit_roundoff, color=GREY, lw=0.9, ls=":")
+        no_minor_ticks(ax.xaxis)
+    axes[0].annotate("BF16's unit roundoff", (0.99, BF16.unit_roundoff), xycoords=("axes fraction", "data"),
+                     ha="right", va="bottom", fontsize=7, color=GREY)  # fmt: skip
+    axes[0].set_ylabel("rms error over heads / rms of the gradient")
+    axes[0].legend(loc="upper right")
+    title = "A sink's gradient: round the sum, not its terms; of an O stored in BF16 that is no help"
+    return captioned(figure, title, caption + POINTS)
+
+
+@styled
+def polynomials(table: pd.DataFrame, caption: str) -> Figure:
+    """Draw the relative error of polynomials for 2^x.
+
+    Args:
+        table: of `experiments.polynomials.polynomial_curve`, with the column degree.
+    """
+    figure, ax = plt.subplots(figsize=(5.6, 3.7))
+    for (degree, rows), color in zip(table.groupby("degree"), (FLASH, BASELINE, GREEN)):
+        ax.plot(rows.x, rows.error, color=color, lw=1.3, label=f"degree {degree}: at most {rows.error.max():.2g}")
+    for fmt, name in ((BF16, "BF16"), (FP32, "FP32")):
+        ax.axhline(fmt.unit_roundoff, color=GREY, lw=0.9, ls=":")
+        ax.annotate(f"{name}'s unit roundoff", (0.01, fmt.unit_roundoff), va="bottom", fontsize=7, color=GREY)
+    ax.set(yscale="log", xlabel="x, the fraction of the exponent", ylabel="relative error of 2^x", ylim=(1e-8, 2e-2))
+    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
+    return captioned(figure, "Once P is rounded to BF16, no degree of the polynomial is seen", caption)

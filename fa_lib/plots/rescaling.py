@@ -1,4 +1,4 @@
-"""Figure 9b: whether the error comes from rescaling."""
+"""Our figure 9b: whether the error comes from rescaling."""
 
 import matplotlib.pyplot as plt
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Figure 15: how the adders of tensor cores change O, over the length of the context."""
+"""Our figure 15: how the adders of tensor cores change O, over the length of the context."""
 
 from dataclasses import dataclass
 

@@ -63,6 +63,7 @@ PARTS = {
         Part("main", (*_CONTEXT, "flash_small_tiles"), 10),
         Part("beside", ("flash_emulated", "perturb_fp16", "data_order"), 5),
         Part("fp32", ("flash_fp32", "perturb_fp32", "reversed_keys_fp32"), 10),
+        Part("fp32_nudge", ("perturb_fp32_1e-8",), 10),
         Part("nudges", (*(f"perturb_1e{power}" for power in NUDGES),
                         *(f"perturb_fp32_1e{power}" for power in NUDGES_FP32)), 5),
         Part("reversed", ("reversed_keys",), 5),
@@ -76,7 +77,7 @@ PARTS = {
 # distance (the first recipe in the Wasserstein distance, as its ratios were), and two distances are called equal where
 # the 95 % interval of their ratio lies within MARGIN of 1.
 MARGIN = 0.1
-ALIKE = ("again", "main", "beside", "fp32", "nudges", "reversed")
+ALIKE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "reversed")
 SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
 CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 

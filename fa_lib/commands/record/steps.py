@@ -18,7 +18,10 @@ from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, build
 from fa_lib.execution.results import save
 
 EMULATOR = ("02_precision", "03_golden_value", "04_sequence_length", "05_algorithm_changes")
-STUDY = ("07_weight_divergence", "08_weights_in_context", "06_inside_a_model")
+STUDY = (
+    "07_weight_divergence", "08_weights_in_context", "08b_training_health", "08c_samples_and_speed",
+    "06_inside_a_model",
+)  # fmt: skip
 
 
 def tests(device: str, scale: str, out: Path) -> None:

@@ -1,23 +1,25 @@
-"""A kernel compiled for this processor, `Native`, and a warp that runs it, `Advance`."""
+"""A kernel compiled for this processor, `Native`, and the warps of a block that run it, `Warps`."""
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from fa_lib.gpu.block import Code, Warp
 from fa_lib.gpu.contraction import registers_of
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.lanes import WARP, Lanes, raw
 from fa_lib.gpu.memory import View
 from fa_lib.gpu.native.emitter import FIRST_SLOT, FUNCTION, GUARD, SENSE, SLOTS, TOGETHER, Emitter, NotNative
-from fa_lib.gpu.native.encode import Encoding, Layout
+from fa_lib.gpu.native.encode import NOWHERE, ROW, Encoding, Field, Layout
 from fa_lib.gpu.native.instructions import encode
-from fa_lib.gpu.native.loop import NOWHERE, State, advance
+from fa_lib.gpu.native.loop import advance, turns
 from fa_lib.gpu.operands import Addresses
+from fa_lib.gpu.specials import Size, specials
 from fa_lib.gpu.syntax import Instruction, Register
+from fa_lib.gpu.warp import Code
 
 
 class Native:
@@ -25,17 +27,19 @@ class Native:
 
     Attributes:
         layout: places of registers and constants in a warp's memory.
-        begin: uint8, a warp's memory with constants alone.
+        local: bytes of local memory of a lane.
         slots: int64 (instructions, SLOTS).
         left: text of an instruction that the numpy machine executes -> how many there are.
     """
 
     def __init__(self, code: Code, names: Addresses, gpu: GPU):
+        self.local = code.local
         self.layout = Layout(names)
+        self.layout.row(Field.LOCAL + WARP * code.local)
         for instruction in code.instructions:
             for register in registers_of(instruction):
                 self.layout.register(register)
-        self.advance = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 3)(_advance())
+        self.advance, self.turns = _loops()
         encodings = [_encoding(instruction, code, self.layout, gpu) for instruction in code.instructions]
         _compile({each.key: each for each in encodings if each is not None and each.key not in FUNCTIONS})
         self.left: dict[str, int] = {}
@@ -51,9 +55,26 @@ class Native:
                 continue
             self.slots[at, FUNCTION] = address
             self.slots[at, FIRST_SLOT : FIRST_SLOT + len(encoding.slots)] = encoding.slots
-        self.begin = np.zeros(self.layout.size, np.uint8)
+        self._begin = np.zeros(self.layout.size, np.uint8)
         for content, at in self.layout.constants.items():
-            self.begin[at : at + len(content)] = np.frombuffer(content, np.uint8)
+            self._begin[at : at + len(content)] = np.frombuffer(content, np.uint8)
+        self._begin[Field.BARRIER : Field.BARRIER + 8] = np.frombuffer(np.int64(NOWHERE).tobytes(), np.uint8)
+        self._of_sizes: dict[tuple[Size, Size], np.ndarray] = {}
+
+    def begin(self, size: Size, grid: Size) -> np.ndarray:
+        """Return the memory of a block's warps before they begin, uint8 (warps, bytes), without the block's number."""
+        if (size, grid) not in self._of_sizes:
+            threads = int(np.prod(size))
+            data = np.tile(self._begin, (-(-threads // WARP), 1))
+            alive = np.arange(WARP * len(data)).reshape(-1, WARP) < threads
+            data[:, Field.ALIVE : Field.ALIVE + WARP] = alive
+            for index, warp in enumerate(data):
+                known = specials(index, size, grid)
+                for name, at in self.layout.specials.items():
+                    if name in known:
+                        warp[at : at + 4 * WARP] = np.ascontiguousarray(known[name]).view(np.uint8)
+            self._of_sizes[size, grid] = data
+        return self._of_sizes[size, grid]
 
 
 def _encoding(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding | None:
@@ -68,10 +89,14 @@ ENGINES: list[llvm.ExecutionEngine] = []  # they own the functions
 
 
 @cache
-def _advance() -> int:
+def _loops():
+    """The functions `loop.advance` and `loop.turns`."""
     module = ir.Module()
-    advance(module)
-    return _engine(module).get_function_address("advance")
+    turns(module, advance(module))
+    engine, pointer, number = _engine(module), ctypes.c_void_p, ctypes.c_int64
+    of_warp = ctypes.CFUNCTYPE(number, *[pointer] * 3)
+    of_block = ctypes.CFUNCTYPE(number, *[pointer] * 3, *[number] * 3, pointer, ctypes.c_bool)
+    return of_warp(engine.get_function_address("advance")), of_block(engine.get_function_address("turns"))
 
 
 def _compile(encodings: dict[str, Encoding]) -> None:
@@ -116,37 +141,74 @@ class Views(dict):
         return self.setdefault(register, self.data[at : at + WARP * dtype.itemsize].view(dtype))
 
 
-class Advance:
-    """Runs a warp as far as its instructions are native."""
+class Warps:
+    """The warps of a block, whose memory compiled code works on.
 
-    def __init__(self, native: Native, memory: np.ndarray, warp: Warp):
-        layout = native.layout
-        self._data = np.empty(layout.size + 64, np.uint8)
-        start = -self._data.ctypes.data % 64
-        data = self._data[start : start + layout.size]
-        data[:] = native.begin
-        for name, at in layout.specials.items():
-            data[at : at + 128] = np.ascontiguousarray(warp.special[name]).view(np.uint8)
-        warp.registers = Views(data, layout)
-        arrays = (data, warp.at, warp.alive, warp.blocked, warp.held)
-        self._state = np.array([*(each.ctypes.data for each in arrays), NOWHERE], np.int64)
-        self._native, self._memory, self._kept = native, memory, arrays
-        self._arguments = native.slots.ctypes.data, self._state.ctypes.data, memory.ctypes.data
+    Attributes:
+        count: number of warps.
+        data: uint8 (count, bytes), each one's memory.
+        alive, blocked: bool (count, 32), views of it.
+        barriers: int64 (count, 1), a view of it: the number of the barrier of all threads that a warp has come to.
+        steps, moved: numbers of instructions that were executed, and of times that a warp came to a barrier or its end.
+    """
 
-    def __call__(self) -> int:
-        """Run the warp, and return the number of instructions that it executed."""
-        return self._native.advance(*self._arguments)
+    def __init__(self, native: Native, view: View, number: Size, size: Size, grid: Size):
+        begin = native.begin(size, grid)
+        room = np.empty(begin.size + ROW, np.uint8)
+        start = -room.ctypes.data % ROW
+        self.data = data = room[start : start + begin.size].reshape(begin.shape)
+        data[:] = begin
+        for axis, at in zip("xyz", number):
+            place = native.layout.specials.get(f"%ctaid.{axis}")
+            if place is not None:
+                data[:, place : place + 4 * WARP].view(np.uint32)[:] = at
+        self.count, self._native = len(data), native
+        self.alive, self.blocked = self._of(Field.ALIVE, WARP, bool), self._of(Field.BLOCKED, WARP, bool)
+        self.barriers = self._of(Field.BARRIER, 8, np.int64)
+        fields, self._kept = of_memory(view)
+        self._counts = np.zeros(2, np.int64)
+        self._fields, self._size = fields, begin.shape[1]
+        self._places = data.ctypes.data, fields.ctypes.data, native.slots.ctypes.data, self._counts.ctypes.data
 
-    def barrier(self) -> int:
-        """Return the number of the barrier of all threads that the whole warp has come to, once; else NOWHERE."""
-        number = int(self._state[State.BARRIER])
-        self._state[State.BARRIER] = NOWHERE
-        return number
+    @property
+    def steps(self) -> int:
+        return int(self._counts[0])
+
+    @property
+    def moved(self) -> int:
+        return int(self._counts[1])
+
+    def turns(self, first: int, releases: bool) -> int:
+        """Run the warps from `first` on, as `loop.turns`: the number of one that numpy must run, or `count`."""
+        data, memory, slots, counts = self._places
+        return self._native.turns(slots, data, memory, first, self.count, self._size, counts, releases)
+
+    def advance(self, index: int) -> bool:
+        """Run one warp until an instruction is not native; return whether it has come to a barrier of all threads."""
+        data, memory, slots, _ = self._places
+        self._counts[0] += self._native.advance(slots, data + index * self._size, memory)
+        return self.barriers[index, 0] != NOWHERE
+
+    def at_barriers(self) -> list[tuple[int, int]]:
+        """Return (warp, number of its barrier) of those that wait at one of all threads, and let them forget it."""
+        found = [(int(i), int(self.barriers[i, 0])) for i in np.flatnonzero(self.barriers[:, 0] != NOWHERE)]
+        self.barriers[:] = NOWHERE
+        return found
+
+    def of(self, index: int) -> dict[str, Any]:
+        """Return the attributes of a `warp.Warp` that lie in its memory."""
+        at, held = self._of(Field.AT, 8 * WARP, np.int64)[index], self._of(Field.HELD, WARP, bool)[index]
+        local = self.data[index, Field.LOCAL : Field.LOCAL + WARP * self._native.local].reshape(WARP, -1)
+        shared = dict(alive=self.alive[index], blocked=self.blocked[index])
+        return shared | dict(at=at, held=held, local=local, registers=Views(self.data[index], self._native.layout))
+
+    def _of(self, field: Field, size: int, dtype: type) -> np.ndarray:
+        return self.data[:, field : field + size].view(dtype)
 
 
 def of_memory(view: View) -> tuple[np.ndarray, list]:
     """Return the fields of Memory, int64, of a block's memory; and the arrays that must stay alive with them."""
-    spans = np.array([edge for span in view.outer.spans for edge in (span.base, span.end)], np.uint64)
+    spans = view.outer.edges
     shared, parameters, written = view.shared.data, view.parameters, view.shared.written
     flags = 0 if written is None else written.ctypes.data
     fields = [spans.ctypes.data, spans.size // 2, shared.ctypes.data, shared.size, flags, parameters.ctypes.data,

@@ -19,10 +19,10 @@ TYPE = ir.FunctionType(I64, [POINTER, POINTER, POINTER, ir.IntType(1), POINTER])
 
 
 class Outcome(IntEnum):
-    """The result of a function: NOT_DONE, for the numpy machine to execute; DONE; BRANCH, to the label in a slot; or
-    BARRIER, where the warp waits at the barrier whose number is in a slot."""
+    """The result of a function: NOT_DONE, for the numpy machine to execute; DONE; BRANCH, to the label in a slot;
+    BARRIER, where the warp waits at the barrier whose number is in a slot; or END, of the threads."""
 
-    NOT_DONE, DONE, BRANCH, BARRIER = range(4)
+    NOT_DONE, DONE, BRANCH, BARRIER, END = range(5)
 
 
 class Memory(IntEnum):

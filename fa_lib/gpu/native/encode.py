@@ -3,6 +3,7 @@ are spelt alike, on registers of the same types."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 from llvmlite import ir
@@ -17,9 +18,20 @@ from fa_lib.gpu.syntax import BITS, Address, Immediate, Instruction, Negated, Op
 ROW = 64  # bytes that every operand's lanes are aligned to
 
 
+class Field(IntEnum):
+    """Where a warp's memory has what the loop needs, in bytes from its beginning: the number of each lane's next
+    instruction, and `alive`, `blocked` and `held`, as `warp.Warp` has them; the number of the barrier of all threads
+    that the warp has come to, or NOWHERE; then local memory, one lane's after the other's."""
+
+    AT, ALIVE, BLOCKED, HELD, BARRIER, LOCAL = 0, 8 * WARP, 8 * WARP + ROW, 8 * WARP + 2 * ROW, 8 * WARP + 3 * ROW, 512
+
+
+NOWHERE = -1
+
+
 @dataclass
 class Layout:
-    """The places of registers and constants in a warp's memory, in bytes from its beginning."""
+    """The places of registers and constants in a warp's memory, in bytes from its beginning, behind the Fields."""
 
     names: Addresses
     size: int = 0

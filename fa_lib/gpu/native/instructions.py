@@ -2,13 +2,12 @@
 
 from llvmlite import ir
 
-from fa_lib.gpu.block import Code
 from fa_lib.gpu.choices import combination
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.matrix import Product
 from fa_lib.gpu.memory import LOCAL, PARAMETERS, SHARED
-from fa_lib.gpu.moves import WAITS, bytes_read, space_of
-from fa_lib.gpu.native import exchange, memory, mma, mma_whole
+from fa_lib.gpu.moves import HINTS, MOVES, WAITS, bytes_read, nothing, space_of
+from fa_lib.gpu.native import atomics, copies, exchange, memory, mma, mma_whole
 from fa_lib.gpu.native.emitter import Emitter, NotNative, Outcome
 from fa_lib.gpu.native.encode import Encoding, Layout
 from fa_lib.gpu.native.floats import canonical
@@ -18,6 +17,7 @@ from fa_lib.gpu.native.vectors import lanes
 from fa_lib.gpu.operands import both, constant, whole
 from fa_lib.gpu.program import approximated, lanewise
 from fa_lib.gpu.syntax import BITS, Immediate, Instruction, Pair, Register, Symbol, parts
+from fa_lib.gpu.warp import Code
 
 
 def encode(instruction: Instruction, code: Code, layout: Layout, gpu: GPU) -> Encoding:
@@ -60,9 +60,26 @@ def _branch(e: Encoding, code: Code, gpu: GPU) -> None:
     e.build, e.outcome = lambda f: None, Outcome.BRANCH
 
 
+def _end(e: Encoding, code: Code, gpu: GPU) -> None:
+    e.build, e.outcome = lambda f: None, Outcome.END
+
+
+def _nothing(e: Encoding, code: Code, gpu: GPU) -> None:
+    """Of what has no effect in a machine that executes in order."""
+    e.build = lambda f: None
+
+
+def _warpgroup(e: Encoding, code: Code, gpu: GPU) -> None:
+    if e.instruction.words[1] == "mma_async":
+        raise NotNative
+    _nothing(e, code, gpu)
+
+
 def _barrier(e: Encoding, code: Code, gpu: GPU) -> None:
     """Of all threads of a block, where a whole warp comes to it at once."""
     operands = e.instruction.operands
+    if e.instruction.words[:2] == ("bar", "warp"):
+        return _nothing(e, code, gpu)
     if "sync" not in e.instruction.words or "warp" in e.instruction.words or "cluster" in e.instruction.words:
         raise NotNative
     if len(operands) != 1 or not isinstance(operands[0], Immediate):
@@ -147,6 +164,7 @@ def _load(e: Encoding, code: Code, gpu: GPU) -> None:
     into = parts(e.instruction.operands[0])
     types = [e.raw(item) for item in into]
     base = e.address(e.instruction.operands[1])
+    e.slots.append(code.local)
     e.build = lambda f: memory.load(f, space, kind, types, base)
 
 
@@ -160,7 +178,21 @@ def _store(e: Encoding, code: Code, gpu: GPU) -> None:
         else:
             e.operand(item, kind)
             widths.append(kind)
+    e.slots.append(code.local)
     e.build = lambda f: memory.store(f, space, kind, widths, base)
+
+
+def _atomic(e: Encoding, code: Code, gpu: GPU) -> None:
+    words, kind, operands = e.instruction.words, e.instruction.types[-1], e.instruction.operands
+    operation = next((word for word in words if word in atomics.ATOMIC), "")
+    if len(operands) != 3 or not operation or kind not in ("s32", "u32"):
+        raise NotNative
+    to, at, operand = operands
+    if {*words} - {"atom", "shared", operation, kind, *HINTS} or BITS[e.raw(to)] != 32:
+        raise NotNative
+    base = e.address(at)
+    read = e.operand(operand, kind)
+    e.build = lambda f: atomics.atomic(f, operation, kind[0] == "s", base, read)
 
 
 def _copy(e: Encoding, code: Code, gpu: GPU) -> None:
@@ -176,7 +208,7 @@ def _copy(e: Encoding, code: Code, gpu: GPU) -> None:
     e.shape.append(f"{size} {count is not None}")
     if count is not None:
         e.operand(count, "b32")
-    e.build = lambda f: memory.copy(f, size, to, counted=count is not None)
+    e.build = lambda f: copies.copy(f, size, to, counted=count is not None)
 
 
 def _matrices(e: Encoding, code: Code, gpu: GPU) -> None:
@@ -185,7 +217,7 @@ def _matrices(e: Encoding, code: Code, gpu: GPU) -> None:
     for item in into:
         e.raw(item)
     base = e.address(e.instruction.operands[1])
-    e.build = lambda f: memory.matrices(f, len(into), "trans" in words, base)
+    e.build = lambda f: copies.matrices(f, len(into), "trans" in words, base)
 
 
 def _shuffle(e: Encoding, code: Code, gpu: GPU) -> None:
@@ -220,4 +252,6 @@ def _multiply(e: Encoding, code: Code, gpu: GPU) -> None:
 TABLE = {
     "bar": _barrier, "barrier": _barrier, "bra": _branch, "setp": _compare, "mov": _move, "cvta": _to_generic,
     "ld": _load, "st": _store, "cp": _copy, "ldmatrix": _matrices, "shfl": _shuffle, "mma": _multiply,
+    "ret": _end, "exit": _end, "wgmma": _warpgroup, "atom": _atomic,
+    **{name: _nothing for name, step in MOVES.items() if step is nothing},
 }  # fmt: skip

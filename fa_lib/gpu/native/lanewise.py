@@ -199,6 +199,8 @@ def compared(b: Builder, instruction: Instruction, x: list[ir.Value]) -> ir.Valu
             return b.fcmp_ordered(ORDERED[word], *x)
         if word[:-1] in ORDERED and word[-1] == "u":
             return b.fcmp_unordered(ORDERED[word[:-1]], *x)
+        if word in ("num", "nan"):
+            return (b.fcmp_ordered if word == "num" else b.fcmp_unordered)("ord" if word == "num" else "uno", *x)
         raise NotNative
     if kind[0] not in "bus" or word not in WHOLE:
         raise NotNative

@@ -1,15 +1,17 @@
-"""Loads, stores and matrices from memory, on LLVM's lanes. An access that is a fault, or whose lanes are in several
-tensors, changes nothing and is left to the numpy machine."""
+"""Loads and stores, on LLVM's lanes. An access that is a fault, or whose lanes are in several tensors, changes nothing
+and is left to the numpy machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from llvmlite import ir
 
 from fa_lib.gpu.lanes import WARP
 from fa_lib.gpu.memory import SHARED
 from fa_lib.gpu.native.emitter import Emitter, Memory, NotNative
-from fa_lib.gpu.native.vectors import I1, I8, I16, I32, I64, POINTER, Builder, lanes
+from fa_lib.gpu.native.encode import Field
+from fa_lib.gpu.native.vectors import I1, I8, I32, I64, POINTER, Builder, lanes
 from fa_lib.gpu.syntax import BITS
 
 NONE = (1 << 64) - 1
@@ -31,9 +33,17 @@ def into_shared(e: Emitter, at: ir.Value) -> ir.Value:
     return b.select(b.icmp_unsigned(">=", at, b.all(SHARED, at)), b.sub(at, b.all(SHARED, at)), at)
 
 
-def base(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> ir.Value:
-    """Emit the address of a space's byte 0, where all accesses are inside it and aligned; else leave the instruction to
-    the numpy machine.
+class Window(NamedTuple):
+    """Where the accesses of an instruction lie: the address of byte 0 as they count it, and that of its flag among the
+    bytes that were written, or 0 where there are no flags."""
+
+    start: ir.Value
+    flags: ir.Value
+
+
+def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> Window:
+    """Emit the window of a space, where all accesses are inside it and aligned; else leave the instruction to the numpy
+    machine. Generic accesses must all lie in shared memory, or all in one tensor.
 
     Raises:
         NotNative: the space is another one.
@@ -47,12 +57,57 @@ def base(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> ir.
     end = b.add(high, I64(size))
     if space == "global":
         inside(e, low, end)
-        return I64(0)
+        return Window(I64(0), I64(0))
+    if space == "generic":
+        return _generic(e, low, end)
     field = {"shared": Memory.SHARED, "param": Memory.PARAMETERS}.get(space)
     if field is None:
         raise NotNative
     e.needs(b.and_(b.icmp_unsigned("<=", end, e.of(Memory(field + 1))), b.icmp_unsigned(">=", end, high)))
-    return e.of(field)
+    return Window(e.of(field), e.of(Memory.WRITTEN) if space == "shared" else I64(0))
+
+
+def _generic(e: Emitter, low: ir.Value, end: ir.Value) -> Window:
+    b, first = e.b, I64(SHARED)
+    in_shared, in_global, behind = (b.append_basic_block() for _ in range(3))
+    b.cbranch(b.icmp_unsigned(">=", low, first), in_shared, in_global)
+    b.position_at_end(in_shared)
+    e.needs(b.icmp_unsigned("<=", b.sub(end, first), e.of(Memory.SHARED_SIZE)))
+    flags = e.of(Memory.WRITTEN)
+    flags = b.select(b.icmp_unsigned("!=", flags, I64(0)), b.sub(flags, first), I64(0))
+    found = [(b.sub(e.of(Memory.SHARED), first), flags, b.block)]
+    b.branch(behind)
+    b.position_at_end(in_global)
+    inside(e, low, end)
+    found.append((I64(0), I64(0), b.block))
+    b.branch(behind)
+    b.position_at_end(behind)
+    start, flag_start = b.phi(I64), b.phi(I64)
+    for one, flag, block in found:
+        start.add_incoming(one, block)
+        flag_start.add_incoming(flag, block)
+    return Window(start, flag_start)
+
+
+def accesses(e: Emitter, space: str, slot: int, register: str, size: int, local: int) -> tuple[ir.Value, Window]:
+    """Emit the addresses of a load or store, and their window. slot: of the address; local: of the bytes of local
+    memory of a lane.
+
+    Raises:
+        NotNative: the space is another one.
+    """
+    b, at = e.b, addresses(e, slot, register)
+    if space != "local":
+        return at, window(e, space, at, size, e.mask)
+    of_lane = e.slot(local)
+    high = b.intrinsic("vector.reduce.umax", [b.select(e.mask, at, b.all(0, at))], I64)
+    odd = b.intrinsic("vector.reduce.or", [b.select(e.mask, at, b.all(0, at))], I64)
+    end = b.add(high, I64(size))
+    e.needs(b.and_(b.icmp_unsigned("<=", end, of_lane), b.icmp_unsigned(">=", end, high)))
+    e.needs(b.icmp_unsigned("==", b.and_(odd, I64(size - 1)), I64(0)))
+    lane = ir.Constant(lanes(I64), [I64(i) for i in range(WARP)])
+    start = b.add(b.ptrtoint(e.registers, I64), I64(Field.LOCAL))
+    return b.add(at, b.mul(lane, b.splat(of_lane))), Window(start, I64(0))
 
 
 def place_of(b: Builder, start: ir.Value, listed: ir.Value, lane: ir.Value | int) -> ir.Value:
@@ -113,21 +168,20 @@ def listed(e: Emitter, at: ir.Value) -> ir.Value:
 
 
 def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> None:
-    """Emit ld. Its slots are of the results, then of the address, a register of type `of`, and its offset.
+    """Emit ld. Its slots are of the results, then of the address, a register of type `of`, of its offset, and of the
+    bytes of local memory.
 
     A wider register is filled with zeros, or with the sign of a type that has one.
 
     Raises:
-        NotNative: the space is generic, or a register is narrower than the type.
+        NotNative: the space is constant, or a register is narrower than the type.
     """
-    if space == "generic" or any(BITS[register] < BITS[kind] for register in registers):
+    if any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
-    at = addresses(e, count, of)
-    start = base(e, space, at, size * count, e.mask)
+    at, (start, flags) = accesses(e, space, count, of, size * count, count + 2)
     place = listed(e, at)
-    if space == "shared":
-        written(e, place, size * count)
+    written(e, flags, place, size * count)
     element = ir.IntType(BITS[kind])
     targets = [(e.place(i), BITS[register]) for i, register in enumerate(registers)]
 
@@ -143,27 +197,25 @@ def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> No
 
 
 @contextmanager
-def asked(e: Emitter) -> Iterator[ir.Value]:
-    """Emit operations that are done only where the block notes which bytes were written; yields the place of these
-    flags."""
+def asked(e: Emitter, flags: ir.Value) -> Iterator[None]:
+    """Emit operations that are done only where there are flags of the bytes that were written: they are not at 0."""
     b = e.b
-    shadow = e.of(Memory.WRITTEN)
     inner, behind = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(b.icmp_unsigned("!=", shadow, I64(0)), inner, behind)
+    b.cbranch(b.icmp_unsigned("!=", flags, I64(0)), inner, behind)
     b.position_at_end(inner)
-    yield shadow
+    yield
     b.branch(behind)
     b.position_at_end(behind)
 
 
-def written(e: Emitter, place: ir.Value, size: int) -> None:
+def written(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
     """Return NOT_DONE from the function unless all bytes that are read were written."""
-    with asked(e) as shadow:
+    with asked(e, flags):
         all_written = e.b.room(I8)
         e.b.put(I8(1), all_written)
 
         def work(b, lane):
-            start_of_lane = place_of(b, shadow, place, lane)
+            start_of_lane = place_of(b, flags, place, lane)
             for i in range(size):
                 b.put(b.and_(b.get(all_written, I8), b.get(b.at(start_of_lane, i), I8)), all_written)
 
@@ -171,25 +223,24 @@ def written(e: Emitter, place: ir.Value, size: int) -> None:
         e.needs(e.b.icmp_unsigned("==", e.b.get(all_written, I8), I8(1)))
 
 
-def mark(e: Emitter, place: ir.Value, size: int) -> None:
+def mark(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
     """Note that the stored bytes were written."""
     ones = ir.Constant(lanes(I8, size), [I8(1)] * size)
-    with asked(e) as shadow:
-        each_lane(e, e.mask, lambda b, lane: b.put(ones, place_of(b, shadow, place, lane)))
+    with asked(e, flags):
+        each_lane(e, e.mask, lambda b, lane: b.put(ones, place_of(b, flags, place, lane)))
 
 
 def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> None:
-    """Emit st. Its slots are of the address, a register of type `to`, of its offset, then of the values, the lower bits
-    of a wider register.
+    """Emit st. Its slots are of the address, a register of type `to`, of its offset, of the values, the lower bits of a
+    wider register, and of the bytes of local memory.
 
     Raises:
-        NotNative: the space is generic, or a register is narrower than the type.
+        NotNative: the space is constant, or a register is narrower than the type.
     """
-    if space == "generic" or any(BITS[register] < BITS[kind] for register in registers):
+    if any(BITS[register] < BITS[kind] for register in registers):
         raise NotNative
     size, count = BITS[kind] // 8, len(registers)
-    at = addresses(e, 0, to)
-    start = base(e, space, at, size * count, e.mask)
+    at, (start, flags) = accesses(e, space, 0, to, size * count, count + 2)
     place = listed(e, at)
     element = ir.IntType(BITS[kind])
     values = [(e.place(2 + i), BITS[register] // 8) for i, register in enumerate(registers)]
@@ -200,71 +251,4 @@ def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> N
             b.put(b.get(b.at(value, b.mul(lane, I64(width))), element), b.at(start_of_lane, i * size))
 
     each_lane(e, e.mask, work)
-    if space == "shared":
-        mark(e, place, size * count)
-
-
-def copy(e: Emitter, size: int, to: str, counted: bool) -> None:
-    """Emit cp.async of all its bytes, or of none, which writes zeros."""
-    b = e.b
-    target = into_shared(e, addresses(e, 0, to))
-    origin = addresses(e, 2, "b64")
-    mask = e.mask
-    if counted:
-        byte_count = e.value(4, "b32", "b32")
-        no_bytes = b.icmp_unsigned("==", byte_count, b.all(0, byte_count))
-        all_bytes = b.icmp_unsigned(">=", byte_count, b.all(size, byte_count))
-        e.needs(b.not_(b.any(b.and_(mask, b.not_(b.or_(no_bytes, all_bytes))))))
-        mask = b.and_(mask, all_bytes)
-    start = base(e, "shared", target, size, e.mask)
-    reads, checked = b.append_basic_block(), b.append_basic_block()
-    b.cbranch(b.any(mask), reads, checked)
-    b.position_at_end(reads)
-    base(e, "global", origin, size, mask)
-    b.branch(checked)
-    b.position_at_end(checked)
-    target_place, place = listed(e, target), listed(e, origin)
-    element = lanes(I8, size)
-    bits = b.bitcast(mask, I32)
-
-    def work(b, lane):
-        to = place_of(b, start, target_place, lane)
-        is_active = b.trunc(b.lshr(bits, b.trunc(lane, I32)), I1)
-        with b.if_else(is_active) as (then, otherwise):
-            with then:
-                b.put(b.get(place_of(b, I64(0), place, lane), element), to)
-            with otherwise:
-                b.put(ir.Constant(element, [I8(0)] * size), to)
-
-    each_lane(e, e.mask, work)
-    mark(e, target_place, size)
-
-
-def matrices(e: Emitter, count: int, transposed: bool, register: str) -> None:
-    """Emit ldmatrix. Its slots are of the results, then of the address and its offset."""
-    b = e.b
-    at = into_shared(e, addresses(e, count, register))
-    first = ir.Constant(lanes(I1), [I1(i < 8 * count) for i in range(WARP)])
-    start = base(e, "shared", at, 16, first)
-    place = listed(e, at)
-    _rows_written(e, place, 8 * count)
-    for m in range(count):
-        target = e.place(m)
-        rows = [place_of(b, start, place, 8 * m + row) for row in range(8)]
-        if not transposed:
-            for row, start_of_row in enumerate(rows):  # of each row four lanes have two neighbours each
-                b.put(b.get(start_of_row, lanes(I32, 4)), b.at(target, 16 * row), 4)
-            continue
-        for row, start_of_row in enumerate(rows):
-            for column in range(8):
-                b.put(b.get(b.at(start_of_row, 2 * column), I16), b.at(target, 2 * (8 * column + row)))
-
-
-def _rows_written(e: Emitter, place: ir.Value, count: int) -> None:
-    """Emit the check of `written`, for rows of 16 bytes."""
-    b = e.b
-    with asked(e) as shadow:
-        all_written = b.all(1, lanes(I8, 16))
-        for row in range(count):
-            all_written = b.and_(all_written, b.get(place_of(b, shadow, place, row), lanes(I8, 16)))
-        e.needs(b.icmp_unsigned("==", b.intrinsic("vector.reduce.and", [all_written], I8), I8(1)))
+    mark(e, flags, place, size * count)

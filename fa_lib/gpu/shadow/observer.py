@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fa_lib.gpu import launch
-from fa_lib.gpu.block import Code, Step
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.operands import Addresses
 from fa_lib.gpu.shadow import bits, products, products_shared, rules, transfers
 from fa_lib.gpu.shadow.policy import Policy
 from fa_lib.gpu.shadow.values import HALF, WORD, Memories
 from fa_lib.gpu.syntax import Instruction
+from fa_lib.gpu.warp import Code, Step
 
 OF_LANES = {"cvt": rules.conversion, "mov": rules.move, "selp": rules.selection}
 OF_MEMORY = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fa_lib.gpu.block import Warp
 from fa_lib.gpu.carriers import carried
 from fa_lib.gpu.lanes import Lanes
 from fa_lib.gpu.syntax import Register
+from fa_lib.gpu.warp import Warp
 
 PARTS = {"word": 1, "half": 1, "pair": 2, "words": 2, "quad": 4}  # numbers in a register: of 32 bits, or of 16
 SPLIT = {"pair": "half", "words": "word", "quad": "pair"}  # what the halves of a register hold

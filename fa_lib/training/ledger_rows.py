@@ -1,0 +1,75 @@
+"""What the tables of trainings say to the statements of the ledger: rows of `claims.claim`, one function a topic."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fa_lib.execution.claims import claim
+from fa_lib.training.arm import PAIRS
+from fa_lib.training.distances import at_end, slopes
+from fa_lib.training.growth import late
+
+Rows = list[dict[str, str]]
+
+
+def of_divergence(table: pd.DataFrame, predicted: pd.DataFrame, config: str) -> Rows:
+    """Of figure 7: whether distances grow, and whether a pair's first step predicts its last.
+
+    Args:
+        table: of `study`. predicted: of `growth.predicted`. config: of the model, in words.
+    """
+    final = table.step.max()
+    last = predicted[predicted.step == final].set_index(["pair", "seed"])
+    rows = [
+        claim(f"fig7-{metric}-grows", f"{config}, {final} steps, BF16", late(table, metric)["flash"])
+        for metric in ("wasserstein", "max")
+    ]
+    for pair, values in (last.predicted / last.measured).groupby("pair", sort=False):
+        rows.append(claim("fig7-predicted", f"{config}, {final} steps, {PAIRS[pair].label}", values))
+    return rows
+
+
+def of_context(table: pd.DataFrame, less: pd.DataFrame, config: str, warmup: int) -> Rows:
+    """Of figure 8: Flash beside another initialisation, low precision and a nudge.
+
+    Args:
+        table: of `study`. less: of `distances.times_less`. config: of the model, in words. warmup: its steps.
+    """
+    final = table.step.max()
+    where, rows = f"{config}, {final} steps", []
+    for metric, words in (
+        ("relative_wasserstein", "relative Wasserstein distance, mean over tensors"),
+        ("wasserstein_all", "wasserstein_all"), ("max", "max"), ("relative_l2", "relative_l2"),
+    ):  # fmt: skip
+        slope = slopes(table, metric, warmup)
+        excess = (slope["flash"] - slope["init"]) / slope["init"].abs()
+        rows.append(claim("fig8-slope-init", f"{where}, {words}", excess))
+    end = table[table.step == final].set_index(["pair", "seed"]).sort_index()
+    for pair, values in (end.matched_l2 / end.relative_l2)[["flash", "init"]].groupby("pair"):
+        rows.append(claim("fig8-matched", f"{where}, {PAIRS[pair].label}", values))
+    for id, column in (("fig8-low-precision", "ratio"), ("fig8-low-slopes", "slopes")):
+        for pair, values in less[column].groupby("pair", sort=False):
+            rows.append(claim(id, f"{where}, {PAIRS[pair].label}", values))
+    reach = at_end(table, "relative_wasserstein")
+    return [*rows, claim("fig8-nudge", where, (reach["perturb"] / reach["flash"]).dropna())]
+
+
+def of_losses(ratios: pd.Series, where: str) -> Rows:
+    """Of `distances.losses`: Flash's loss over Baseline's, beside that of other pairs. where: config and steps."""
+    pairs = ("flash", "flash_small_tiles", "perturb", "init")
+    return [claim("fig8-loss", f"{where}, {PAIRS[pair].label}", ratios[pair]) for pair in pairs]
+
+
+def of_speed(here: pd.Series, setting: str, on_gpus: Mapping[str, Mapping[str, pd.Series]]) -> Rows:
+    """Of times of forward and backward, Flash over Baseline.
+
+    Args:
+        here: measured by the notebook. setting: in words.
+        on_gpus: device -> size -> recorded ratios, as of `study.faster`.
+    """
+    rows = [claim("fig8-faster", setting, here)]
+    for gpu, by_size in on_gpus.items():
+        for size, ratios in by_size.items():
+            of = f"{size}, torch's flash on {gpu}, BF16, {len(ratios)} processes"
+            rows.append(claim("fig8-faster-gpu", of, ratios))
+    return rows
