@@ -48,7 +48,9 @@ PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "modelled": MODELLED, "
 SQUARE = ("113 x 203", "256")  # shapes that FEW_QUERIES are not asked for: they have others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
-BUILT = ("torch_flex_compiled", "cutlass_fmha", "fa2_cuda")  # anew for every shape or option: minutes, so they go first
+FIRST = (  # those that take minutes, so that none is left at the end; some are built anew for every shape or option
+    "torch_flex_compiled", "cutlass_fmha", "fa2_cuda", "flex_decode", "fa4_hopper", "flash_attn_triton_package",
+)  # fmt: skip
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 THREE = ("llama_cuda_decode", "sglang_extend", "conch_paged")  # of a quick look at GPU kernels
 LIMIT_S = 600  # of one kernel
@@ -99,8 +101,8 @@ def judge_all(keys: Sequence[str], manner: JudgingSettings, say: Callable, jobs:
     """
     entries = [manner.entry(key) for key in keys]
     left = [entry for entry in entries if not entry.problem and not _kept(entry, manner)]
-    # XLA compiles for minutes, and the catalogue ends with slower ones: those first, or one is left at the end
-    left = sorted(left[::-1], key=lambda entry: (entry.key not in BUILT, "jax" not in entry.needs))
+    # XLA compiles for minutes, and the catalogue ends with slower ones
+    left = sorted(left[::-1], key=lambda entry: (entry.key not in FIRST, "jax" not in entry.needs))
     say(f"{len(entries)} kernels: {len(entries) - len(left)} done before or not to be had here, {len(left)} to judge")
 
     # XLA takes most of a GPU's memory by default
