@@ -230,7 +230,7 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
 
 def _depth(entry, manner):
     depth = PLANS[manner.depth]
-    if manner.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
+    if manner.depth == "full" and (entry.module in SLOW or entry.key in FIRST):
         depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
     if manner.device == "modelled":
         depth = replace(depth, asked_head_dims=None)  # each would be compiled

@@ -122,11 +122,11 @@ def sink_gradients(table: pd.DataFrame, caption: str) -> Figure:
         ax.set(xscale="log", yscale="log", title=words, xlabel="|sum| / sum of |terms|: the terms cancel to the left")
         ax.axhline(BF16.unit_roundoff, color=GREY, lw=0.9, ls=":")
         no_minor_ticks(ax.xaxis)
-    axes[0].annotate("BF16's unit roundoff", (0.99, BF16.unit_roundoff), xycoords=("axes fraction", "data"),
-                     ha="right", va="bottom", fontsize=7, color=GREY)  # fmt: skip
+    at = (0.01, BF16.unit_roundoff)
+    axes[0].annotate("BF16's unit roundoff", at, xycoords=("axes fraction", "data"), va="bottom", fontsize=7, color=GREY)
     axes[0].set_ylabel("rms error over heads / rms of the gradient")
     axes[0].legend(loc="upper right")
-    title = "A sink's gradient: round the sum, not its terms; of an O stored in BF16 that is no help"
+    title = "A sink's gradient: rounding only the sum helps, but not where O was stored in BF16 before"
     return captioned(figure, title, caption + POINTS)
 
 
@@ -142,7 +142,7 @@ def polynomials(table: pd.DataFrame, caption: str) -> Figure:
         ax.plot(rows.x, rows.error, color=color, lw=1.3, label=f"degree {degree}: at most {rows.error.max():.2g}")
     for fmt, name in ((BF16, "BF16"), (FP32, "FP32")):
         ax.axhline(fmt.unit_roundoff, color=GREY, lw=0.9, ls=":")
-        ax.annotate(f"{name}'s unit roundoff", (0.01, fmt.unit_roundoff), va="bottom", fontsize=7, color=GREY)
+        ax.annotate(f"{name}'s unit roundoff", (0.01, fmt.unit_roundoff), va="top", fontsize=7, color=GREY)
     ax.set(yscale="log", xlabel="x, the fraction of the exponent", ylabel="relative error of 2^x", ylim=(1e-8, 2e-2))
     ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
     return captioned(figure, "Once P is rounded to BF16, no degree of the polynomial is seen", caption)

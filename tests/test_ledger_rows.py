@@ -1,0 +1,64 @@
+"""The ledger's committed rows are what the committed tables say."""
+
+import pandas as pd
+import pytest
+
+from fa_lib.execution.paths import RESULTS
+from fa_lib.experiments import ledger_rows
+from fa_lib.training import campaign, distances
+from fa_lib.training import ledger_rows as of_training
+from fa_lib.training.config import Config
+
+
+def read(name):
+    return pd.read_csv(RESULTS / f"{name}.csv")
+
+
+def why_ten_times():
+    tables = {name: read(f"09_why_ten_times.{name}") for name in ("rescaling", "fa3", "fp8", "offsets", "options")}
+    ladder = read("09_why_ten_times")
+    n = int(ladder.n.iloc[0])
+    return [
+        *ledger_rows.of_ladder(ladder[ladder.distribution == "uniform"], n),
+        *ledger_rows.of_rescaling(tables["rescaling"], n), *ledger_rows.of_outliers(tables["fa3"]),
+        *ledger_rows.of_fp8(tables["fp8"], tables["offsets"], tables["options"]),
+    ]  # fmt: skip
+
+
+def biased_rounding():
+    name = "10_biased_rounding"
+    tables = read(name), read(f"{name}.steps"), read(f"{name}.directions")
+    return ledger_rows.of_biased_rounding(*tables, dict(config="small", steps=campaign.PARTS["main"].steps))
+
+
+def weights_in_context():
+    table, less = read("08_weights_in_context"), read("08_weights_in_context.less")
+    return of_training.of_context(table, less.set_index(["pair", "seed"]), "small", Config.load("small").warmup)
+
+
+def training_health():
+    ratios = distances.losses(read("08_weights_in_context.runs"))
+    return of_training.of_losses(ratios, f"small, {campaign.PARTS['main'].steps} steps")
+
+
+ROWS = {
+    "08_weights_in_context": weights_in_context,
+    "08b_training_health": training_health,
+    "09_why_ten_times": why_ten_times,
+    "10_biased_rounding": biased_rounding,
+    "17_fp8_beside_sinks": lambda: (
+        ledger_rows.of_sinks(read("17_fp8_beside_sinks"), 4096)
+        + ledger_rows.of_mass(read("17_fp8_beside_sinks.mass"), 8192)
+    ),
+    "17b_sink_gradients": lambda: ledger_rows.of_sink_gradients(read("17b_sink_gradients"), 1024),
+    "17c_fp16_overflow": lambda: ledger_rows.of_overflow(read("17c_fp16_overflow"), 512),
+    "17d_polynomials": lambda: ledger_rows.of_polynomials(read("17d_polynomials")),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_committed_rows_are_those_of_the_committed_tables(name):
+    committed, ours = read(f"{name}.claims"), pd.DataFrame(ROWS[name]())
+    assert ours[["id", "setting"]].equals(committed[["id", "setting"]])
+    for own, other in zip(ours["values"], committed["values"].astype(str)):
+        assert [float(x) for x in own.split()] == pytest.approx([float(x) for x in other.split()], rel=1e-4)
