@@ -89,7 +89,9 @@ def test_what_is_said_of_fp32():
     text = page("docs/paper/training.md")
     flash = ratio("fp32", "flash_fp32", "perturb_fp32", "relative_l2")
     assert f"and {words(flash)} at step 300 (ten seeds)" in text
-    assert f"{words(ratio('fp32', 'reversed_keys_fp32', 'flash_fp32', 'relative_l2'))} times as far as Flash (ten" in text
+    assert (
+        f"{words(ratio('fp32', 'reversed_keys_fp32', 'flash_fp32', 'relative_l2'))} times as far as Flash (ten" in text
+    )
     table = campaign.alike(campaign.recorded_tables()["differences"])
     wide = table.pivot(index=["seed", "step"], columns="pair", values="relative_l2")
     for pair, steps in (("flash_fp32", (200, 250, 300)), ("reversed_keys_fp32", (300,))):

@@ -123,7 +123,9 @@ def sink_gradients(table: pd.DataFrame, caption: str) -> Figure:
         ax.axhline(BF16.unit_roundoff, color=GREY, lw=0.9, ls=":")
         no_minor_ticks(ax.xaxis)
     at = (0.01, BF16.unit_roundoff)
-    axes[0].annotate("BF16's unit roundoff", at, xycoords=("axes fraction", "data"), va="bottom", fontsize=7, color=GREY)
+    axes[0].annotate(
+        "BF16's unit roundoff", at, xycoords=("axes fraction", "data"), va="bottom", fontsize=7, color=GREY
+    )
     axes[0].set_ylabel("rms error over heads / rms of the gradient")
     axes[0].legend(loc="upper right")
     title = "A sink's gradient: rounding only the sum helps, but not where O was stored in BF16 before"
