@@ -6,16 +6,13 @@ took different branches join again behind them, and a warp needs no list of the 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fa_lib.gpu.lanes import WARP, Lanes, raw, read, write
 from fa_lib.gpu.memory import BadAccess
 from fa_lib.gpu.syntax import Instruction, Register
-
-if TYPE_CHECKING:
-    from fa_lib.gpu.block import Block
 
 ALL = np.ones(WARP, bool)  # a mask that nothing writes to
 Step: TypeAlias = Callable[["Warp", Lanes], bool | None]  # in the lanes of a mask; True: it set their next instruction
@@ -54,6 +51,7 @@ class Warp:
     """32 threads that execute together.
 
     Attributes:
+        block: the `block.Block` that it is a part of. index: its number there.
         at: (32,), the number of each lane's next instruction.
         alive: bool (32,), lanes that have not ended.
         blocked: bool (32,), lanes that wait at a barrier.
@@ -65,7 +63,7 @@ class Warp:
         shadow: what an observer of the launch keeps beside the registers; None without one.
     """
 
-    def __init__(self, block: "Block", index: int, threads: int):
+    def __init__(self, block: Any, index: int, threads: int):
         self.block, self.index = block, index
         self.registers: Mapping[Register, Lanes] = Registers()
         self.at = np.zeros(WARP, np.int64)
