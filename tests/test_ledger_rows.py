@@ -1,4 +1,4 @@
-"""The ledger's committed rows are what the committed tables say."""
+"""The ledger's committed rows are what the committed tables say, for the notebooks of ROWS."""
 
 import pandas as pd
 import pytest

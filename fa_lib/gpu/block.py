@@ -1,7 +1,7 @@
 """A thread block: its warps, its barriers, and the order of execution.
 
-Warps take turns in the order of their numbers; each runs until all its threads wait. So every run of a kernel has the
-same order of atomic operations.
+Warps take turns in the order of their numbers; each runs until all its threads wait, or until it has come to a barrier.
+So every run of a kernel has the same order of atomic operations, in numpy and in compiled code.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,9 @@ class Block:
         number: of the block in the grid, (x, y, z).
         grid: size of the grid in blocks, (x, y, z).
         size: of the block in threads, (x, y, z).
-        steps: number of instructions that numpy executed. living: number of threads that have not ended.
+        compiled: its warps in compiled code; None: numpy runs everything.
+        steps: number of instructions that warps executed; those of compiled code are added when the block has ended.
+        living: number of threads that have not ended.
         tensor_columns: columns of tensor memory that were given to it.
         memory: the memory that they see.
     """
@@ -150,7 +152,7 @@ class Block:
         if wait:
             barrier.waiting.append((warp, mask))
             warp.blocked |= mask
-            warp.idle = mask is ALL
+            warp.waited, warp.idle = True, mask is ALL
         self.release(number)
 
     def ended(self) -> None:

@@ -58,6 +58,7 @@ class Warp:
         held: bool (32,), lanes that wait at an instruction until others of their warp come to it.
         local: uint8 (32, bytes) of local memory.
         turn: False when the warp should let others run.
+        waited: whether it has come to a barrier in this turn, which ends there.
         idle: whether it waits until a barrier lets it go on, or has ended.
         whole: whether none of its 32 threads has ended.
         shadow: what an observer of the launch keeps beside the registers; None without one.
@@ -74,7 +75,7 @@ class Warp:
         if block.compiled is not None:
             for name, value in block.compiled.of(index).items():
                 setattr(self, name, value)
-        self.turn, self.idle, self.whole = True, False, bool(self.alive.all())
+        self.turn, self.waited, self.idle, self.whole = True, False, False, bool(self.alive.all())
         self.shadow: Any = None
 
     def bits(self, register: Register) -> Lanes:
@@ -101,12 +102,13 @@ class Warp:
             of[register][:] = lanes
 
     def run(self) -> None:
-        """Run until no thread can go on, or the warp gives up its turn."""
-        code, self.turn, races = self.block.code, True, self.block.memory.shared.races
+        """Run until no thread can go on, or the warp gives up its turn, or threads of it have come to a barrier."""
+        code, races = self.block.code, self.block.memory.shared.races
+        self.turn, self.waited = True, False
         if races is not None:
             races.now = self.index
         compiled = self.block.compiled
-        while self.turn and not self.idle:
+        while self.turn and not self.waited and not self.idle:
             if compiled is not None:
                 if compiled.advance(self.index):
                     return

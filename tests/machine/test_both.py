@@ -68,8 +68,15 @@ MIXED = [  # with their operands' kinds
     ("st.shared.v2.u16 [%r61], {{{}, {}}}", "%r%d"),
     ("ld.global.u16 {}, [%d30+6]", "%h"), ("ld.global.v2.f32 {{{}, {}}}, [%d30+8]", "%f%f"),
     ("st.global.b64 [%d30+16], {}", "%d"),
+    ("atom.shared.max.s32 {}, [%r61], {}", "%r%r"), ("atom.shared.min.u32 {}, [%r59], {}", "%r%r"),
+    ("atom.shared.add.u32 {}, [%r59+8], {}", "%r%r"), ("atom.shared.min.s32 {}, [%r62], {}", "%r%r"),
+    ("ld.u32 {}, [%d28]", "%r"), ("st.v2.u16 [%d28], {{{}, {}}}", "%h%h"), ("ld.v2.u32 {{{}, {}}}, [%d30+8]", "%r%r"),
+    ("st.u32 [%d30+24], {}", "%r"), ("ld.u32 {}, [%d27]", "%r"), ("st.u32 [%d27], {}", "%r"),
+    ("st.local.u32 [depot+8], {}", "%r"), ("ld.local.v2.u32 {{{}, {}}}, [depot+8]", "%r%r"),
+    ("st.local.v2.u16 [depot+12], {{{}, {}}}", "%h%h"), ("setp.nan.f32 {}, {}, {}", "%p%f%f"),
     ("ld.shared.f32 {}, [%r61]", "%f"), ("st.shared.v4.u32 [%r60], {{{}, {}, {}, {}}}", "%r%r%r%r"),
 ]  # fmt: skip
+INSIDE = ".shared .align 16 .b8 memory[1024]; .local .align 8 .b8 depot[64];"
 TOGETHER = ("vote", "shfl", "redux", "movmatrix", "ldmatrix", "mma")  # not under a guard, and not in a loop that parts
 
 
@@ -105,7 +112,9 @@ def program(seed):
              "mov.u32 %r59, memory; shr.u32 %r60, %r63, 5; shl.b32 %r60, %r60, 9; add.u32 %r59, %r59, %r60;",
              "and.b32 %r63, %r63, 31;",  # each warp has shared memory of its own: no races
              "shl.b32 %r60, %r63, 4; add.u32 %r60, %r60, %r59; shl.b32 %r61, %r63, 2;",
-             "add.u32 %r61, %r61, %r59; shl.b32 %r62, %r63, 3; add.u32 %r62, %r62, %r59; mov.u32 %r58, 0;"]  # fmt: skip
+             "add.u32 %r61, %r61, %r59; shl.b32 %r62, %r63, 3; add.u32 %r62, %r62, %r59; mov.u32 %r58, 0;",
+             "cvt.u64.u32 %d28, %r61; cvta.shared.u64 %d28, %d28; setp.lt.u32 %p11, %r63, 16;",
+             "selp.b64 %d27, %d28, %d30, %p11;"]  # generic addresses: shared, and of some lanes shared  # fmt: skip
     at = 256
     loads, stores = [], []
     for kind, (word, size) in kinds.items():
@@ -139,7 +148,7 @@ def test_both_machines_end_with_the_same_bits(seed):
     for compiled in (False, True):
         memory, out = inputs(seed, 64), torch.zeros(64, 512, dtype=torch.int32)
         one = kernel(program(seed), gpu=["A100", "H100"][seed % 2], compiled=compiled,
-                     inside=".shared .align 16 .b8 memory[1024];")  # fmt: skip
+                     inside=INSIDE)  # fmt: skip
         done = one((1,), (64,), 0, memory, out)
         ends.append((done.instructions, memory, out))
     assert ends[0][0] == ends[1][0]
@@ -151,7 +160,23 @@ def test_what_kernels_do_most_is_compiled():
     draw, lines = random.Random(0), []
     for text, kinds in known:
         lines.append(text.format(*(register(draw, f"%{kind}") for kind in kinds.split("%")[1:])) + ";")
-    left = kernel("\n".join(lines), inside=".shared .align 16 .b8 memory[1024];").native.left
+    left = kernel("\n".join(lines), inside=INSIDE).native.left
     assert {each.split(".")[0] for each in left} == {"lg2", "mul", "vote", "redux", "movmatrix"}
     assert {each for each in left if each[:3] == "mul"} == {"mul.sat.f32"}
     assert not {"fma.rn.f32", "add.f32", "add.s32", "mul.f32", "max.f32", "div.rn.f32", "cvt.rn.bf16x2.f32"} & {*left}
+
+
+ORDERED = """
+mov.u32 %r1, %tid.x; mov.u32 %r2, memory; setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.u32 [%r2], 0;
+bar.sync 0; atom.shared.add.u32 %r7, [%r2], 1; bar.sync 0; atom.shared.add.u32 %r8, [%r2], 1;
+mul.wide.u32 %d2, %r1, 8; add.s64 %d3, %d1, %d2; st.global.v2.u32 [%d3], {%r7, %r8};
+"""
+
+
+def test_warps_go_on_from_a_barrier_in_the_same_order():
+    for compiled in (False, True):
+        out = torch.zeros(128, 2, dtype=torch.int32)
+        kernel(ORDERED, compiled=compiled, inside=INSIDE)((1,), (128,), 0, torch.zeros(1), out)
+        assert torch.equal(
+            out, torch.arange(128, dtype=torch.int32)[:, None] + torch.tensor([0, 128], dtype=torch.int32)
+        )

@@ -237,6 +237,9 @@ LOAD = EACH.format(0) + "ld.global.u32 %r2, [%d8{0}]; st.global.u32 [%d1], %r2;"
     (LOAD.format("-8"), r"thread \(0, 0, 0\): 4 bytes at 0x\w+ are outside of argument 0, 8 bytes before it begins"),
     (LOAD.format("+2"), r"thread \(0, 0, 0\): 0x\w+ is no multiple of 4,"),
     ("ld.global.u32 %r2, [%d5];", "in no tensor of"),
+    ("ld.global.u32 %r2, [%d5+-4];", "in no tensor of"),  # the end of the access is address 0
+    ("mov.u32 %r1, %laneid; setp.eq.u32 %p1, %r1, 3; selp.b64 %d6, %d5, %d0, %p1; ld.u32 %r2, [%d6+-4];",
+     "argument 0|in no tensor of"),
     ("ld.shared.u32 %r2, [memory];", "shared memory at 0 was never written"),
     ("st.shared.u32 [memory+62], 1;", "is no multiple of 4"),
     ("st.shared.u32 [memory+64], 1;", "4 bytes at 64 of shared memory, which has 64"),

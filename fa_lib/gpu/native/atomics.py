@@ -5,7 +5,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from fa_lib.gpu.native.emitter import Emitter
-from fa_lib.gpu.native.memory import addresses, each_lane, listed, mark, place_of, window, written
+from fa_lib.gpu.native.memory import addresses, each_lane, listed, place_of, window, written
 from fa_lib.gpu.native.vectors import I32, I64
 
 ATOMIC = ("add", "min", "max", "exch")
@@ -26,7 +26,6 @@ def atomic(e: Emitter, operation: str, signed: bool, register: str, read: Callab
         b.put(old, b.at(target, offset))
 
     each_lane(e, e.mask, work)
-    mark(e, flags, place, 4)
 
 
 def _result(b, operation, signed, old, x):

@@ -21,6 +21,8 @@ from fa_lib.gpu.specials import Size, specials
 from fa_lib.gpu.syntax import Instruction, Register
 from fa_lib.gpu.warp import Code
 
+KEPT = 16  # sizes of launches whose beginnings a kernel keeps
+
 
 class Native:
     """A kernel compiled for this processor.
@@ -73,6 +75,8 @@ class Native:
                 for name, at in self.layout.specials.items():
                     if name in known:
                         warp[at : at + 4 * WARP] = np.ascontiguousarray(known[name]).view(np.uint8)
+            if len(self._of_sizes) >= KEPT:
+                self._of_sizes.clear()
             self._of_sizes[size, grid] = data
         return self._of_sizes[size, grid]
 

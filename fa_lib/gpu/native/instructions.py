@@ -80,7 +80,7 @@ def _barrier(e: Encoding, code: Code, gpu: GPU) -> None:
     operands = e.instruction.operands
     if e.instruction.words[:2] == ("bar", "warp"):
         return _nothing(e, code, gpu)
-    if "sync" not in e.instruction.words or "warp" in e.instruction.words or "cluster" in e.instruction.words:
+    if "sync" not in e.instruction.words or "cluster" in e.instruction.words:
         raise NotNative
     if len(operands) != 1 or not isinstance(operands[0], Immediate):
         raise NotNative

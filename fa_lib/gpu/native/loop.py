@@ -152,7 +152,7 @@ def turns(module: ir.Module, one: ir.Function) -> ir.Function:
     instruction that is not native: it returns its number, or `count`. Where all that have not ended have come to one
     barrier, and `releases` is set, they go on, from the first one.
 
-    counts: two numbers, to which it adds the steps, and the warps that came to a barrier or to their end.
+    counts: two numbers, to which it adds the steps, and how often a warp did some and then waited or ended.
     """
     function = ir.Function(module, ir.FunctionType(I64, [POINTER] * 3 + [I64] * 3 + [POINTER, ir.IntType(1)]), "turns")
     code, warps, memory, first, count, size, counts, releases = function.args
@@ -162,6 +162,7 @@ def turns(module: ir.Module, one: ir.Function) -> ir.Function:
     )
     b = Builder(entry)
     number, w, mixed = b.room(I64), b.room(I64), b.room(I64)
+    before = b.get(counts, I64, 8)
     b.put(first, w)
     b.put(I64(NOWHERE), number)
     b.put(I64(0), mixed)
@@ -203,7 +204,8 @@ def turns(module: ir.Module, one: ir.Function) -> ir.Function:
     together = b.icmp_signed("==", b.get(mixed, I64, 8), I64(0))
     together = b.and_(together, b.icmp_signed("!=", b.get(number, I64, 8), I64(NOWHERE)))
     together = b.and_(together, b.icmp_unsigned("==", first, I64(0)))  # else the warps before were not looked at
-    b.cbranch(b.and_(together, releases), release, out)
+    few = b.icmp_unsigned("<", b.sub(b.get(counts, I64, 8), before), I64(MOST))
+    b.cbranch(b.and_(b.and_(together, releases), few), release, out)
     b.position_at_end(release)
     b.put(I64(0), w, 8)
     b.put(I64(NOWHERE), number, 8)

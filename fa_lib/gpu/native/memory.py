@@ -55,6 +55,7 @@ def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> W
         odd = b.intrinsic("vector.reduce.or", [b.select(mask, at, b.all(0, at))], I64)
         e.needs(b.icmp_unsigned("==", b.and_(odd, I64(size - 1)), I64(0)))
     end = b.add(high, I64(size))
+    e.needs(b.icmp_unsigned(">=", end, high))
     if space == "global":
         inside(e, low, end)
         return Window(I64(0), I64(0))
@@ -63,7 +64,7 @@ def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> W
     field = {"shared": Memory.SHARED, "param": Memory.PARAMETERS}.get(space)
     if field is None:
         raise NotNative
-    e.needs(b.and_(b.icmp_unsigned("<=", end, e.of(Memory(field + 1))), b.icmp_unsigned(">=", end, high)))
+    e.needs(b.icmp_unsigned("<=", end, e.of(Memory(field + 1))))
     return Window(e.of(field), e.of(Memory.WRITTEN) if space == "shared" else I64(0))
 
 
