@@ -144,6 +144,10 @@ _ALL = [
         "liger", "Liger", "0.8", "liger_kernel.ops",
         "it has neighbourhood and multi-token attention alone",
     ),
+    _absent(
+        "tilelang", "TileLang", "0.1.15", "kernels that users write in it",
+        "its package has no attention kernel; those of its repository are examples",
+    ),
 ]  # fmt: skip
 
 MODELLED = {entry.key: entry for entry in _ALL}
