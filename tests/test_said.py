@@ -9,7 +9,7 @@ import pytest
 
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.report.sentences import WORDINGS
-from fa_lib.execution.paths import GPU, ROOT
+from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of
 from fa_lib.numerics.confidence import interval
 from fa_lib.training import campaign
@@ -99,6 +99,14 @@ def test_what_is_said_of_fp32():
             at = wide.xs(step, level="step")
             times = [math.exp(x) for x in interval(np.log(at[pair] / at["perturb_fp32_1e-8"]))]
             assert len(at["perturb_fp32_1e-8"].dropna()) == 10 and words(times) in text.replace("\n  ", " ")
+
+
+def test_what_is_said_of_the_bounds():
+    text, table = page("docs/law/theory.md"), pd.read_csv(RESULTS / "13_theory.bounds.csv")
+    of_draws = table.groupby("seed").deterministic.max().mean()
+    assert f"the largest error is {table.deterministic.max():.2f} of its bound" in text
+    assert f"of each one's largest, {of_draws:.2f})" in text and len(table) == 5000
+    assert f"For {table.vacuous.sum()} of the 5,000" in text
 
 
 def test_what_is_said_of_flash_attention_4():
