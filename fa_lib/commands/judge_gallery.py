@@ -48,9 +48,8 @@ PLANS = {"full": GALLERY, "quick": QUICK, "gpu": ON_GPU, "modelled": MODELLED, "
 SQUARE = ("113 x 203", "256")  # shapes that FEW_QUERIES are not asked for: they have others off and on the tiles
 SLOW = ("pallas", "flash_jax")  # files whose kernels are interpreted, or compiled anew for every shape
 COMPILED_ANEW = ("flex_triton", "flash_attn_triton_kernels", "xformers_kernels")  # for every shape, by Triton
-FIRST = (  # those that take minutes, so that none is left at the end; some are built anew for every shape or option
-    "torch_flex_compiled", "cutlass_fmha", "fa2_cuda", "flex_decode", "fa4_hopper", "flash_attn_triton_package",
-)  # fmt: skip
+BUILT = ("torch_flex_compiled", "cutlass_fmha", "fa2_cuda")  # anew for every shape or option
+FIRST = (*BUILT, "flex_decode", "fa4_hopper", "flash_attn_triton_package")  # minutes each: else one is left at the end
 FIVE = ("ggml_decode", "ggml_prefill", "ring_16_bit_logits", "onnx_attention", "transformers_eager")  # of a quick look
 THREE = ("llama_cuda_decode", "sglang_extend", "conch_paged")  # of a quick look at GPU kernels
 LIMIT_S = 600  # of one kernel
@@ -230,7 +229,7 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
 
 def _depth(entry, manner):
     depth = PLANS[manner.depth]
-    if manner.depth == "full" and (entry.module in SLOW or entry.key in FIRST):
+    if manner.depth == "full" and (entry.module in SLOW or entry.key in BUILT):
         depth = replace(depth, lengths=(128, 512, 4096), square=512, related_n=64, related_formats=1)
     if manner.device == "modelled":
         depth = replace(depth, asked_head_dims=None)  # each would be compiled

@@ -19,14 +19,13 @@ def advance(module: ir.Module) -> ir.Function:
     """Add the function `advance` to a module. It returns the number of steps, and changes the fields of the warp, whose
     memory it gets."""
     function = ir.Function(module, ir.FunctionType(I64, [POINTER, POINTER, POINTER]), "advance")
-    code, warp, memory = function.args
+    code, registers, memory = function.args  # a warp's memory: its registers lie behind its fields
     entry, top, step, run, ask, call, finished, next_instruction, set_places, leave, out = (
         function.append_basic_block(name) for name in "entry top step run ask call done moved apart leave out".split()
     )
     b = Builder(entry)
-    registers = warp
     at_place, alive_place, blocked_place, held_place = (
-        b.at(warp, field) for field in (Field.AT, Field.ALIVE, Field.BLOCKED, Field.HELD)
+        b.at(registers, field) for field in (Field.AT, Field.ALIVE, Field.BLOCKED, Field.HELD)
     )
     steps, here_place, mask_place = b.room(I64), b.room(lanes(I8)), b.room(lanes(I8))
     now, split = b.room(I64), b.room(I8)
@@ -119,7 +118,7 @@ def advance(module: ir.Module) -> ir.Function:
     b.position_at_end(waits)  # all lanes came together, so none is held
     b.put(b.add(b.get(steps, I64, 8), I64(1)), steps)
     b.put(b.splat(b.add(at, I64(1))), at_place)
-    b.put(b.get(b.at(slots, 8 * FIRST_SLOT), I64, 8), b.at(warp, Field.BARRIER), 8)
+    b.put(b.get(b.at(slots, 8 * FIRST_SLOT), I64, 8), b.at(registers, Field.BARRIER), 8)
     b.branch(out)
 
     b.position_at_end(ended)  # those of the mask have ended, the others of here stand behind it
