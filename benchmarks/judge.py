@@ -46,7 +46,7 @@ def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
 
 
 def alarms(rows: pd.DataFrame) -> dict[str, int]:
-    """Judge -> how many rows it condemns; "told": how many ours condemns or has a telling note of."""
+    """Judge -> how many rows it fails; "told": how many ours fails or has a note of."""
     ours = rows.verdict == Verdict.FAILS
     found = dict(ours=int(ours.sum()), told=int((ours | rows.tells.map(bool)).sum()))
     return found | {judge: int(rows[judge].map(bool).sum()) for judge in JUDGES if judge in rows}
@@ -66,7 +66,7 @@ def by_kernel(rows: pd.DataFrame, gallery) -> str:
         told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
         ours = [count["ours"], ", ".join(named(own.fails)), told]
         lines.append([f"`{each.key}`", each.defect + source, *ours, *(count.get(judge, "") for judge in JUDGES)])
-    return table(["kernel", "defect", "ours", "by", "only told", "`assert_close`", "rule of two"], lines)
+    return table(["kernel", "defect", "ours", "by", "reported only", "`assert_close`", "rule of two"], lines)
 
 
 def _judged(rows, gallery):
@@ -91,7 +91,7 @@ def linked(source: str) -> str:
 def totals(rows: pd.DataFrame) -> str:
     """A line for each judge: how many mutants it condemns at every seed, at some, at none; how many right kernels."""
     seeds, lines = rows.seed.nunique(), []
-    labels = dict(ours="ours", told="ours, with what it only tells", assert_close="`assert_close`",
+    labels = dict(ours="ours", told="ours, with what it only reports", assert_close="`assert_close`",
                   rule_of_two="rule of two")  # fmt: skip
     for judge, label in labels.items():
         if judge in JUDGES and judge not in rows:
@@ -106,8 +106,8 @@ def totals(rows: pd.DataFrame) -> str:
 
 
 def missed(rows: pd.DataFrame) -> list[str]:
-    """What must not be: mutants that ours neither condemns nor tells of at some seed, but for those that are out of
-    sight; right kernels that it condemns."""
+    """What must not be: mutants that ours neither fails nor reports at some seed, except those that are out of
+    sight; right kernels that it fails."""
     seeds, found = rows.seed.nunique(), []
     for each in _judged(rows, EVERY):
         count = alarms(rows[rows.kernel == each.name])

@@ -15,6 +15,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.dots import EXACT, PAIRWISE, SEQUENTIAL
 from fa_lib.numerics.formats import BF16, E4M3, FP16, FP32, FP64, TF32, round_to, truncated
+from fa_lib.numerics.metrics import deviation
 from fa_lib.numerics.tensor_cores import E8M13, UNITS, TensorCore
 
 PLAIN = [core for core in UNITS if type(core) is TensorCore]  # tests/test_scaled_dots.py has those with block scales
@@ -295,3 +296,25 @@ def test_truncated_sums_lean_towards_zero_and_the_more_the_longer():
                 larger.append(((on_h100 - golden).abs().max() / (stored - golden).abs().max()).item())
     assert all(-90 < each < -60 for each in lean[1024]) and all(-700 < each < -550 for each in lean[8192])
     assert all(1.05 < each < 1.15 for each in larger)
+
+
+@pytest.mark.slow
+def test_where_every_addition_of_a_dot_product_rounds_to_bf16_baseline_is_further_off_than_flash():
+    """docs/reference/emulator.md; with exact sums Flash has 5 times Baseline's largest error there."""
+    times = {}
+    for products in (EXACT, SEQUENTIAL(BF16)):
+        ratios = []
+        for seed in range(5):
+            q, k, v = (BF16(x) for x in draw("uniform", seed, (1, 1, 512, 64)))
+            q = q[:, :, ::4]  # 128 queries
+            golden = kernels.golden(q, k, v, inputs=BF16)
+            flash, baseline = (
+                replace(p, products=products) for p in (Precision.uniform(BF16), Precision.materialized(BF16))
+            )
+            o = kernels.tiled(q, k, v, tiling=Tiling(64, 64), precision=flash, algorithm="fa1")
+            base = kernels.reference(q, k, v, precision=baseline)
+            ratios.append(deviation(o, golden, BF16).max / deviation(base, golden, BF16).max)
+        times[products] = ratios
+    assert min(times[EXACT]) > 4
+    then = times[SEQUENTIAL(BF16)]
+    assert [round(x, 2) for x in (min(then), max(then))] == [0.28, 0.32]

@@ -95,8 +95,8 @@ def of_ladder(table):
 
 
 def of_rescaling(table):
-    keys = [table[name] for name in ("distribution", "order", "maximum", "tiles")]
-    return [*spread(table.relative / 2**-8, keys), *spread(table.bias, keys)]
+    keys = [table[name] for name in ("algorithm", "distribution", "order", "maximum", "tiles")]
+    return spread(table.relative / 2**-8, keys)
 
 
 def of_map(table):

@@ -90,7 +90,8 @@ def test_figure_9_shows_every_step_order_reference_and_option():
     assert labels(figure.axes[0]) == list(REFERENCES.values())
     assert legend(figure.axes[0]) == ["largest error", "root mean square"]
 
-    rows = table(["relative", "bias"], distribution=INPUTS, order=[*ORDERS], maximum=[*MAXIMA], tiles=[2, 8])
+    axes = dict(algorithm=["fa1", "fa2"], order=[*ORDERS], maximum=[*MAXIMA], tiles=[2, 8])
+    rows = table(["relative"], distribution=INPUTS, **axes)
     figure = rescaling.rescaling(rows, "")
     lines = {f"{order}; {maximum}" for order in ORDERS.values() for maximum in MAXIMA.values()}
     assert set(legend(figure.axes[0])) == lines

@@ -10,7 +10,8 @@ from fa_lib.execution.paths import ROOT
 BANNED = (
     r"\bcomes? of\b", r"\bis the worse\b", r"\bhangs? on\b", r"\bgoes on where it was\b", r"\bwhat kernels cost\b",
     r"\binnocent\b", r"\bfor want of\b", r"\bwho then\b", r"\bcondemn", r"\b(is|are) told\b", r"\btold of\b",
-    r"\bparts two runs\b", r"\ba process of its own\b",
+    r"\bparts two runs\b", r"\ba process of its own\b", r"\bruns? parts?\b", r"\bparts from\b", r"\bonly tells?\b",
+    r"\bonly told\b", r"\bgoes on from\b", r"\bbut for\b", r"\bprocess apart\b", r"\bof the field\b",
 )  # fmt: skip
 READ = sorted(
     path

@@ -9,7 +9,7 @@ import typer
 from fa_lib.commands.errors import exit_on_error
 
 app = typer.Typer(no_args_is_help=True, help="Figures, tables, training and recordings of a checkout.")
-AGAIN = "the same command goes on from there"
+AGAIN = "the same command resumes"
 
 
 @app.command()

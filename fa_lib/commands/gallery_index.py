@@ -36,7 +36,7 @@ MODELLED_TEXT = (
 FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy")
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 _RELATIVE = tuple(f"relative_{key}" for key in judge_gallery.QUERIES)
-WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "one type changed"}
+WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
 PAGE = """# The gallery: shipped attention kernels, judged
 
 <!-- made by `make gallery`, not by hand -->

@@ -15,7 +15,7 @@ from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16, FP32, FP64, Format
 from fa_lib.numerics.metrics import deviation
-from fa_lib.theory.law import bound, expected
+from fa_lib.theory.law import bound, expected, repeated
 from fa_lib.theory.recurrence import simulated
 
 SIMULATED = 2048  # rows
@@ -25,6 +25,12 @@ VALUES = {  # of V: distribution -> of `theory`
     "normal": "zero_mean",
     "one-signed V": "one_sign_peaked",
 }
+SPREAD = {  # of P over its mean, between the keys of a row, head_dim 64: distribution -> standard deviation
+    "uniform": 0.167,
+    "normal": math.sqrt(math.e - 1),
+    "one-signed V": math.sqrt(math.e - 1),
+}
+REPEATED = 0.1  # of the law: below it, roundings that repeat do not count
 
 
 def carried_in(count: int) -> Format:
@@ -87,27 +93,36 @@ def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
         table: the rows of `law`, with columns distribution, tiles and seed.
 
     Returns:
-        A row for each of KERNEL and tiles, its index: law and simulated, over measured; independent, whether the law
-        is within a tenth of the program, which does not suppose that roundings are independent.
+        A row for each of KERNEL and tiles, its index: law and simulated, over measured; independent, whether the inputs
+        let expect that roundings are (`independent`).
     """
     means = table.groupby([*KERNEL, "tiles"], sort=False)[["measured", "predicted", "simulated"]].mean()
     over = means.div(means.measured, axis=0)
-    independent = (means.predicted / means.simulated).between(0.9, 1.1)
-    return pd.DataFrame(dict(law=over.predicted, simulated=over.simulated, independent=independent))
+    return pd.DataFrame(
+        dict(law=over.predicted, simulated=over.simulated, independent=[independent(*place) for place in means.index])
+    )
 
 
-def furthest(table: pd.DataFrame, ratio: str, fewest: int = 4) -> list[tuple[str, pd.Series]]:
+def independent(distribution: str, algorithm: str, bits: int, tiles: int, block_kv: int = 64) -> bool:
+    """Say whether a kernel's roundings are independent, by its inputs alone and without a look at any error: the row
+    sum's that repeat (`theory.law.repeated`) make less than REPEATED of the error that the law expects."""
+    fmt = carried_in(bits)
+    repeats = repeated(fmt, tiles=tiles, spread=SPREAD[distribution] / math.sqrt(block_kv))
+    given: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=VALUES[distribution], block_kv=block_kv)
+    return repeats < REPEATED * expected(only_sums(fmt), **given)
+
+
+def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:
     """Find where a prediction is furthest from what was measured.
 
     Args:
         table: as `ratios_of`. ratio: "law", of the places that are independent, or "simulated".
-        fewest: tiles.
 
     Returns:
         For each of KERNEL: its setting and the number of tiles in words; predicted over measured there, by seed.
     """
     ratios = ratios_of(table)
-    asked = ratios[ratios.independent | (ratio == "simulated")].query("tiles >= @fewest")
+    asked = ratios[ratios.independent | (ratio == "simulated")]
     places = table.set_index([*KERNEL, "tiles"])
     by_seed, found = places["predicted" if ratio == "law" else "simulated"] / places.measured, []
     for (distribution, algorithm, count), rows in (asked[ratio] - 1).abs().groupby(KERNEL, sort=False):

@@ -3,6 +3,7 @@
 Apart from the experiments, since a cell may be a job of its own, which need not wait for pandas.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -53,9 +54,19 @@ def of_rescaling(table: pd.DataFrame, n: int) -> Rows:
     tile."""
     rows = []
     for keys, id in (("as_drawn", "fig9-rescale"), ("every_tile", "fig9-forced")):
-        for count, each in table[table.order == keys].groupby("tiles"):
+        for (algorithm, count), each in table[table.order == keys].groupby(["algorithm", "tiles"]):
             last = each.pivot(index=["distribution", "seed"], columns="maximum", values="relative")
-            rows += by_distribution(id, f"N = {n} in {count} tiles, BF16", last["known"] / last["online"])
+            rows += by_distribution(id, f"{algorithm}, N = {n} in {count} tiles, BF16", last["known"] / last["online"])
+    return [*rows, *of_dividing_back(table, n)]
+
+
+def of_dividing_back(table: pd.DataFrame, n: int) -> Rows:
+    """Of the same table: FA1's error, which divides O by l at every tile and multiplies it back, over FA2's; neither
+    rescales."""
+    drawn, rows = table[(table.order == "as_drawn") & (table.maximum == "known")], []
+    for count, each in drawn.groupby("tiles"):
+        both = each.pivot(index=["distribution", "seed"], columns="algorithm", values="relative")
+        rows += by_distribution("fig9-divided", f"N = {n} in {count} tiles, BF16", both["fa1"] / both["fa2"])
     return rows
 
 
@@ -66,7 +77,9 @@ def of_outliers(table: pd.DataFrame) -> Rows:
         when = "before" if inputs == "exact" else "after"
         where = f"N = {length}, d = {d}, golden value from inputs {when} rounding"
         rows.append(claim("fa3-flash", where, each.flash))
-        for words, name in (("", "baseline"), (", K scaled first", "scaled_first")):
+        power_of_two = math.frexp(d**-0.5)[0] == 0.5  # then scaling K first is the same experiment
+        scaled = [] if power_of_two else [(", K scaled first", "scaled_first")]
+        for words, name in [("", "baseline"), *scaled]:
             rows.append(claim("fa3-baseline", where + words, each[name]))
             rows.append(claim("fa3-times", where + words, each[name] / each.flash))
     return rows

@@ -126,5 +126,5 @@ def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> 
         xlim=(0, None),
         ylim=(len(labels) - 0.5, -1),
     )
-    title = "The direction in which two runs part: Flash's is that of any small nudge"
+    title = "The direction in which two runs drift apart: Flash's is that of any small nudge"
     return captioned(figure, title, caption + POINTS)

@@ -94,7 +94,7 @@ def in_numbers(setting: ExplorerSettings, found: Found) -> str:
 def verdict_html(setting: ExplorerSettings, found: Found) -> str:
     """Write the verdict and its reasons as HTML."""
     word, color = VERDICTS[found.verdict]
-    rule = f"The rule of the field: at most {ALLOWED['o']} × Baseline's largest error."
+    rule = f"Our rule: at most {ALLOWED['o']} × Baseline's largest error."
     items = "".join(f"<li>{sentence}</li>" for sentence in (rule, *reasons(setting, found)))
     return (
         f"<div class='fa-head' role='status'><span class='fa-verdict' style='background: {color}'>{word}</span>"

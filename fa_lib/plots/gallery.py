@@ -78,7 +78,7 @@ def _rows(ax, rows):
 WHO = {  # of `finds.error_rows` -> label, colour, marker
     "kernel": ("the kernel", FLASH, "o"),
     "emulated": ("emulated, that step rounded", BASELINE, "x"),
-    "changed": ("the kernel, same values, one type changed", GREY, "v"),
+    "changed": ("control: the same values in FP32", GREY, "v"),
 }
 PANELS = {  # find -> title, column along the axis, its label
     "ggml": ("ggml: O in FP16, key by key", "n", "keys, one query, two threads"),
@@ -90,7 +90,8 @@ PANELS = {  # find -> title, column along the axis, its label
 
 @styled
 def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
-    """Draw the largest error over Baseline's, of the kernel, of its emulation, and of the kernel with one type changed.
+    """Draw the largest error over Baseline's, of the kernel, of its emulation, and of the control: the kernel given the
+    same values in FP32.
 
     Args:
         tables: find -> rows of `experiments.finds`, uniform inputs.

@@ -36,7 +36,7 @@ def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, cap
         if len(own):
             band(axes[0], by_seed(own, "step", "rate"), color, marker, PAIRS[name].label, ls=line)
     axes[0].axhline(0, color=INK, lw=0.9)
-    axes[0].set(xscale="symlog", xlim=(0.8, None), xlabel="training iteration", title="how fast runs part")
+    axes[0].set(xscale="symlog", xlim=(0.8, None), xlabel="training iteration", title="how fast the runs drift apart")
     axes[0].set_ylabel("growth of the relative L2 distance\n(its logarithm, per step)")
     axes[0].legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(1.01, 1))
     ratio = predicted.assign(ratio=predicted.predicted / predicted.measured)
@@ -74,7 +74,7 @@ def _title(ratio):
         if len(values)
     ]
     ending = f": predicted over measured {', '.join(words)}" if words else ""
-    return f"Figure 7b. A first step tells the curve in BF16{ending}"
+    return f"Figure 7b. The first step predicts the curve in BF16{ending}"
 
 
 def _number(ratio):

@@ -40,6 +40,7 @@ from fa_lib.theory.law import expected
 
 _INPUTS = ((FLASH, "o"), (BASELINE, "s"), (INK, "D"))  # of distributions, in their order
 FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
+LAW = 1.85  # of sqrt(T), FA1 and 131,072 outputs of one sign (docs/law/theory.md)
 
 
 @styled
@@ -138,7 +139,7 @@ def golden_value(
 
 
 def _against_tiles(ax, table, recorded):
-    """Draw how many times Baseline's largest error Flash's is, and 2 sqrt(T)."""
+    """Draw how many times Baseline's largest error Flash's is, and what the law expects of uniform inputs."""
     fmt = table.fmt.iloc[0]
     for distribution, (color, marker) in zip(dict.fromkeys(table.distribution), _INPUTS):
         band(ax, _times(table, distribution), color, marker, f"{distribution} inputs")
@@ -146,7 +147,7 @@ def _against_tiles(ax, table, recorded):
             times = _times(other, distribution)
             hollow(ax, times.index, times, color, shape, ls=":")
     tiles = sorted({*table.tiles, *(count for other in recorded.values() for count in other.tiles)})
-    ax.plot(tiles, [2 * t**0.5 for t in tiles], color=INK, lw=1, ls="--", label=r"$2\,\sqrt{T}$")
+    ax.plot(tiles, [LAW * t**0.5 for t in tiles], color=INK, lw=1, ls="--", label=rf"{LAW} $\sqrt{{T}}$")
     ax.set(xscale="log", yscale="log", xlabel="number T of K, V tiles", title=f"{fmt}: Flash / Baseline")
     ax.set_xticks(tiles, labels=[str(t) for t in tiles])
     no_minor_ticks(ax.xaxis)

@@ -1,4 +1,4 @@
-"""The rule of the field: the largest error of any kernel in units of Baseline's own."""
+"""Our rule, after flash-attention's: the largest error of any kernel in units of Baseline's own."""
 
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def _seeded():
 
 @styled
 def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
-    """Draw the rule of the field: largest errors in units of Baseline's, a point for each shape.
+    """Draw our rule, after flash-attention's: largest errors in units of Baseline's, a point for each shape.
 
     Args:
         table: of `kernels.rule.rule`, with a column `distribution`.
@@ -72,6 +72,6 @@ def ruled(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame
     if recorded:
         axes[0].legend(loc="upper right")
     seaborn.move_legend(axes[-1], "upper right", title=None, markerscale=2)
-    title = "The rule of the field: at most twice Baseline's error (three times for gradients)"
+    title = "Our rule, after flash-attention's: at most twice Baseline's error (three times for gradients)"
     own = f" Hollow marks: the largest of the shapes recorded on {' and on '.join(recorded)}." if recorded else ""
     return captioned(figure, title, f"{caption} Lines: what the rule allows.{own}")

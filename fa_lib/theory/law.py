@@ -115,7 +115,7 @@ def largest_over_baseline(
     """Compute the largest error of `count` outputs over Baseline's largest error, by `extremes.largest`: the roundings
     of O and l and of storing are bounded, half an ulp each; those of P are many and normal.
 
-    For FA1 in one format, V of one sign, T tiles and a hundred thousand outputs the ratio is about 2 sqrt(T).
+    For FA1 in one format, V of one sign, T tiles and a hundred thousand outputs the ratio is 1.85 sqrt(T).
 
     Args:
         precision: formats of the kernel's steps.
@@ -211,7 +211,8 @@ def bound(
         tiles: number of tiles of keys.
         algorithm: "fa1" or "fa2".
         rise: the most that scores of one row differ; the factors' exponents add up to no more.
-        keys: of a row, for the probabilistic bound, which must hold for all of them at once.
+        keys: of a row, for the probabilistic bound of one output, which must hold for all of them at once; for all
+            outputs of a call, times their number.
         failure: 0 for the deterministic bound, where n roundings make gamma_n; a probability for the bound that fails
             no more often, if rounding errors are independent with mean zero: n roundings then make about sqrt(n).
 
@@ -231,7 +232,8 @@ def bound(
         of_o, of_l, alike, factors, rises = 3 * tiles + 1, tiles + 2, rescales, 2 * rescales, 2 * rise
     else:
         of_o, of_l, alike, factors, rises = tiles + 1 + rescales, tiles + rescales, 0, rescales, rise
-    strength = math.sqrt(2 * math.log(4 * max(keys, 1) / failure)) if failure else None
+    products = 4 * max(keys, 1)  # a key's: into O, into l, into both, and of factors
+    strength = math.sqrt(2 * math.log(2 * products / failure)) / (1 - max(u.values())) if failure else None
     sums = (1 + gamma(of_o, u["accumulator"], strength)) * (1 + gamma(of_l, u["row_sum"], strength)) - 1
     scale = (1 + gamma(alike, u["row_sum"], strength)) * (1 + gamma(factors, u["factors"], strength))
     weights = scale * math.exp(rises * u["factors"]) - 1

@@ -29,11 +29,15 @@ def of_divergence(table: pd.DataFrame, predicted: pd.DataFrame, config: str) -> 
     return rows
 
 
-def of_context(table: pd.DataFrame, less: pd.DataFrame, config: str, warmup: int) -> Rows:
+OTHER_RECIPES = {"lower_rate": "a quarter of the learning rate", "first_recipe": "the first recipe"}  # part -> words
+
+
+def of_context(table: pd.DataFrame, recipes: Mapping[str, pd.DataFrame], config: str, warmup: int) -> Rows:
     """Of figure 8: Flash beside another initialisation, low precision and a nudge.
 
     Args:
-        table: of `study`. less: of `distances.times_less`. config: of the model, in words. warmup: its steps.
+        table: of `study`. recipes: of training, in words -> `distances.times_less` of it; "" is the table's own.
+        config: of the model, in words. warmup: its steps.
     """
     final = table.step.max()
     where, rows = f"{config}, {final} steps", []
@@ -43,13 +47,16 @@ def of_context(table: pd.DataFrame, less: pd.DataFrame, config: str, warmup: int
     ):  # fmt: skip
         slope = slopes(table, metric, warmup)
         excess = (slope["flash"] - slope["init"]) / slope["init"].abs()
-        rows.append(claim("fig8-slope-init", f"{where}, {words}", excess))
+        id = "fig8-slope-init" if metric == "relative_wasserstein" else "fig8-slope-others"  # the one chosen before
+        rows.append(claim(id, f"{where}, {words}", excess))
     end = table[table.step == final].set_index(["pair", "seed"]).sort_index()
     for pair, values in (end.matched_l2 / end.relative_l2)[["flash", "init"]].groupby("pair"):
         rows.append(claim("fig8-matched", f"{where}, {PAIRS[pair].label}", values))
     for id, column in (("fig8-low-precision", "ratio"), ("fig8-low-slopes", "slopes")):
-        for pair, values in less[column].groupby("pair", sort=False):
-            rows.append(claim(id, f"{where}, {PAIRS[pair].label}", values))
+        for recipe, less in recipes.items():
+            setting = f"{where}, {recipe}" if recipe else where
+            for pair, values in less[column].groupby("pair", sort=False):
+                rows.append(claim(id, f"{setting}, {PAIRS[pair].label}", values))
     reach = at_end(table, "relative_wasserstein")
     return [*rows, claim("fig8-nudge", where, (reach["perturb"] / reach["flash"]).dropna())]
 

@@ -111,7 +111,7 @@ def judgement_lines(
 
 def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
     """Every finding in words, by what it means for the verdict. What fails stands first, and what counts for a verdict
-    of "passes" before what is only told; in each the gravest first."""
+    of "passes" before what does not count; in each the gravest first."""
     groups: dict[str, list[Finding]] = {}
     for finding in judgement.findings:
         groups.setdefault(finding.what, []).append(finding)
@@ -145,7 +145,8 @@ BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findi
     "rounding_mode": lambda f, _: f"its casts of {CASTS[f.where['what']]} drop bits",
     "bound": lambda f, _: f"{subject(f.where)} has its very error",
     "relation": lambda f, _: (
-        f'what holds of every attention kernel does not hold: "{RELATIONS[f.where["relation"]].says.removesuffix(".")}"'
+        "what should hold of every attention kernel does not: "
+        f'"{RELATIONS[f.where["relation"]].says.removesuffix(".")}"'
     ),
 }
 ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: reported, and not counted

@@ -30,7 +30,8 @@ def _either_side(number, limit):
 
 def _relations(f, at):
     more = f"{at['not_asked']} more were not asked: the kernel lacks the option." if at["not_asked"] else ""
-    return Sentence(f"Relations that every attention kernel keeps hold in {at['held']} of {at['of']} cases", more=more)
+    held = f"Relations that every attention kernel should keep hold in {at['held']} of {at['of']} cases"
+    return Sentence(held, more=more)
 
 
 WORDINGS = {"relation": each(_relation), "relations": each(_relations)}
