@@ -48,7 +48,7 @@ def rescaling(table: pd.DataFrame, caption: str) -> Figure:
 
 
 def _change(table):
-    """The most by which the error of keys as drawn changes where nothing is rescaled, relatively; of means over seeds."""
+    """The most by which the error of keys as drawn changes, relatively, where nothing is rescaled."""
     drawn = table[table.order == "as_drawn"]
     drawn = drawn.pivot(index=["algorithm", "distribution", "tiles", "seed"], columns="maximum", values="relative")
     times = (drawn.known / drawn.online).groupby(["algorithm", "distribution", "tiles"]).mean()

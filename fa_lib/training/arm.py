@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fa_lib.execution.lookup import lookup
@@ -40,7 +41,30 @@ def reversed_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
     Returns:
         (batch, heads, n_q, head_dim), in q's dtype.
     """
-    return unfused(q, k.flip(-2), v.flip(-2), scale=scale, mask=None if mask is None else mask.flip(-1))
+    return _in_order(torch.arange(k.shape[-2] - 1, -1, -1), q, k, v, scale, mask)
+
+
+def shuffled_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
+    """Compute the same with the keys in an order of chance, one for each number of keys; as `reversed_keys`."""
+    return _in_order(_shuffled(k.shape[-2], 0), q, k, v, scale, mask)
+
+
+def shuffled_again(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Compute the same in a second order of chance; as `reversed_keys`."""
+    return _in_order(_shuffled(k.shape[-2], 1), q, k, v, scale, mask)
+
+
+def _in_order(order, q, k, v, scale, mask):
+    """Baseline's attention with the keys in an order: int64 (n_kv,)."""
+    order = order.to(k.device)
+    mask = None if mask is None else mask.expand(*mask.shape[:-1], len(order)).index_select(-1, order)
+    return unfused(q, k.index_select(-2, order), v.index_select(-2, order), scale=scale, mask=mask)
+
+
+def _shuffled(count, seed):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 _BASELINE, _FP32 = Arm(), Arm(precision="32-true")
@@ -51,6 +75,8 @@ ARMS = {
     "flash_emulated": replace(_BASELINE, kernel="stepwise"),  # or the exact "every_step", where its time allows
     "flash_small_tiles": replace(_BASELINE, kernel="fa_lib.training.arm:small_tiles"),
     "reversed_keys": replace(_BASELINE, kernel="fa_lib.training.arm:reversed_keys"),
+    "shuffled_keys": replace(_BASELINE, kernel="fa_lib.training.arm:shuffled_keys"),
+    "shuffled_again": replace(_BASELINE, kernel="fa_lib.training.arm:shuffled_again"),
     "perturb": replace(_BASELINE, perturb=1e-7),
     "data_order": replace(_BASELINE, order=1),
     "init": replace(_BASELINE, init=1),
@@ -86,6 +112,8 @@ PAIRS = {
     "flash_emulated": Pair("flash_emulated", "baseline", "Flash carried in BF16 vs Baseline"),
     "flash_small_tiles": Pair("flash_small_tiles", "baseline", "Flash carried in BF16, 32 tiles, vs Baseline"),
     "reversed_keys": Pair("reversed_keys", "baseline", "Baseline, keys in reverse order"),
+    "shuffled_keys": Pair("shuffled_keys", "baseline", "Baseline, keys in an order of chance"),
+    "shuffled_again": Pair("shuffled_again", "baseline", "Baseline, keys in a second order of chance"),
     "perturb": Pair("perturb", "baseline", "initial weights moved by 1e-7"),
     "data_order": Pair("data_order", "baseline", "another order of the data"),
     "init": Pair("init", "baseline", "another initialisation"),

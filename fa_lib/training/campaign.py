@@ -66,18 +66,18 @@ PARTS = {
         Part("fp32_nudge", ("perturb_fp32_1e-8",), 10),
         Part("nudges", (*(f"perturb_1e{power}" for power in NUDGES),
                         *(f"perturb_fp32_1e{power}" for power in NUDGES_FP32)), 5),
-        Part("reversed", ("reversed_keys",), 5),
+        Part("orders", ("reversed_keys", "shuffled_keys", "shuffled_again"), 10),
         Part("lower_rate", _CONTEXT, 5, lr=5e-4),
         Part("long", ("flash", "perturb", "init"), 3, steps=3000, every=250),
         Part("sgd", ("flash", "perturb", "perturb_1e-3"), 5, lr=0.1, optimizer="sgd", weight_decay=0.0),
         Part("first_recipe", ("flash", "fp16", "fp16_scaled", "bf16"), 5, lr=1e-3, noise="uniform"),
     )
 }  # fmt: skip
-# Written down before the parts sgd and first_recipe were run: they are read at the last step, 300, in the relative L2
-# distance (the first recipe in the Wasserstein distance, as its ratios were), and two distances are called equal where
-# the 95 % interval of their ratio lies within MARGIN of 1.
+# Written down before the parts sgd, first_recipe and orders were run: they are read at the last step, 300, in the
+# relative L2 distance (the first recipe in the Wasserstein distance, as its ratios were), and two distances are called
+# equal where the 95 % interval of their ratio lies within MARGIN of 1.
 MARGIN = 0.1
-ALIKE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "reversed")
+ALIKE = ("again", "main", "beside", "fp32", "fp32_nudge", "nudges", "orders")
 SHOWN = ("baseline", "flash", "perturb", "fp32", "fp16", "init")  # arms whose models draw
 CAPTIONS, PICTURED = ("large red circle top left", "small blue square bottom right"), 3  # seeds that draw
 
