@@ -106,8 +106,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options) -> Asked:
         if not isinstance(x, Tensor) or not (x.dtype == torch.bool or (name == "mask" and x.is_floating_point())):
             raise ValueError(f"{name}: got {_describe(x)}; accepted is a {kinds} tensor")
         try:
-            fits = torch.broadcast_shapes(x.shape, full) == torch.Size(full)
-        except RuntimeError:
+            fits = np.broadcast_shapes(x.shape, full) == full
+        except ValueError:
             fits = False
         if not fits:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted is what broadcasts to {full}")

@@ -66,7 +66,7 @@ class Dot:
         Returns:
             float64 (..., m, n).
         """
-        lead = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+        lead = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])  # torch's imports sympy, for a third of a second
         m, n = A.shape[-2], B.shape[-1]
         C = A.new_zeros(*lead, m, n) if C is None else C.expand(*lead, m, n)
         A, B, C = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (A, B, C))

@@ -30,11 +30,12 @@ from fa_lib.check.measure.carry import LOST, SUMS, carried, carry
 from fa_lib.check.measure.contract import formats
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.draws import OF_LENGTHS, OF_SHAPES, Columns, drawn_again, worst_draws
-from fa_lib.check.measure.examine import measure, measure_shapes, probe_capabilities
+from fa_lib.check.measure.examine import measure, probe_capabilities
 from fa_lib.check.measure.plan import QUICK
 from fa_lib.check.measure.relations import RELATIONS, relate
 from fa_lib.check.measure.relations.subject import NOT_ASKED
 from fa_lib.check.measure.rounding_mode import rounding_mode
+from fa_lib.check.measure.shapes import measure_shapes
 from fa_lib.check.measure.wrong_answers import FAR, furthest
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentences import sentences_of

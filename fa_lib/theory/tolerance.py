@@ -8,6 +8,7 @@ derives it.
 import math
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64
@@ -134,8 +135,7 @@ class _Law:
         return getattr(self.p, step).unit_roundoff ** 2 / 3
 
     def inner(self, step: str) -> float:
-        """Of one rounding inside a dot product or a row sum: FP32, or what the step has if that is wider; and of the
-        golden value's own, in FP64."""
+        """Of one rounding inside a sum: FP32's, or the step's if that is wider; and the golden value's own, FP64's."""
         wide = min(getattr(self.p, step).unit_roundoff, FP32.unit_roundoff)
         return (wide**2 + FP64.unit_roundoff**2) / 3
 
@@ -153,7 +153,10 @@ class _Law:
         D = torch.cat([W[:, : -scores.o.n_kv], scores.drop(W[:, -scores.o.n_kv :], 0)], -1)  # those that V meets
         O = D @ v  # (rows, d_v)
         of_scores = self.of_scores(q, k, scores, S.where(W > 0, m), m)
-        terms, sums = (S, p, W, D, of_scores), self.of_sums(S, W, D, v, O, m, l)
+        p = W if self.algorithm == "baseline" else p
+        of_S = self.shifted(self.p.scores, S.where(W > 0, 0.0)) if self.p.scores.precision < FP32.precision else []
+        terms = p, W, D, of_scores, self.shifted(self.p.probs, p, relative=True), of_S
+        sums = self.of_sums(S, W, D, v, O, m, l)
         bound = self.strength * (self.of_terms(terms, v, O) + sums).sqrt()
         half = self.p.output.ulp(O.abs() + bound) / 2
         bound = bound + half
@@ -166,15 +169,12 @@ class _Law:
         of_row = self.strength * (self.of_terms(terms, own, size) + sums + stored).sqrt()
         return torch.cat([bound.where(seen, 0.0), of_row.where(seen, 0.0), seen], -1)
 
-    def of_terms(self, terms: tuple[Tensor, ...], v: Tensor, O: Tensor) -> Tensor:
+    def of_terms(self, terms: tuple[Any, ...], v: Tensor, O: Tensor) -> Tensor:
         """The variance of O (rows, d_v) by scores and P; v: as `weighted_values` takes it."""
-        S, p, W, D, of_scores = terms
+        p, W, D, of_scores, of_p, of_S = terms
         weights, shift = self.of_weights(of_scores, W, D, v, O)
-        if self.p.scores.precision < FP32.precision:
-            alike = self.repeating(self.p.scores, S.where(W > 0, 0.0), W, D, v, O, relative=False)[1]
-            weights = torch.maximum(weights, alike)
-        probs = self.of_probs(W if self.algorithm == "baseline" else p, W, D, v, O)
-        return probs + weights / (1 - shift) ** 2
+        weights = torch.maximum(weights, self.repeating(of_S, W, D, v, O)[1]) if of_S else weights
+        return self.of_probs(p, W, D, v, O, of_p) + weights / (1 - shift) ** 2
 
     def stored(self, O: Tensor, along: Tensor) -> Tensor:
         """Line 9: the mean square of what storing O adds along it, over shifts against the grid: equal outputs err
@@ -208,16 +208,15 @@ class _Law:
         of_l = (W.square() * s).sum(-1, keepdim=True)
         return (out + O.square() * of_l).clamp(min=0), (z * of_l.sqrt()).clamp(max=0.9)
 
-    def of_probs(self, p: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> Tensor:
-        """Line 1: the variance of O by P's rounding, whether the row sum adds P before or after it; no more than if
-        all err to one side."""
+    def of_probs(self, p: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, of_p: list[Tensor]) -> Tensor:
+        """Line 1: the variance of O by P's rounding, before or after the row sum; at most as if all err to one side."""
         fmt = self.p.probs
         step = (fmt.ulp(torch.zeros_like(p)) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
         s = step.square() / 3 + self.exp() ** 2 / 2
         out = weighted_values(D.square() * s, v.square())
         centred = out - 2 * O * weighted_values(D * W * s, v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
         independent = torch.maximum(out, centred)
-        alike = torch.maximum(*self.repeating(fmt, p, W, D, v, O, relative=True))
+        alike = torch.maximum(*self.repeating(of_p, W, D, v, O))
         most = step + self.exp()
         one_sided = weighted_values(most * D, v.abs()) + O.abs() * (most * W).sum(-1, keepdim=True)
         return torch.minimum(torch.maximum(independent, alike), (one_sided / self.strength).square())
@@ -226,19 +225,22 @@ class _Law:
         """Return the relative error of the exponential."""
         return EXP if self.p.probs.precision < FP32.precision else 0.0
 
-    def repeating(
-        self, fmt: Format, x: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, relative: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Line 8: the mean squares of O's error by rounding x (rows, n_kv) to fmt, in the numerator alone and in the
-        row sum as well, over shifts of x against the grid: equal numbers have equal errors. An error of a score counts
-        as it is, one of a probability relative to it, with that of the exponential."""
-        of_o = of_quotient = torch.zeros_like(O)
+    def shifted(self, fmt: Format, x: Tensor, relative: bool = False) -> list[Tensor]:
+        """The errors of rounding x (rows, n_kv) to fmt, for each shift of x against the grid: equal numbers have equal
+        errors. That of a score counts as it is, that of a probability relative to it, with the exponential's."""
+        positive, errors = x.where(x > 0, 1.0), []
+        binade = torch.log2(positive) if relative else positive
         for i in range(SHIFTS):
             turn = (i + 0.5) / SHIFTS
-            e = (fmt(x * 2**turn) - x * 2**turn) / 2**turn
-            if relative:
-                positive = x.where(x > 0, 1.0)
-                e = e / positive + self.exp() * torch.cos(2 * math.pi * (torch.log2(positive) + turn))
+            raised = x * 2**turn
+            e = (fmt(raised) - raised) / 2**turn
+            errors.append(e / positive + self.exp() * torch.cos(2 * math.pi * (binade + turn)) if relative else e)
+        return errors
+
+    def repeating(self, errors: list[Tensor], W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:
+        """Line 8: the mean squares of O's error, in the numerator alone and in the row sum as well, over `shifted`."""
+        of_o = of_quotient = torch.zeros_like(O)
+        for e in errors:
             numerator = weighted_values(D * e, v)
             quotient = numerator - O * (W * e).sum(-1, keepdim=True)
             of_o, of_quotient = of_o + numerator.square() / SHIFTS, of_quotient + quotient.square() / SHIFTS

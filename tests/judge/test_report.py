@@ -21,9 +21,10 @@ from fa_lib.check.measure import examine as of_kernel
 from fa_lib.check.measure.capability import CAUSAL_FEWER, LARGE
 from fa_lib.check.measure.contract import contract
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import examine, measure, measure_shapes
+from fa_lib.check.measure.examine import examine, measure
 from fa_lib.check.measure.plan import PLANS, QUICK, CheckPlan
 from fa_lib.check.measure.reference_cache import BIASED, WORST, Inputs
+from fa_lib.check.measure.shapes import measure_shapes
 from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.sentences import cause, headline, judgement_text, sentences_of, title

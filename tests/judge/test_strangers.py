@@ -17,10 +17,11 @@ from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import reference_cache
 from fa_lib.check.measure.capability import Capabilities
 from fa_lib.check.measure.contract import contract
-from fa_lib.check.measure.examine import examine, measure, measure_shapes
+from fa_lib.check.measure.examine import examine, measure
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.plan import QUICK
 from fa_lib.check.measure.reference_cache import Inputs, cache_in, cached, reference_values
+from fa_lib.check.measure.shapes import measure_shapes
 from fa_lib.check.measure.split_keys import in_splits
 from fa_lib.check.report import tables
 from fa_lib.check.report.capability_labels import LABELS

@@ -160,7 +160,7 @@ def alignment(asked: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _counted(shapes):
-    """The rows of a table of `examine.measure_shapes` that a kernel whose causal mask is aligned top-left is judged
+    """The rows of a table of `shapes.measure_shapes` that a kernel whose causal mask is aligned top-left is judged
     by."""
     calls = shapes["shape"].map(CALLS)
     return shapes[[not call.options.get("causal") or call.n_q == call.n_kv for call in calls]]

@@ -30,7 +30,7 @@ class Columns:
 
 
 OF_LENGTHS = Columns(("fmt", "distribution", "n", "queries"), "times_max")  # rows of `examine.measure`
-OF_SHAPES = Columns(("shape", "head_dim", "fmt", "tensor"), "ratio")  # rows of `examine.measure_shapes`
+OF_SHAPES = Columns(("shape", "head_dim", "fmt", "tensor"), "ratio")  # rows of `shapes.measure_shapes`
 
 
 def worst_draws(rows: pd.DataFrame, columns: Columns, allowed: float) -> pd.DataFrame:

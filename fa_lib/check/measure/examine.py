@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import FAULTS, KernelError, call_kernel, with_kernel_errors
+from fa_lib.check.isolation.calls import FAULTS, call_kernel
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.bounds import bounds
-from fa_lib.check.measure.capability import ALL_CAPABILITIES, CAUSAL_FEWER, FEWER, GRADIENTS, Capabilities, kernel_fn
+from fa_lib.check.measure.capability import CAUSAL_FEWER, FEWER, GRADIENTS, Capabilities, kernel_fn
 from fa_lib.check.measure.carry import QUERIES, carried, carry
 from fa_lib.check.measure.contract import adapted, contract, formats, other_convention
 from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.draws import OF_LENGTHS, OF_SHAPES, drawn_again, worst_draws
+from fa_lib.check.measure.draws import OF_LENGTHS, drawn_again, worst_draws
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.plan import QUICK, CheckPlan
 from fa_lib.check.measure.reference_cache import (
@@ -34,10 +34,11 @@ from fa_lib.check.measure.reference_cache import (
 )
 from fa_lib.check.measure.relations import relate
 from fa_lib.check.measure.rounding_mode import rounding_mode
+from fa_lib.check.measure.shapes import measure_shapes, shapes_table
 from fa_lib.check.measure.split_keys import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import UNEVEN
-from fa_lib.kernels.rule import ALLOWED, CALLS, Case, exact, rule_rows
+from fa_lib.kernels.rule import ALLOWED, CALLS
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 
@@ -126,7 +127,9 @@ def examine(
         return Measurements(
             conventions=conventions,
             asked=asked,
-            shapes=_shapes(shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed, over_shapes, again),
+            shapes=shapes_table(
+                shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed, over_shapes, again
+            ),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
             bounds=over(bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), able=able),
@@ -139,24 +142,6 @@ def examine(
             ) if depth.relations else pd.DataFrame(),
             rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
         )  # fmt: skip
-
-
-def _shapes(shapes, head_dims, formats, seed, over, again):
-    """A table of `measure_shapes`, of over(case) for cases in which each shape has each head_dim, in one format after
-    the other, so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few
-    for that. again: as `drawn_again` has it, of outputs."""
-    turns = len(formats) if len(head_dims) >= len(formats) else 1
-    cases = [
-        dict(shape=own, head_dim=[head_dim], fmt=[fmt], seed=seed)
-        for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
-        if (own := [shape for at, shape in enumerate(shapes) if (at + j - i) % turns == 0])
-    ]  # fmt: skip
-    if not cases:
-        return pd.DataFrame()
-    rows = pd.concat([over(case) for case in cases], ignore_index=True)
-    outputs, others = rows[rows.tensor == "o"], rows[rows.tensor != "o"]
-
-    return pd.concat([drawn_again(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
 
 
 def _order(count, block, chance):
@@ -202,26 +187,6 @@ def _splits(kernel, lengths, sums, over):
         return pd.DataFrame()
     inputs = _inputs(calls.loc[calls.times_max.idxmax()])
     return over(rounded_splits, dict(splits=[*SPLITS], low_merge=[False, True], kernel=kernel), inputs=inputs)
-
-
-def measure_shapes(
-    shape: str, head_dim: int, distribution: str, fmt: str, seed: int, kernel: str | Callable, device: str = "cpu",
-    able: Capabilities = ALL_CAPABILITIES,
-) -> list[dict]:  # fmt: skip
-    """A cell: `rule` of one kernel, whatever it does: rows of that, or one with what it did instead.
-
-    Returns:
-        rows: those of `rule`, and outcome and problem, as `call_kernel` has them.
-    """
-    fn = with_kernel_errors(kernel_fn(kernel, able.causal))
-    for gradients in (True, False) if able.gradients else (False,):
-        case = Case(shape, head_dim, distribution, fmt, seed, gradients, device)
-        try:
-            rows = rule_rows(fn, case, cached(exact, case))
-            return [row | dict(kernel=kernel, outcome=Outcome.ANSWERED, problem="") for row in rows]
-        except KernelError as error:
-            last = error
-    return [dict(tensor="o", ratio=math.nan, passed=None, outcome=last.outcome, problem=str(last))]
 
 
 def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:

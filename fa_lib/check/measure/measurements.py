@@ -19,7 +19,7 @@ class Measurements:
         asked: what the kernel can do: rows of `contract.contract`.
         lengths: its errors over N, formats, numbers of queries and seeds: rows of `examine.measure`; of the kernels
             that stand beside it, too.
-        shapes: its errors over shapes and masks: rows of `examine.measure_shapes`.
+        shapes: its errors over shapes and masks: rows of `shapes.measure_shapes`.
         inputs: its errors on inputs that make trouble: rows of `examine.measure`.
         bounds: its outputs beside their own bounds: rows of `bounds.bounds`.
         sums: what it carries from tile to tile: rows of `carry.carry`.

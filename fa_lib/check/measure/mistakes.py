@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from scipy import optimize
 from torch import Tensor
 
 from fa_lib import kernels
@@ -210,6 +209,8 @@ def _mistakes(rows: Rows, precision: Precision, block: int) -> Iterator[tuple[st
 
 def _nearest_factor(far: Callable[[float], float]) -> float:
     """The factor, of 1/8 to 8, for which a function is least, where it has one minimum."""
+    from scipy import optimize  # a quarter of a second that most judgements need not wait for
+
     best = min(TIMES, key=far)
     low, high = math.log2(best) - 0.25, math.log2(best) + 0.25
     found = optimize.minimize_scalar(lambda log: far(2.0**log), bounds=(low, high), method="bounded")

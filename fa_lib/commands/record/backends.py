@@ -15,7 +15,7 @@ import torch
 
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
-from fa_lib.check.measure.examine import measure_shapes
+from fa_lib.check.measure.shapes import measure_shapes
 from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import draw
