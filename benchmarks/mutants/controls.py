@@ -1,4 +1,4 @@
-"""Right kernels of every style: none may be condemned."""
+"""Right kernels of every style: none may fail."""
 
 import math
 
@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.mutants.skeleton import Mutant, Steps, attention, repeated, scale_of, valued, visible
+from examples import my_kernel_mended
 
 
 def fa2(q, k, v, **options):
@@ -150,6 +151,11 @@ def torch_flash(q, k, v, **options):
     return by_torch(SDPBackend.FLASH_ATTENTION, q, k, v, **options)
 
 
+def scores_in_16_bits(q, k, v, causal=False, scale=None):
+    k, v = (repeated(x, q.shape[-3]) for x in (k, v))
+    return my_kernel_mended.attention(q, k, v, causal, scale)
+
+
 CONTROLS = (
     Mutant(naive_fp32, "Scores and softmax written out, in FP32."),
     Mutant(each_operation_rounds, "Each operation in the inputs' format, as a framework runs it unfused."),
@@ -166,6 +172,7 @@ CONTROLS = (
     Mutant(folded_scale, "2^x, with log2(e) in the scale of the scores."),
     Mutant(polynomial_exp, "2^x by a polynomial that is exact at 0."),
     Mutant(sums_in_order, "FP32 sums over keys one term after the other."),
+    Mutant(scores_in_16_bits, "Scores are written in the inputs' format, all else in FP32 (examples/my_kernel_mended.py)."),
     Mutant(torch_math, "torch's MATH, which upcasts."),
     Mutant(torch_flash, "torch's kernel for CPUs."),
 )  # fmt: skip
