@@ -172,7 +172,7 @@ CONTROLS = (
     Mutant(folded_scale, "2^x, with log2(e) in the scale of the scores."),
     Mutant(polynomial_exp, "2^x by a polynomial that is exact at 0."),
     Mutant(sums_in_order, "FP32 sums over keys one term after the other."),
-    Mutant(scores_in_16_bits, "Scores are written in the inputs' format, all else in FP32 (examples/my_kernel_mended.py)."),
+    Mutant(scores_in_16_bits, "Scores are written in the inputs' format, all else in FP32."),
     Mutant(torch_math, "torch's MATH, which upcasts."),
     Mutant(torch_flash, "torch's kernel for CPUs."),
 )  # fmt: skip
