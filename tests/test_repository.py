@@ -170,3 +170,15 @@ def test_the_table_of_times_adds_up(tmp_path):
     assert times.row("a", dict(seconds=10.4, cpu_seconds=17.6), [1.0, 8.0]) == "| a | 10 | 18 | 1.4 | 8 |"
     with pytest.raises(ValueError, match="01_kernels has not run at the scale paper"):
         times.document(tmp_path)
+
+
+def test_every_figure_is_on_the_page_of_figures_with_its_notebook_and_its_function():
+    lines = (ROOT / "docs" / "paper" / "figures.md").read_text().splitlines()
+    rows = [re.match(r"\| \[(\w+)\]\(\S+\) \| (.+?) \| .+ \| `(\w+)\.(\w+)` \|", line) for line in lines]
+    found = {row[1]: row for row in rows if row}
+    drawn = {path.stem for path in (ROOT / "figures").glob("*.png")} - {"explore", "probe"}  # of no paper's scale
+    assert set(found) == drawn
+    for row in found.values():
+        assert callable(getattr(importlib.import_module(f"fa_lib.plots.{row[3]}"), row[4]))
+        for notebook in re.findall(r"notebooks/(\S+?)\.ipynb", row[2]):
+            assert row[1] in (ROOT / "notebooks" / f"{notebook}.ipynb").read_text()
