@@ -113,6 +113,20 @@ def test_what_is_said_of_sgd_and_of_the_first_recipe():
     assert "of {:.2f} where AdamW comes to {:.2f}".format(*losses) in text
 
 
+def test_what_is_said_of_other_orders_of_the_keys():
+    text, table = page("docs/paper/training.md"), campaign.alike(campaign.recorded_tables()["differences"])
+    orders = ("reversed_keys", "shuffled_keys", "shuffled_again")
+    for step in (16, 300):
+        wide = table[table.step == step].pivot(index="seed", columns="pair", values="relative_l2")
+        times = [[math.exp(x) for x in interval(np.log(wide[pair] / wide.flash))] for pair in orders]
+        assert len(wide[[*orders]].dropna()) == 10
+        if step == 300:
+            assert all(words(each) in text for each in times)
+            assert all(abs(x - 1) <= campaign.MARGIN for each in times for x in each[1:])
+        else:
+            assert {f"{each[0]:.2f}" for each in times} == {"0.94"} and "it is 0.94 times in all three" in text
+
+
 def test_what_is_said_of_fp32():
     text = page("docs/paper/training.md")
     flash = ratio("fp32", "flash_fp32", "perturb_fp32", "relative_l2")
