@@ -34,6 +34,8 @@ STYLE = {  # of a pair: colour, marker, line
     "flash_small_tiles": (GREEN, "X", "-"),
     "flash_fp32": (FLASH, "^", ":"),
     "reversed_keys": (BASELINE, "<", "-"),
+    "shuffled_keys": (BASELINE, ">", "-"),
+    "shuffled_again": (BASELINE, "^", "-"),
     "reversed_keys_fp32": (BASELINE, "<", ":"),
     "perturb": (GREY, "v", "-"),
     "perturb_fp32": (GREY, "v", ":"),
