@@ -58,7 +58,7 @@ def table(head, lines) -> str:
 
 
 def by_kernel(rows: pd.DataFrame, gallery) -> str:
-    """A line for each kernel: at how many seeds each judge condemns it, and by what ours does."""
+    """A line for each kernel: at how many seeds it fails by each judge, and by what ours does."""
     lines = []
     for each in _judged(rows, gallery):
         own = rows[rows.kernel == each.name]
@@ -89,7 +89,7 @@ def linked(source: str) -> str:
 
 
 def totals(rows: pd.DataFrame) -> str:
-    """A line for each judge: how many mutants it condemns at every seed, at some, at none; how many right kernels."""
+    """A line for each judge: how many mutants it fails at every seed, at some, at none; how many right kernels."""
     seeds, lines = rows.seed.nunique(), []
     labels = dict(ours="ours", told="ours, with what it only reports", assert_close="`assert_close`",
                   rule_of_two="rule of two")  # fmt: skip
@@ -114,7 +114,7 @@ def missed(rows: pd.DataFrame) -> list[str]:
         if each in MUTANTS and not each.unseen and count["told"] < seeds:
             found.append(f"{each.key}: not seen at {seeds - count['told']} of {seeds} seeds")
         if each in CONTROLS and count["ours"]:
-            found.append(f"{each.key}: right, and condemned at {count['ours']} of {seeds} seeds")
+            found.append(f"{each.key}: right, and failed at {count['ours']} of {seeds} seeds")
     return found
 
 

@@ -30,7 +30,7 @@ def judged(seed: int, kernel: str, cache: str, quick: bool = False) -> dict:
         quick: ours alone, in fewer calls.
 
     Returns:
-        dict: verdict (ours); fails and tells (of our findings: [what, of what, cases]); what each of JUDGES condemns.
+        dict: verdict (ours); fails and tells (of our findings: [what, of what, cases]); what JUDGES fail it for.
     """
     torch.manual_seed(seed)  # of kernels that leave something to chance
     with redirect_stderr(io.StringIO()):  # bars of progress

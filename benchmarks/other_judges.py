@@ -24,7 +24,7 @@ CALLS = by_key(  # lengths and head_dims of tests/test_flash_attn.py, with fewer
 
 
 def condemned(fn, seed: int) -> dict[str, list[str]]:
-    """What each of JUDGES condemns of a kernel: tensor, call and dtype. A call that it refuses is not counted."""
+    """What each of JUDGES fails a kernel for: tensor, call and dtype. A call that it refuses is not counted."""
     found = {judge: [] for judge in JUDGES}
     for key in CALLS:
         for dtype in DTYPES:

@@ -1,4 +1,4 @@
-"""The rule of the field: what it lets pass and what it catches."""
+"""Our rule, after flash-attention's: what it lets pass and what it catches."""
 
 import math
 from functools import partial

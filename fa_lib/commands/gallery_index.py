@@ -45,12 +45,11 @@ Each kernel is called as a black box on a CPU, with the library's own code at th
 "16" and "many" (as many as keys) stands the kernel's largest error over Baseline's: the worst over formats,
 lengths, and uniform and normal inputs. Baseline stores S, P and O in the format; its softmax is in FP32. There are
 up to 16,384 keys, and as many queries for up to 1,500. Our rule, after flash-attention's, allows 2; a right kernel that
-rounds its scores to 16 bits is beyond it in 1 to 6 of some 4,100 single draws, and one draw alone fails no kernel.
-(Pallas's
-kernels, flash-attention-jax and the compiled flex_attention are interpreted, or compiled anew for every shape: they
-are asked for up to 4,096 keys, and 512 queries. A kernel that takes one query a call is asked for at most 128
-queries.) The relative error is the largest of the three. The bias is the mean error away from zero on inputs made
-to show one, in ulp, with Baseline's own; a relation is one that every kernel should keep
+rounds its scores to 16 bits is beyond it in 1 to 6 of some 4,100 single draws, and one draw alone fails a kernel only
+beyond 4. (Pallas's kernels, flash-attention-jax and the compiled flex_attention are interpreted, or compiled anew for
+every shape: they are asked for up to 4,096 keys, and 512 queries. A kernel that takes one query a call is asked for
+at most 128 queries.) The relative error is the largest of the three. The bias is the mean error away from zero on
+inputs made to show one, in ulp, with Baseline's own; a relation is one that every kernel should keep
 ([checks](../reference/checks.md)).
 
 ![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)

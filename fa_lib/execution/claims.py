@@ -215,7 +215,7 @@ def headlines(table: pd.DataFrame) -> str:
     lines = ["| statement | published | accepted | ours | verdicts, by setting |", "|" + "---|" * 5]
     for id in HEADLINES:
         rows = table[table.id == id]
-        low, high = f"{rows['mean'].min():.2g}", f"{rows['mean'].max():.2g}"
+        low, high = f"{rows['mean'].min():.3g}", f"{rows['mean'].max():.3g}"
         first, ours = rows.iloc[0], low if low == high else f"{low} to {high}"
         statement = f"{first.statement}: {first.quantity}"
         published_and_accepted = f"{first.published} | {accepted(first.low, first.high)}"

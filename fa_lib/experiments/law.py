@@ -104,8 +104,9 @@ def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def independent(distribution: str, algorithm: str, bits: int, tiles: int, block_kv: int = 64) -> bool:
-    """Say whether a kernel's roundings are independent, by its inputs alone and without a look at any error: the row
-    sum's that repeat (`theory.law.repeated`) make less than REPEATED of the error that the law expects."""
+    """Say whether a kernel's roundings may be taken as independent, by its inputs alone and without a look at any
+    error: the row sum's that repeat (`theory.law.repeated`) make less than REPEATED of the error that the law expects.
+    (Those of O repeat less, since V scatters.)"""
     fmt = carried_in(bits)
     repeats = repeated(fmt, tiles=tiles, spread=SPREAD[distribution] / math.sqrt(block_kv))
     given: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=VALUES[distribution], block_kv=block_kv)

@@ -1,7 +1,7 @@
 """What kernels of few bits hold of K and V, and how far a kernel is from the golden value beside what these bits cost.
 
-The rule of the field is meant for kernels that hold K and V in the format. A cache of 4 or 8 bits makes a larger error
-before any kernel computes, so that its kernel is held to that: at most twice the error of exact attention on what the
+Our rule is meant for kernels that hold K and V in the format. A cache of 4 or 8 bits makes a larger error before any
+kernel computes, so that its kernel is held to that: at most twice the error of exact attention on what the
 cache holds.
 """
 

@@ -139,7 +139,7 @@ def golden_value(
 
 
 def _against_tiles(ax, table, recorded):
-    """Draw how many times Baseline's largest error Flash's is, and what the law expects of uniform inputs."""
+    """Draw how many times Baseline's largest error Flash's is, and what the law tends to on uniform inputs."""
     fmt = table.fmt.iloc[0]
     for distribution, (color, marker) in zip(dict.fromkeys(table.distribution), _INPUTS):
         band(ax, _times(table, distribution), color, marker, f"{distribution} inputs")

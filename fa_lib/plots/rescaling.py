@@ -43,7 +43,8 @@ def rescaling(table: pd.DataFrame, caption: str) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("tiles of K, V")
     axes[0][0].legend(loc="upper left", fontsize=7)
-    title = f"Not the rescaling: of keys as drawn, without it the error changes by {100 * _change(table):.0f} % at most"
+    most = f"{100 * _change(table):.0f} % at most"
+    title = f"Not the rescaling: with keys as drawn, the error without it differs by {most}"
     return captioned(figure, title, caption + BANDS)
 
 

@@ -115,7 +115,7 @@ def largest_over_baseline(
     """Compute the largest error of `count` outputs over Baseline's largest error, by `extremes.largest`: the roundings
     of O and l and of storing are bounded, half an ulp each; those of P are many and normal.
 
-    For FA1 in one format, V of one sign, T tiles and a hundred thousand outputs the ratio is 1.85 sqrt(T).
+    For FA1 in one format, V of one sign, T tiles and a hundred thousand outputs the ratio tends to 1.85 sqrt(T).
 
     Args:
         precision: formats of the kernel's steps.

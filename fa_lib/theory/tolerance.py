@@ -8,7 +8,6 @@ derives it.
 import math
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64
@@ -153,28 +152,32 @@ class _Law:
         D = torch.cat([W[:, : -scores.o.n_kv], scores.drop(W[:, -scores.o.n_kv :], 0)], -1)  # those that V meets
         O = D @ v  # (rows, d_v)
         of_scores = self.of_scores(q, k, scores, S.where(W > 0, m), m)
-        p = W if self.algorithm == "baseline" else p
-        of_S = self.shifted(self.p.scores, S.where(W > 0, 0.0)) if self.p.scores.precision < FP32.precision else []
-        terms = p, W, D, of_scores, self.shifted(self.p.probs, p, relative=True), of_S
-        sums = self.of_sums(S, W, D, v, O, m, l)
-        bound = self.strength * (self.of_terms(terms, v, O) + sums).sqrt()
-        half = self.p.output.ulp(O.abs() + bound) / 2
-        bound = bound + half
         size = O.square().sum(-1, keepdim=True).sqrt()  # (rows, 1)
         along = O / size.where(size > 0, 1.0)
         own = (v @ along.mT).mT[..., None]  # (rows, n_kv, 1): each key's value along O
+        of_outputs, of_row = self.of_terms((S, p, W, D, of_scores), ((v, O), (own, size)))
+        sums = self.of_sums(S, W, D, v, O, m, l)
+        bound = self.strength * (of_outputs + sums).sqrt()
+        half = self.p.output.ulp(O.abs() + bound) / 2
+        bound = bound + half
         stored = torch.maximum((along * half).square().sum(-1, keepdim=True) / 3, self.stored(O, along))
         by_feature = (along.square() * sums).sum(-1, keepdim=True)  # sums of features that differ err apart
         sums = torch.maximum(by_feature, self.of_sums(S, W, D, own, size, m, l))
-        of_row = self.strength * (self.of_terms(terms, own, size) + sums + stored).sqrt()
-        return torch.cat([bound.where(seen, 0.0), of_row.where(seen, 0.0), seen], -1)
+        along_row = self.strength * (of_row + sums + stored).sqrt()
+        return torch.cat([bound.where(seen, 0.0), along_row.where(seen, 0.0), seen], -1)
 
-    def of_terms(self, terms: tuple[Any, ...], v: Tensor, O: Tensor) -> Tensor:
-        """The variance of O (rows, d_v) by scores and P; v: as `weighted_values` takes it."""
-        p, W, D, of_scores, of_p, of_S = terms
-        weights, shift = self.of_weights(of_scores, W, D, v, O)
-        weights = torch.maximum(weights, self.repeating(of_S, W, D, v, O)[1]) if of_S else weights
-        return self.of_probs(p, W, D, v, O, of_p) + weights / (1 - shift) ** 2
+    def of_terms(self, terms: tuple[Tensor, ...], sums: tuple[tuple[Tensor, Tensor], ...]) -> list[Tensor]:
+        """The variance of each O (rows, d_v) of `sums`, pairs of v and O, by scores and P; v: as `weighted_values`."""
+        S, p, W, D, of_scores = terms
+        p = W if self.algorithm == "baseline" else p
+        of_p, coarse = self.repeating(self.p.probs, p, W, D, sums, True), self.p.scores.precision < FP32.precision
+        of_S = self.repeating(self.p.scores, S.where(W > 0, 0.0), W, D, sums, False) if coarse else None
+        found = []
+        for i, (v, O) in enumerate(sums):
+            weights, shift = self.of_weights(of_scores, W, D, v, O)
+            weights = weights if of_S is None else torch.maximum(weights, of_S[i][1])
+            found.append(self.of_probs(p, W, D, v, O, torch.maximum(*of_p[i])) + weights / (1 - shift) ** 2)
+        return found
 
     def stored(self, O: Tensor, along: Tensor) -> Tensor:
         """Line 9: the mean square of what storing O adds along it, over shifts against the grid: equal outputs err
@@ -208,15 +211,14 @@ class _Law:
         of_l = (W.square() * s).sum(-1, keepdim=True)
         return (out + O.square() * of_l).clamp(min=0), (z * of_l.sqrt()).clamp(max=0.9)
 
-    def of_probs(self, p: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, of_p: list[Tensor]) -> Tensor:
-        """Line 1: the variance of O by P's rounding, before or after the row sum; at most as if all err to one side."""
+    def of_probs(self, p: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, alike: Tensor) -> Tensor:
+        """Line 1, P's rounding: before or after the row sum, or repeating (alike); at most all to one side."""
         fmt = self.p.probs
         step = (fmt.ulp(torch.zeros_like(p)) / 2 / p.where(p > 0, 1.0)).clamp(fmt.unit_roundoff, 1.0)
         s = step.square() / 3 + self.exp() ** 2 / 2
         out = weighted_values(D.square() * s, v.square())
         centred = out - 2 * O * weighted_values(D * W * s, v) + O.square() * (W.square() * s).sum(-1, keepdim=True)
         independent = torch.maximum(out, centred)
-        alike = torch.maximum(*self.repeating(of_p, W, D, v, O))
         most = step + self.exp()
         one_sided = weighted_values(most * D, v.abs()) + O.abs() * (most * W).sum(-1, keepdim=True)
         return torch.minimum(torch.maximum(independent, alike), (one_sided / self.strength).square())
@@ -225,26 +227,24 @@ class _Law:
         """Return the relative error of the exponential."""
         return EXP if self.p.probs.precision < FP32.precision else 0.0
 
-    def shifted(self, fmt: Format, x: Tensor, relative: bool = False) -> list[Tensor]:
-        """The errors of rounding x (rows, n_kv) to fmt, for each shift of x against the grid: equal numbers have equal
-        errors. That of a score counts as it is, that of a probability relative to it, with the exponential's."""
-        positive, errors = x.where(x > 0, 1.0), []
-        binade = torch.log2(positive) if relative else positive
+    def repeating(
+        self, fmt: Format, x: Tensor, W: Tensor, D: Tensor, sums: tuple[tuple[Tensor, Tensor], ...], relative: bool
+    ) -> list[list[Tensor]]:
+        """Line 8: for each v and O of `sums` the mean squares of O's error by rounding x (rows, n_kv) to fmt, in the
+        numerator alone and in the row sum as well, over shifts of x against the grid: equal numbers have equal errors.
+        That of a score counts as it is, that of a probability relative to it, with the exponential's."""
+        binade = torch.log2(positive := x.where(x > 0, 1.0))
+        found = [[torch.zeros_like(O)] * 2 for _, O in sums]
         for i in range(SHIFTS):
             turn = (i + 0.5) / SHIFTS
             raised = x * 2**turn
             e = (fmt(raised) - raised) / 2**turn
-            errors.append(e / positive + self.exp() * torch.cos(2 * math.pi * (binade + turn)) if relative else e)
-        return errors
-
-    def repeating(self, errors: list[Tensor], W: Tensor, D: Tensor, v: Tensor, O: Tensor) -> tuple[Tensor, Tensor]:
-        """Line 8: the mean squares of O's error, in the numerator alone and in the row sum as well, over `shifted`."""
-        of_o = of_quotient = torch.zeros_like(O)
-        for e in errors:
-            numerator = weighted_values(D * e, v)
-            quotient = numerator - O * (W * e).sum(-1, keepdim=True)
-            of_o, of_quotient = of_o + numerator.square() / SHIFTS, of_quotient + quotient.square() / SHIFTS
-        return of_o, of_quotient
+            e = e / positive + self.exp() * torch.cos(2 * math.pi * (binade + turn)) if relative else e
+            for (v, O), own in zip(sums, found):
+                numerator = weighted_values(D * e, v)
+                quotient = numerator - O * (W * e).sum(-1, keepdim=True)
+                own[:] = (mean + part.square() / SHIFTS for mean, part in zip(own, (numerator, quotient)))
+        return found
 
     def of_sums(self, S: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
         """The variance of O by the roundings of its own sum and of the row sum's: lines 5, 6 and 7."""

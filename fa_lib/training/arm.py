@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -45,14 +46,14 @@ def reversed_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
 
 
 def shuffled_keys(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
-    """Compute the same with the keys in an order of chance, one for each number of keys; as `reversed_keys`."""
+    """Compute the same with the keys in a random order, one for each number of keys; as `reversed_keys`."""
     return _in_order(_shuffled(k.shape[-2], 0), q, k, v, scale, mask)
 
 
 def shuffled_again(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """Compute the same in a second order of chance; as `reversed_keys`."""
+    """Compute the same in a second random order; as `reversed_keys`."""
     return _in_order(_shuffled(k.shape[-2], 1), q, k, v, scale, mask)
 
 
@@ -63,6 +64,7 @@ def _in_order(order, q, k, v, scale, mask):
     return unfused(q, k.index_select(-2, order), v.index_select(-2, order), scale=scale, mask=mask)
 
 
+@cache
 def _shuffled(count, seed):
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
@@ -112,8 +114,8 @@ PAIRS = {
     "flash_emulated": Pair("flash_emulated", "baseline", "Flash carried in BF16 vs Baseline"),
     "flash_small_tiles": Pair("flash_small_tiles", "baseline", "Flash carried in BF16, 32 tiles, vs Baseline"),
     "reversed_keys": Pair("reversed_keys", "baseline", "Baseline, keys in reverse order"),
-    "shuffled_keys": Pair("shuffled_keys", "baseline", "Baseline, keys in an order of chance"),
-    "shuffled_again": Pair("shuffled_again", "baseline", "Baseline, keys in a second order of chance"),
+    "shuffled_keys": Pair("shuffled_keys", "baseline", "Baseline, keys in a random order"),
+    "shuffled_again": Pair("shuffled_again", "baseline", "Baseline, keys in a second random order"),
     "perturb": Pair("perturb", "baseline", "initial weights moved by 1e-7"),
     "data_order": Pair("data_order", "baseline", "another order of the data"),
     "init": Pair("init", "baseline", "another initialisation"),

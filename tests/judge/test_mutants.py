@@ -166,7 +166,7 @@ def test_the_score_counts_and_says_what_is_missed():
     silent = told | dict(tells=[])
     assert judge.missed(rows(noise=told)) == []  # told is seen
     assert judge.missed(rows(noise=silent)) == ["noise: not seen at 1 of 1 seeds"]
-    assert judge.missed(rows(fa2=dict(verdict="fails"))) == ["fa2: right, and condemned at 1 of 1 seeds"]
+    assert judge.missed(rows(fa2=dict(verdict="fails"))) == ["fa2: right, and failed at 1 of 1 seeds"]
     lines = judge.totals(rows(noise=silent, fa2=dict(verdict="fails"))).splitlines()
     assert lines[2].startswith(f"| ours | {len(MUTANTS) - 1} of {len(MUTANTS)} | 0 | 1 | 1 of {len(CONTROLS)} ")
     by_kernel = judge.by_kernel(rows(noise=told), MUTANTS).splitlines()

@@ -18,8 +18,8 @@ def judged(o, q, k, v, causal=False, scale=None, mask=None, **more):
     any order. To first order that is at most
         u |o| + sum_j P_j |v_j| (u + u / 8 + w (3 n_kv + 2 (head_dim + 4) A + 6 softcap + 8)),
     u = 2^-8 in BF16, 2^-11 in FP16, 2^-24 in FP32, w = 2^-24, A the largest sum of |q_i k_i| scale of the row; and
-    where numbers are below the format's normal ones, half a step of its smallest for each. The rule of the field
-    allows twice the error of attention written out, whose S (before it is scaled and after), P and output are rounded
+    where numbers are below the format's normal ones, half a step of its smallest for each. Our rule allows twice
+    the error of attention written out, whose S (before it is scaled and after), P and output are rounded
     to the format (Baseline). The limit is the larger of the two: Baseline's error on a few outputs is small by luck.
 
     Args:
