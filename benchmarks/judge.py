@@ -9,7 +9,7 @@ import pandas as pd
 
 from benchmarks.judged import judged
 from benchmarks.mutants import CONTROLS, MUTANTS
-from benchmarks.other_judges import JUDGES
+from benchmarks.other_judges import JUDGES, UNASKED
 from fa_lib.check.judge.findings import Verdict
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT, build
@@ -65,8 +65,10 @@ def by_kernel(rows: pd.DataFrame, gallery) -> str:
         count, source = alarms(own), f" ({linked(each.source)})" if each.source else ""
         told = "; ".join(filter(None, [", ".join(named(own.tells)), each.unseen, each.told]))
         ours = [count["ours"], ", ".join(named(own.fails)), told]
-        lines.append([f"`{each.key}`", each.defect + source, *ours, *(count.get(judge, "") for judge in JUDGES)])
-    return table(["kernel", "defect", "ours", "by", "reported only", "`assert_close`", "rule of two"], lines)
+        others = [*(count.get(judge, "") for judge in JUDGES), UNASKED.get(each.key, "")]
+        lines.append([f"`{each.key}`", each.defect + source, *ours, *others])
+    head = ["kernel", "defect", "ours", "by", "reported only", "`assert_close`", "rule of two"]
+    return table([*head, "it takes, and these two do not ask for"], lines)
 
 
 def _judged(rows, gallery):
