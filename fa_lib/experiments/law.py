@@ -25,10 +25,10 @@ VALUES = {  # of V: distribution -> of `theory`
     "normal": "zero_mean",
     "one-signed V": "one_sign_peaked",
 }
-SPREAD = {  # of P over its mean, between the keys of a row, head_dim 64: distribution -> standard deviation
-    "uniform": 0.167,
-    "normal": math.sqrt(math.e - 1),
-    "one-signed V": math.sqrt(math.e - 1),
+SPREAD = {  # standard deviation over the mean of what a tile of 64 keys adds to the row sum, head_dim 64
+    "uniform": 0.167 / 8,
+    "normal": math.sqrt(math.e - 1) / 8,
+    "one-signed V": math.sqrt(math.e - 1) / 8,
 }
 REPEATED = 0.1  # of the law: below it, roundings that repeat do not count
 
@@ -93,8 +93,8 @@ def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
         table: the rows of `law`, with columns distribution, tiles and seed.
 
     Returns:
-        A row for each of KERNEL and tiles, its index: law and simulated, over measured; independent, whether the inputs
-        let expect that roundings are (`independent`).
+        A row for each of KERNEL and tiles, its index: law and simulated, over measured; and whether roundings may
+        be taken as `independent`.
     """
     means = table.groupby([*KERNEL, "tiles"], sort=False)[["measured", "predicted", "simulated"]].mean()
     over = means.div(means.measured, axis=0)
@@ -103,14 +103,13 @@ def ratios_of(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def independent(distribution: str, algorithm: str, bits: int, tiles: int, block_kv: int = 64) -> bool:
+def independent(distribution: str, algorithm: str, bits: int, tiles: int) -> bool:
     """Say whether a kernel's roundings may be taken as independent, by its inputs alone and without a look at any
     error: the row sum's that repeat (`theory.law.repeated`) make less than REPEATED of the error that the law expects.
     (Those of O repeat less, since V scatters.)"""
     fmt = carried_in(bits)
-    repeats = repeated(fmt, tiles=tiles, spread=SPREAD[distribution] / math.sqrt(block_kv))
-    given: dict[str, Any] = dict(tiles=tiles, algorithm=algorithm, values=VALUES[distribution], block_kv=block_kv)
-    return repeats < REPEATED * expected(only_sums(fmt), **given)
+    due = expected(only_sums(fmt), tiles=tiles, algorithm=algorithm, values=VALUES[distribution])
+    return repeated(fmt, tiles=tiles, spread=SPREAD[distribution]) < REPEATED * due
 
 
 def furthest(table: pd.DataFrame, ratio: str) -> list[tuple[str, pd.Series]]:

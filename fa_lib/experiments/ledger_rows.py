@@ -51,7 +51,7 @@ def of_ladder(table: pd.DataFrame, n: int) -> Rows:
 
 def of_rescaling(table: pd.DataFrame, n: int) -> Rows:
     """Of a table of `rescaling.rescaling`: the error with the maximum known beforehand, over that with it found tile by
-    tile."""
+    tile; and `of_dividing_back`."""
     rows = []
     for keys, id in (("as_drawn", "fig9-rescale"), ("every_tile", "fig9-forced")):
         for (algorithm, count), each in table[table.order == keys].groupby(["algorithm", "tiles"]):

@@ -1,5 +1,7 @@
 """Our figure 9b: whether the error comes from rescaling."""
 
+from itertools import product
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
@@ -28,18 +30,17 @@ def rescaling(table: pd.DataFrame, caption: str) -> Figure:
     table = table.assign(relative=table.relative / BF16.unit_roundoff)
     tiles = sorted(table.tiles.unique())
     by = ["algorithm", "distribution", "order", "maximum"]
-    for row, algorithm in zip(axes, algorithms):
-        for ax, distribution in zip(row, distributions):
-            for order, line in _LINES.items():
-                for maximum, (color, marker) in _STYLES.items():
-                    rows = table[table[by].eq([algorithm, distribution, order, maximum]).all(axis=1)]
-                    label = f"{ORDERS[order]}; {MAXIMA[maximum]}"
-                    band(ax, by_seed(rows, "tiles", "relative"), color, marker, label, **line)
-            ax.set(xscale="log", yscale="log", title=f"{algorithm.upper()}, {INPUTS[distribution]}")
-            ax.set_xticks(tiles, labels=[str(t) for t in tiles])
-            ax.minorticks_off()
-            log_ticks(ax.yaxis)
-        row[0].set_ylabel("rms error / rms of O\n(units of roundoff u)")
+    for (algorithm, distribution), ax in zip(product(algorithms, distributions), axes.flat):
+        for (order, line), (maximum, (color, marker)) in product(_LINES.items(), _STYLES.items()):
+            rows = table[table[by].eq([algorithm, distribution, order, maximum]).all(axis=1)]
+            label = f"{ORDERS[order]}; {MAXIMA[maximum]}"
+            band(ax, by_seed(rows, "tiles", "relative"), color, marker, label, **line)
+        ax.set(xscale="log", yscale="log", title=f"{algorithm.upper()}, {INPUTS[distribution]}")
+        ax.set_xticks(tiles, labels=[str(t) for t in tiles])
+        ax.minorticks_off()
+        log_ticks(ax.yaxis)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("rms error / rms of O\n(units of roundoff u)")
     for ax in axes[-1]:
         ax.set_xlabel("tiles of K, V")
     axes[0][0].legend(loc="upper left", fontsize=7)

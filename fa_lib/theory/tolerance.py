@@ -180,8 +180,7 @@ class _Law:
         return found
 
     def stored(self, O: Tensor, along: Tensor) -> Tensor:
-        """Line 9: the mean square of what storing O adds along it, over shifts against the grid: equal outputs err
-        alike."""
+        """Line 9: the mean square of what storing O adds along it, over shifts, since equal outputs err alike."""
         total = torch.zeros_like(O[:, :1])
         for i in range(SHIFTS):
             shift = 2 ** ((i + 0.5) / SHIFTS)
@@ -233,17 +232,18 @@ class _Law:
         """Line 8: for each v and O of `sums` the mean squares of O's error by rounding x (rows, n_kv) to fmt, in the
         numerator alone and in the row sum as well, over shifts of x against the grid: equal numbers have equal errors.
         That of a score counts as it is, that of a probability relative to it, with the exponential's."""
-        binade = torch.log2(positive := x.where(x > 0, 1.0))
-        found = [[torch.zeros_like(O)] * 2 for _, O in sums]
+        positive, found = x.where(x > 0, 1.0), [[torch.zeros_like(O)] * 2 for _, O in sums]
+        binade = torch.log2(positive) if relative else positive
         for i in range(SHIFTS):
             turn = (i + 0.5) / SHIFTS
             raised = x * 2**turn
             e = (fmt(raised) - raised) / 2**turn
             e = e / positive + self.exp() * torch.cos(2 * math.pi * (binade + turn)) if relative else e
+            of_D, of_l = D * e, (W * e).sum(-1, keepdim=True)
             for (v, O), own in zip(sums, found):
-                numerator = weighted_values(D * e, v)
-                quotient = numerator - O * (W * e).sum(-1, keepdim=True)
-                own[:] = (mean + part.square() / SHIFTS for mean, part in zip(own, (numerator, quotient)))
+                numerator = weighted_values(of_D, v)
+                squares = numerator.square(), (numerator - O * of_l).square()
+                own[:] = (mean + square / SHIFTS for mean, square in zip(own, squares))
         return found
 
     def of_sums(self, S: Tensor, W: Tensor, D: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor) -> Tensor:
