@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fa_lib import draw
+from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.pools import workers
 from fa_lib.execution.sweep import sweep
@@ -136,7 +137,7 @@ def test_a_killed_run_ends_with_the_same_bits(victim, tmp_path, request):
             for process in processes[:struck]:
                 victim.strike(process, folder, chance)
             assert not any([process.wait(SLOW_S) for process in processes][struck:])
-            assert all(victim.right.get(name, held) == held for name, held in contents(folder).items())
+            assert not [name for name, held in contents(folder).items() if victim.right.get(name, held) != held]
         found.append(victim.finish(folder))
         assert contents(folder) == victim.right
         hidden = [path for path in folder.rglob(".*") if path.is_file() and path.suffix != ".lock"]
@@ -198,4 +199,6 @@ def test_a_damaged_file_of_a_run_is_refused_with_its_path(tmp_path, request):
 
 if __name__ == "__main__":  # the sweep: processes, cache, table
     with workers(int(sys.argv[1])) as pool:
-        sweep(cell, dict(i=range(60)), cache=sys.argv[2], executor=pool).to_csv(sys.argv[3], index=False)
+        table = sweep(cell, dict(i=range(60)), cache=sys.argv[2], executor=pool)
+    with replacing(sys.argv[3]) as path:
+        table.to_csv(path, index=False)
