@@ -23,7 +23,7 @@ from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.examine import examine, measure
 from fa_lib.check.measure.plan import PLANS, QUICK, CheckPlan
 from fa_lib.check.measure.reference_cache import BIASED, WORST, Inputs
-from fa_lib.check.measure.shapes import measure_shapes, shapes_table
+from fa_lib.check.measure.shapes import grids_of, measure_shapes, shapes_table
 from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.sentences import cause, headline, judgement_text, sentences_of, title
@@ -390,14 +390,14 @@ def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
             ratio=1.0, outcome="answered"
         )
 
-    asked = shapes_table(shapes, head_dims, formats, [0], over, None)
+    asked = shapes_table(grids_of(shapes, head_dims, formats, [0]), over, None)
     assert len(asked) == len(shapes) * len(head_dims)
     for one, other in itertools.combinations((("shape", shapes), ("head_dim", head_dims), ("fmt", formats)), 2):
         met = set(asked[[one[0], other[0]]].itertuples(index=False, name=None))
         assert met == set(itertools.product(one[1], other[1]))
-    assert len(shapes_table(shapes, head_dims, ["FP32"], [0], over, None)) == len(shapes) * len(head_dims)
-    assert len(shapes_table(shapes, head_dims[:1], formats, [0], over, None)) == len(shapes) * len(formats)
-    assert shapes_table((), head_dims, formats, [0], over, None).empty
+    assert len(shapes_table(grids_of(shapes, head_dims, ["FP32"], [0]), over, None)) == len(shapes) * len(head_dims)
+    assert len(shapes_table(grids_of(shapes, head_dims[:1], formats, [0]), over, None)) == len(shapes) * len(formats)
+    assert shapes_table(grids_of((), head_dims, formats, [0]), over, None).empty
 
 
 def test_the_presets_are_known_and_a_wrong_shape_is_refused():

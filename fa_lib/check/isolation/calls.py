@@ -134,12 +134,21 @@ def call_kernel(fn: Callable, q, k, v, **options) -> Answer:
         o = call_or_raise(fn, options, q, k, v)
     except KernelError as error:
         return Answer(None, error.outcome, str(error))
-    changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not torch.equal(x, was)]
+    changed = [name for name, x, was in zip("qkv", (q, k, v), before) if not _same_bits(x, was)]
     if changed:
         return Answer(None, Outcome.MALFORMED, f"changes its inputs: {', '.join(changed)}")
     if not finite(o):
         return Answer(o, Outcome.MALFORMED, f"returns {nonfinite(o, q, k, v, options)}")
     return Answer(o)
+
+
+def _same_bits(x, was):
+    """Whether a tensor and a copy of it have the same bits; eight bytes at once, where they are in one row."""
+    if x.shape != was.shape or x.dtype != was.dtype:
+        return False
+    if x.is_contiguous() and was.is_contiguous() and x.shape[-1] * x.element_size() % 8 == 0:
+        x, was = x.view(torch.int64), was.view(torch.int64)
+    return torch.equal(x, was)
 
 
 def nonfinite(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict) -> str:

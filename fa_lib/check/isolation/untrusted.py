@@ -11,9 +11,10 @@ class Untrusted(str):
     """
 
     def __new__(cls, text: object) -> Self:
-        return super().__new__(
-            cls, "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in f"{text}")
-        )
+        text = f"{text}"
+        if not text.isprintable():
+            text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return super().__new__(cls, text)
 
 
 def first_line(text: object) -> Untrusted:

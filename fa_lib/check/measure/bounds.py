@@ -9,7 +9,9 @@ from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from fa_lib.check.measure.closeness import Beside
 from fa_lib.check.measure.reference_cache import Inputs
+from fa_lib.check.measure.second_process import result
 from fa_lib.kernels.inputs import DISTRIBUTIONS, UNEVEN
+from fa_lib.theory.tolerance import Tolerance, tolerance
 
 
 def bounds(
@@ -28,15 +30,12 @@ def bounds(
     """
     fn = kernel_fn(kernel, able.causal)
     rows, of, worst = 0, 0, None
-    for distribution in DISTRIBUTIONS:
-        if distribution == UNEVEN and able.causal and able.top_left:
-            continue
-        inputs = Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
-        q, k, v = inputs.tensors()
+    for inputs in bounded_inputs(judged, n, seed, head_dim, device, able):
+        distribution, (q, k, v) = inputs.distribution, inputs.tensors()
         answer = call_kernel(fn, q, k, v)
         if answer.outcome != Outcome.ANSWERED:
             continue
-        found = Beside.of(answer.output, q, k, v, dict(causal=able.causal))
+        found = Beside.of(answer.output, q, k, v, dict(causal=able.causal), result(tolerance_of, inputs))
         if not found.finite:
             continue
         rows, of, times = rows + int(found.over.sum()), of + found.over.numel(), found.times.max().item()
@@ -46,3 +45,16 @@ def bounds(
         return []
     times, distribution, found = worst
     return [dict(distribution=distribution, times=times, rows=rows, of=of) | found.cause()]
+
+
+def bounded_inputs(judged: str, n: int, seed: int, head_dim: int, device: str, able: Capabilities) -> list[Inputs]:
+    """The Inputs of `bounds`, in its order."""
+    return [
+        Inputs(judged, distribution, n, seed, head_dim=head_dim, causal=able.causal, device=device)
+        for distribution in DISTRIBUTIONS if distribution != UNEVEN or not (able.causal and able.top_left)
+    ]  # fmt: skip
+
+
+def tolerance_of(inputs: Inputs) -> Tolerance:
+    """The tolerance of a kernel that carries FP32, on some Inputs."""
+    return tolerance(*inputs.tensors(), precision=inputs.fmt, causal=inputs.causal)

@@ -27,12 +27,15 @@ class Beside:
     times: Tensor  # of every output, and of each row along the golden value: (*lead, n_q, d_v + 1)
 
     @classmethod
-    def of(cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> "Beside":
-        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count."""
+    def of(
+        cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], about: Tolerance | None = None
+    ) -> "Beside":
+        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count. about: the
+        tolerance of the call, with that precision, where it is known."""
         precision = Precision.kernel(q.dtype)
         if o.dtype != torch.float64:
             precision = replace(precision, output=Format.of(o.dtype))
-        about = tolerance(q, k, v, precision=precision, **options)
+        about = about or tolerance(q, k, v, precision=precision, **options)
         output = o.detach().double().where(about.seen, 0.0)
         return cls(output, (q, k, v), options, precision, about, torch.cat(about.times(output), -1))
 

@@ -12,7 +12,7 @@ import pandas as pd
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import FAULTS, call_kernel
 from fa_lib.check.isolation.worker import Outcome
-from fa_lib.check.measure.bounds import bounds
+from fa_lib.check.measure.bounds import bounded_inputs, bounds, tolerance_of
 from fa_lib.check.measure.capability import CAUSAL_FEWER, FEWER, GRADIENTS, Capabilities, kernel_fn
 from fa_lib.check.measure.carry import QUERIES, carried, carry
 from fa_lib.check.measure.contract import adapted, contract, formats, other_convention
@@ -24,6 +24,7 @@ from fa_lib.check.measure.reference_cache import (
     ORDINARY,
     ROWS,
     TROUBLE,
+    WORST,
     Inputs,
     bias_away_from_zero,
     bits,
@@ -34,13 +35,15 @@ from fa_lib.check.measure.reference_cache import (
 )
 from fa_lib.check.measure.relations import relate
 from fa_lib.check.measure.rounding_mode import rounding_mode
-from fa_lib.check.measure.shapes import measure_shapes, shapes_table
+from fa_lib.check.measure.second_process import compute_ahead, result
+from fa_lib.check.measure.shapes import cases_of, grids_of, measure_shapes, shapes_table
 from fa_lib.check.measure.split_keys import SPLITS, rounded_splits
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import UNEVEN
-from fa_lib.kernels.rule import ALLOWED, CALLS
+from fa_lib.kernels.rule import ALLOWED, CALLS, exact
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import deviation, over_baseline
+from fa_lib.theory.worst_inputs import worst_inputs
 
 REFERENCE_KERNELS = ("as_shipped", "every_step")  # emulated kernels beside the growth of the error
 FEW = (1, 16)  # queries that errors are measured at, beside as many as keys: decoding takes other paths
@@ -104,44 +107,61 @@ def examine(
             for each in on(ORDINARY, [n], (*few_queries, None) if n <= depth.square else few_queries, seeds, first)
         ]  # fmt: skip
         order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
+        others = tuple(name for name in beside if name != kernel)
+        emulated = [
+            i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds)) if others
+        ]  # no row of theirs knows of another: fewer will do
+        grids = grids_of(shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed)
+        worst = [each for each in troubled[:: len(judged)] if each.distribution == WORST]
+        at = depth.troubled_n, depth.first_seed
+        bounded = [each for fmt in judged for each in bounded_inputs(fmt, *at, head_dim, device, able)]
+        compute_ahead([
+            *((reference_values, asked_for[i]) for i in order),
+            *((measure, others, each) for each in emulated),
+            *((exact, case) for case in cases_of(grids, device, able)),
+            *((reference_values, each) for each in troubled),
+            *((worst_inputs, each.n, each.seed, head_dim) for each in worst),
+            *((tolerance_of, each) for each in bounded),
+        ])  # fmt: skip
+        # First what asks for none of these, while they are computed
+        asked_at = [count for count in QUERIES if count <= depth.square]
+        formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
+        sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
+        repeated = over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able)
+        related = pd.DataFrame()
+        if depth.relations:
+            cases = dict(key=[*depth.relations], fmt=judged[: depth.related_formats], seed=depth.first_seed)
+            related = over(relate, own | cases | dict(n=depth.related_n), able=able)
+        rounded = over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal)
         lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
         lengths = lengths.iloc[pd.Index(order).argsort()].reset_index(drop=True)
         lengths = drawn_again(lengths, OF_LENGTHS, ALLOWED["o"], lambda call, seeds: over(
             measure, dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]), names=[kernel],
         ))  # fmt: skip
-        if others := [name for name in beside if name != kernel]:  # no row of theirs knows of another: fewer will do
-            emulated = [i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))]
-            more = sweep(measure, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
+        if emulated:
+            more = sweep(measure_emulated, dict(inputs=emulated), fixed=dict(names=others), cache=cache)
             lengths = pd.concat([lengths, more], ignore_index=True)
 
-        def over_shapes(case, able=able):
-            return over(measure_shapes, dict(distribution="normal", kernel=kernel, device=device) | case, able=able)
+        def over_shapes(grid, able=able):
+            return over(measure_shapes, dict(distribution="normal", kernel=kernel, device=device) | grid, able=able)
 
         def again(call, seeds):
-            case = {name: call[name] for name in ("shape", "fmt")} | dict(head_dim=int(call.head_dim), seed=[*seeds])
-            return over_shapes(case, replace(able, gradients=False))
+            grid = {name: call[name] for name in ("shape", "fmt")} | dict(head_dim=int(call.head_dim), seed=[*seeds])
+            return over_shapes(grid, replace(able, gradients=False))
 
-        asked_at = [count for count in QUERIES if count <= depth.square]
-        formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
-        sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
         return Measurements(
             conventions=conventions,
             asked=asked,
-            shapes=shapes_table(
-                shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed, over_shapes, again
-            ),
+            shapes=shapes_table(grids, over_shapes, again),
             lengths=lengths,
             inputs=over(measure, dict(inputs=troubled), names=[kernel]),
             bounds=over(bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), able=able),
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
-            repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
-            relations=over(
-                relate, own | dict(key=[*depth.relations], fmt=judged[: depth.related_formats], seed=depth.first_seed,
-                                   n=depth.related_n), able=able,
-            ) if depth.relations else pd.DataFrame(),
-            rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
-        )  # fmt: skip
+            repeats=repeated,
+            relations=related,
+            rounding=rounded,
+        )
 
 
 def _order(count, block, chance):
@@ -187,6 +207,11 @@ def _splits(kernel, lengths, sums, over):
         return pd.DataFrame()
     inputs = _inputs(calls.loc[calls.times_max.idxmax()])
     return over(rounded_splits, dict(splits=[*SPLITS], low_merge=[False, True], kernel=kernel), inputs=inputs)
+
+
+def measure_emulated(names: Sequence[str], inputs: Inputs) -> list[dict]:
+    """A cell: `measure` of emulated kernels, which the second process may have called."""
+    return result(measure, tuple(names), inputs)
 
 
 def measure(names: Sequence[str | Callable], inputs: Inputs) -> list[dict]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.check.measure.second_process import result
 from fa_lib.execution.files import replacing
 from fa_lib.execution.fingerprint import code_version, digest
 from fa_lib.experiments import biased_rounding
@@ -96,7 +97,7 @@ def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: in
     """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim), float64, of a name of `inputs.DISTRIBUTIONS`,
     or of BIASED or WORST, which have one head and as many queries as keys."""
     if distribution == WORST:
-        return worst_inputs(n, seed, head_dim)
+        return result(worst_inputs, n, seed, head_dim)
     if distribution == BIASED:
         return biased_rounding.problem(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
     return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))
@@ -156,7 +157,8 @@ def cache_in(folder: str | Path) -> Iterator[None]:
 
 
 def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
-    """fn(about), with the same bits from a file if there is one: of the same code, versions and arguments.
+    """fn(about), with the same bits from the second process if it has them, or from a file if there is one: of the same
+    code, versions and arguments.
 
     Args:
         fn: gives tensors by name. about: a dataclass of numbers and texts. (Neither names a stranger's kernel: what is
@@ -164,11 +166,11 @@ def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tens
     """
     folder = _FOLDER.get()
     if folder is None:
-        return fn(about)
+        return result(fn, about)
     path = folder / fn.__name__ / f"{digest([_code(fn, about.device), asdict(about)])[:24]}.npz"
     found = _read(path)
     if found is None:
-        found = fn(about)
+        found = result(fn, about)
         archive = io.BytesIO()
         arrays: dict[str, Any] = {name: x.cpu().numpy() for name, x in found.items()}
         np.savez(archive, **arrays)

@@ -10,24 +10,34 @@ from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
 from fa_lib.check.measure.draws import OF_SHAPES, drawn_again
 from fa_lib.check.measure.reference_cache import cached
+from fa_lib.execution.sweep import expand
 from fa_lib.kernels.rule import ALLOWED, Case, exact, rule_rows
 
 
-def shapes_table(
-    shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[str], seed: int, over: Callable, again: Callable
-) -> pd.DataFrame:
-    """A table of `measure_shapes`, of over(case) for cases in which each shape has each head_dim, in one format after
-    the other, so that every two of a shape, a head_dim and a format meet; in all formats where head_dims are too few
-    for that. again: as `drawn_again` has it, of outputs."""
+def grids_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[str], seed: int) -> list[dict]:
+    """Grids of `measure_shapes`, in which each shape has each head_dim, in one format after the other, so that every
+    two of a shape, a head_dim and a format meet; in all formats where head_dims are too few for that."""
     turns = len(formats) if len(head_dims) >= len(formats) else 1
-    cases = [
+    return [
         dict(shape=own, head_dim=[head_dim], fmt=[fmt], seed=seed)
         for j, head_dim in enumerate(head_dims) for i, fmt in enumerate(formats)
         if (own := [shape for at, shape in enumerate(shapes) if (at + j - i) % turns == 0])
     ]  # fmt: skip
-    if not cases:
+
+
+def cases_of(grids: Sequence[dict], device: str, able: Capabilities) -> list[Case]:
+    """The Cases that `measure_shapes` asks a kernel for first, of normal inputs, in the order of `shapes_table`."""
+    return [
+        Case(**cell, distribution="normal", gradients=able.gradients, device=device)
+        for grid in grids for cell in expand(grid)
+    ]  # fmt: skip
+
+
+def shapes_table(grids: Sequence[dict], over: Callable, again: Callable) -> pd.DataFrame:
+    """A table of `measure_shapes`, of over(grid) for each of `grids_of`. again: as `drawn_again` has it, of outputs."""
+    if not grids:
         return pd.DataFrame()
-    rows = pd.concat([over(case) for case in cases], ignore_index=True)
+    rows = pd.concat([over(grid) for grid in grids], ignore_index=True)
     outputs, others = rows[rows.tensor == "o"], rows[rows.tensor != "o"]
     return pd.concat([drawn_again(outputs, OF_SHAPES, ALLOWED["o"], again), others], ignore_index=True)
 

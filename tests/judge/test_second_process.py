@@ -1,0 +1,81 @@
+"""The process that computes golden values beside a judgement: the same bits, and nothing is left of it."""
+
+import operator
+import os
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from fa_lib.check.measure import examine, second_process
+from fa_lib.check.measure.plan import QUICK
+from fa_lib.check.measure.second_process import compute_ahead, result
+
+TINY = replace(QUICK, lengths=(97,), shapes=("97",), troubled_n=64, bias_seeds=1, relations=(), drawn=())
+
+
+@pytest.fixture
+def second(monkeypatch):
+    """The second process, on any machine."""
+    monkeypatch.setattr(second_process, "share", lambda: 2)
+    with second_process.second_process():
+        yield second_process._SECOND.get()
+
+
+def test_what_it_has_computed_is_taken_and_it_ends(second):
+    compute_ahead([(os.getpid,)])
+    second.process.wait(60)
+    assert result(os.getpid) == second.process.pid != os.getpid()
+    assert result(abs, -1) == 1, "no task of its own"
+
+
+def test_what_it_has_not_computed_is_computed_here(second):
+    compute_ahead([(os.getpid,), (time.sleep, 60)])  # it begins with the last
+    assert result(os.getpid) == os.getpid()
+    second.process.kill()
+    second.process.wait(60)
+    assert result(os.getpid) == os.getpid()
+
+
+def test_an_error_there_is_an_error_here_where_the_result_is_wanted(second):
+    compute_ahead([(os.getpid,), (operator.truediv, 1, 0)])
+    second.process.wait(60)
+    assert result(os.getpid) == os.getpid()
+    with pytest.raises(ZeroDivisionError):
+        result(operator.truediv, 1, 0)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_nothing_is_left_of_it(cores, monkeypatch):
+    monkeypatch.setattr(second_process, "share", lambda: cores)
+    before = {*os.listdir("/proc/self/fd")}
+    with pytest.raises(KeyboardInterrupt), second_process.second_process():
+        compute_ahead([(time.sleep, 60)])
+        assert len(psutil.Process().children()) == cores - 1
+        raise KeyboardInterrupt
+    assert not psutil.Process().children() and {*os.listdir("/proc/self/fd")} == before
+    compute_ahead([(os.getpid,)])
+    assert result(os.getpid) == os.getpid()
+
+
+def test_tables_have_the_same_bits_with_and_without_it(second, monkeypatch):
+    tasks, asked, took = [], set(), second.result
+
+    def all_of_it(given):
+        compute_ahead(given)
+        tasks.extend(given)
+        assert second.process.wait(120) == 0
+
+    def taken(*task):
+        asked.add(task)
+        return took(*task)
+
+    monkeypatch.setattr(second, "result", taken)
+    monkeypatch.setattr(examine, "compute_ahead", all_of_it)
+    ahead = examine.examine("flash", TINY)
+    assert asked == {*tasks} and len(asked) == len(tasks) == len(second.done), "each is asked for, and was done there"
+    monkeypatch.setattr(examine, "compute_ahead", lambda tasks: None)
+    monkeypatch.setattr(second, "numbers", {})
+    for (name, table), (_, here) in zip(ahead.items(), examine.examine("flash", TINY).items()):
+        assert table.equals(here), name
