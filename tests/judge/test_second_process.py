@@ -25,7 +25,7 @@ def second(monkeypatch):
 
 def test_what_it_has_computed_is_taken_and_it_ends(second):
     compute_ahead([(os.getpid,)])
-    second.process.wait(60)
+    second.reader.join(60)
     assert result(os.getpid) == second.process.pid != os.getpid()
     assert result(abs, -1) == 1, "no task of its own"
 
@@ -34,13 +34,13 @@ def test_what_it_has_not_computed_is_computed_here(second):
     compute_ahead([(os.getpid,), (time.sleep, 60)])  # it begins with the last
     assert result(os.getpid) == os.getpid()
     second.process.kill()
-    second.process.wait(60)
+    second.reader.join(60)
     assert result(os.getpid) == os.getpid()
 
 
 def test_an_error_there_is_an_error_here_where_the_result_is_wanted(second):
     compute_ahead([(os.getpid,), (operator.truediv, 1, 0)])
-    second.process.wait(60)
+    second.reader.join(60)
     assert result(os.getpid) == os.getpid()
     with pytest.raises(ZeroDivisionError):
         result(operator.truediv, 1, 0)
@@ -65,7 +65,7 @@ def test_tables_have_the_same_bits_with_and_without_it(second, monkeypatch):
     def all_of_it(given):
         compute_ahead(given)
         tasks.extend(given)
-        assert second.process.wait(120) == 0
+        second.reader.join(120)
 
     def taken(*task):
         asked.add(task)
@@ -74,7 +74,9 @@ def test_tables_have_the_same_bits_with_and_without_it(second, monkeypatch):
     monkeypatch.setattr(second, "result", taken)
     monkeypatch.setattr(examine, "compute_ahead", all_of_it)
     ahead = examine.examine("flash", TINY)
-    assert asked == {*tasks} and len(asked) == len(tasks) == len(second.done), "each is asked for, and was done there"
+    assert asked == {*tasks} and len(asked) == len(tasks) == len(second.pickled), (
+        "each is asked for, and was done there"
+    )
     monkeypatch.setattr(examine, "compute_ahead", lambda tasks: None)
     monkeypatch.setattr(second, "numbers", {})
     for (name, table), (_, here) in zip(ahead.items(), examine.examine("flash", TINY).items()):

@@ -1,17 +1,18 @@
 """A process beside this one, for what a judgement needs and no kernel has a part in: golden values, Baseline's errors,
 bounds, emulated kernels.
 
-This process works from the front of a list and that one from its end, until they meet. What that one has computed lies
-in a file without a name, which no other program finds; if it ends, this process computes the rest itself.
+This process works from the front of a list and that one from its end, until they meet. Its results come over a socket
+that has no name, and a thread takes them in: no other program has a way to it. If it ends, this process computes the
+rest itself.
 """
 
 import json
 import os
 import pickle
-import struct
+import socket
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -27,55 +28,53 @@ INSIDE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from fa_lib.check.measure import examine, second_process  # examine: imported while there is no task yet
-second_process.serve(*map(int, sys.argv[2:]))
+second_process.serve(int(sys.argv[2]))
 """
-DONE = struct.Struct("<3q")  # a task's number, where its result begins in the file, and its bytes
 
 
 class _SecondProcess:
     """It begins to import when it is made."""
 
     def __init__(self):
-        self.numbers: dict[tuple, int] = {}
-        self.done: dict[int, tuple[int, int]] = {}
-        self.results = tempfile.TemporaryFile()  # noqa: SIM115 it is closed with the process
-        self.told, telling = os.pipe()
-        os.set_blocking(self.told, False)
-        descriptors = (self.results.fileno(), telling)
+        self.numbers: dict[tuple, int] = {}  # of tasks
+        self.pickled: dict[int, bytes] = {}  # results
+        self.socket, theirs = socket.socketpair()
         settings = {NAME: f"{os.getpid()}", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", INSIDE, json.dumps(sys.path), *map(str, descriptors)], pass_fds=descriptors,
-            env=process_settings.environment() | settings, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            [sys.executable, "-P", "-c", INSIDE, json.dumps(sys.path), f"{theirs.fileno()}"],
+            pass_fds=[theirs.fileno()], env=process_settings.environment() | settings, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        os.close(telling)
+        theirs.close()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        with suppress(EOFError, OSError, pickle.UnpicklingError), self.socket.makefile("rb") as channel:
+            while True:  # until it ends
+                number, pickled = pickle.load(channel)
+                self.pickled[number] = pickled
 
     def give(self, tasks: Sequence[tuple]) -> None:
         """All that there is to do, once."""
-        assert self.process.stdin is not None
         self.numbers = {task: i for i, task in enumerate(tasks)}
-        with suppress(BrokenPipeError), self.process.stdin as channel:
-            pickle.dump(tasks, channel)
+        with suppress(OSError):
+            self.socket.sendall(pickle.dumps(tasks))
 
     def result(self, fn: Callable, *given: Any) -> Any:
         """fn(*given), computed here if it is not there. The first that is there says that all behind it are, and so
         ends the process."""
-        number = self.numbers.get((fn, *given))
-        with suppress(BlockingIOError):
-            while told := os.read(self.told, DONE.size):
-                i, *where = DONE.unpack(told)
-                self.done[i] = (where[0], where[1])
-        if number not in self.done:
+        pickled = self.pickled.get(self.numbers.get((fn, *given), -1))
+        if pickled is None:
             return fn(*given)
         self.process.kill()
-        start, size = self.done[number]
-        return pickle.loads(os.pread(self.results.fileno(), size, start))
+        return pickle.loads(pickled)
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
-        os.close(self.told)
-        self.results.close()
+        self.process.wait()
+        self.reader.join()
+        self.socket.close()
 
 
 _SECOND: ContextVar[_SecondProcess | None] = ContextVar("_SECOND", default=None)
@@ -113,17 +112,14 @@ def result(fn: Callable, *given: Any) -> Any:
     return second.result(fn, *given) if second else fn(*given)
 
 
-def serve(results: int, telling: int) -> None:
-    """In the second process: compute the tasks that come, the last first. results: descriptor of the file; telling: of
-    the pipe that says what it holds."""
+def serve(descriptor: int) -> None:
+    """In the second process: compute the tasks that come over a socket, the last first, and send each result."""
     end_with_parent()
     process_settings.keep_memory()
     torch.set_num_threads(1)
-    tasks = pickle.load(sys.stdin.buffer)
-    with open(results, "wb", closefd=False) as file:
+    with socket.socket(fileno=descriptor) as channel:
+        with channel.makefile("rb") as tasks_from:
+            tasks = pickle.load(tasks_from)
         for number in reversed(range(len(tasks))):
             fn, *given = tasks[number]
-            start = file.tell()
-            pickle.dump(fn(*given), file)
-            file.flush()
-            os.write(telling, DONE.pack(number, start, file.tell() - start))
+            channel.sendall(pickle.dumps((number, pickle.dumps(fn(*given)))))
