@@ -186,7 +186,10 @@ def check_kernel(
     compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
     with exit_on_error(json_file):
+        from contextlib import nullcontext
+
         from fa_lib.check.isolation.isolated_kernel import in_a_process
+        from fa_lib.check.measure.second_process import second_process
         from fa_lib.check.report.page_files import PageFiles
 
         name = kernel_name(f"gpu:{gpu}:{kernel}" if gpu else kernel)
@@ -210,7 +213,8 @@ def check_kernel(
             return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
         files = PageFiles.of(out, laid_out)
         files.clear()
-        with in_a_process(name, timeout):  # it begins while the rest is imported
+        beside = nullcontext() if quick or device != "cpu" else second_process()
+        with in_a_process(name, timeout), beside:  # both begin while the rest is imported
             from fa_lib.commands import reports
 
             reports.check_kernel(name, "quick" if quick else "report", out, device, layout, seed=seed)

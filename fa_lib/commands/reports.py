@@ -5,7 +5,6 @@ import platform
 import secrets
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from fa_lib.check.measure.closeness import Furthest
 from fa_lib.check.measure.examine import examine
 from fa_lib.check.measure.examine_tensors import examine_tensors
 from fa_lib.check.measure.plan import PLANS, CheckPlan
-from fa_lib.check.measure.second_process import second_process
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.probe import Probe
@@ -94,8 +92,7 @@ def check_kernel(
     plan = replace(plan, drawn_seed=secrets.randbits(31) if seed is None else seed)
     files = PageFiles.of(out, kernel)
     files.clear()
-    beside = second_process() if device == "cpu" and named == "report" else nullcontext()
-    with in_a_process(kernel, timeout) as alone, beside:
+    with in_a_process(kernel, timeout) as alone:
         if alone is None:
             kernels.plain(kernel)
         else:

@@ -193,6 +193,28 @@ def test_a_kernel_that_changes_its_inputs_is_caught():
     assert answer.outcome == "answered" and answer.problem == "" and torch.equal(answer.o, attention(q, k, v))
 
 
+@pytest.mark.parametrize(
+    "becomes",
+    [
+        lambda q: q.view_as(q).neg_(),  # 0 becomes -0
+        lambda q: q.resize_(1, 2, 8, 8),
+        lambda q: q.set_(torch.ones(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape)),  # at no multiple of eight bytes
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_change_of_an_input_is_seen_by_its_bits(becomes, dtype):
+    q, k, v = (x.to(dtype) for x in (torch.zeros(1, 2, 8, 16), *torch.randn(2, 1, 2, 8, 16)))
+    k[..., 0] = math.nan  # a value that differs from itself, and does not change
+
+    def changes(q, k, v):
+        o = torch.zeros_like(q)
+        becomes(q)
+        return o
+
+    assert call_kernel(lambda q, k, v: torch.zeros_like(q), q, k, v).outcome == "answered"
+    assert call_kernel(changes, q, k, v).problem == "changes its inputs: q"
+
+
 def test_a_kernel_that_does_less_is_judged_by_what_it_does():
     name = register("whole tiles", only_whole_tiles)
     tables = examine(name, replace(SMALL, shapes=("97", "GQA 384", "1024")))
@@ -461,6 +483,8 @@ def test_a_strangers_text_is_never_markup_and_moves_no_cursor():
         assert tag not in html
     html.encode()  # no lone surrogate is left
     assert "\x1b" not in judgement_text(judgement) and Untrusted("a\x1b\nb é") == "a\\x1b\\nb é"
+    sly = type("Sly", (str,), dict(isprintable=lambda self: True, __format__=lambda self, spec: self))
+    assert Untrusted(sly("a\x1b")) == "a\\x1b"
 
 
 @pytest.mark.parametrize(

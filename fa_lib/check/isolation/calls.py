@@ -143,12 +143,9 @@ def call_kernel(fn: Callable, q, k, v, **options) -> Answer:
 
 
 def _same_bits(x, was):
-    """Whether a tensor and a copy of it have the same bits; eight bytes at once, where they are in one row."""
-    if x.shape != was.shape or x.dtype != was.dtype:
-        return False
-    if x.is_contiguous() and was.is_contiguous() and x.shape[-1] * x.element_size() % 8 == 0:
-        x, was = x.view(torch.int64), was.view(torch.int64)
-    return torch.equal(x, was)
+    """Whether a tensor and a copy of it have the same bits. As whole numbers they are compared in half the time."""
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[was.element_size()]
+    return x.dtype == was.dtype and torch.equal(x.view(width), was.view(width))
 
 
 def nonfinite(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict) -> str:

@@ -11,7 +11,7 @@ class Untrusted(str):
     """
 
     def __new__(cls, text: object) -> Self:
-        text = f"{text}"
+        text = str.__str__(f"{text}")  # of a class of its own, which may say anything of itself, the characters
         if not text.isprintable():
             text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
         return super().__new__(cls, text)

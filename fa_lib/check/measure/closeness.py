@@ -30,8 +30,8 @@ class Beside:
     def of(
         cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], about: Tolerance | None = None
     ) -> "Beside":
-        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count. about: the
-        tolerance of the call, with that precision, where it is known."""
+        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count. about: of the
+        call, of a kernel that carries FP32 and stores o's dtype, where it is known."""
         precision = Precision.kernel(q.dtype)
         if o.dtype != torch.float64:
             precision = replace(precision, output=Format.of(o.dtype))

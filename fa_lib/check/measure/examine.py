@@ -107,33 +107,18 @@ def examine(
             for each in on(ORDINARY, [n], (*few_queries, None) if n <= depth.square else few_queries, seeds, first)
         ]  # fmt: skip
         order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
+        in_order = [asked_for[i] for i in order]
         others = tuple(name for name in beside if name != kernel)
         emulated = [
             i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds)) if others
         ]  # no row of theirs knows of another: fewer will do
         grids = grids_of(shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed)
-        worst = [each for each in troubled[:: len(judged)] if each.distribution == WORST]
-        at = depth.troubled_n, depth.first_seed
-        bounded = [each for fmt in judged for each in bounded_inputs(fmt, *at, head_dim, device, able)]
-        compute_ahead([
-            *((reference_values, asked_for[i]) for i in order),
-            *((measure, others, each) for each in emulated),
-            *((exact, case) for case in cases_of(grids, device, able)),
-            *((reference_values, each) for each in troubled),
-            *((worst_inputs, each.n, each.seed, head_dim) for each in worst),
-            *((tolerance_of, each) for each in bounded),
-        ])  # fmt: skip
-        # First what asks for none of these, while they are computed
-        asked_at = [count for count in QUERIES if count <= depth.square]
-        formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
-        sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
-        repeated = over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able)
-        related = pd.DataFrame()
-        if depth.relations:
-            cases = dict(key=[*depth.relations], fmt=judged[: depth.related_formats], seed=depth.first_seed)
-            related = over(relate, own | cases | dict(n=depth.related_n), able=able)
-        rounded = over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal)
-        lengths = over(measure, dict(inputs=[asked_for[i] for i in order]), names=[kernel])
+        bounded = [
+            each for fmt in judged
+            for each in bounded_inputs(fmt, depth.troubled_n, depth.first_seed, head_dim, device, able)
+        ]  # fmt: skip
+        compute_ahead(_tasks(in_order, others, emulated, cases_of(grids, device, able), troubled, bounded))
+        lengths = over(measure, dict(inputs=in_order), names=[kernel])
         lengths = lengths.iloc[pd.Index(order).argsort()].reset_index(drop=True)
         lengths = drawn_again(lengths, OF_LENGTHS, ALLOWED["o"], lambda call, seeds: over(
             measure, dict(inputs=[replace(_inputs(call), seed=seed) for seed in seeds]), names=[kernel],
@@ -149,6 +134,9 @@ def examine(
             grid = {name: call[name] for name in ("shape", "fmt")} | dict(head_dim=int(call.head_dim), seed=[*seeds])
             return over_shapes(grid, replace(able, gradients=False))
 
+        asked_at = [count for count in QUERIES if count <= depth.square]
+        formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
+        sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
         return Measurements(
             conventions=conventions,
             asked=asked,
@@ -158,10 +146,28 @@ def examine(
             bounds=over(bounds, own | dict(judged=judged, n=depth.troubled_n, seed=depth.first_seed), able=able),
             sums=sums,
             splits=_splits(kernel, lengths, sums, over),
-            repeats=repeated,
-            relations=related,
-            rounding=rounded,
-        )
+            repeats=over(repeats, own | dict(fmt=judged[0], runs=depth.runs), able=able),
+            relations=over(
+                relate, own | dict(key=[*depth.relations], fmt=judged[: depth.related_formats], seed=depth.first_seed,
+                                   n=depth.related_n), able=able,
+            ) if depth.relations else pd.DataFrame(),
+            rounding=over(rounding_mode, own | dict(fmt=[fmt for fmt in can if fmt != "FP64"]), causal=able.causal),
+        )  # fmt: skip
+
+
+def _tasks(asked_for, others, emulated, cases, troubled, bounded):
+    """What an examination asks `result` for, each once, in that order."""
+    tasks = [
+        *((reference_values, each) for each in asked_for),
+        *((measure, others, each) for each in emulated),
+        *((exact, case) for case in cases),
+    ]
+    for each in troubled:
+        if each.distribution == WORST:  # they are searched for, before anything is computed on them
+            tasks.append((worst_inputs, each.n, each.seed, each.head_dim))
+        tasks.append((reference_values, each))
+    tasks += [(tolerance_of, each) for each in bounded]
+    return [*dict.fromkeys(tasks)]
 
 
 def _order(count, block, chance):

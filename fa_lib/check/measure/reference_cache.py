@@ -157,8 +157,8 @@ def cache_in(folder: str | Path) -> Iterator[None]:
 
 
 def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
-    """fn(about), with the same bits from the second process if it has them, or from a file if there is one: of the same
-    code, versions and arguments.
+    """fn(about), with the same bits from a file if there is one, of the same code, versions and arguments; or from the
+    second process, if that has them.
 
     Args:
         fn: gives tensors by name. about: a dataclass of numbers and texts. (Neither names a stranger's kernel: what is

@@ -1,9 +1,8 @@
 """A process beside this one, for what a judgement needs and no kernel has a part in: golden values, Baseline's errors,
 bounds, emulated kernels.
 
-This process works from the front of a list and that one from its end, until they meet. Its results come over a socket
-that has no name, and a thread takes them in: no other program has a way to it. If it ends, this process computes the
-rest itself.
+This process works from the front of a list and that one from its end, until they meet. Its results come over a pair of
+sockets, which no other program can open, and a thread takes them in. If it ends, this process computes the rest itself.
 """
 
 import json
@@ -22,28 +21,27 @@ import torch
 
 from fa_lib.execution import process_settings
 from fa_lib.execution.exit_with_parent import NAME, end_with_parent
-from fa_lib.execution.pools import share
 
 INSIDE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from fa_lib.check.measure import examine, second_process  # examine: imported while there is no task yet
-second_process.serve(int(sys.argv[2]))
+second_process.serve()
 """
+NICE = 10  # the kernel that is judged goes first
 
 
 class _SecondProcess:
     """It begins to import when it is made."""
 
     def __init__(self):
-        self.numbers: dict[tuple, int] = {}  # of tasks
-        self.pickled: dict[int, bytes] = {}  # results
+        self.numbers: dict[tuple, int] = {}  # of the tasks
+        self.results: list[bytes] = []  # of the tasks, the last first; pickled
         self.socket, theirs = socket.socketpair()
-        settings = {NAME: f"{os.getpid()}", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+        settings = {NAME: f"{os.getpid()}", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", INSIDE, json.dumps(sys.path), f"{theirs.fileno()}"],
-            pass_fds=[theirs.fileno()], env=process_settings.environment() | settings, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [sys.executable, "-P", "-c", INSIDE, json.dumps(sys.path)], stdin=theirs, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env=process_settings.environment() | settings,
         )  # fmt: skip
         theirs.close()
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -52,27 +50,29 @@ class _SecondProcess:
     def _read(self):
         with suppress(EOFError, OSError, pickle.UnpicklingError), self.socket.makefile("rb") as channel:
             while True:  # until it ends
-                number, pickled = pickle.load(channel)
-                self.pickled[number] = pickled
+                self.results.append(pickle.load(channel))
 
     def give(self, tasks: Sequence[tuple]) -> None:
-        """All that there is to do, once."""
+        """Send all tasks, each once; there is no second list."""
+        assert not self.numbers
         self.numbers = {task: i for i, task in enumerate(tasks)}
         with suppress(OSError):
             self.socket.sendall(pickle.dumps(tasks))
 
     def result(self, fn: Callable, *given: Any) -> Any:
-        """fn(*given), computed here if it is not there. The first that is there says that all behind it are, and so
-        ends the process."""
-        pickled = self.pickled.get(self.numbers.get((fn, *given), -1))
-        if pickled is None:
+        """fn(*given), computed here if it is not there. Results come from the end of the list on: where one is there,
+        those of all later tasks are, and the process has done its part."""
+        number = self.numbers.get((fn, *given))
+        if number is None or number < len(self.numbers) - len(self.results):
             return fn(*given)
         self.process.kill()
-        return pickle.loads(pickled)
+        return pickle.loads(self.results[len(self.numbers) - 1 - number])
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.reader.join()
         self.socket.close()
 
@@ -82,8 +82,12 @@ _SECOND: ContextVar[_SecondProcess | None] = ContextVar("_SECOND", default=None)
 
 @contextmanager
 def second_process() -> Iterator[None]:
-    """Inside, `compute_ahead` has a process to give tasks to; without a second core it has none."""
-    if share() < 2 or os.name != "posix":
+    """Inside, `compute_ahead` has a process to give tasks to; where there is no second core it has none.
+
+    It is for a command, whose process has torch's own settings: the second process does not know of others. Both
+    compute on one thread (`calls.judged_by_one_thread`), so that their bits are the same.
+    """
+    if _cores() < 2 or os.name != "posix":
         yield
         return
     second = _SecondProcess()
@@ -95,12 +99,17 @@ def second_process() -> Iterator[None]:
         second.close()
 
 
+def _cores():
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def compute_ahead(tasks: Sequence[tuple]) -> None:
     """Give the second process, if there is one, its tasks.
 
     Args:
-        tasks: (fn, *given), in the order in which `result` will be asked for them; all of them values that pickle can
-            send and a dict can have as keys.
+        tasks: (fn, *given), each once, in the order in which `result` will be asked for them; all of them values that
+            pickle can send and a dict can have as keys.
     """
     if second := _SECOND.get():
         second.give(tasks)
@@ -112,14 +121,14 @@ def result(fn: Callable, *given: Any) -> Any:
     return second.result(fn, *given) if second else fn(*given)
 
 
-def serve(descriptor: int) -> None:
-    """In the second process: compute the tasks that come over a socket, the last first, and send each result."""
+def serve() -> None:
+    """In the second process, whose standard input is its socket: compute the tasks that come, the last first."""
     end_with_parent()
+    os.nice(NICE)
     process_settings.keep_memory()
     torch.set_num_threads(1)
-    with socket.socket(fileno=descriptor) as channel:
-        with channel.makefile("rb") as tasks_from:
-            tasks = pickle.load(tasks_from)
-        for number in reversed(range(len(tasks))):
-            fn, *given = tasks[number]
-            channel.sendall(pickle.dumps((number, pickle.dumps(fn(*given)))))
+    with socket.socket(fileno=0) as channel:
+        with channel.makefile("rb") as orders:
+            tasks = pickle.load(orders)
+        for fn, *given in reversed(tasks):
+            channel.sendall(pickle.dumps(pickle.dumps(fn(*given))))

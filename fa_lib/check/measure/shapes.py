@@ -26,7 +26,8 @@ def grids_of(shapes: Sequence[str], head_dims: Sequence[int], formats: Sequence[
 
 
 def cases_of(grids: Sequence[dict], device: str, able: Capabilities) -> list[Case]:
-    """The Cases that `measure_shapes` asks a kernel for first, of normal inputs, in the order of `shapes_table`."""
+    """The Cases of grids, on normal inputs, in the order of `shapes_table`, which may ask for others as well: without
+    gradients where a kernel has none, and of other draws."""
     return [
         Case(**cell, distribution="normal", gradients=able.gradients, device=device)
         for grid in grids for cell in expand(grid)
