@@ -1,9 +1,9 @@
-"""FP32 values sorted by their bits. On AMD's Zen 4, numpy's sort of ten million takes four times as long."""
+"""FP32 values sorted by their bits. On AMD's Zen 4, numpy's sort of ten million takes six times as long."""
 
 import numba
 import numpy as np
 
-DIGITS, BITS = 3, 11  # 33 bits hold the 32 of a value
+DIGITS, BITS = 4, 8
 VALUES = 1 << BITS
 
 
