@@ -36,11 +36,10 @@ from fa_lib.plots.style import (
     plain_ticks,
     styled,
 )
-from fa_lib.theory.law import expected
+from fa_lib.theory.law import expected, largest_over_baseline
 
 _INPUTS = ((FLASH, "o"), (BASELINE, "s"), (INK, "D"))  # of distributions, in their order
 FLOOR = 0.15  # units of roundoff, where figure 4 draws 0
-LAW = 1.85  # of sqrt(T), FA1 and 131,072 outputs of one sign (docs/law/theory.md)
 
 
 @styled
@@ -139,17 +138,22 @@ def golden_value(
 
 
 def _against_tiles(ax, table, recorded):
-    """Draw how many times Baseline's largest error Flash's is, and what the law tends to on uniform inputs."""
+    """Draw how many times Baseline's largest error Flash's is, and what the law says where V has one sign."""
     fmt = table.fmt.iloc[0]
     for distribution, (color, marker) in zip(dict.fromkeys(table.distribution), _INPUTS):
         band(ax, _times(table, distribution), color, marker, f"{distribution} inputs")
         for shape, other in by_device(recorded):
             times = _times(other, distribution)
             hollow(ax, times.index, times, color, shape, ls=":")
-    tiles = sorted({*table.tiles, *(count for other in recorded.values() for count in other.tiles)})
-    ax.plot(tiles, [LAW * t**0.5 for t in tiles], color=INK, lw=1, ls="--", label=rf"{LAW} $\sqrt{{T}}$")
+    outputs = pd.concat([table, *recorded.values()]).groupby("tiles")["count"].max()
+    one_format, algorithm = Precision.uniform(fmt), table.algorithm.iloc[0]
+    law = [
+        largest_over_baseline(one_format, fmt, tiles=int(tiles), algorithm=algorithm, count=int(count))
+        for tiles, count in outputs.items()
+    ]
+    ax.plot(outputs.index, law, color=INK, lw=1, ls="--", label="the law, V of one sign")
     ax.set(xscale="log", yscale="log", xlabel="number T of K, V tiles", title=f"{fmt}: Flash / Baseline")
-    ax.set_xticks(tiles, labels=[str(t) for t in tiles])
+    ax.set_xticks(outputs.index, labels=[str(t) for t in outputs.index])
     no_minor_ticks(ax.xaxis)
     log_ticks(ax.yaxis)
     ax.legend(loc="upper left")

@@ -40,8 +40,8 @@ class _SecondProcess:
         self.socket, theirs = socket.socketpair()
         settings = {NAME: f"{os.getpid()}", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", INSIDE, json.dumps(sys.path)], stdin=theirs, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env=process_settings.environment() | settings,
+            [sys.executable, "-P", "-c", INSIDE, json.dumps(sys.path)], stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=process_settings.environment() | settings,
         )  # fmt: skip
         theirs.close()
         self.reader = threading.Thread(target=self._read, daemon=True)
