@@ -7,10 +7,20 @@ DIGITS, BITS = 4, 8
 VALUES = 1 << BITS
 
 
-def sorted_values(x: np.ndarray) -> np.ndarray:
-    """Return a sorted copy of float32 values (n,); NaN stands at either end, by its sign."""
-    keys = x.view(np.uint32).copy()
-    return by_digits(keys, np.empty_like(keys)).view(np.float32)
+def sorted_values(x: np.ndarray, space: np.ndarray) -> np.ndarray:
+    """Sort float32 values.
+
+    Args:
+        x: float32 (n,).
+        space: float32 (2, n), working space. A thread that makes its own gets new memory at each call, which takes the
+            system as long to fill with zeros as the sort takes.
+
+    Returns:
+        The values in order (n,), a part of `space`; NaN stands at either end, by its sign.
+    """
+    keys, other = space.view(np.uint32)
+    keys[:] = x.view(np.uint32)
+    return by_digits(keys, other).view(np.float32)
 
 
 @numba.njit(nogil=True)
