@@ -70,7 +70,7 @@ def test_wasserstein_of_moved_and_shuffled_weights(a, shift):
 def test_values_are_sorted_as_numpy_sorts_them(bits):
     """Any bits: infinities, zeros of both signs, subnormals, and NaN, which stands at either end."""
     x = bits.view(np.float32)
-    found = sorted_values(x)
+    found = sorted_values(x, np.empty((2, x.size), np.float32))
     assert np.array_equal(np.sort(found.view(np.uint32)), np.sort(bits)) and np.array_equal(x.view(np.uint32), bits)
     assert np.array_equal(found[~np.isnan(found)], np.sort(x[~np.isnan(x)]))
 
