@@ -2,6 +2,7 @@
 
 import operator
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -61,6 +62,19 @@ def test_nothing_is_left_of_it(cores, monkeypatch):
     assert {*own.children()} == before and {*os.listdir("/proc/self/fd")} == open_before
     compute_ahead([(os.getpid,)])
     assert result(os.getpid) == os.getpid()
+
+
+@pytest.mark.skipif(second_process._cores() < 2, reason="there is no second process on one core")
+def test_it_ends_when_the_command_is_killed(tmp_path):
+    words = [sys.executable, "-m", "fa_lib", "check", "kernel", "flash", "--out", tmp_path]
+    with psutil.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as command:
+        while not (children := command.children()):
+            assert command.poll() is None
+            time.sleep(0.05)
+        time.sleep(1)  # it imports, or computes
+        command.kill()
+    gone, left = psutil.wait_procs(children, 60)
+    assert gone and not left
 
 
 def test_tables_have_the_same_bits_with_and_without_it(second, monkeypatch):
