@@ -1,5 +1,6 @@
 """`fa-lib check`: a kernel, captured tensors, a model."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -186,8 +187,6 @@ def check_kernel(
     compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
     """
     with exit_on_error(json_file):
-        from contextlib import nullcontext
-
         from fa_lib.check.isolation.isolated_kernel import in_a_process
         from fa_lib.check.measure.second_process import second_process
         from fa_lib.check.report.page_files import PageFiles

@@ -54,10 +54,18 @@ def of_rescaling(table: pd.DataFrame, n: int) -> Rows:
     tile; and `of_dividing_back`."""
     rows = []
     for keys, id in (("as_drawn", "fig9-rescale"), ("every_tile", "fig9-forced")):
-        for (algorithm, count), each in table[table.order == keys].groupby(["algorithm", "tiles"]):
-            last = each.pivot(index=["distribution", "seed"], columns="maximum", values="relative")
-            rows += by_distribution(id, f"{algorithm}, N = {n} in {count} tiles, BF16", last["known"] / last["online"])
+        for (algorithm, count), times in without_rescaling(table, keys).groupby(level=["algorithm", "tiles"]):
+            where = f"{algorithm}, N = {n} in {count} tiles, BF16"
+            rows += by_distribution(id, where, times.droplevel(["algorithm", "tiles"]))
     return [*rows, *of_dividing_back(table, n)]
+
+
+def without_rescaling(table: pd.DataFrame, keys: str) -> pd.Series:
+    """Of the same table and an order of its keys: the error with the maximum known over that with it found tile by
+    tile, indexed by (algorithm, tiles, distribution, seed)."""
+    index = ["algorithm", "tiles", "distribution", "seed"]
+    errors = table[table.order == keys].pivot(index=index, columns="maximum", values="relative")
+    return errors["known"] / errors["online"]
 
 
 def of_dividing_back(table: pd.DataFrame, n: int) -> Rows:

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fa_lib.experiments.ledger_rows import without_rescaling
 from fa_lib.experiments.rescaling import MAXIMA, ORDERS
 from fa_lib.numerics.formats import BF16
 from fa_lib.plots.captions import BANDS, captioned
@@ -51,7 +52,5 @@ def rescaling(table: pd.DataFrame, caption: str) -> Figure:
 
 def _change(table):
     """The most by which the error of keys as drawn changes, relatively, where nothing is rescaled."""
-    drawn = table[table.order == "as_drawn"]
-    drawn = drawn.pivot(index=["algorithm", "distribution", "tiles", "seed"], columns="maximum", values="relative")
-    times = (drawn.known / drawn.online).groupby(["algorithm", "distribution", "tiles"]).mean()
+    times = without_rescaling(table, "as_drawn").groupby(level=["algorithm", "tiles", "distribution"]).mean()
     return (times - 1).abs().max()

@@ -109,9 +109,9 @@ def examine(
         order = _order(len(asked_for), len(judged), None if depth.drawn_seed is None else chance)
         in_order = [asked_for[i] for i in order]
         others = tuple(name for name in beside if name != kernel)
-        emulated = [
-            i for n in depth.lengths for i in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds)) if others
-        ]  # no row of theirs knows of another: fewer will do
+        emulated = [] if not others else [  # no row of theirs knows of another: fewer will do
+            each for n in depth.lengths for each in on(ORDINARY, [n], [min(n, ROWS)], min(2, depth.seeds))
+        ]  # fmt: skip
         grids = grids_of(shapes, sorted({head_dim, *depth.head_dims}), judged, depth.first_seed)
         bounded = [
             each for fmt in judged
