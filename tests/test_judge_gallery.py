@@ -10,7 +10,8 @@ import torch
 
 from fa_lib.check.judge.findings import Finding, Severity
 from fa_lib.check.measure.measurements import Measurements
-from fa_lib.commands import judge_gallery
+from fa_lib.commands import gallery_rows, judge_gallery
+from fa_lib.commands.gallery_settings import JudgingSettings
 from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.gallery.catalogue import ENTRIES
 
@@ -34,27 +35,27 @@ def record(**more):
     ]
     told = [vars(each) | dict(severity=each.severity.value) for each in found]
     own = dict(key="k", kind="kernel", verdict="fails", subject="x", problem="")
-    return own | dict(numbers=judge_gallery.errors(LENGTHS), findings=told) | more
+    return own | dict(numbers=gallery_rows.errors(LENGTHS), findings=told) | more
 
 
 def test_errors_are_the_worst_by_number_of_queries():
     found = dict(
         times_1=50, relative_1=0.5, times_16=math.inf, relative_16=math.inf, times_many=0.9, relative_many=0.009
     )
-    assert judge_gallery.errors(LENGTHS) == pytest.approx(found)
-    assert judge_gallery.errors(LENGTHS[:0]) == {}
+    assert gallery_rows.errors(LENGTHS) == pytest.approx(found)
+    assert gallery_rows.errors(LENGTHS[:0]) == {}
 
 
 def test_a_row_says_what_was_found():
-    row = judge_gallery.row(ENTRY, json.loads(json.dumps(record())))
+    row = gallery_rows.row(ENTRY, json.loads(json.dumps(record())))
     assert (row["carries"], row["carried_in"], row["tile"]) == ("accumulator", "FP16", 1)
     assert (row["gradients"], row["outwards"], row["baseline_outwards"]) == (4.5, 0.21, 0.19)
     assert row["verdict"] == "fails" and row["cause"] == "carry" and row["times_1"] == 50
-    assert judge_gallery.row(ENTRY, dict(verdict="not_judged", problem="slow"))["verdict"] == "not_judged"
+    assert gallery_rows.row(ENTRY, dict(verdict="not_judged", problem="slow"))["verdict"] == "not_judged"
     missing = SimpleNamespace(
         key="x", project="p", needs=("no-such-wheel",), version="", cannot="", use="", problem="it needs a wheel"
     )
-    assert judge_gallery.row(missing, None)["verdict"] == "cannot_run"
+    assert gallery_rows.row(missing, None)["verdict"] == "cannot_run"
 
 
 def ends(monkeypatch, code, printed=""):
@@ -65,7 +66,7 @@ def ends(monkeypatch, code, printed=""):
 
 
 def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tmp_path):
-    said, manner = [], judge_gallery.JudgingSettings(str(tmp_path), "quick")
+    said, manner = [], JudgingSettings(str(tmp_path), "quick")
     ends(monkeypatch, -11)
     table = judge_gallery.judge_all(["torch_math"], manner, said.append, jobs=1)
     assert table.verdict.tolist() == ["fails"] and table.problem[0] == "ended its process by signal 11"
@@ -73,7 +74,7 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
     table = judge_gallery.judge_all(["torch_math"], manner, said.append)
     assert (table.verdict[0], table.problem[0]) == ("not_judged", "took longer than 600 s")
     assert said[-1] == "torch_math: took longer than 600 s"
-    assert judge_gallery.judgement_of("torch_math", judge_gallery.JudgingSettings(str(tmp_path))) is None
+    assert judge_gallery.judgement_of("torch_math", JudgingSettings(str(tmp_path))) is None
     ends(monkeypatch, 1, "ours")
     with pytest.raises(RuntimeError, match="judging torch_math failed:\nours"):
         judge_gallery.judge_all(["torch_math"], manner, said.append)
@@ -83,7 +84,7 @@ def test_a_kernel_may_crash_or_hang_and_an_error_of_ours_may_not(monkeypatch, tm
 
 def test_on_a_gpu_an_error_is_a_row(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    manner = judge_gallery.JudgingSettings(str(tmp_path), "gpu", "cuda")
+    manner = JudgingSettings(str(tmp_path), "gpu", "cuda")
     row = judge_gallery.rows(["torch_math", "xformers_split_k"], manner).set_index("key")
     assert row.loc["torch_math", ["verdict", "problem"]].tolist() == ["not_judged", "not judged yet"]
     assert row.verdict["xformers_split_k"] == "cannot_run" and "needs xformers" in row.problem["xformers_split_k"]
@@ -96,7 +97,7 @@ def test_on_a_gpu_an_error_is_a_row(monkeypatch, tmp_path):
 
 def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
     asked = pd.DataFrame(dict(outcome=["refused", "refused"], problem=["raises ImportError: no libcudnn", "raises"]))
-    manner = judge_gallery.JudgingSettings(str(tmp_path), "rehearsal")
+    manner = JudgingSettings(str(tmp_path), "rehearsal")
     monkeypatch.setattr(judge_gallery, "examine", lambda *_, **__: Measurements(asked=asked))
     judge_gallery.judge_one("torch_math", manner)
     row = judge_gallery.rows(["torch_math"], manner).iloc[0]
@@ -106,7 +107,7 @@ def test_a_kernel_that_refuses_every_call_cannot_run(monkeypatch, tmp_path):
 
 def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
     def judged(_, keys, *__):
-        manner = judge_gallery.JudgingSettings(str(tmp_path), depth)
+        manner = JudgingSettings(str(tmp_path), depth)
         for key in keys:
             runs.append(key)
             judge_gallery._write(manner.entry(key), manner, record(key=judge_gallery._key(manner.entry(key), manner)))
@@ -115,15 +116,13 @@ def test_what_is_done_is_not_done_again(monkeypatch, tmp_path):
     runs = []
     monkeypatch.setattr(judge_gallery, "call_each", judged)
     for depth in ("quick", "quick", "full"):  # another depth is another judgement
-        judge_gallery.judge_all(["torch_math"], judge_gallery.JudgingSettings(str(tmp_path), depth), print)
+        judge_gallery.judge_all(["torch_math"], JudgingSettings(str(tmp_path), depth), print)
     assert runs == ["torch_math"] * 2
-    assert judge_gallery.judgement_of("torch_math", judge_gallery.JudgingSettings(str(tmp_path))).carries == (
-        "accumulator",
-    )
+    assert judge_gallery.judgement_of("torch_math", JudgingSettings(str(tmp_path))).carries == ("accumulator",)
     for count, damaged in enumerate(("{", "[]", "null", '{"key": 1}'), 3):
         (tmp_path / "torch_math.json").write_text(damaged)
-        waiting = judge_gallery.rows(["torch_math"], judge_gallery.JudgingSettings(str(tmp_path))).iloc[0]
-        manner = judge_gallery.JudgingSettings(str(tmp_path))
+        waiting = judge_gallery.rows(["torch_math"], JudgingSettings(str(tmp_path))).iloc[0]
+        manner = JudgingSettings(str(tmp_path))
         assert waiting.verdict == "not_judged" and judge_gallery.judgement_of("torch_math", manner) is None
-        judge_gallery.judge_all(["torch_math"], judge_gallery.JudgingSettings(str(tmp_path)), print)
+        judge_gallery.judge_all(["torch_math"], JudgingSettings(str(tmp_path)), print)
         assert runs == ["torch_math"] * count

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fa_lib.check.isolation.untrusted import Untrusted
-from fa_lib.commands import judge_gallery
+from fa_lib.commands.gallery_rows import QUERIES
 from fa_lib.commands.gallery_words import found, given, power, times
 from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import ROOT
@@ -35,7 +35,7 @@ MODELLED_TEXT = (
 )
 FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy")
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
-_RELATIVE = tuple(f"relative_{key}" for key in judge_gallery.QUERIES)
+_RELATIVE = tuple(f"relative_{key}" for key in QUERIES)
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
 PAGE = """# The gallery: shipped attention kernels, judged
 

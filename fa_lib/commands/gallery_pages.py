@@ -12,6 +12,7 @@ from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.report.sentences import sentences_of
 from fa_lib.commands import judge_gallery
+from fa_lib.commands.gallery_finds import prove
 from fa_lib.commands.gallery_index import (
     BEGIN,
     BY,
@@ -29,6 +30,8 @@ from fa_lib.commands.gallery_index import (
     literal,
     others,
 )
+from fa_lib.commands.gallery_rows import QUERIES
+from fa_lib.commands.gallery_settings import FIVE, THREE, JudgingSettings
 from fa_lib.commands.gallery_words import found, given, power, times
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import CHECKOUT, build
@@ -54,7 +57,7 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     bias = f"\nMean signed error away from zero, the largest that is no chance: {bias}.\n" if bias else ""
     errors = [
         f"| {words} | {times(row.get(f'times_{key}'))} | {power(row.get(f'relative_{key}'))} |"
-        for key, words in judge_gallery.QUERIES.items()
+        for key, words in QUERIES.items()
     ]
     return "\n".join([
         f"# {row['project']}: {row['key']}", "", "<!-- made by `make gallery`, not by hand -->", "",
@@ -112,11 +115,11 @@ def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     """
     everything = _renews(only, quick)
     depth = "quick" if quick else "full"
-    manner = judge_gallery.JudgingSettings(f"{build() / 'gallery' / depth}", depth)
-    table = _judged(only or (judge_gallery.FIVE if quick else ENTRIES), manner, jobs, say)
+    manner = JudgingSettings(f"{build() / 'gallery' / depth}", depth)
+    table = _judged(only or (FIVE if quick else ENTRIES), manner, jobs, say)
     if everything:
         say("the finds")
-        proofs = judge_gallery.prove(f"{Path(manner.folder) / 'cells'}", jobs)
+        proofs = prove(f"{Path(manner.folder) / 'cells'}", jobs)
         for find in FINDS.keys() - proofs.keys():
             say(f"{find}: kept as it was; this processor computes it otherwise")
         publish(table, proofs_kept() | proofs, manner)
@@ -136,8 +139,8 @@ def make_modelled(only: Sequence[str], quick: bool, jobs: int, say: Callable) ->
     everything = _renews(only, quick)
     depth = "rehearsal" if quick else "modelled"
     folder = f"{build() / 'gallery' / f'gpu_{depth}'}"
-    manner = judge_gallery.JudgingSettings(folder, depth, "modelled", limit_s=MODELLED_LIMIT_S)
-    table = _judged(only or (judge_gallery.THREE if quick else MODELLED), manner, jobs, say)
+    manner = JudgingSettings(folder, depth, "modelled", limit_s=MODELLED_LIMIT_S)
+    table = _judged(only or (THREE if quick else MODELLED), manner, jobs, say)
     if everything:
         publish_modelled(table, manner)
         say("data/gallery/modelled.csv, docs/gallery and figures/gallery are new; see `git status`")
@@ -156,7 +159,7 @@ def _renews(only: Sequence[str], quick: bool) -> bool:
 
 
 def _judged(
-    keys: Iterable[str], manner: judge_gallery.JudgingSettings, jobs: int, say: Callable
+    keys: Iterable[str], manner: JudgingSettings, jobs: int, say: Callable
 ) -> pd.DataFrame:  # fmt: skip
     """Judge kernels, and say a line for each."""
     table = judge_gallery.judge_all(list(keys), manner, say, jobs)
@@ -165,7 +168,7 @@ def _judged(
     return table
 
 
-def publish_modelled(table: pd.DataFrame, manner: judge_gallery.JudgingSettings) -> None:
+def publish_modelled(table: pd.DataFrame, manner: JudgingSettings) -> None:
     """Write the table, the figure, the pages and the index of GPU kernels into the checkout."""
     assert CHECKOUT is not None  # `make_modelled` refuses to publish without one
     entries_of = [MODELLED[key] for key in table.key]
@@ -193,11 +196,11 @@ def proofs_kept() -> dict[str, pd.DataFrame]:
 
 def summary_line(row: Mapping) -> str:
     """Write a row of `judge_gallery.rows` on one line."""
-    numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in judge_gallery.QUERIES.items())
+    numbers = ", ".join(f"{words} {times(row.get(f'times_{key}'))}" for key, words in QUERIES.items())
     return f"{row['key']}: {row['verdict']}; {numbers}; {Untrusted(found(row))}".rstrip("; ")
 
 
-def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: judge_gallery.JudgingSettings) -> None:
+def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: JudgingSettings) -> None:
     """Write tables, figures and pages of the whole gallery into the checkout. proofs: find -> its table."""
     assert CHECKOUT is not None  # `make` refuses to publish without one
     older = others(table)

@@ -7,7 +7,7 @@ from typing import TypeGuard, TypeVar
 T = TypeVar("T")
 
 SUMS = {"accumulator": "O", "row_sum": "l"}
-CAUSES = {  # of judge_gallery.row's cause, the gravest first -> a few words
+CAUSES = {  # of gallery_rows.row's cause, the gravest first -> a few words
     "coarse": "computes a format in a coarser one",
     "rounded_splits": "rounds partial results",
     "answer": "answers some calls wrongly",

@@ -32,7 +32,7 @@ class Counts:
 
 
 def counted(rows: Iterable[Mapping]) -> Counts:
-    """Count rows of `judge_gallery.row` that have a verdict. Two call paths of one implementation that fail for the
+    """Count rows of `gallery_rows.row` that have a verdict. Two call paths of one implementation that fail for the
     same cause have one defect."""
     judged = [row for row in rows if row["verdict"] in ("passes", "fails")]
     failed = [row for row in judged if row["verdict"] == "fails"]

@@ -27,7 +27,7 @@ def gallery(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFra
     same for other devices, where other kernels run.
 
     Args:
-        table: of `judge_gallery.row`: key, project, verdict, found (a few words), times_1, times_16, times_many.
+        table: of `gallery_rows.row`: key, project, verdict, found (a few words), times_1, times_16, times_many.
         recorded: device -> such a table.
     """
     parts = [_judged(rows) for rows in (table, *recorded.values())]

@@ -7,7 +7,8 @@ import pandas as pd
 
 from fa_lib.commands.gallery_index import RECORDED
 from fa_lib.commands.gallery_pages import summary_line
-from fa_lib.commands.judge_gallery import JudgingSettings, judge_all, rows
+from fa_lib.commands.gallery_settings import JudgingSettings
+from fa_lib.commands.judge_gallery import judge_all, rows
 from fa_lib.execution.results import save
 from fa_lib.gallery.catalogue import ON_CUDA
 
