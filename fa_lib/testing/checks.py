@@ -21,6 +21,7 @@ from fa_lib.check.measure.capability import (
     CAUSAL_FEWER,
     CAUSAL_ONE,
     GRADIENTS_AT,
+    GRADIENTS_WITH,
     HEAD_DIM,
     HEAD_DIMS,
     LARGE,
@@ -51,6 +52,7 @@ ANSWERS = (  # (asked, dim) of `contract`
     *((each.key, each.call.head_dim or 0 if each.key == HEAD_DIM else 0) for each in CAPABILITIES),
     (LARGE.key, 0),
     *((GRADIENTS_AT, d) for d in HEAD_DIMS),
+    *((asked, 0) for asked in GRADIENTS_WITH.values()),
     (SINKS_GRADIENT, 0),
 )
 

@@ -11,7 +11,8 @@ from fa_lib.check.measure.relations.subject import BREAKS, BROKEN, CONVENTION, N
 
 def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
     """A finding for each relation that does not hold, of its gravest case, and how many cases do. A difference within
-    rounding is reported where the mathematics says the same bits, and so is what many kernels give by convention.
+    rounding is reported where the mathematics says the same bits, and so is what many kernels give by convention, and a
+    break of a relation that does not count.
 
     Args:
         related: table of `relations.relate`, with columns key and fmt.
@@ -22,14 +23,15 @@ def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
     kept_cases = 0
     for key, rows in answered.groupby("key", sort=False):
         relation = RELATIONS[key]
-        within_rounding = rows.outcome.eq(ROUNDING) & relation.bits
-        within_rounding |= rows.outcome.eq(BREAKS) & rows.number.isna() & relation.nan_is_told
-        within_rounding |= rows.outcome.eq(CONVENTION)
-        failed = rows.outcome.isin((BREAKS, BROKEN)) & ~within_rounding
-        kept_cases += int((~failed).sum())
-        if not (failed | within_rounding).any():
+        reported = rows.outcome.eq(ROUNDING) & relation.bits
+        reported |= rows.outcome.eq(BREAKS) & rows.number.isna() & relation.nan_is_told
+        reported |= rows.outcome.eq(BREAKS) & (not relation.counts)
+        reported |= rows.outcome.eq(CONVENTION)
+        failed = rows.outcome.isin((BREAKS, BROKEN)) & ~reported
+        kept_cases += int((~rows.outcome.isin((BREAKS, BROKEN)) | (reported & relation.counts)).sum())
+        if not (failed | reported).any():
             continue
-        bad = rows[failed] if failed.any() else rows[within_rounding]
+        bad = rows[failed] if failed.any() else rows[reported]
         over = bad.number / bad.limit.where(bad.limit > 0, 1)  # the worst in its own limits
         worst = bad.loc[over.idxmax()] if over.notna().any() else bad.iloc[0]
         where = dict(relation=key, cases=[*dict.fromkeys(bad.case)], case=worst.case, fmt=worst.fmt)

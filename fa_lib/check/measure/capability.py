@@ -67,6 +67,13 @@ def _hidden_first(added):
     return torch.zeros(64, 1300).masked_fill(~visible, -math.inf) if added else visible
 
 
+def _of_each_sequence(n):
+    """A mask (2, 1, n, n), one for each sequence of a batch and every head of it: the first sees keys up to its own,
+    the second those from its own on. Every row sees a key."""
+    earlier = torch.ones(n, n, dtype=torch.bool).tril()
+    return torch.stack([earlier, earlier.mT])[:, None]
+
+
 FORMATS = (BF16, FP16, FP32, FP64)  # in the order in which they are asked for
 FIRST = Call("format", 256, 256)  # asked for in every format, whose name is its key in tables
 HEAD_DIM, GRADIENTS, GRADIENTS_AT, SINKS_GRADIENT = "head_dim", "gradients", "gradients_at", "sinks_gradient"
@@ -76,6 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "causal": dict(causal=True), "boolean_mask": dict(mask=_boolean(256)), "added_mask": dict(mask=_alibi(2, 256)),
     "window": dict(window=(64, 32)), "softcap": dict(softcap=2.0), "sinks": dict(sinks=torch.tensor([6.0, 4.0])),
 }  # fmt: skip
+GRADIENTS_WITH = {key: f"{GRADIENTS}_{key}" for key in OPTIONS}  # with that option
 NAMED_OPTIONS = (*OPTIONS, "scale", "gqa", GRADIENTS)  # that a reader means by options
 LARGE = Call("large_scores", 256, 256)  # scores up to some 250
 
@@ -107,6 +115,7 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
     Capability(Call("gqa", 256, 256, heads=4)),
     *(Capability(Call(key, 256, 256, options=option)) for key, option in OPTIONS.items()),
     Capability(Call("boolean_mask_first", 64, 1300, options=dict(mask=_hidden_first(False))), ("boolean_mask",)),
+    Capability(Call("boolean_mask_batch", 256, 256, options=dict(mask=_of_each_sequence(256))), ("boolean_mask",)),
     Capability(Call("added_mask_first", 64, 1300, options=dict(mask=_hidden_first(True))), ("added_mask",)),
     Capability(Call("window_first", 64, 1300, options=OPTIONS["window"]), ("window",)),
     _two("scale", "softcap", 256, 256, scale=0.05, softcap=2.0),

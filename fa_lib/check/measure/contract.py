@@ -18,9 +18,11 @@ from fa_lib.check.measure.capability import (
     FORMATS,
     GRADIENTS,
     GRADIENTS_AT,
+    GRADIENTS_WITH,
     HEAD_DIM,
     HEAD_DIMS,
     LARGE,
+    OPTIONS,
     SINKS_GRADIENT,
     at_head_dim,
     kernel_fn,
@@ -50,7 +52,8 @@ def contract(
 
     Returns:
         rows: asked, dim, head_dim, outcome, note, problem. Formats come first.
-            asked: a format, the key of a Capability, LARGE, GRADIENTS, GRADIENTS_AT or SINKS_GRADIENT.
+            asked: a format, the key of a Capability, LARGE, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a
+                key of OPTIONS, or SINKS_GRADIENT.
             dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
             outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
             `call_kernel` has it) or WRONG (it answers another question).
@@ -77,6 +80,9 @@ def contract(
         for row in [*asker.rows]:
             if row["asked"] == HEAD_DIM and row["outcome"] == Outcome.ANSWERED:
                 asker.ask_gradients_at(fmt, row["dim"])
+        for key in OPTIONS:
+            if key in answered:
+                asker.ask_gradients_with(fmt, key)
     if "sinks" in answered:
         asker.ask_sinks_gradient(fmt)
     return asker.rows
@@ -95,13 +101,7 @@ class _Asker:
     def ask(self, asked: str, fmt: Format, call: Call, times: float = 1) -> Outcome:
         """A call of normal inputs, Q so many times as large."""
         first = call is FIRST
-        q, k, v = draw("normal", 0, *call.shapes(self.head_dim, batch=2))
-        q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
-        options: dict[str, Any] = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
-        if self.queries:
-            q = q[..., -self.queries :, :]
-            options = {name: x[..., -self.queries :, :] if name == "mask" else x for name, x in options.items()}
-        options |= self.options
+        q, k, v, options = self._call(fmt, call, 2, times)
         answer = call_kernel(_typed(self.fn) if first else self.fn, q, k, v, **options)
         outcome, note = answer.outcome, ""
         if outcome == Outcome.ANSWERED and times == 1:  # else a score's own rounding may turn the softmax
@@ -134,20 +134,27 @@ class _Asker:
 
     def ask_gradients_at(self, fmt: Format, d: int) -> Outcome:
         """Whether the gradients of 64 queries, or the last so many, and 64 keys are right at another head_dim."""
-        q, k, v = self._inputs(fmt, (1, 2, 64, d))
-        dO = fmt(draw("normal", 1, (1, 2, 64, d))[0]).to(self.device, fmt.dtype)
-        q, dO = (x[..., -(self.queries or 64) :, :].contiguous() for x in (q, dO))
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        return self._ask_gradients(GRADIENTS_AT, fmt, Call(GRADIENTS_AT, 64, 64, head_dim=d), d)
+
+    def ask_gradients_with(self, fmt: Format, key: str) -> Outcome:
+        """Whether the gradients are right with an option, a key of OPTIONS."""
+        return self._ask_gradients(GRADIENTS_WITH[key], fmt, Call(key, 256, 256, options=OPTIONS[key]))
+
+    def _ask_gradients(self, asked, fmt, call, dim=0):
+        q, k, v, options = self._call(fmt, call, 1)
+        q, k, v = (x.contiguous().requires_grad_() for x in (q, k, v))
+        dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
         try:
-            ours = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v), (q, k, v), dO)
+            ours = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
         except KernelError as error:
-            return self._row(GRADIENTS_AT, error.outcome, problem=str(error), dim=d)
+            return self._row(asked, error.outcome, problem=str(error), dim=dim)
         exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        due = torch.autograd.grad(kernels.golden(*exact, inputs=FP64, causal=self.causal), exact, dO.double())
+        golden = kernels.golden(*exact, inputs=FP64, **options)
+        due = torch.autograd.grad(golden, exact, dO.double())
         wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b)]
         if not wrong:
-            return self._row(GRADIENTS_AT, dim=d)
-        return self._row(GRADIENTS_AT, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=d)
+            return self._row(asked, dim=dim)
+        return self._row(asked, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=dim)
 
     def ask_sinks_gradient(self, fmt: Format) -> Outcome:
         """Whether the sinks have a gradient, and the right one."""
@@ -167,6 +174,16 @@ class _Asker:
         if _far(ours, exact.double()):
             return self._row(SINKS_GRADIENT, Outcome.WRONG, "other")
         return self._row(SINKS_GRADIENT)
+
+    def _call(self, fmt, call, batch, times=1.0):
+        """Q, so many times as large, K, V and the options of a call; its last queries alone where these are few."""
+        q, k, v = draw("normal", 0, *call.shapes(self.head_dim, batch=batch))
+        q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
+        options: dict[str, Any] = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
+        if self.queries:
+            q = q[..., -self.queries :, :]
+            options = {name: x[..., -self.queries :, :] if name == "mask" else x for name, x in options.items()}
+        return q, k, v, options | self.options
 
     def _inputs(self, fmt, shape):
         return (fmt(x).to(self.device, fmt.dtype) for x in draw("normal", 0, shape))

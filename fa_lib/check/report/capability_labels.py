@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fa_lib.check.measure.capability import CAPABILITIES, GRADIENTS_AT, HEAD_DIM
+from fa_lib.check.measure.capability import CAPABILITIES, GRADIENTS_AT, GRADIENTS_WITH, HEAD_DIM
 
 LABELS = {
     "length_203": "a length off the tiles, N = 203", "length_1500": "a length off large tiles, N = 1500",
@@ -13,11 +13,13 @@ LABELS = {
     "causal_one_query": "causal, one query", "gqa": "key heads shared, GQA 4 to 2", "boolean_mask": "a boolean mask",
     "added_mask": "an added mask, ALiBi", "window": "a window of 64 and 32 keys",
     "boolean_mask_first": "a boolean mask that hides 1,100 first keys",
+    "boolean_mask_batch": "another boolean mask for each sequence of a batch",
     "added_mask_first": "a mask of -inf that hides 1,100 first keys",
     "window_first": "a window that hides 1,170 first keys", "large_scores": "scores up to some 250",
     "sinks_gradient": "gradient of the sinks", HEAD_DIM: "head_dim", GRADIENTS_AT: "gradients at head_dim",
 }  # fmt: skip
 SHORT = {"one_query_decoding": "one query"}  # beside something else
+_WITH = {asked: option for option, asked in GRADIENTS_WITH.items()}
 COMBINED = {each.key: each.needs for each in CAPABILITIES if each.combines}
 
 
@@ -30,6 +32,8 @@ def label(asked: str, *dims: int) -> str:
     if asked in COMBINED:
         first, second = COMBINED[asked]
         return f"{label(first)}, and {SHORT.get(second) or label(second)}"
+    if asked in _WITH:
+        return f"gradients with {label(_WITH[asked])}"
     numbers = ", ".join(map(str, sorted(filter(None, dims))))
     return f"{LABELS.get(asked, asked)} {numbers}".rstrip()
 

@@ -6,7 +6,8 @@ from fa_lib.check.report.sentence import Sentence, each
 
 
 def _relation(f, at):
-    says = RELATIONS[at["relation"]].says.removesuffix(".")
+    relation = RELATIONS[at["relation"]]
+    says = relation.says.removesuffix(".")
     also = "" if len(at["cases"]) == 1 else f", and {len(at['cases']) - 1} more"
     place = f"{at['case']}, {at['fmt']}{also}"
     if at["outcome"] == BROKEN:
@@ -17,15 +18,16 @@ def _relation(f, at):
         return Sentence(f"{says}: not here, where it gives NaN ({place})")
     if at["outcome"] == ROUNDING:
         return Sentence(f"{says}: to rounding, not bit for bit ({place})", f"{f.number:.2g} apart")
-    return Sentence(f"{says}: not here ({place})", *_either_side(f.number, f.limit))
+    because = f", {at['problem']}" if at["problem"] else ""
+    return Sentence(f"{says}: not here{because} ({place})", *_either_side(f.number, f.limit, relation.unit))
 
 
-def _either_side(number, limit):
+def _either_side(number, limit, unit):
     """A number beyond its limit, and the limit, in as many digits as tell them apart; no limit where it has none."""
     if limit is None:
-        return f"{number:.2g} apart", ""
+        return f"{number:.2g} {unit}", ""
     digits = next((n for n in range(2, 17) if f"{number:.{n}g}" != f"{limit:.{n}g}"), 17)
-    return f"{number:.{digits}g} apart", f"{limit:.{digits}g}"
+    return f"{number:.{digits}g} {unit}", f"{limit:.{digits}g}"
 
 
 def _relations(f, at):

@@ -126,7 +126,8 @@ def by_relation(related: pd.DataFrame) -> pd.DataFrame:
     rows = answered.assign(told=cells.mask(nan, "NaN, not counted"), **{"what must hold": says})
     index = ["what must hold", "case"]
     wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
-    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~nan).groupby([rows[name] for name in index]).any()
+    counts = answered.key.map(lambda key: RELATIONS[key].counts).astype(bool)
+    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~nan & counts).groupby([rows[name] for name in index]).any()
     equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
     order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]

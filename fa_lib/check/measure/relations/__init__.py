@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fa_lib.check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
-from fa_lib.check.measure.relations import batch
+from fa_lib.check.measure.relations import batch, matches
 from fa_lib.check.measure.relations import gradients as gradient
 from fa_lib.check.measure.relations import masks as mask
 from fa_lib.check.measure.relations import values as value
+from fa_lib.check.measure.relations.gradient_sums import gradient_sums
 from fa_lib.check.measure.relations.subject import KernelUnderTest
 from fa_lib.execution.lookup import lookup
 from fa_lib.numerics.formats import Format
@@ -24,6 +25,8 @@ class Relation:
         ask: a generator of rows (`subject.cases`) from a KernelUnderTest; its docstring derives the bound.
         bits: the mathematics says the same bits: a difference within rounding is reported.
         nan_is_told: NaN in the answer is reported, and not counted.
+        counts: a break counts against the kernel; False: it is reported, as a gradient beyond the rule of three is.
+        unit: of what the number counts, in words.
     """
 
     key: str
@@ -32,6 +35,8 @@ class Relation:
     ask: Callable[[KernelUnderTest], Iterator[dict]]
     bits: bool = False
     nan_is_told: bool = False
+    counts: bool = True
+    unit: str = "apart"
 
 
 RELATIONS = {each.key: each for each in (
@@ -49,6 +54,10 @@ RELATIONS = {each.key: each for each in (
              "modular/modular#6591", value.constant_values),
     Relation("powers_of_two", "V times a power of two gives O times that power, bit for bit.",
              "NVIDIA/TransformerEngine#3248", value.powers_of_two, bits=True),
+    Relation("tiny_values", "Values below FP16's smallest normal number are not taken as 0.",
+             "olcf/olcf-user-docs#478", value.tiny_values),
+    Relation("every_key", "A query that matches one key gets that key's value.",
+             "NVIDIA/cudnn-frontend#861", matches.every_key),
     Relation("score_shift", "A constant added to all scores of a row changes nothing.",
              "arXiv:1805.02867", value.score_shift),
     Relation("causality", "Later keys and values do not change earlier outputs.",
@@ -73,8 +82,12 @@ RELATIONS = {each.key: each for each in (
              "arXiv:2501.01005", value.splits),
     Relation("dv_sum", "The sum of dV over keys is the sum of dO over rows.",
              "Dao-AILab/flash-attention#2552", gradient.dv_sum),
+    Relation("gradient_sums", "Small terms of dQ, dK and dV arrive beside a large one.",
+             "facebookresearch/xformers#467", gradient_sums, counts=False, unit="ulp off"),
     Relation("hidden_gradients", "Keys that no row sees have gradients of 0.",
-             "Dao-AILab/flash-attention#2698", gradient.hidden_gradients),
+             "Dao-AILab/flash-attention#2698", gradient.hidden_gradients, bits=True),
+    Relation("hidden_row_gradients", "A row that sees no key changes no gradient.",
+             "Dao-AILab/flash-attention#1947", gradient.hidden_row_gradients),
     Relation("constant_gradients", "Where V is the same for every key, dQ and dK are 0.",
              "Dao-AILab/flash-attention#2896", gradient.constant_gradients),
 )}  # fmt: skip

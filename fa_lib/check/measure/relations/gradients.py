@@ -2,16 +2,30 @@
 
 import torch
 
-from fa_lib.check.measure.relations.masks import HIDDEN, visible
-from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference
+from fa_lib.check.measure.relations.masks import ADDED, HIDDEN, MORE_QUERIES, visible, with_hidden_rows
+from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
+from fa_lib.check.measure.relations.values import weights
+from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import FP32
 
+ROW_A_FEATURE = "dO of one row a feature"
 
-@cases("no mask", "causal")
+
+@cases("no mask", "causal", ROW_A_FEATURE)
 def dv_sum(subject: KernelUnderTest, case: str) -> Found:
     """The weights of a row sum to one, so that the sum of dV over keys is that of dO over rows. Every dV is within the
-    rule of three, so that the sum of n of them is at most n times that off. dO is positive: what is missing shows."""
+    rule of three, so that the sum of n of them is at most n times that off. dO is positive: what is missing shows.
+
+    Where a feature of dO is 1 in one row and 0 in all others, that feature of dV holds this row's weights as the
+    backward pass computes them. Their sum is 1, to `weights`; scores are four times as large as usual, so that a
+    log-sum-exp that was kept in 16 bits shows."""
     q, k, v = subject.draw()
+    if case == ROW_A_FEATURE:
+        q, dO = q * 4, torch.zeros_like(v)
+        at = torch.linspace(0, subject.n - 1, min(subject.n, subject.head_dim)).long()
+        dO[..., at, torch.arange(len(at))] = 1
+        dv = subject.gradients(dO, q, k, v)[2].double()
+        return difference(dv.sum(-2)[..., : len(at)], 1.0, weights(subject, subject.n))
     dO, options = subject.rounded(v.double().abs()), dict(causal=True) if case == "causal" else {}
     dv = subject.gradients(dO, q, k, v, **options)[2].double()
     *_, allowed = subject.allowed_gradients(dO, q, k, v, **options)
@@ -20,10 +34,34 @@ def dv_sum(subject: KernelUnderTest, case: str) -> Found:
 
 @cases("dK of hidden keys", "dV of hidden keys")
 def hidden_gradients(subject: KernelUnderTest, case: str) -> Found:
-    """A key that no row sees has weight 0, and so gradients of 0."""
+    """A key that no row sees has weight 0, and so gradients of 0. A kernel that takes the mean of K off every key gives
+    a hidden one its share of a sum that is 0 to rounding: within the rule of three of the call."""
     q, k, v = subject.draw()
-    _, dk, dv = subject.gradients(torch.ones_like(q), q, k, v, mask=visible(subject))
-    return difference((dk if case == "dK of hidden keys" else dv)[:, :, -HIDDEN:], 0.0)
+    mask, dO, name = visible(subject), torch.ones_like(q), {"dK": 1, "dV": 2}[case[:2]]
+    gradient = subject.gradients(dO, q, k, v, mask=mask)[name]
+    return difference(gradient[:, :, -HIDDEN:], 0.0, subject.allowed_gradients(dO, q, k, v, mask=mask)[name])
+
+
+@cases(*ADDED, MORE_QUERIES)
+def hidden_row_gradients(subject: KernelUnderTest, case: str) -> Found:
+    """A row that sees no key, and whose output counts nowhere (dO is 0 there), changes no gradient: dK and dV are those
+    of the call without it, and its dQ is 0. Both calls are within the rule of three: twice that. A kernel that gives
+    NaN in such a row is not asked."""
+    if subject.able.causal and case != MORE_QUERIES:
+        raise not_asked("masks causally: without some rows the others see other keys")
+    q, k, v, blind, options = with_hidden_rows(subject, case)
+    if not subject.anything(q, k, v, **options).isfinite().all():
+        raise not_asked("gives NaN where a row sees no key")
+    dO = subject.rounded(draw("normal", subject.seed + 1, q.shape)[0])
+    dO[:, :, blind] = 0
+    dq, dk, dv = subject.gradients(dO, q, k, v, **options)
+    rest = q[:, :, ~blind].contiguous(), k, v
+    kept = {name: x for name, x in options.items() if name == "causal"}
+    due = subject.gradients(dO[:, :, ~blind].contiguous(), *rest, **kept)
+    allowed = subject.allowed_gradients(dO[:, :, ~blind].contiguous(), *rest, **kept)
+    pairs = zip((dq[:, :, ~blind], dk, dv), due, allowed)
+    found = [difference(a, b, 2 * limit) for a, b, limit in pairs] + [difference(dq[:, :, blind], 0.0)]
+    return max(found, key=lambda each: each.times)
 
 
 @cases("dQ", "dK")

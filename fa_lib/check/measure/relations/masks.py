@@ -98,15 +98,7 @@ def masked_nan(subject: KernelUnderTest, case: str) -> Found:
 def hidden_row(subject: KernelUnderTest, case: str) -> Found:
     """A row that sees no key is 0: no weight is left, so no value. Two other answers are conventions: NaN, 0 / 0, and
     the mean of V, of scores that are all the same finite number (limit: 2 `allowed`)."""
-    causal = case == MORE_QUERIES
-    if causal and subject.able.top_left:
-        raise not_asked("masks causally, aligned top-left: every row sees a key")
-    q, k, v = subject.draw(n_q=subject.n + HIDDEN if causal else subject.n)
-    blind = torch.zeros(q.shape[-2], dtype=torch.bool, device=q.device)
-    blind[:HIDDEN] = True
-    options = dict(causal=True) if causal else dict(
-        mask=_written(~blind[:, None].expand(-1, subject.n), ADDED[case], q.dtype)
-    )  # fmt: skip
+    q, k, v, blind, options = with_hidden_rows(subject, case)
     o = subject.anything(q, k, v, **options)
     if not o[:, :, ~blind].isfinite().all():
         problem = "returns NaN or infinite values in rows that see keys, beside rows that see none"
@@ -119,6 +111,21 @@ def hidden_row(subject: KernelUnderTest, case: str) -> Found:
     if difference(rows, mean).number <= 2 * subject.allowed(torch.zeros_like(q), k, v):
         return replace(apart, convention="the mean of V")
     return apart
+
+
+def with_hidden_rows(subject: KernelUnderTest, case: str) -> tuple[Tensor, Tensor, Tensor, Tensor, dict]:
+    """q, k and v of a call whose first HIDDEN rows see no key, a boolean (rows,) that is True there, and the call's
+    options, by a case of `hidden_row`."""
+    causal = case == MORE_QUERIES
+    if causal and subject.able.top_left:
+        raise not_asked("masks causally, aligned top-left: every row sees a key")
+    q, k, v = subject.draw(n_q=subject.n + HIDDEN if causal else subject.n)
+    blind = torch.zeros(q.shape[-2], dtype=torch.bool, device=q.device)
+    blind[:HIDDEN] = True
+    if causal:
+        return q, k, v, blind, dict(causal=True)
+    mask = _written(~blind[:, None].expand(-1, subject.n), ADDED[case], q.dtype)
+    return q, k, v, blind, dict(mask=mask)
 
 
 @cases(*WIDE, "one key")

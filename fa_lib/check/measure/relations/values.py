@@ -8,8 +8,11 @@ from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from fa_lib.numerics.formats import FP16, FP32
 
-POWERS = {"2^4": 2.0**4, "2^-4": 2.0**-4}
+POWERS = {"2^4": 2.0**4, "2^-4": 2.0**-4, "2^24": 2.0**24}
 SHIFTS = {"8": 8.0, "-8": -8.0, "128": 128.0, "-128": -128.0}
+SHIFTED_BESIDE_HIDDEN = {"-128, causal": True, "-128, first and last keys masked": False}
+MANY = 1100  # keys of a sink's call: more than one part, where a kernel splits the keys
+TINY = 512  # of the smallest FP16 number: half of FP16's smallest normal number
 
 
 def weights(subject: KernelUnderTest, n: int) -> float:
@@ -39,39 +42,65 @@ def constant_values(subject: KernelUnderTest, case: str) -> Found:
 @cases(*POWERS)
 def powers_of_two(subject: KernelUnderTest, case: str) -> Found:
     """Scaling V by a power of two scales every product and sum of P V, and no rounding changes: O is scaled, bit for
-    bit, while nothing under- or overflows. V lies in [1, 6), so that O does, and 2^-4 O is a normal number. Both
-    answers are within the rule of their own call: limit `allowed` of the one and of the other, in units of O."""
+    bit, while nothing under- or overflows. V lies in [1, 6), so that O does, and 2^-4 O is a normal number; 2^24 O is
+    one in formats that reach as far as FP32. Both answers are within the rule of their own call: limit `allowed` of the
+    one and of the other, in units of O."""
     q, k, v = subject.draw()
     v, factor = subject.rounded(1 + v.double().abs()), POWERS[case]
+    if 8 * factor > subject.fmt.max:
+        raise not_asked(f"takes {subject.fmt}, which has no numbers as large as 6 x {case}")
     limit = subject.allowed(q, k, v) + subject.allowed(q, k, v * factor) / factor
     return difference(subject(q, k, v * factor).double() / factor, subject(q, k, v), limit)
 
 
-@cases(*SHIFTS)
+@cases("V below FP16's normal numbers")
+def tiny_values(subject: KernelUnderTest, case: str) -> Found:
+    """FP16 has numbers below its smallest normal one, 2^-14, and matrix units multiply them. V holds such numbers
+    alone, up to 2^-15. Limit: `allowed`; an O of zeros is hundreds of times as far off. (BF16's lie at 2^-126, and
+    units that take them as 0 are usual.)"""
+    if subject.fmt != FP16:
+        raise not_asked("is asked for this in FP16 alone")
+    q, k, v = subject.draw()
+    v = ((v.double().abs() * TINY / 8).clamp(16, TINY).round() * 2.0**-24).to(v.dtype)
+    return difference(subject(q, k, v), subject.golden(q, k, v), subject.allowed(q, k, v))
+
+
+@cases(*SHIFTS, *SHIFTED_BESIDE_HIDDEN)
 def score_shift(subject: KernelUnderTest, case: str) -> Found:
     """A constant added to all scores of a row leaves its softmax as it is: it comes from the last feature, 1 in every
-    key, and 0 or the constant over `scale` in Q. Both answers are within the rule of their own call, and the golden
-    values are the same."""
+    key, and 0 or the constant over `scale` in Q. So it does beside hidden keys, whole tiles of them: a stand-in for
+    their maximum, 0 for instance, may not take the place of a maximum near -128. Both answers are within the rule of
+    their own call, and the golden values are the same."""
     q, k, v = subject.draw()
+    options = {}
+    if SHIFTED_BESIDE_HIDDEN.get(case):
+        options = dict(causal=True)
+    elif case in SHIFTED_BESIDE_HIDDEN:
+        at = torch.arange(subject.n, device=q.device)
+        shown = (at >= 3 * subject.n // 8) & (at < 5 * subject.n // 8)
+        options = dict(mask=shown.expand(subject.n, -1))
     k[..., -1], q[..., -1] = 1, 0
     moved = q.clone()
-    moved[..., -1] = SHIFTS[case] * subject.head_dim**0.5
-    limit = subject.allowed(q, k, v) + subject.allowed(moved, k, v)
-    return difference(subject(moved, k, v), subject(q, k, v), limit)
+    moved[..., -1] = (-128.0 if options else SHIFTS[case]) * subject.head_dim**0.5
+    limit = subject.allowed(q, k, v, **options) + subject.allowed(moved, k, v, **options)
+    return difference(subject(moved, k, v, **options), subject(q, k, v, **options), limit)
 
 
-@cases("scores of 0", "a sink of almost all", "a sink of nothing", "any scores")
+@cases("scores of 0", "a sink of almost all", "a sink of nothing", "any scores", f"any scores of {MANY:,} keys")
 def sinks(subject: KernelUnderTest, case: str) -> Found:
     """A sink takes exp(sink) of the softmax's sum and gives no value. With Q = 0 and V = 1 the output is
     n / (n + exp(sink)), relatively to `weights`; a sink of -10,000 takes nothing, so that the answer is that without
-    (2 `allowed`); else it is within the rule of the golden value (`allowed`). Each head has a sink of its own, and so
-    its sign and its place show."""
-    q, k, v = subject.draw(heads=4)
+    (2 `allowed`); else it is within the rule of the golden value (`allowed`), where all keys are in one tile or part of
+    them, and where they are not. Each head has a sink of its own, and so its sign and its place show."""
+    many = case.endswith("keys")
+    if many and subject.able.top_left:
+        raise not_asked("masks causally, aligned top-left: few queries see few keys")
+    q, k, v = subject.draw(n_q=min(subject.n, 64), n_kv=MANY, heads=4) if many else subject.draw(heads=4)
     logits = torch.tensor([5.0, 6.0, 4.0, 3.0], device=q.device)
     if case == "a sink of nothing":
         nothing = torch.full_like(logits, -1e4)
         return difference(subject(q, k, v, sinks=nothing), subject(q, k, v), 2 * subject.allowed(q, k, v))
-    if case == "any scores":
+    if case.startswith("any scores"):
         o, golden = subject(q, k, v, sinks=logits), subject.golden(q, k, v, sinks=logits)
         return difference(o, golden, subject.allowed(q, k, v, sinks=logits))
     logits = logits + (3 if case == "a sink of almost all" else 0)
