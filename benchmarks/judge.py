@@ -1,14 +1,16 @@
-"""How good is our judge of attention kernels? It judges mutants and right kernels, and so do two others: `make mutants`
-writes the score into docs/reference/mutants.md, `make mutants-quick` prints that of one seed."""
+"""How good is our judge of attention kernels? It judges mutants and right kernels of two sets, and so do two others:
+`make mutants` writes the score into docs/reference/mutants.md, `make mutants-quick` prints that of one seed."""
 
 import argparse
 import os
 import sys
+from dataclasses import dataclass
 
 import pandas as pd
 
+from benchmarks import mutants, second_mutants
 from benchmarks.judged import judged
-from benchmarks.mutants import CONTROLS, MUTANTS
+from benchmarks.mutants import Mutant
 from benchmarks.other_judges import JUDGES, UNASKED
 from fa_lib.check.judge.findings import Verdict
 from fa_lib.execution.files import renewed, replacing
@@ -18,9 +20,27 @@ from fa_lib.execution.sweep import sweep
 
 PAGE = ROOT / "docs" / "reference" / "mutants.md"
 MARKS = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
-EVERY = (*CONTROLS, *MUTANTS)
-SKELETON = next(each.name for each in CONTROLS if each.key == "fa2")
+SKELETON = next(each.name for each in mutants.CONTROLS if each.key == "fa2")
 SEEDS = 20
+FIRST_LOOK = ROOT / "benchmarks" / "second_mutants" / "first_look.csv"
+
+
+@dataclass(frozen=True)
+class Set:
+    """Mutants and right kernels of one author."""
+
+    name: str
+    mutants: tuple[Mutant, ...]
+    controls: tuple[Mutant, ...]
+
+    @property
+    def every(self) -> tuple[Mutant, ...]:
+        return (*self.controls, *self.mutants)
+
+
+FIRST = Set("the first set", mutants.MUTANTS, mutants.CONTROLS)
+SECOND = Set("the second set", second_mutants.MUTANTS, second_mutants.CONTROLS)
+EVERY = (*FIRST.every, *SECOND.every)
 
 
 def score(seeds: int, jobs: int, quick: bool = False) -> pd.DataFrame:
@@ -90,19 +110,20 @@ def linked(source: str) -> str:
     return f"[{owner}/{repository} {number}](https://{source})"
 
 
-def totals(rows: pd.DataFrame) -> str:
-    """A line for each judge: how many mutants it fails at every seed, at some, at none; how many right kernels."""
+def totals(rows: pd.DataFrame, of: Set) -> str:
+    """A line for each judge: how many mutants of a set it fails at every seed, at some, at none; how many right
+    kernels."""
     seeds, lines = rows.seed.nunique(), []
     labels = dict(ours="ours", told="ours, with what it only reports", assert_close="`assert_close`",
                   rule_of_two="rule of two")  # fmt: skip
     for judge, label in labels.items():
         if judge in JUDGES and judge not in rows:
             continue
-        of = {name: alarms(own)[judge] for name, own in rows.groupby("kernel")}
-        mutants, controls = ([of[each.name] for each in _judged(rows, of_all)] for of_all in (MUTANTS, CONTROLS))
-        every, none = mutants.count(seeds), mutants.count(0)
-        false = [f"{sum(controls)} of {len(controls) * seeds}", f"{sum(map(bool, controls))} of {len(controls)}"]
-        lines.append([label, f"{every} of {len(mutants)}", len(mutants) - every - none, none, *false])
+        fails = {name: alarms(own)[judge] for name, own in rows.groupby("kernel")}
+        wrong, right = ([fails[each.name] for each in _judged(rows, kernels)] for kernels in (of.mutants, of.controls))
+        every, none = wrong.count(seeds), wrong.count(0)
+        false = [f"{sum(right)} of {len(right) * seeds}", f"{sum(map(bool, right))} of {len(right)}"]
+        lines.append([label, f"{every} of {len(wrong)}", len(wrong) - every - none, none, *false])
     head = ["judge", "mutants that fail at every seed", "at some", "at none", "right kernels that fail, of all seeds"]
     return table([*head, "of all kernels"], lines)
 
@@ -113,11 +134,31 @@ def missed(rows: pd.DataFrame) -> list[str]:
     seeds, found = rows.seed.nunique(), []
     for each in _judged(rows, EVERY):
         count = alarms(rows[rows.kernel == each.name])
-        if each in MUTANTS and not each.unseen and count["told"] < seeds:
+        right = each in FIRST.controls or each in SECOND.controls
+        if not right and not each.unseen and count["told"] < seeds:
             found.append(f"{each.key}: not seen at {seeds - count['told']} of {seeds} seeds")
-        if each in CONTROLS and count["ours"]:
+        if right and count["ours"]:
             found.append(f"{each.key}: right, and failed at {count['ours']} of {seeds} seeds")
     return found
+
+
+def document(rows: pd.DataFrame) -> str:
+    """What the page has between its marks."""
+    parts = [f"Draws of inputs: {rows.seed.nunique()}."]
+    for of in (FIRST, SECOND):
+        parts += [f"## Score on {of.name}", totals(rows, of)]
+    parts += ["## The second set at first sight", totals(first_look(), SECOND)]
+    for of in (FIRST, SECOND):
+        parts += [f"## Mutants of {of.name}", by_kernel(rows, of.mutants)]
+        parts += [f"## Right kernels of {of.name}", by_kernel(rows, of.controls)]
+    return "\n\n".join(parts)
+
+
+def first_look() -> pd.DataFrame:
+    """What judges said of the second set before ours was changed for it: rows as of `score`."""
+    rows = pd.read_csv(FIRST_LOOK, keep_default_na=False)
+    names = {each.key: each.name for each in SECOND.every}
+    return rows.assign(kernel=rows.kernel.map(names), tells=rows.tells.str.split())
 
 
 def main():
@@ -129,13 +170,13 @@ def main():
     rows = score(1 if given.quick else given.seeds, given.jobs, given.quick)
     bad = missed(rows)
     if given.quick:
-        print(by_kernel(rows, MUTANTS), by_kernel(rows, CONTROLS), sep="\n\n")
+        print(
+            *(by_kernel(rows, kernels) for of in (FIRST, SECOND) for kernels in (of.mutants, of.controls)), sep="\n\n"
+        )
     else:
-        parts = [f"Draws of inputs: {given.seeds}.", totals(rows), "## Mutants", by_kernel(rows, MUTANTS)]
-        text = "\n\n".join([*parts, "## Right kernels", by_kernel(rows, CONTROLS)])
         with replacing(PAGE) as path:
-            path.write_text(renewed(PAGE.read_text(), *MARKS, text, PAGE.name))
-    print("", totals(rows), "", *bad, sep="\n")
+            path.write_text(renewed(PAGE.read_text(), *MARKS, document(rows), PAGE.name))
+    print("", *(totals(rows, of) for of in (FIRST, SECOND)), "", *bad, sep="\n")
     sys.exit(bool(bad))
 
 

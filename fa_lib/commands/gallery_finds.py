@@ -20,7 +20,10 @@ def prove(cache: str = "", jobs: int = 2) -> dict[str, pd.DataFrame]:
         lengths = over("ggml", n=[512, 1024, 2048, 4096, 8192, 16384], queries=1, threads=2)
         queries = over("ggml", n=4096, queries=[63, 64], threads=2)
         threads = over("ggml", n=16384, queries=1, threads=[1, 8])
+        rows = over("torch_backward", n=256, queries=[1024, 4096, 16384, 65536])
+        squares = [over("torch_backward", n=n, queries=n) for n in (2048, 4096, 8192)]
         found = dict(
+            torch_backward=pd.concat([rows, *squares], ignore_index=True),
             ggml=pd.concat([lengths, queries, threads], ignore_index=True),
             ringattention=over("ringattention", n=[512, 2048, 8192]),
             pallas_decode=over("pallas_decode", n=4096, splits=[1, 4, 16]),

@@ -66,9 +66,10 @@ errors.
 defect.
 
 Finds have a page of their own, with evidence and a reproduction: [ggml](find_ggml.md),
-[ringattention](find_ringattention.md), [Pallas's decoding](find_pallas_decode.md), [OpenVINO](find_openvino.md), and
-of GPU kernels [llama.cpp's CUDA kernels](find_llama_cuda.md), [Conch](find_conch.md), [FlashInfer](find_flashinfer.md),
-[FlagGems](find_flag_gems.md), [SGLang's decoding](find_sglang_decode.md), [LMDeploy's 8-bit cache](find_lmdeploy.md).
+[ringattention](find_ringattention.md), [Pallas's decoding](find_pallas_decode.md), [OpenVINO](find_openvino.md),
+[torch's gradients](find_torch_backward.md), and of GPU kernels [llama.cpp's CUDA kernels](find_llama_cuda.md),
+[Conch](find_conch.md), [FlashInfer](find_flashinfer.md), [FlagGems](find_flag_gems.md),
+[SGLang's decoding](find_sglang_decode.md), [LMDeploy's 8-bit cache](find_lmdeploy.md).
 
 Judged on one processor: {processor} ({instructions}). Another may give other verdicts: OpenVINO computes FP16 in BF16
 where there are instructions for BF16 alone, and in FP32, and passes, where there are none of either.

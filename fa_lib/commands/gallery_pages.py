@@ -216,6 +216,7 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: Jud
     write(table, judgements, DOCS, other, older)
     for find, rows in proofs.items():
         page = DOCS / f"find_{find}.md"
+        rows = rows[rows.tensor == "dv"] if "tensor" in rows else rows
         text = with_numbers(page.read_text(), rows, [name for name in BY if name in rows])
         with replacing(page) as path:
             path.write_text(text)
@@ -253,6 +254,8 @@ def _with_words(table):
 
 def _on_the_axis(find, rows):
     rows = rows[rows.distribution == "uniform"]
+    if find == "torch_backward":
+        return rows[(rows.n == 256) & (rows.tensor == "dv")]
     return rows[(rows.queries == 1) & (rows.threads == 2)] if find == "ggml" else rows
 
 

@@ -1,4 +1,4 @@
-"""Four shipped kernels with large errors, and two proofs of each error's cause: an emulation that rounds the step in
+"""Shipped kernels with large errors, and two proofs of each error's cause: an emulation that rounds the step in
 question has the same errors, and the kernel has small errors on the same values in another type.
 
 The kernels are the gallery's, so their libraries have to be installed (`make gallery`); the emulations need none.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fa_lib import kernels
+from fa_lib.experiments.gradient_finds import torch_backward
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.rule import baseline_for
@@ -100,7 +101,8 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
 
 
 FINDS: dict[str, Callable] = dict(
-    ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode, openvino=openvino
+    ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode, openvino=openvino,
+    torch_backward=torch_backward,
 )  # fmt: skip
 
 

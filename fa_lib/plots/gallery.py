@@ -78,37 +78,38 @@ def _rows(ax, rows):
 WHO = {  # of `finds.error_rows` -> label, colour, marker
     "kernel": ("the kernel", FLASH, "o"),
     "emulated": ("emulated, that step rounded", BASELINE, "x"),
-    "changed": ("control: the same values in FP32", GREY, "v"),
+    "changed": ("control: in FP32", GREY, "v"),
 }
-PANELS = {  # find -> title, column along the axis, its label
-    "ggml": ("ggml: O in FP16, key by key", "n", "keys, one query, two threads"),
-    "ringattention": ("ringattention: every step in BF16", "n", "keys and queries"),
-    "pallas_decode": ("Pallas decode: parts in BF16", "splits", "parts of 4,096 keys"),
-    "openvino": ("OpenVINO: FP16 cut to BF16", "n", "keys, 64 queries"),
+PANELS = {  # find -> title, column along the axis, its label, the tensor whose rule holds
+    "ggml": ("ggml: O in FP16, key by key", "n", "keys, one query, two threads", "o"),
+    "ringattention": ("ringattention: every step in BF16", "n", "keys and queries", "o"),
+    "pallas_decode": ("Pallas decode: parts in BF16", "splits", "parts of 4,096 keys", "o"),
+    "openvino": ("OpenVINO: FP16 cut to BF16", "n", "keys, 64 queries", "o"),
+    "torch_backward": ("torch: dV in BF16, block by block", "queries", "rows of 256 keys", "dv"),
 }
 
 
 @styled
 def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
     """Draw the largest error over Baseline's, of the kernel, of its emulation, and of the control: the kernel given the
-    same values in FP32.
+    same values in FP32; of torch's gradients, the emulation with sums in FP32.
 
     Args:
         tables: find -> rows of `experiments.finds`, uniform inputs.
     """
-    figure, axes = plt.subplots(1, len(tables), figsize=(12.5, 3.6), squeeze=False)
+    figure, axes = plt.subplots(1, len(tables), figsize=(15, 3.6), squeeze=False)
     for ax, (find, rows) in zip(axes[0], tables.items()):
-        title, column, label = PANELS[find]
+        title, column, label, tensor = PANELS[find]
         for kind, (name, color, marker) in WHO.items():
             times = rows[rows.who == kind].groupby(column).times_max
             ax.plot(times.mean(), color=color, marker=marker, ms=7 if marker == "x" else 5, lw=1, label=name)
             ax.fill_between(times.mean().index, times.min(), times.max(), color=color, alpha=0.15, lw=0)
-        ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
+        ax.axhline(ALLOWED[tensor], color=INK, lw=1.2)
         ax.set(xscale="log", yscale="log", title=title, xlabel=label, xticks=sorted(rows[column].unique()))
         ax.minorticks_off()
         plain_ticks(ax.xaxis)
         low, high = ax.get_ylim()
         (log_ticks if high < 100 * low else plain_ticks)(ax.yaxis)
     axes[0][0].set_ylabel("largest error over Baseline's")
-    axes[0][-1].legend(fontsize=7, loc="center")
-    return captioned(figure, "Four finds on CPUs: an emulation of the coarse step has the kernel's errors", caption)
+    axes[0][-2].legend(fontsize=7, loc="center")
+    return captioned(figure, "Five finds on CPUs: an emulation of the coarse step has the kernel's errors", caption)

@@ -94,6 +94,17 @@ def found(judgement, what):
     return [finding for finding in judgement.findings if finding.what == what]
 
 
+def test_gradients_of_many_keys_and_few_queries_come_back(stranger):
+    """dK and dV have more bytes than dO, from which the size of an answer was once bounded."""
+    q, k, v, dO = torch.randn(1, 1, 2, 64), *torch.randn(2, 1, 1, 8192, 64), torch.randn(1, 1, 2, 64)
+    with in_a_process(stranger("good")) as fn:
+        there, here = (
+            torch.autograd.grad(kernel(*x), x, dO)
+            for kernel, x in ((each, [y.clone().requires_grad_() for y in (q, k, v)]) for each in (fn, right))
+        )
+    assert all(map(torch.equal, there, here))
+
+
 @pytest.mark.parametrize("number, words", [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
 def test_any_signal_is_a_crash_and_later_calls_are_made(stranger, number, words):
     """Python has no name for a real-time signal."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import KernelError
 from fa_lib.check.isolation.leak import Memory
-from fa_lib.check.isolation.process import Ended, Process
+from fa_lib.check.isolation.process import Ended, Process, size_of
 from fa_lib.check.isolation.untrusted import Untrusted, first_line
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.kernels import registry
@@ -95,14 +95,14 @@ class IsolatedKernel:
         results = reply["results"]
         process = self._running()
         self.memory.seen([(x.dtype, x.shape) for x in tensors] + [*wants], results, process.resident())
-        graph = Graph(self, process, process.number) if any(wants) else None
+        graph = Graph(self, process, process.number, size_of(tensors)) if any(wants) else None
         return (tuple(results) if reply["several"] else results[0]), graph
 
     def backward(self, graph: "Graph", gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the tensors that were wanted in a call."""
         if graph.process is not self.process:
             raise KernelError(Outcome.ENDED, "has no backward pass: its process ended before")
-        return self._asked("backward", gradients, dict(graph=graph.number))["results"]
+        return self._asked("backward", gradients, dict(graph=graph.number), graph.size)["results"]
 
     def conduct(self) -> pd.DataFrame:
         """How the kernel behaved; its process is ended, so that all that it printed is counted. Rows as of `told`."""
@@ -175,14 +175,14 @@ class IsolatedKernel:
         assert self.process is not None
         return self.process
 
-    def _asked(self, do, tensors, order):
+    def _asked(self, do, tensors, order, due=0):
         """What the process tells of an order, where it is an answer."""
         limit = self.timeout * (1 if do in self.warmed else FIRST_CALL_FACTOR)
         at = f"{do}, " + ", ".join(f"{tuple(x.shape)}" for x in tensors[:2]) + f", {tensors[0].dtype}"
         process = self._running()
         forget, self.gone = [n for process, n in self.gone if process is self.process], []
         try:
-            reply = process.ask(tensors, order | dict(do=do, forget=forget), limit)
+            reply = process.ask(tensors, order | dict(do=do, forget=forget), limit, due)
         except Ended as ended:
             raise self._ended(ended, at) from None
         self.warmed.add(do)
@@ -218,10 +218,10 @@ class IsolatedKernel:
 
 
 class Graph:
-    """What a process keeps of a call for its backward pass, until this is gone."""
+    """What a process keeps of a call for its backward pass, until this is gone. size: bytes of the call's inputs."""
 
-    def __init__(self, fn: IsolatedKernel, process: Process, number: int):
-        self.fn, self.process, self.number = fn, process, number
+    def __init__(self, fn: IsolatedKernel, process: Process, number: int, size: int):
+        self.fn, self.process, self.number, self.size = fn, process, number, size
 
     def __del__(self):
         self.fn.gone.append((self.process, self.number))

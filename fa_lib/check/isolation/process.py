@@ -46,6 +46,11 @@ class Ended(Exception):
         self.what, self.detail, self.number = what, detail, number
 
 
+def size_of(tensors: Sequence[Tensor]) -> int:
+    """Bytes of their values."""
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
 class Process:
     """It imports a kernel when it is made, and is asked for `hello` first.
 
@@ -96,11 +101,12 @@ class Process:
             raise _not_begun(ended) from ended
         return self._answer(limit)
 
-    def ask(self, tensors: Sequence[Tensor], order: dict, limit: float) -> dict:
+    def ask(self, tensors: Sequence[Tensor], order: dict, limit: float, due: int = 0) -> dict:
         """What `worker.Worker.answer` tells of an order, and `results` as tensors on the device of the first.
 
         Args:
             order: do, number of the graph, forget, and what the worker wants to know of a call.
+            due: bytes that results may have beside those of the tensors: gradients are as large as a call's inputs.
 
         Raises:
             Ended: it dies, takes more than `limit` seconds, or answers with something else than an answer.
@@ -108,7 +114,7 @@ class Process:
         if self.said:
             raise self._dead("answers before it is asked")
         self.number += 1
-        most = 2**20 + 4 * sum(x.numel() * x.element_size() for x in tensors)
+        most = 2**20 + 4 * (due + size_of(tensors))
         storages, specs = pack(self.inbox, tensors)
         self._send(order | dict(number=self.number, storages=storages, tensors=specs, most=most))
         reply = self._answer(limit)
