@@ -130,7 +130,7 @@ growth: $(call has,figures) ## how time and memory of `tiled` grow with N and he
 peers: $(call has,peers) ## fa_lib beside other libraries that do a part of what it does, into build/peers.md
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.peers
 
-mutants: $(call has,test) ## how good is the judge: 48 mutants, 18 right kernels and two other judges, 20 draws, into docs/reference/mutants.md (SEEDS=5: fewer)
+mutants: $(call has,test) ## how good is the judge: 88 mutants and 32 right kernels of two sets, and two other judges, into docs/reference/mutants.md (SEEDS=5: so many draws)
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds="$$SEEDS")
 
 mutants-quick: $(call has,test) ## every third kernel, one draw, our judge alone, in a few minutes

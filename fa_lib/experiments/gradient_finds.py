@@ -51,13 +51,11 @@ def torch_backward(n: int, queries: int, distribution: str, seed: int) -> list[d
     for i, tensor in enumerate(GRADIENTS):
         limit, own = deviation(baseline[i], golden[i], BF16).max, found["kernel"][i]
         for who, gradients in found.items():
-            d, errors = (
-                deviation(gradients[i], golden[i], BF16),
-                [(x - golden[i]).flatten() for x in (own, gradients[i])],
-            )
-            alike = dict(alike=float(np.corrcoef(*errors)[0, 1]), same=(gradients[i] == own).double().mean().item())
-            numbers = dict(max=d.max, times_max=over_baseline(d.max, limit), relative=d.relative)
-            rows.append(dict(tensor=tensor, who=who) | numbers | alike)
+            d = deviation(gradients[i], golden[i], BF16)
+            errors = dict(max=d.max, times_max=over_baseline(d.max, limit), relative=d.relative)
+            alike = np.corrcoef((own - golden[i]).flatten(), (gradients[i] - golden[i]).flatten())[0, 1]
+            same = (gradients[i] == own).double().mean().item()
+            rows.append(dict(tensor=tensor, who=who) | errors | dict(alike=float(alike), same=same))
     return rows
 
 

@@ -1,4 +1,5 @@
-"""The emulations of three shipped kernels against exact arithmetic, without the kernels; and the gallery's words."""
+"""The emulations of shipped kernels against exact arithmetic, without the kernels; torch's gradients; the gallery's
+words."""
 
 import importlib.util
 import re
@@ -12,11 +13,12 @@ import torch
 from fa_lib.commands import gallery_pages as pages
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments import finds
+from fa_lib.experiments.gradient_finds import torch_backward
 from fa_lib.kernels import golden
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 
 REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention", "find_pallas_decode": "jax",
-                 "find_openvino": "openvino"}  # fmt: skip
+                 "find_openvino": "openvino", "find_torch_backward": "torch"}  # fmt: skip
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -61,6 +63,18 @@ def test_up_where_odd_is_nearest_only_where_the_kept_bit_is_one():
     exact = golden(q, k, v, inputs=FP16)
     ours, nearest = ((finds.in_bf16(q, k, v, into) / exact - 1).mean() for into in (finds.up_where_odd, BF16))
     assert ours < -5e-4 and abs(nearest) < abs(ours) / 5  # cut off, the output is too small
+
+
+def test_torch_keeps_the_sum_of_dv_in_bf16():
+    """Eight blocks of 256 rows: its error is that of an emulation that rounds after each, and not that of FP32 sums."""
+    rows = pd.DataFrame(torch_backward(n=64, queries=2048, distribution="normal", seed=0)).set_index(["tensor", "who"])
+    for tensor in ("dk", "dv"):
+        kernel, emulated, changed = (rows.loc[(tensor, who)] for who in ("kernel", "emulated", "changed"))
+        assert emulated.alike > 0.98 and emulated.same > 0.9 and changed.alike < 0.6 and changed.same < 0.7
+        assert (
+            kernel.relative == pytest.approx(emulated.relative, rel=0.02) and kernel.relative > 1.5 * changed.relative
+        )
+    assert (kernel.alike, kernel.same) == (pytest.approx(1), 1)
 
 
 def test_held_knows_the_same_errors():
