@@ -222,6 +222,8 @@ def test_the_block_that_a_gradient_is_summed_over_is_seen_from_outside(fmt):
     sentence = next(WORDINGS[finding.what]([finding]))
     assert finding.severity == Severity.REPORTED and sentence.number == "7.2 ulp off" and sentence.limit == "2"
     assert "kept in" in sentence.text
+    page = by_relation(pd.DataFrame(found.values()).assign(key="gradient_sums", fmt=fmt)).set_index("case")
+    assert not page.breaks.any() and page[fmt]["dV"] == "breaks: 7.2 of 2, not counted"
     wrong_factor = gradients(lambda dq, dk, dv: (1.44 * dq, 1.44 * dk, 1.44 * dv))
     assert {row["outcome"] for row in relate(wrong_factor, "gradient_sums", fmt)} <= {"bitwise", "rounding"}
 

@@ -123,10 +123,11 @@ def by_relation(related: pd.DataFrame) -> pd.DataFrame:
     cells = answered.outcome.map(RELATED) + distances.where(answered.outcome.isin((ROUNDING, BREAKS)), "")
     nan = answered.outcome.eq(BREAKS) & answered.number.isna()
     nan &= answered.key.map(lambda key: RELATIONS[key].nan_is_told).astype(bool)
-    rows = answered.assign(told=cells.mask(nan, "NaN, not counted"), **{"what must hold": says})
+    counts = answered.key.map(lambda key: RELATIONS[key].counts).astype(bool)
+    cells = cells.mask(nan, "NaN, not counted").mask(~counts & answered.outcome.eq(BREAKS), cells + ", not counted")
+    rows = answered.assign(told=cells, **{"what must hold": says})
     index = ["what must hold", "case"]
     wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
-    counts = answered.key.map(lambda key: RELATIONS[key].counts).astype(bool)
     broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~nan & counts).groupby([rows[name] for name in index]).any()
     equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
     order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
