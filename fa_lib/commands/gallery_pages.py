@@ -102,6 +102,11 @@ def with_numbers(text: str, rows: pd.DataFrame, by: list[str]) -> str:
     return renewed(text, BEGIN, END, "\n".join(lines), "text")
 
 
+def of_one_tensor(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a find's table that its page and its figure show: of three gradients those of dV."""
+    return rows[rows.tensor == "dv"] if "tensor" in rows else rows
+
+
 def make(only: Sequence[str], quick: bool, jobs: int, say: Callable) -> None:
     """Judge kernels of the gallery and print a line for each. When all are judged, renew the committed files:
     data/gallery, docs/gallery and figures/gallery*.
@@ -216,8 +221,7 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: Jud
     write(table, judgements, DOCS, other, older)
     for find, rows in proofs.items():
         page = DOCS / f"find_{find}.md"
-        rows = rows[rows.tensor == "dv"] if "tensor" in rows else rows
-        text = with_numbers(page.read_text(), rows, [name for name in BY if name in rows])
+        text = with_numbers(page.read_text(), of_one_tensor(rows), [name for name in BY if name in rows])
         with replacing(page) as path:
             path.write_text(text)
 
@@ -253,9 +257,9 @@ def _with_words(table):
 
 
 def _on_the_axis(find, rows):
-    rows = rows[rows.distribution == "uniform"]
+    rows = of_one_tensor(rows[rows.distribution == "uniform"])
     if find == "torch_backward":
-        return rows[(rows.n == 256) & (rows.tensor == "dv")]
+        return rows[rows.n == 256]
     return rows[(rows.queries == 1) & (rows.threads == 2)] if find == "ggml" else rows
 
 
