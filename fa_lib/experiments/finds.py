@@ -1,23 +1,26 @@
 """Shipped kernels with large errors, and two proofs of each error's cause: an emulation that rounds the step in
-question has the same errors, and the kernel has small errors on the same values in another type.
+question has the same errors, and the kernel has small errors on the same values in another type. Of torch's gradients
+the second is the emulation with that step in FP32.
 
-The kernels are the gallery's, so their libraries have to be installed (`make gallery`); the emulations need none.
+The kernels are the gallery's, so their libraries have to be installed (`make gallery`); torch's gradients and the
+emulations need none.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fa_lib import kernels
-from fa_lib.experiments.gradient_finds import torch_backward
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
-from fa_lib.kernels.rule import baseline_for
+from fa_lib.kernels.rule import baseline_for, rounds_scores_twice
+from fa_lib.kernels.shipped import torch_cpu
 from fa_lib.kernels.tiling import Tiling
-from fa_lib.numerics.formats import BF16, FP16, FP32, Format
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 from fa_lib.numerics.metrics import deviation, over_baseline
 
 
@@ -100,6 +103,44 @@ def openvino(n: int, distribution: str, seed: int, queries: int = 64, heads: int
     return error_rows(dict(kernel=openvino_sdpa(q, k, v), emulated=in_bf16(q, k, v), changed=wide), FP16, q, k, v)
 
 
+def torch_backward(n: int, queries: int, distribution: str, seed: int) -> list[dict]:
+    """A cell: measure the gradients of torch's flash kernel in BF16, for a normal dO.
+
+    Emulated: `shipped.torch_cpu`, tile by tile, every gradient's sum rounded to BF16 after each tile. Changed: the same
+    emulation with these sums in FP32.
+
+    Args:
+        n: keys. queries: rows of Q. distribution, seed: as of `inputs.draw`.
+
+    Returns:
+        rows of `error_rows`, with tensor ("dq", "dk", "dv") and same, the share of values that are the kernel's, bit
+        for bit.
+    """
+    q, k, v = (x.double() for x in draw_in_format(distribution, seed, BF16, queries, n, 1))
+    dO = BF16(draw("normal", seed + 1000, q.shape)[0])
+
+    def gradients(kernel):
+        x = [each.requires_grad_() for each in (q.clone(), k.clone(), v.clone())]
+        return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(kernel(*x), x, dO)))
+
+    shipped = torch_cpu(BF16, queries)
+    wide = shipped | dict(precision=replace(shipped["precision"], grad_sums=FP32))
+    found = dict(
+        kernel=gradients(lambda *x: kernels.flash(*(each.bfloat16() for each in x)).double()),
+        emulated=gradients(lambda *x: kernels.tiled(*x, **shipped)),
+        changed=gradients(lambda *x: kernels.tiled(*x, **wide)),
+    )
+    golden = gradients(lambda *x: kernels.reference(*x, precision=Precision.uniform(FP64)))
+    baseline = gradients(lambda *x: kernels.reference(*x, precision=rounds_scores_twice(BF16)))
+    rows = []
+    for tensor in golden:
+        of = {who: each[tensor] for who, each in found.items()}
+        for row in _errors(of, golden[tensor], baseline[tensor], BF16):
+            same = (of[row["who"]] == of["kernel"]).double().mean().item()
+            rows.append(dict(tensor=tensor) | row | dict(same=same))
+    return rows
+
+
 FINDS: dict[str, Callable] = dict(
     ggml=ggml, ringattention=ringattention, pallas_decode=pallas_decode, openvino=openvino,
     torch_backward=torch_backward,
@@ -122,13 +163,17 @@ def error_rows(outputs: dict[str, Tensor], fmt: Format, q: Tensor, k: Tensor, v:
         rows: who, a key of outputs; max, of the Deviation; times_max, over Baseline's; relative, the error's root mean
         square over the golden value's; alike, the correlation of its errors with the kernel's.
     """
-    golden = kernels.golden(q, k, v, inputs=fmt)
-    baseline = deviation(baseline_for(fmt)(q, k, v), golden, fmt).max
+    return _errors(outputs, kernels.golden(q, k, v, inputs=fmt), baseline_for(fmt)(q, k, v), fmt)
+
+
+def _errors(outputs, golden, baseline, fmt):
+    """`error_rows` beside a golden value and Baseline's."""
+    limit = deviation(baseline, golden, fmt).max
     own, rows = (next(iter(outputs.values())).double() - golden).flatten(), []
     for who, o in outputs.items():
         d = deviation(o, golden, fmt)
         alike = float(np.corrcoef(own, (o.double() - golden).flatten())[0, 1])
-        errors = dict(max=d.max, times_max=over_baseline(d.max, baseline), relative=d.relative)
+        errors = dict(max=d.max, times_max=over_baseline(d.max, limit), relative=d.relative)
         rows.append(dict(who=who) | errors | dict(alike=alike))
     return rows
 

@@ -13,7 +13,6 @@ import torch
 from fa_lib.commands import gallery_pages as pages
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments import finds
-from fa_lib.experiments.gradient_finds import torch_backward
 from fa_lib.kernels import golden
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 
@@ -67,7 +66,9 @@ def test_up_where_odd_is_nearest_only_where_the_kept_bit_is_one():
 
 def test_torch_keeps_the_sum_of_dv_in_bf16():
     """Eight blocks of 256 rows: its error is that of an emulation that rounds after each, and not that of FP32 sums."""
-    rows = pd.DataFrame(torch_backward(n=64, queries=2048, distribution="normal", seed=0)).set_index(["tensor", "who"])
+    rows = pd.DataFrame(finds.torch_backward(n=64, queries=2048, distribution="normal", seed=0)).set_index(
+        ["tensor", "who"]
+    )
     for tensor in ("dk", "dv"):
         kernel, emulated, changed = (rows.loc[(tensor, who)] for who in ("kernel", "emulated", "changed"))
         assert emulated.alike > 0.98 and emulated.same > 0.9 and changed.alike < 0.6 and changed.same < 0.7

@@ -48,7 +48,7 @@ class Ended(Exception):
 
 def size_of(tensors: Sequence[Tensor]) -> int:
     """Bytes of their values."""
-    return sum(x.numel() * x.element_size() for x in tensors)
+    return sum(x.nbytes for x in tensors)
 
 
 class Process:

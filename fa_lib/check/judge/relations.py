@@ -20,13 +20,12 @@ def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
     if not len(related):
         return
     answered = related[related.outcome != NOT_ASKED]
+    answered = answered.assign(uncounted=uncounted_breaks(answered))
     kept_cases = 0
     for key, rows in answered.groupby("key", sort=False):
         relation = RELATIONS[key]
         reported = rows.outcome.eq(ROUNDING) & relation.bits
-        reported |= rows.outcome.eq(BREAKS) & rows.number.isna() & relation.nan_is_told
-        reported |= rows.outcome.eq(BREAKS) & (not relation.counts)
-        reported |= rows.outcome.eq(CONVENTION)
+        reported |= rows.uncounted | rows.outcome.eq(CONVENTION)
         failed = rows.outcome.isin((BREAKS, BROKEN)) & ~reported
         kept_cases += int((~rows.outcome.isin((BREAKS, BROKEN)) | (reported & relation.counts)).sum())
         if not (failed | reported).any():
@@ -41,3 +40,11 @@ def of_relations(related: pd.DataFrame) -> Iterator[Finding]:
     if len(answered):
         counts = dict(held=kept_cases, of=len(answered), not_asked=len(related) - len(answered))
         yield Finding("relations", Severity.PASSES if kept_cases == len(answered) else Severity.REPORTED, counts)
+
+
+def uncounted_breaks(related: pd.DataFrame) -> pd.Series:
+    """Which rows of a table of `relations.relate`, with a column key, break their relation and do not count: NaN where
+    the relation says so, and all breaks of a relation that does not count."""
+    relations = related.key.map(RELATIONS)
+    nan = related.number.isna() & relations.map(lambda relation: relation.nan_is_told).astype(bool)
+    return related.outcome.eq(BREAKS) & (nan | ~relations.map(lambda relation: relation.counts).astype(bool))

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fa_lib.check.isolation.calls import FAULTS
 from fa_lib.check.isolation.worker import Outcome
+from fa_lib.check.judge.relations import uncounted_breaks
 from fa_lib.check.measure.captured import CHANGES, ROUNDED
 from fa_lib.check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
 from fa_lib.check.measure.relations import RELATIONS
@@ -121,14 +122,12 @@ def by_relation(related: pd.DataFrame) -> pd.DataFrame:
     says = answered.key.map(lambda key: RELATIONS[key].says)
     distances = ": " + answered.number.map("{:.2g}".format) + " of " + answered.limit.map("{:.2g}".format)
     cells = answered.outcome.map(RELATED) + distances.where(answered.outcome.isin((ROUNDING, BREAKS)), "")
-    nan = answered.outcome.eq(BREAKS) & answered.number.isna()
-    nan &= answered.key.map(lambda key: RELATIONS[key].nan_is_told).astype(bool)
-    counts = answered.key.map(lambda key: RELATIONS[key].counts).astype(bool)
-    cells = cells.mask(nan, "NaN, not counted").mask(~counts & answered.outcome.eq(BREAKS), cells + ", not counted")
+    uncounted = uncounted_breaks(answered)
+    cells = cells.mask(uncounted, cells.mask(answered.number.isna(), "NaN") + ", not counted")
     rows = answered.assign(told=cells, **{"what must hold": says})
     index = ["what must hold", "case"]
     wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
-    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~nan & counts).groupby([rows[name] for name in index]).any()
+    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~uncounted).groupby([rows[name] for name in index]).any()
     equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
     order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
     wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]

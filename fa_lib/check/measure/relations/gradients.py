@@ -8,6 +8,7 @@ from fa_lib.check.measure.relations.values import weights
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import FP32
 
+OF_HIDDEN_KEYS = {"dK of hidden keys": 1, "dV of hidden keys": 2}  # case -> which of dQ, dK and dV
 ROW_A_FEATURE = "dO of one row a feature"
 
 
@@ -32,14 +33,14 @@ def dv_sum(subject: KernelUnderTest, case: str) -> Found:
     return difference(dv.sum(-2), dO.double().sum(-2), subject.n * allowed)
 
 
-@cases("dK of hidden keys", "dV of hidden keys")
+@cases(*OF_HIDDEN_KEYS)
 def hidden_gradients(subject: KernelUnderTest, case: str) -> Found:
     """A key that no row sees has weight 0, and so gradients of 0. A kernel that takes the mean of K off every key gives
     a hidden one its share of a sum that is 0 to rounding: within the rule of three of the call."""
     q, k, v = subject.draw()
-    mask, dO, name = visible(subject), torch.ones_like(q), {"dK": 1, "dV": 2}[case[:2]]
-    gradient = subject.gradients(dO, q, k, v, mask=mask)[name]
-    return difference(gradient[:, :, -HIDDEN:], 0.0, subject.allowed_gradients(dO, q, k, v, mask=mask)[name])
+    mask, dO, at = visible(subject), torch.ones_like(q), OF_HIDDEN_KEYS[case]
+    gradient = subject.gradients(dO, q, k, v, mask=mask)[at]
+    return difference(gradient[:, :, -HIDDEN:], 0.0, subject.allowed_gradients(dO, q, k, v, mask=mask)[at])
 
 
 @cases(*ADDED, MORE_QUERIES)

@@ -9,9 +9,12 @@ from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases
 from fa_lib.numerics.formats import FP16, FP32
 
 POWERS = {"2^4": 2.0**4, "2^-4": 2.0**-4, "2^24": 2.0**24}
-SHIFTS = {"8": 8.0, "-8": -8.0, "128": 128.0, "-128": -128.0}
-SHIFTED_BESIDE_HIDDEN = {"-128, causal": True, "-128, first and last keys masked": False}
+SHIFTS = {  # case -> the constant, and what hides keys
+    "8": (8.0, ""), "-8": (-8.0, ""), "128": (128.0, ""), "-128": (-128.0, ""), "-128, causal": (-128.0, "causal"),
+    "-128, first and last keys masked": (-128.0, "mask"),
+}  # fmt: skip
 MANY = 1100  # keys of a sink's call: more than one part, where a kernel splits the keys
+ANY_SCORES = {"any scores": False, f"any scores of {MANY:,} keys": True}  # case -> whether the keys are MANY
 TINY = 512  # of the smallest FP16 number: half of FP16's smallest normal number
 
 
@@ -65,34 +68,31 @@ def tiny_values(subject: KernelUnderTest, case: str) -> Found:
     return difference(subject(q, k, v), subject.golden(q, k, v), subject.allowed(q, k, v))
 
 
-@cases(*SHIFTS, *SHIFTED_BESIDE_HIDDEN)
+@cases(*SHIFTS)
 def score_shift(subject: KernelUnderTest, case: str) -> Found:
     """A constant added to all scores of a row leaves its softmax as it is: it comes from the last feature, 1 in every
     key, and 0 or the constant over `scale` in Q. So it does beside hidden keys, whole tiles of them: a stand-in for
     their maximum, 0 for instance, may not take the place of a maximum near -128. Both answers are within the rule of
     their own call, and the golden values are the same."""
     q, k, v = subject.draw()
-    options = {}
-    if SHIFTED_BESIDE_HIDDEN.get(case):
-        options = dict(causal=True)
-    elif case in SHIFTED_BESIDE_HIDDEN:
-        at = torch.arange(subject.n, device=q.device)
-        shown = (at >= 3 * subject.n // 8) & (at < 5 * subject.n // 8)
-        options = dict(mask=shown.expand(subject.n, -1))
+    shift, hides = SHIFTS[case]
+    at = torch.arange(subject.n, device=q.device)
+    shown = (at >= 3 * subject.n // 8) & (at < 5 * subject.n // 8)
+    options = {"": {}, "causal": dict(causal=True), "mask": dict(mask=shown.expand(subject.n, -1))}[hides]
     k[..., -1], q[..., -1] = 1, 0
     moved = q.clone()
-    moved[..., -1] = (-128.0 if options else SHIFTS[case]) * subject.head_dim**0.5
+    moved[..., -1] = shift * subject.head_dim**0.5
     limit = subject.allowed(q, k, v, **options) + subject.allowed(moved, k, v, **options)
     return difference(subject(moved, k, v, **options), subject(q, k, v, **options), limit)
 
 
-@cases("scores of 0", "a sink of almost all", "a sink of nothing", "any scores", f"any scores of {MANY:,} keys")
+@cases("scores of 0", "a sink of almost all", "a sink of nothing", *ANY_SCORES)
 def sinks(subject: KernelUnderTest, case: str) -> Found:
     """A sink takes exp(sink) of the softmax's sum and gives no value. With Q = 0 and V = 1 the output is
     n / (n + exp(sink)), relatively to `weights`; a sink of -10,000 takes nothing, so that the answer is that without
     (2 `allowed`); else it is within the rule of the golden value (`allowed`), where all keys are in one tile or part of
     them, and where they are not. Each head has a sink of its own, and so its sign and its place show."""
-    many = case.endswith("keys")
+    many = ANY_SCORES.get(case, False)
     if many and subject.able.top_left:
         raise not_asked("masks causally, aligned top-left: few queries see few keys")
     q, k, v = subject.draw(n_q=min(subject.n, 64), n_kv=MANY, heads=4) if many else subject.draw(heads=4)
@@ -100,7 +100,7 @@ def sinks(subject: KernelUnderTest, case: str) -> Found:
     if case == "a sink of nothing":
         nothing = torch.full_like(logits, -1e4)
         return difference(subject(q, k, v, sinks=nothing), subject(q, k, v), 2 * subject.allowed(q, k, v))
-    if case.startswith("any scores"):
+    if case in ANY_SCORES:
         o, golden = subject(q, k, v, sinks=logits), subject.golden(q, k, v, sinks=logits)
         return difference(o, golden, subject.allowed(q, k, v, sinks=logits))
     logits = logits + (3 if case == "a sink of almost all" else 0)
