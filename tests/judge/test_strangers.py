@@ -17,6 +17,7 @@ from fa_lib.check.judge.kernel import judge_kernel
 from fa_lib.check.measure import reference_cache
 from fa_lib.check.measure.capability import Capabilities
 from fa_lib.check.measure.contract import contract
+from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.examine import examine, measure
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.measure.plan import QUICK
@@ -191,6 +192,39 @@ def test_a_gradient_that_is_nan_is_no_gradient(examined):
     _, judgement = examined(gradient_of_k_is_nan)
     assert any(f.severity == Severity.FAILS for f in judgement.findings), judgement_text(judgement)
     assert judgement.verdict == Verdict.FAILS
+
+
+def gradient_of_203_keys_is_nan(q, k, v, causal=False, scale=None):
+    return attention(q, NoGradient.apply(k) if k.shape[-2] == 203 else k, v, causal, scale)
+
+
+def test_a_gradient_that_is_nan_at_one_shape_is_told(examined):
+    _, judgement = examined(gradient_of_203_keys_is_nan, replace(TINY, shapes=("113 x 203",)))
+    (wrong,) = found(judgement, "wrong_gradient")
+    assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number is None
+    assert re.search(r"dK is not attention's gradient \(.*\): not finite, limit 20%", judgement_text(judgement))
+
+
+class Unsteady:
+    """Attention; every second output has an infinite or NaN value."""
+
+    def __init__(self, value: float):
+        self.value, self.calls = value, 0
+
+    def __call__(self, q, k, v, causal=False, scale=None):
+        o = attention(q, k, v, causal, scale).clone()
+        self.calls += 1
+        o[0, 0, 0, 0] = self.value if self.calls % 2 == 0 else o[0, 0, 0, 0]
+        return o
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_output_that_is_not_finite_in_some_runs_is_noise(examined, value):
+    measured = repeats(Unsteady(value), "BF16", runs=4, head_dim=32)
+    assert measured["apart"] == math.inf
+    seen, judgement = examined(attention)
+    judgement = judge_kernel(judgement.subject, replace(seen, repeats=pd.DataFrame([measured])))
+    assert "It gives other results on each call: not finite in some, limit" in judgement_text(judgement)
 
 
 def of_another_dtype_once(q, k, v, causal=False, scale=None):

@@ -47,7 +47,12 @@ def _apart(answers, fmt):
         return math.nan
     first = answers[0]
     ulp = fmt.ulp(first.abs().clamp(min=first.square().mean().sqrt().item()))
-    return max(((o - first).abs() / ulp).max().item() for o in answers)
+    worst = 0.0
+    for o in answers[1:]:
+        same = (o == first) | (o.isnan() & first.isnan())
+        apart = ((o - first).abs() / ulp).masked_fill(same, 0)
+        worst = max(worst, apart.nan_to_num(math.inf, math.inf).max().item())  # NaN beside a number is as far
+    return worst
 
 
 def _digest(x):

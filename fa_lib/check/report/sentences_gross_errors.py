@@ -41,8 +41,9 @@ def _scale(f, at):
 
 
 def _noise(f, at):
+    apart = "not finite in some" if f.number is None else f"{f.number:.1f} ulp apart"
     return Sentence(
-        "It gives other results on each call", f"{f.number:.1f} ulp apart", f"{f.limit:g} ulp",
+        "It gives other results on each call", apart, f"{f.limit:g} ulp",
         f"In {at['runs']} calls on the same tensors; another order of FP32 sums makes 1 ulp.",
         "look for memory that is read before it is written, a race, or random numbers",
     )  # fmt: skip

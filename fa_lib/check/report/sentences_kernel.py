@@ -230,9 +230,8 @@ def _shapes(f, at):
 
 def _wrong_gradient(f, at):
     place = f"{at['shape']}, head_dim {at['head_dim']}, {at['fmt']}"
-    return Sentence(
-        f"{NAMES[at['tensor']]} is not attention's gradient ({place})", f"{f.number:.0%} off", f"{f.limit:.0%}"
-    )  # fmt: skip
+    off = "not finite" if f.number is None else f"{f.number:.0%} off"
+    return Sentence(f"{NAMES[at['tensor']]} is not attention's gradient ({place})", off, f"{f.limit:.0%}")
 
 
 def _worst_input(f, at):
