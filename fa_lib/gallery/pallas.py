@@ -123,14 +123,16 @@ def pallas_gpu_mha(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale:
     """Call jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles.
 
     Raises:
-        NotImplementedError: causal with n_q unlike n_kv, a length above a tile that is no multiple of it, or V of
-            another head_dim.
+        NotImplementedError: causal with n_q unlike n_kv, a length above a tile that is no multiple of it or below it
+            and no power of two, or V of another head_dim.
     """
     if causal and q.shape[2] != k.shape[2]:
         raise NotImplementedError("Pallas' GPU mha aligns its causal mask top-left; it needs n_q = n_kv")
     for name, n in (("queries", q.shape[2]), ("keys", k.shape[2])):
         if n > TILE and n % TILE:
             raise NotImplementedError(f"Pallas' GPU mha has no partial tile: {n} {name}; it needs multiples of {TILE}")
+        if n & (n - 1) and n < TILE:  # it becomes a block's size; interpret mode takes it, and has NaN for gradients
+            raise NotImplementedError(f"Pallas' blocks are powers of two on a GPU; got {n} {name}")
     if q.shape[3] != v.shape[3]:
         raise NotImplementedError(f"Pallas' GPU mha needs one head_dim; q has {q.shape[3]} and v {v.shape[3]}")
     return through_jax(_gpu_mha(causal, softmax_scale(q, scale), q.device.type == "cpu"), q, *repeated(q, k, v))

@@ -14,7 +14,7 @@ import torch
 from fa_lib import deviation, draw, gallery, kernels
 from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.execution.paths import PACKAGE
-from fa_lib.gallery import adapters, catalogue
+from fa_lib.gallery import adapters, catalogue, pallas
 from fa_lib.gallery import entry as entry_module
 from fa_lib.gallery.adapters import in_4_dims, seen, visible
 from fa_lib.gallery.catalogue import CATALOGUES, ENTRIES, ON_CUDA
@@ -143,6 +143,10 @@ def test_jax_has_the_values_and_the_gradients(fmt):
             "^ring scales .* = 0.1768; scale = 0.",
         ),
         (lambda q: adapters.only_dtypes(q, (torch.float16,), "this"), "this has float16; q is bfloat16"),
+        (
+            lambda q: pallas.pallas_gpu_mha(*(torch.zeros(1, 2, 97, 64, dtype=q.dtype) for _ in "qkv")),
+            "blocks are powers of two on a GPU; got 97 queries",
+        ),
     ],
 )
 def test_what_a_kernel_lacks_is_told(call, message):
