@@ -307,6 +307,100 @@ def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
     assert not examined(nan_in_fp16)[1].passed
 
 
+def fp32_in_fp16(q, k, v, causal=False, scale=None):
+    q, k, v = (x.half().to(x.dtype) if x.dtype == torch.float32 else x for x in (q, k, v))
+    return kernels.unfused(q, k, v, causal=causal, scale=scale)
+
+
+def test_fp32_that_is_computed_in_less_is_told(examined):
+    seen, judgement = examined(fp32_in_fp16)
+    (told,) = found(judgement, "less_than_format")
+    assert judgement.passed and told.severity == Severity.REPORTED and told.where["fmt"] == "FP32"
+    assert told.number == pytest.approx(800, rel=0.5) and told.number > told.limit
+    assert re.search(
+        r"Of inputs in FP32 its error is not that of FP32: [\d.]+ × that of plain sums", judgement_text(judgement)
+    )
+    own = seen.asked.set_index("asked").times
+    assert own["FP64"] < 20 and own.drop(["FP32", "FP64"]).isna().all()
+    (other,) = found(examined(attention)[1], "less_than_format")
+    assert other.where["fmt"] == "FP64"  # it computes them in FP32
+
+
+def defect_in_options(q, k, v, causal=False, scale=None, window=None, sinks=None, softcap=None):
+    if softcap is not None:
+        raise NotImplementedError("no softcap")
+    if window is not None:
+        raise ValueError("window: accepted is None")
+    return attention(q, k, v, causal, scale) if sinks is None else sinks.of_no_such_name
+
+
+def test_an_error_where_an_option_is_given_is_told_from_a_refusal(examined):
+    _, judgement = examined(defect_in_options)
+    (raises,), (refused,) = found(judgement, "raises"), found(judgement, "unsupported")
+    assert judgement.passed and raises.where["asked"] == ["sinks"] and "AttributeError" in raises.where["problem"]
+    assert {"window", "softcap", "boolean_mask"} <= {*refused.where["asked"]} and "sinks" not in refused.where["asked"]
+    text = judgement_text(judgement)
+    assert "Not judged, since it raises an error that is no refusal: sinks." in text
+    assert "It raises an error that is no refusal, so not judged: sinks; the first raises AttributeError" in text
+
+
+class Defective(torch.autograd.Function):
+    """The identity, with a defect in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, k):
+        ctx.save_for_backward(k)
+        return k.clone()
+
+    @staticmethod
+    def backward(ctx, dK):
+        k, _ = ctx.saved_tensors
+        return dK + 0 * k
+
+
+def defect_in_backward(q, k, v, causal=False, scale=None):
+    return attention(q, Defective.apply(k), v, causal, scale)
+
+
+def without_graph(q, k, v, causal=False, scale=None):
+    return attention(q.detach(), k.detach(), v.detach(), causal, scale)
+
+
+def test_a_backward_pass_with_a_defect_is_told_from_a_kernel_without_gradients(examined):
+    _, judgement = examined(defect_in_backward)
+    (raises,) = found(judgement, "raises")
+    assert raises.where["asked"] == ["gradients"] and "ValueError: not enough values" in raises.where["problem"]
+    assert not found(examined(without_graph)[1], "raises")
+
+
+def causal_by_default(q, k, v, causal=True, scale=None):
+    return attention(q, k, v, causal, scale)
+
+
+def test_a_kernel_that_masks_by_default_is_judged_with_and_without_a_mask(examined):
+    seen, judgement = examined(causal_by_default)
+    plain, _ = examined(attention)
+    assert judgement.passed and found(judgement, "causal_by_default") and not found(judgement, "causal_only")
+    assert not seen.lengths.causal.any() and seen.lengths["max"].equals(plain.lengths["max"])
+    assert {"causal", "causal_fewer_queries"} <= {*seen.asked[seen.asked.outcome == "answered"].asked}
+
+
+def half_of_the_softcaps_derivative(q, k, v, causal=False, scale=None, softcap=None):
+    if softcap is None:
+        return attention(q, k, v, causal, scale)
+    S = (q.float() @ k.float().mT) * (scale or q.shape[-1] ** -0.5)
+    capped = softcap * torch.tanh(S / softcap)
+    steep = S + (capped - S).detach()  # its derivative is 1
+    S = 0.7 * capped + 0.3 * steep
+    S = S.masked_fill(~torch.ones_like(S, dtype=torch.bool).tril(S.shape[-1] - S.shape[-2]), -math.inf) if causal else S
+    return (torch.softmax(S, -1) @ v.float()).to(q.dtype)
+
+
+def test_gradients_with_an_option_are_held_to_5_percent(examined):
+    _, judgement = examined(half_of_the_softcaps_derivative)
+    assert [f.where["asked"] for f in found(judgement, "answer")] == ["gradients_softcap"]
+
+
 def multiples_of_128(q, k, v, causal=False, scale=None):
     if q.shape[-2] % 128 or k.shape[-2] % 128:
         raise ValueError("lengths must be multiples of 128")

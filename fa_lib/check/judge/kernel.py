@@ -15,11 +15,13 @@ from fa_lib.check.judge.gross_errors import of_wrong
 from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.measure.carry import LOST, carried
-from fa_lib.check.measure.contract import OTHER_LAYOUT, adapted
+from fa_lib.check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, adapted
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.kernels.registry import ON_GPU
 from fa_lib.kernels.rule import CALLS
+
+ROUGH = 20  # times the error of plain sums in FP32 or FP64: another order of additions makes a few, TF32 hundreds
 
 
 def judge_kernel(kernel: str, found: Measurements) -> Judgement:
@@ -57,7 +59,7 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
         *wrong, *carries, *errors.growth(lengths), *_answers(asked), *errors.largest(lengths),
         *_rounded_splits(found.splits), *(() if overall else _row_sum(sums)),
         *_problems(lengths), *_problems(found.inputs), *_causal(asked, top_left and len(shapes) > 0),
-        *alignment(asked),
+        *alignment(asked), *_less_than_format(asked, {*lengths.fmt}),
         *of_bound(found.bounds, kernel), *errors.over_shapes(counted),
         *of_relations(found.relations), *errors.on_trouble(found.inputs),
         *_repeats(found.repeats), *_rounding(found.rounding, sums),
@@ -109,10 +111,20 @@ def _answers(asked):
 
 
 def _unsupported(asked):
-    """Calls that the kernel refuses: not judged."""
+    """Calls that the kernel refuses, and those that it raises at though its parameters are for them: not judged."""
     refused = asked[asked.outcome == Outcome.REFUSED]
-    if len(refused):
-        yield Finding("unsupported", Severity.REPORTED, dict(asked=[*refused.asked], dims=[*map(int, refused.dim)]))
+    for what, rows in (("raises", refused[refused.note == NAMED]), ("unsupported", refused[refused.note != NAMED])):
+        if len(rows):
+            where = dict(asked=[*rows.asked], dims=[*map(int, rows.dim)])
+            where |= dict(problem=rows.problem.iloc[0]) if what == "raises" else {}
+            yield Finding(what, Severity.REPORTED, where)
+
+
+def _less_than_format(asked, judged):
+    """Formats in which an answer is further off than plain sums, of those in which errors are not judged."""
+    for row in asked[asked.times > ROUGH].itertuples():
+        if row.asked not in judged:
+            yield Finding("less_than_format", Severity.REPORTED, dict(fmt=row.asked), row.times, ROUGH)
 
 
 def _rounded_splits(splits):
@@ -146,6 +158,8 @@ def _causal(asked, top_left):
     """How it masks, where that decides what is judged."""
     if (asked.note == "causal_only").any():
         yield Finding("causal_only", Severity.REPORTED)
+    if (asked.note == BY_DEFAULT).any():
+        yield Finding(BY_DEFAULT, Severity.REPORTED)
     if top_left:
         yield Finding("top_left", Severity.REPORTED)
 

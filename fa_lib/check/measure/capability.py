@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from itertools import combinations
 from typing import Any
 
@@ -131,13 +132,35 @@ CAPABILITIES = (  # asked for in the first format that it has, and where it has 
 
 
 def kernel_fn(kernel: str | Callable, causal: bool = False) -> Callable:
-    """The kernel of a name, called f(q, k, v, **options); where `causal` is set, it masks causally in every call.
+    """The kernel of a name, called f(q, k, v, **options); where `causal` is set, it masks causally in every call, and
+    else where it is told to.
 
     Raises:
         ValueError: there is no such kernel.
     """
     fn = kernels.plain(kernel)
-    return _causal(fn) if causal else fn
+    if causal:
+        return _causal(fn)
+    return _unmasked(fn) if masks_by_default(fn) else fn
+
+
+def masks_by_default(fn: Callable) -> bool:
+    """Whether a kernel has a parameter `causal` that is set where it is not given."""
+    try:
+        parameter = inspect.signature(fn).parameters.get("causal")
+    except ValueError:  # compiled, and keeps its signature to itself
+        return False
+    return parameter is not None and parameter.default is True
+
+
+def _unmasked(fn):
+    """A kernel that masks causally only where it is told to."""
+
+    @wraps(fn)
+    def unmasked(q, k, v, *, causal=False, **options):
+        return fn(q, k, v, causal=causal, **options)
+
+    return unmasked
 
 
 def _causal(fn):

@@ -1,5 +1,7 @@
 """What somebody's kernel can do: formats, shapes, options and gradients, each asked for once."""
 
+import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,17 +28,23 @@ from fa_lib.check.measure.capability import (
     SINKS_GRADIENT,
     at_head_dim,
     kernel_fn,
+    masks_by_default,
 )
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.layouts import first_output
 from fa_lib.kernels.options import finite
 from fa_lib.kernels.readings import READINGS
+from fa_lib.kernels.sequential import sequential
 from fa_lib.kernels.variants import Call
-from fa_lib.numerics.formats import FP64, Format
+from fa_lib.numerics.formats import FP32, FP64, Format
 
 OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
 ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
-AWAY, TIMES = 0.05, 4  # of another head_dim: beyond both, as a distance and over that at its own, it is wrong there
+NAMED, BY_DEFAULT = "named", "causal_by_default"
+REFUSALS = ("raises NotImplementedError: ", "raises ValueError: ")
+NO_BACKWARD = ("raises NotImplementedError: ", "raises RuntimeError: ")  # torch's, of an output without a graph
+AWAY, TIMES = 0.05, 4  # of another head_dim, and of gradients with an option: beyond both, as a distance and over that
+# at its own head_dim and without the option, it is wrong there
 
 
 def contract(
@@ -51,16 +59,19 @@ def contract(
         head_dims: asked for beside HEAD_DIMS; None: neither is asked for, of a kernel that is compiled for each.
 
     Returns:
-        rows: asked, dim, head_dim, outcome, note, problem. Formats come first.
+        rows: asked, dim, head_dim, outcome, note, problem, times. Formats come first.
             asked: a format, the key of a Capability, LARGE, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a
                 key of OPTIONS, or SINKS_GRADIENT.
             dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
             outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
             `call_kernel` has it) or WRONG (it answers another question).
-            note: "causal_only" (a format, asked for with `causal`), "top_left" (causal, aligned as torch's is_causal),
+            note: "causal_only" (a format, asked for with `causal`), BY_DEFAULT (a format: the kernel masks causally
+            where it is not told otherwise, and was told), "top_left" (causal, aligned as torch's is_causal),
             of a wrong answer what it looks like (of `wrong_answers.diagnose`), "layout_o_bshd" (its output is right,
-            and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), or "".
+            and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), NAMED (of what it refuses:
+            its parameters have the options' names, and it says neither that it lacks them nor what is accepted), or "".
             problem: what it raises or returns instead, in words, or "".
+            times: of FP32 and FP64, the error over that of sums in the format, one term after the other; else NaN.
     """
     asker = _Asker(kernel, head_dim, device, causal, queries)
     answered_formats = [fmt for fmt in FORMATS if asker.ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]
@@ -94,41 +105,61 @@ class _Asker:
     def __init__(self, kernel, head_dim, device, causal, queries):
         self.kernel, self.fn, self.head_dim, self.device = kernel, kernel_fn(kernel, causal), head_dim, device
         self.causal, self.queries = causal, queries
+        self.by_default = masks_by_default(kernels.plain(kernel))
         self.options = dict(causal=True) if causal else {}
         self.rows: list[dict[str, Any]] = []
         self.distances: dict[Format, float] = {}  # of the first answer in each format
+        self.gradients_off = 0.0  # the largest distance of dQ, dK and dV
 
     def ask(self, asked: str, fmt: Format, call: Call, times: float = 1) -> Outcome:
         """A call of normal inputs, Q so many times as large."""
         first = call is FIRST
         q, k, v, options = self._call(fmt, call, 2, times)
         answer = call_kernel(_typed(self.fn) if first else self.fn, q, k, v, **options)
-        outcome, note = answer.outcome, ""
+        outcome, note, over = answer.outcome, "", math.nan
         if outcome == Outcome.ANSWERED and times == 1:  # else a score's own rounding may turn the softmax
             golden = kernels.golden(q, k, v, inputs=fmt, **options)
             off, limit = wrong_answers.distance(answer.output, golden), wrong_answers.FAR
             if first:
                 self.distances[fmt] = off
+                plain = sequential(q, k, v, **options) if fmt in (FP32, FP64) else None
+                over = math.nan if plain is None else off / wrong_answers.distance(plain, golden)
             if asked == HEAD_DIM:
                 limit = min(limit, max(AWAY, TIMES * self.distances[fmt]))
             if off > limit:
                 outcome, note = _compared(Evidence(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
+        elif outcome == Outcome.REFUSED and call.options and self._names(call.options):
+            note = "" if answer.problem.startswith(REFUSALS) else NAMED
         if note == OTHER_LAYOUT and str(self.kernel).endswith("@bshd"):  # its layout is the other one of the two
             note = "bhsd"
-        note = "causal_only" if self.causal and first and outcome == Outcome.ANSWERED else note
+        if first and outcome == Outcome.ANSWERED:
+            note = "causal_only" if self.causal else BY_DEFAULT if self.by_default else note
         dim = call.head_dim if asked == HEAD_DIM else None
-        return self._row(asked, outcome, note, answer.problem, dim or 0)
+        return self._row(asked, outcome, note, answer.problem, dim or 0, over)
+
+    def _names(self, options: dict) -> bool:
+        """Whether parameters of the kernel have these names; False where it keeps its signature to itself."""
+        try:
+            return inspect.signature(self.fn).parameters.keys() >= options.keys()
+        except (TypeError, ValueError):
+            return False
 
     def ask_gradients(self, fmt: Format) -> Outcome:
         """Whether it has gradients, all of them finite."""
         q, k, v = (x.requires_grad_() for x in self._inputs(fmt, (1, 2, 256, self.head_dim)))
+        answered = False
         try:
-            grads = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v).float().sum(), (q, k, v))
+            total = with_kernel_errors(self.fn)(q, k, v).float().sum()
+            answered = True
+            grads = torch.autograd.grad(total, (q, k, v))
         except KernelError as error:
-            return self._row(GRADIENTS, error.outcome, problem=str(error))
+            defect = answered and not str(error).startswith(NO_BACKWARD)
+            return self._row(GRADIENTS, error.outcome, NAMED if defect else "", str(error))
         if all(map(finite, grads)):
+            due = self._golden_gradients(q, k, v, self.options, torch.ones_like(q, dtype=torch.float64))
+            self.gradients_off = max(map(wrong_answers.distance, grads, due))
             return self._row(GRADIENTS)
         return self._row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
 
@@ -148,13 +179,16 @@ class _Asker:
             ours = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
         except KernelError as error:
             return self._row(asked, error.outcome, problem=str(error), dim=dim)
-        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        golden = kernels.golden(*exact, inputs=FP64, **options)
-        due = torch.autograd.grad(golden, exact, dO.double())
-        wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b)]
+        due = self._golden_gradients(q, k, v, options, dO)
+        limit = min(wrong_answers.FAR, max(AWAY, TIMES * self.gradients_off))
+        wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if not wrong_answers.distance(a, b) <= limit]
         if not wrong:
             return self._row(asked, dim=dim)
         return self._row(asked, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=dim)
+
+    def _golden_gradients(self, q, k, v, options, dO):
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(kernels.golden(*exact, inputs=FP64, **options), exact, dO.double())
 
     def ask_sinks_gradient(self, fmt: Format) -> Outcome:
         """Whether the sinks have a gradient, and the right one."""
@@ -188,9 +222,9 @@ class _Asker:
     def _inputs(self, fmt, shape):
         return (fmt(x).to(self.device, fmt.dtype) for x in draw("normal", 0, shape))
 
-    def _row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0):
+    def _row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
         of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
-        self.rows.append(of | dict(outcome=outcome, note=note, problem=problem))
+        self.rows.append(of | dict(outcome=outcome, note=note, problem=problem, times=times))
         return outcome
 
 

@@ -9,6 +9,7 @@ from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.check.report import (
     sentences_captured,
     sentences_conduct,
+    sentences_contract,
     sentences_gross_errors,
     sentences_kernel,
     sentences_relations,
@@ -37,8 +38,9 @@ def headline(judgement: Judgement) -> Untrusted:
     text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."
     if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
         text += " Its rows see later keys: it was not judged as a decoder."
-    left = not_asked(judgement)
+    left, raising = not_judged(judgement, "unsupported"), not_judged(judgement, "raises")
     text += f" Not asked, since it takes no option that is called so: {', '.join(left)}." if left else ""
+    text += f" Not judged, since it raises an error that is no refusal: {', '.join(raising)}." if raising else ""
     return Untrusted(text)
 
 
@@ -54,11 +56,11 @@ def cause(judgement: Judgement) -> list[Finding]:
     return next(filter(None, found), [])
 
 
-def not_asked(judgement: Judgement) -> list[str]:
-    """Options that a kernel was not judged on, because it does not take them; of a kernel that fails none are named."""
+def not_judged(judgement: Judgement, what: str) -> list[str]:
+    """Options that a kernel was not judged on, by findings of one kind; of a kernel that fails none are named."""
     if judgement.kind != "kernel" or judgement.verdict == Verdict.FAILS:
         return []
-    refused = [asked for f in judgement.findings if f.what == "unsupported" for asked in f.where["asked"]]
+    refused = [asked for f in judgement.findings if f.what == what for asked in f.where["asked"]]
     return [label(asked) for asked in refused if asked in NAMED_OPTIONS]
 
 
@@ -150,5 +152,6 @@ BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findi
     ),
 }
 ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: reported, and not counted
-OF = (sentences_kernel, sentences_relations, sentences_captured, sentences_conduct, sentences_gross_errors)
+OF = (sentences_kernel, sentences_contract, sentences_relations, sentences_captured, sentences_conduct,
+      sentences_gross_errors)  # fmt: skip
 WORDINGS = {what: words for module in OF for what, words in module.WORDINGS.items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fa_lib.check.dialect.conventions import is_of_keys, of_keys
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Severity
-from fa_lib.check.report.capability_labels import label, labels
+from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentence import Sentence, as_times, each, times
 
 NAMES = {"dq": "dQ", "dk": "dK", "dv": "dV"}
@@ -173,38 +173,6 @@ def _problem(f, at):
     return Sentence(f"Not judged: o{words}" if f.severity == Severity.REPORTED else f"O{words}")
 
 
-def _convention(f, at):
-    if at["keys"] == "layout_all_bshd":
-        return Sentence(
-            "It reads (batch, sequence, heads, head_dim), and was judged so",
-            more="Called with (batch, heads, sequence, head_dim), it gave attention over heads. --layout bshd says so.",
-        )  # fmt: skip
-    return Sentence(
-        f"It computes {of_keys(at['keys'])}, which was not asked for",
-        more="All else was judged as if that had been asked for.",
-    )  # fmt: skip
-
-
-def _top_left(f, at):
-    return Sentence(
-        "Where queries are fewer than keys, its causal mask is aligned top-left, as torch's is_causal",
-        more="The rule over shapes leaves these calls out.",
-    )  # fmt: skip
-
-
-def _alignment(f, at):
-    several, one = ("top-left" if at[name] == "top_left" else "bottom-right" for name in ("several", "one"))
-    return Sentence(
-        f"Where queries are fewer than keys its causal mask has two alignments: {several} for several queries, "
-        f"{one} for one", more="A chunk of a prompt and a single token then see other keys.",
-        change="choose one alignment",
-    )  # fmt: skip
-
-
-def _causal_only(f, at):
-    return Sentence("It has a causal mask and no other way: all of it was judged causally")
-
-
 def _coverage(f, at):
     return Sentence(
         f"How much was judged: {at['settings']} of {at['settings_of']} settings of format, inputs, N and queries, and "
@@ -263,19 +231,11 @@ def _rounding_mode(f, at):
     )
 
 
-def _unsupported(f, at):
-    return Sentence(f"Not supported, so not judged: {'; '.join(labels(zip(at['asked'], at['dims'])))}")
-
-
 WORDINGS = {
     "not_run": each(_not_run), "not_attention": each(_not_attention), "only_fp64": each(_only_fp64), "carry": _carry,
     "growth": each(_growth), "answer": each(_answer), "error": each(_error), "rounded_splits": each(_rounded_splits),
-    "chance": each(_chance), "causal_only": each(_causal_only),
-    "coverage": each(_coverage), "sum_error": each(_sum_error),
-    "problem": each(_problem), "convention": each(_convention), "top_left": each(_top_left),
-    "alignment": each(_alignment),
+    "chance": each(_chance), "coverage": each(_coverage), "sum_error": each(_sum_error), "problem": each(_problem),
     "outputs": each(_shapes), "gradients": each(_shapes),
     "wrong_gradient": each(_wrong_gradient), "worst_input": each(_worst_input), "outwards": each(_outwards),
-    "repeats": each(_repeats), "rounding_mode": each(_rounding_mode),
-    "unsupported": each(_unsupported), "on_gpu": each(_on_gpu),
+    "repeats": each(_repeats), "rounding_mode": each(_rounding_mode), "on_gpu": each(_on_gpu),
 }  # fmt: skip
