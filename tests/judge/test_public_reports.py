@@ -29,9 +29,9 @@ from fa_lib.check.probe.probe import Probe
 from fa_lib.check.probe.skipped import Why
 from fa_lib.check.report.capability_labels import LABELS
 from fa_lib.check.report.sentence import as_times, times
-from fa_lib.check.report.sentences import headline
+from fa_lib.check.report.sentences import WORDINGS, headline
 from fa_lib.check.report.sentences_cause import subject
-from fa_lib.check.report.sentences_kernel import NOTES, WORDINGS
+from fa_lib.check.report.sentences_kernel import NOTES
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.option_names import OPTION_NAMES
