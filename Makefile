@@ -133,6 +133,9 @@ peers: $(call has,peers) ## fa_lib beside other libraries that do a part of what
 mutants: $(call has,test) ## how good is the judge: 88 mutants and 32 right kernels of two sets, and two other judges, into docs/reference/mutants.md (SEEDS=5: so many draws)
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge $(if $(SEEDS),--seeds="$$SEEDS")
 
+mutations: $(call has,test) ## what the judge says now of those defects made by machine that it did not fail at first, into docs/reference/mutants.md
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.mutations
+
 mutants-quick: $(call has,test) ## every third kernel, one draw, our judge alone, in a few minutes
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.judge --quick
 
@@ -198,4 +201,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench growth peers mutants mutants-quick reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench growth peers mutants mutants-quick mutations reports docs lint renew clean

@@ -50,7 +50,8 @@ def tells(finding) -> bool:
     amiss = dict(
         gradients=at.get("failed"), repeats=number is not None and number > 1, problem=True, rounded_splits=True,
         outwards=number is not None and abs(number - at.get("baseline", 0)) >= SIDE, sum_error=True, top_left=True,
-        relation=True, bound=number is not None and number > 1,
+        relation=True, bound=number is not None and number > 1, raises=True, less_than_format=True,
+        causal_by_default=True,
     )  # fmt: skip
     return finding.severity == Severity.REPORTED and bool(amiss.get(finding.what))
 
@@ -60,4 +61,5 @@ def detail(finding) -> str:
     if finding.what in ("bound", "mistake"):
         return finding.where["key"]
     names = ("relation", "asked", "sum", "what", "tensor", "of")
-    return str(next((finding.where[name] for name in names if finding.where.get(name)), ""))
+    found = next((finding.where[name] for name in names if finding.where.get(name)), "")
+    return found if isinstance(found, str) else ", ".join(found)

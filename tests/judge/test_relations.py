@@ -162,6 +162,25 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
 }  # fmt: skip
 
 
+def two_queries_see_the_last_key(q, k, v, causal=False):
+    n_q, n_kv = q.shape[-2], k.shape[-2]
+    return attention(q, k, v, causal=causal and (n_q != 2 or n_kv == 2))
+
+
+def refuses_few_queries(q, k, v, causal=False):
+    if causal and q.shape[-2] != k.shape[-2]:
+        raise NotImplementedError("as many queries as keys")
+    return attention(q, k, v, causal=causal)
+
+
+def test_causality_is_asked_of_few_queries_too():
+    """A tile that holds one key beyond the first query is not masked: with 2 queries that is the last tile."""
+    rows = relate(two_queries_see_the_last_key, "causality", "BF16", n=N)
+    assert {row["outcome"] for row in rows} == {"breaks", "rounding"}  # the change of V alone is large
+    rows = relate(refuses_few_queries, "causality", "BF16", n=N)
+    assert {row["outcome"] for row in rows} == {"bitwise"}
+
+
 NOT_OF = {("tiny_values", "BF16"), ("tiny_values", "FP32"), ("gradient_sums", "FP32")}  # formats not asked for
 
 

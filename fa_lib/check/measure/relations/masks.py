@@ -49,13 +49,22 @@ MORE_QUERIES = "causal, more queries than keys"
 def causality(subject: KernelUnderTest, case: str) -> Found:
     """Under a causal mask an output knows keys up to its own, so that other later K and V leave its bits as they are:
     also where they are large, which shows in a scale that is shared by a block of keys. It is asked with an early
-    change, in the first block of all, and with one in the middle, off the edges of tiles; the larger difference is
-    told. Limit: 2 `allowed`."""
+    change, in the first block of all, and with one in the middle, off the edges of tiles; and with one of the last key,
+    of the last 2 and 9 queries alone, as drafts are verified. The largest difference is told. Limit: 2 `allowed`."""
     q, k, v = subject.draw()
     o, limit, found = subject(q, k, v, causal=True), 2 * subject.allowed(q, k, v, causal=True), []
     for past in (23, subject.n // 2 + 7):
         other = subject(q, *_changed(k, v, past, case), causal=True)
         found.append(difference(other[:, :, :past], o[:, :, :past], limit))
+    changed = _changed(k, v, subject.n - 1, case)
+    for last in () if subject.able.top_left else (q[:, :, -2:].contiguous(), q[:, :, -9:].contiguous()):
+        try:
+            o, other = (subject(last, *both, causal=True)[:, :, :-1] for both in ((k, v), changed))
+        except KernelError as error:
+            if error.outcome != Outcome.REFUSED:
+                raise
+        else:
+            found.append(difference(other, o, limit))
     return max(found, key=lambda each: each.number)
 
 
