@@ -45,7 +45,7 @@ def _by_default(f, at):
 def _raises(f, at):
     return Sentence(
         f"It raises an error that is no refusal, so not judged: {'; '.join(labels(zip(at['asked'], at['dims'])))}; "
-        f"the first {at['problem']}",
+        f"the first {at['problem'].rstrip('.:')}",
         change="mend it, or raise NotImplementedError or ValueError where the kernel lacks an option",
     )
 
