@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -108,6 +109,15 @@ def test_findings_say_what_where_by_what_number_and_limit(judgements):
     for judgement in judgements.values():
         record = json.loads(json.dumps(judgement.record(), allow_nan=False))
         assert record["passed"] is judgement.passed and len(record["findings"]) == len(judgement.findings)
+
+
+def test_a_finding_is_json_whatever_library_its_numbers_come_from():
+    where = dict(head_dim=np.int64(64), draws=[np.float32(1.5)], dims=(np.int64(1), 2), fmt="BF16", queries=None)
+    found = Finding("chance", Severity.REPORTED, where, np.float64(3), np.int64(2))
+    assert json.loads(json.dumps(asdict(found)))["where"] == dict(
+        head_dim=64, draws=[1.5], dims=[1, 2], fmt="BF16", queries=None
+    )
+    assert found.where["dims"] == (1, 2) and found.number == 3.0
 
 
 def test_a_judgement_is_made_from_its_findings_and_nothing_else():

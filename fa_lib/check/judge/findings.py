@@ -41,9 +41,11 @@ class Finding:
     limit: float | None = None
 
     def __post_init__(self):
-        for name in ("number", "limit"):  # as JSON can hold them, whatever library they come from
+        """All of it as JSON can hold it, whatever library it comes from."""
+        for name in ("number", "limit"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None or not math.isfinite(value) else float(value))
+        object.__setattr__(self, "where", {name: _plain(x) for name, x in self.where.items()})
 
 
 @dataclass(frozen=True)
@@ -98,3 +100,10 @@ class Judgement:
 def within(ratio: float, limit: float) -> Severity:
     """Whether an error over Baseline's is within the rule, as NaN is not."""
     return Severity.PASSES if ratio <= limit else Severity.FAILS
+
+
+def _plain(x):
+    """Numbers of numpy, which a row of a table has, as Python's."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(_plain, x))
+    return x.item() if hasattr(x, "item") else x
