@@ -140,7 +140,7 @@ def rounding(what):
 def right():
     """Tables of a right kernel: a few of those of `examine`."""
     lengths = sweep(measure, dict(inputs=[Inputs("BF16", "uniform", 128, 0)]), fixed=dict(names=[kernel]))
-    asked = pd.DataFrame([dict(asked="BF16", head_dim=64, outcome="answered", note="", problem="")])
+    asked = pd.DataFrame([dict(asked="BF16", head_dim=64, outcome="answered", note="", problem="", times=float("nan"))])
     repeats = pd.DataFrame([dict(runs=1, outputs=1, gradients=None)])
     sums = pd.DataFrame(carry(kernel, "BF16", 1)).assign(fmt="BF16", queries=1)
     own = lengths.assign(kernel="right")

@@ -122,8 +122,8 @@ class _Asker:
             off, limit = wrong_answers.distance(answer.output, golden), wrong_answers.FAR
             if first:
                 self.distances[fmt] = off
-                plain = sequential(q, k, v, **options) if fmt in (FP32, FP64) else None
-                over = math.nan if plain is None else off / wrong_answers.distance(plain, golden)
+                if fmt in (FP32, FP64):
+                    over = off / (wrong_answers.distance(sequential(q, k, v, **options), golden) or math.ulp(1.0))
             if asked == HEAD_DIM:
                 limit = min(limit, max(AWAY, TIMES * self.distances[fmt]))
             if off > limit:

@@ -55,7 +55,7 @@ def _less_than_format(f, at):
         f"Of inputs in {at['fmt']} its error is not that of {at['fmt']}",
         f"{as_times(f.number, f.limit)} × that of plain sums", f"{f.limit:g} ×",
         "A step in a shorter format does this, as TF32 does in products, or an exponential that is made for one. "
-        "Errors are judged in BF16 and FP16 alone.",
+        "All other errors are judged in other formats.",
     )  # fmt: skip
 
 
