@@ -12,7 +12,7 @@ import pandas as pd
 
 from benchmarks.judge import PAGE, table
 from benchmarks.judged import judged
-from benchmarks.mutations import AUTHORS, FOLDER, text
+from benchmarks.mutations import AUTHORS, FOLDER, author_of, text
 from fa_lib.check.judge.findings import Verdict
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import build
@@ -34,7 +34,7 @@ KINDS = {  # of what random calls say, in words
 
 
 def mutations() -> pd.DataFrame:
-    """The rows of mutations.csv, and of the unchanged kernels that they are made of; kind is told by `above`."""
+    """The rows of mutations.csv; kind is told by `above`."""
     rows = pd.read_csv(FOLDER / "mutations.csv", keep_default_na=False).set_index("number")
     return rows.assign(kind=[_kind(row) for row in rows.itertuples()])
 
@@ -58,13 +58,12 @@ def judge(rows: pd.DataFrame, jobs: int) -> pd.DataFrame:
     """Each mutation's verdict and findings (of `judged`, seed 0), less the notes that its right kernel has, too."""
     folder = build() / "mutations"
     folder.mkdir(parents=True, exist_ok=True)
-    rights = rows.assign(author=rows.file.str.split("_").str[0])[["kernel", "author"]].drop_duplicates()
     for author in AUTHORS:
         (folder / f"right_{author}.py").write_text(text(None, author))
     for number, row in rows.iterrows():
-        (folder / f"m{number}.py").write_text(text(row.to_dict(), row.file.split("_")[0]))
+        (folder / f"m{number}.py").write_text(text(row.to_dict(), author_of(row)))
     names = [f"m{number}:{row.kernel}" for number, row in rows.iterrows()]
-    right = {row.kernel: f"right_{row.author}:{row.kernel}" for row in rights.itertuples()}
+    right = {row.kernel: f"right_{author_of(row)}:{row.kernel}" for _, row in rows.iterrows()}
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])  # of the workers
     invalidate_caches()

@@ -19,7 +19,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def call(fn: Callable, number: int) -> tuple[dict, dict]:
-    """Draw call `number` of a kernel: (q, k, v, float64 values of a dtype's grid; options that the kernel takes)."""
+    """Draw call `number` of a kernel: (q, k, v and dO by name; options that the kernel takes)."""
     draw, generator = random.Random(number), torch.Generator().manual_seed(number)
     takes = set(inspect.signature(fn).parameters)
     dtype, batch = draw.choice(DTYPES), draw.choice((1, 2))

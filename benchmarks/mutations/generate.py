@@ -1,7 +1,7 @@
 """Make the defects of mutations.csv by machine: one change each to the text of a right kernel of the second set. The
-operators that change code are mutmut's; one of ours rounds a value to the inputs' format. It takes half an hour, and
+operators that change code are mutmut's; one of ours rounds a value to the inputs' format. It takes many minutes.
 
-    pip install --no-deps mutmut==3.8.1 libcst==1.9.0
+    pip install mutmut==3.8.1
     python -m benchmarks.mutations.generate
 """
 
@@ -9,7 +9,6 @@ import math
 import os
 import random
 from collections.abc import Iterator
-from types import ModuleType
 
 import libcst as cst
 import pandas as pd
@@ -17,7 +16,7 @@ from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvide
 from mutmut.mutation.mutators import mutation_operators
 from tqdm import tqdm
 
-from benchmarks.mutations import AUTHORS, FOLDER, SOURCES, text
+from benchmarks.mutations import AUTHORS, FOLDER, SOURCES, author_of, kernel, text
 from benchmarks.mutations.fuzz import compared, first_call
 from fa_lib.execution.pools import workers
 
@@ -84,22 +83,17 @@ class Definitions(cst.CSTVisitor):
 
 
 def _assigned(function: cst.CSTNode) -> set[str]:
-    """Names that a function has from its parameters or first assignments."""
-    return (
-        {node.name.value for node in _walk(function) if isinstance(node, cst.Param)}
-        | {
-            node.target.value
-            for node in _walk(function)
-            if isinstance(node, cst.AssignTarget) and isinstance(node.target, cst.Name)
-        }
-        | {
-            each.value.value
-            for node in _walk(function)
-            if isinstance(node, cst.AssignTarget) and isinstance(node.target, cst.Tuple)
-            for each in node.target.elements
-            if isinstance(each.value, cst.Name)
-        }
-    )
+    """Names that a function has from its parameters or assignments."""
+    found = set()
+    for node in _walk(function):
+        if isinstance(node, cst.Param):
+            found.add(node.name.value)
+        elif isinstance(node, cst.AssignTarget):
+            targets = (
+                [each.value for each in node.target.elements] if isinstance(node.target, cst.Tuple) else [node.target]
+            )
+            found |= {target.value for target in targets if isinstance(target, cst.Name)}
+    return found
 
 
 def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -115,13 +109,13 @@ def candidates() -> pd.DataFrame:
         texts = {name: Definitions((SOURCES / f"{author}_{name}.py").read_text()) for name in ("steps", "right")}
         names = {own: used for text in texts.values() for own, used in text.names.items()}
         kernels = [own for own in texts["right"].names if not own.startswith("_")]
-        taken = {kernel: _reached(kernel, names) for kernel in kernels}
-        for name, parts in texts.items():
-            for own, operator, at, before, after in parts.found:
-                takers = [kernel for kernel in kernels if own in taken[kernel]]
+        taken = {name: _reached(name, names) for name in kernels}
+        for part, parsed in texts.items():
+            for own, operator, at, before, after in parsed.found:
+                takers = [name for name in kernels if own in taken[name]]
                 if takers:
                     place = dict(zip(("line", "column", "end_line", "end_column"), at))
-                    of = dict(kernel=draw.choice(takers), file=f"{author}_{name}.py")
+                    of = dict(kernel=draw.choice(takers), file=f"{author}_{part}.py")
                     rows.append(of | place | dict(operator=operator, before=before, after=after))
     every = pd.DataFrame(rows)
     return every[[_stands(mutation) for mutation in rows]]
@@ -130,7 +124,7 @@ def candidates() -> pd.DataFrame:
 def _stands(mutation: dict) -> bool:
     """Whether its text is at its place: of what stands in parentheses the place is that within them."""
     try:
-        text(mutation, mutation["file"].split("_")[0])
+        text(mutation, author_of(mutation))
     except ValueError:
         return False
     return True
@@ -146,18 +140,12 @@ def _reached(name: str, names: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def _kernel(name, author, mutation=None):
-    module = ModuleType("changed")
-    exec(compile(text(mutation, author), "changed", "exec"), module.__dict__)  # noqa: S102, a text of this repository
-    return getattr(module, name)
-
-
 def fuzzed(mutations: list[dict]) -> list[dict]:
     """`first_call` of changes to one kernel, and `compared` of those that get through it."""
-    name, author = mutations[0]["kernel"], mutations[0]["file"].split("_")[0]
-    right, rows = _kernel(name, author), []
+    name, author = mutations[0]["kernel"], author_of(mutations[0])
+    right, rows = kernel(name, author), []
     for mutation in mutations:
-        changed = _kernel(name, author, mutation)
+        changed = kernel(name, author, mutation)
         first = first_call(changed)
         fine = not isinstance(first, str) and first <= FINE
         rows.append(dict(first=first, fine=fine, **(compared(right, changed) if fine else {})))
@@ -177,7 +165,7 @@ def kind(row: pd.Series) -> str:
 
 def main():
     every = candidates()
-    groups = [rows for _, rows in every.groupby(["kernel", "file"])]  # files of both parts of a kernel
+    groups = [rows for _, rows in every.groupby("kernel")]
     with workers(os.cpu_count()) as executor:
         found = executor.map(fuzzed, [rows.to_dict("records") for rows in groups])
         rows = [

@@ -1,22 +1,14 @@
 """Defects made by machine: each is where mutations.csv says, and random calls tell what it does."""
 
-from types import ModuleType
-
 import pytest
 import torch
 
 from benchmarks.judge import PAGE
-from benchmarks.mutations import AUTHORS, __main__, text
+from benchmarks.mutations import AUTHORS, __main__, author_of, kernel, text
 from benchmarks.mutations.fuzz import compared, first_call
 from benchmarks.second_mutants import numerics_right
 
 RIGHT = numerics_right.right_two_pass
-
-
-def kernel(name, author, mutation=None):
-    module = ModuleType("changed")
-    exec(compile(text(mutation, author), "changed", "exec"), module.__dict__)
-    return getattr(module, name)
 
 
 def test_every_change_is_made_where_it_was_found():
@@ -24,7 +16,7 @@ def test_every_change_is_made_where_it_was_found():
     assert len(rows) == 390 and not rows.duplicated(["kernel", "file", "line", "column", "operator", "after"]).any()
     unchanged = {author: text(None, author) for author in AUTHORS}
     for _, row in rows.iterrows():
-        author = row.file.split("_")[0]
+        author = author_of(row)
         changed = text(row.to_dict(), author)
         assert changed != unchanged[author] and row.after in changed
         compile(changed, row.file, "exec")
@@ -32,7 +24,7 @@ def test_every_change_is_made_where_it_was_found():
     with pytest.raises(
         ValueError, match=rf"^{row['file']}, line {row['line']}: got .*; mutations.csv has 'no such text'"
     ):
-        text(row | dict(before="no such text"), row["file"].split("_")[0])
+        text(row | dict(before="no such text"), author_of(row))
 
 
 def test_one_text_has_the_bits_of_the_two_modules():

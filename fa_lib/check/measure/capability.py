@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from itertools import combinations
@@ -144,13 +144,18 @@ def kernel_fn(kernel: str | Callable, causal: bool = False) -> Callable:
     return _unmasked(fn) if masks_by_default(fn) else fn
 
 
+def parameters(fn: Callable) -> Mapping[str, inspect.Parameter] | None:
+    """A kernel's parameters by name; None of one that is compiled, and keeps its signature to itself."""
+    try:
+        return inspect.signature(fn).parameters
+    except ValueError:
+        return None
+
+
 def masks_by_default(fn: Callable) -> bool:
     """Whether a kernel has a parameter `causal` that is set where it is not given."""
-    try:
-        parameter = inspect.signature(fn).parameters.get("causal")
-    except ValueError:  # compiled, and keeps its signature to itself
-        return False
-    return parameter is not None and parameter.default is True
+    known = parameters(fn) or {}
+    return "causal" in known and known["causal"].default is True
 
 
 def _unmasked(fn):
@@ -165,11 +170,8 @@ def _unmasked(fn):
 
 def _causal(fn):
     """A kernel told to mask causally if it has a word for that: one that always masks may have none."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-        takes_causal = any(p.name == "causal" or p.kind is p.VAR_KEYWORD for p in parameters)
-    except ValueError:  # compiled, and keeps its signature to itself
-        takes_causal = True
+    known = parameters(fn)
+    takes_causal = known is None or any(p.name == "causal" or p.kind is p.VAR_KEYWORD for p in known.values())
 
     def masking(q, k, v, **options):
         others = {name: x for name, x in options.items() if name != "causal"}

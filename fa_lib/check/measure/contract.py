@@ -1,6 +1,5 @@
 """What somebody's kernel can do: formats, shapes, options and gradients, each asked for once."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,6 +28,7 @@ from fa_lib.check.measure.capability import (
     at_head_dim,
     kernel_fn,
     masks_by_default,
+    parameters,
 )
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.layouts import first_output
@@ -125,26 +125,19 @@ class _Asker:
                 if fmt in (FP32, FP64):
                     over = off / (wrong_answers.distance(sequential(q, k, v, **options), golden) or math.ulp(1.0))
             if asked == HEAD_DIM:
-                limit = min(limit, max(AWAY, TIMES * self.distances[fmt]))
+                limit = _limit(self.distances[fmt])
             if off > limit:
                 outcome, note = _compared(Evidence(q, k, v, answer.output, options), limit)
         elif outcome == Outcome.MALFORMED and answer.o is None:
             note = wrong_answers.transposed_output(self.fn, q, k, v, options)
-        elif outcome == Outcome.REFUSED and call.options and self._names(call.options):
-            note = "" if answer.problem.startswith(REFUSALS) else NAMED
+        elif outcome == Outcome.REFUSED and call.options and not answer.problem.startswith(REFUSALS):
+            note = NAMED if call.options.keys() <= (parameters(self.fn) or {}).keys() else ""
         if note == OTHER_LAYOUT and str(self.kernel).endswith("@bshd"):  # its layout is the other one of the two
             note = "bhsd"
         if first and outcome == Outcome.ANSWERED:
             note = "causal_only" if self.causal else BY_DEFAULT if self.by_default else note
         dim = call.head_dim if asked == HEAD_DIM else None
         return self._row(asked, outcome, note, answer.problem, dim or 0, over)
-
-    def _names(self, options: dict) -> bool:
-        """Whether parameters of the kernel have these names; False where it keeps its signature to itself."""
-        try:
-            return inspect.signature(self.fn).parameters.keys() >= options.keys()
-        except (TypeError, ValueError):
-            return False
 
     def ask_gradients(self, fmt: Format) -> Outcome:
         """Whether it has gradients, all of them finite."""
@@ -180,8 +173,8 @@ class _Asker:
         except KernelError as error:
             return self._row(asked, error.outcome, problem=str(error), dim=dim)
         due = self._golden_gradients(q, k, v, options, dO)
-        limit = min(wrong_answers.FAR, max(AWAY, TIMES * self.gradients_off))
-        wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if not wrong_answers.distance(a, b) <= limit]
+        limit = _limit(self.gradients_off)
+        wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b, limit)]
         if not wrong:
             return self._row(asked, dim=dim)
         return self._row(asked, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=dim)
@@ -272,9 +265,14 @@ def _compared(call, limit):
     return Outcome.WRONG, wrong_answers.diagnose(call)
 
 
-def _far(o, golden):
+def _limit(own):
+    """Of a distance, where a kernel's own is known of another call."""
+    return min(wrong_answers.FAR, max(AWAY, TIMES * own))
+
+
+def _far(o, golden, limit=wrong_answers.FAR):
     """NaN is far from everything."""
-    return not wrong_answers.distance(o, golden) <= wrong_answers.FAR
+    return not wrong_answers.distance(o, golden) <= limit
 
 
 def _placed(x, device, dtype):
