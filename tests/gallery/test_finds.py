@@ -145,6 +145,20 @@ def test_numbers_go_between_the_marks():
         pages.with_numbers("no marks", rows, ["n"])
 
 
+@pytest.mark.parametrize(
+    "name", ["sageattention", "llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy"]
+)
+def test_a_find_on_a_gpu_needs_nothing_of_ours(name):
+    """tests/gpu/test_find_pages.py runs those that a modelled GPU can run."""
+    text = (ROOT / "docs" / "gallery" / f"find_{name}.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    compile(script, name, "exec")
+    assert len(script.splitlines()) <= 30 and "fa_lib" not in script
+    heads = re.findall(r"^\*\*([A-Z][\w ]+)(?:\.\*\*|\*\*)", text, re.M)
+    due = ["What happens", "Where", "How large", "Newest release", "Evidence", "Remedy", "Reproduction", "Bug report"]
+    assert [head for head in heads if head in due] == due and "28 November 2026" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_a_reproduction_prints_what_its_page_says(name):
