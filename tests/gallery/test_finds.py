@@ -130,9 +130,7 @@ def test_the_pages_hold_the_row():
         [ROW, dict(key="b", project="Q", version="", use="", verdict="cannot_run", problem="no wheel")]
     )
     text = pages.index(table)
-    assert (
-        "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | keeps a" in text
-    )
+    assert "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | keeps a" in text
     assert "| Q: b |  | – | – | – | – | – | – | – | cannot run here | no wheel |" in text
     assert "| breaks one | **fails** |" in pages.index(pd.DataFrame([ROW | dict(cause="carry relation")]))
     read = dict(found="sums O in FP16", source="ops.cpp:8163 (0.26.0)", reason="Its authors know.", verdict="differs")
@@ -173,6 +171,20 @@ def test_a_find_has_what_a_maintainer_looks_for_in_order(name):
     parts = "*Status: ", "intended", "**What happens.**", "**Where.**", "**Newest release.** Tried on ", "**Evidence.**"
     places = [text.index(part) for part in (*parts, "**Remedy.**", "**Reproduction**", "**Bug report**")]
     assert places == sorted(places) and re.search(r"```md\nTitle: .+\n\n- ", text[places[-1] :])
+
+
+@pytest.mark.parametrize(
+    "name", ["sageattention", "llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy"]
+)
+def test_a_find_on_a_gpu_needs_nothing_of_ours(name):
+    """tests/gpu/test_find_pages.py runs those that a modelled GPU can run."""
+    text = (ROOT / "docs" / "gallery" / f"find_{name}.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    compile(script, name, "exec")
+    assert len(script.splitlines()) <= 30 and "fa_lib" not in script
+    heads = re.findall(r"^\*\*([A-Z][\w ]+)(?:\.\*\*|\*\*)", text, re.M)
+    due = ["What happens", "Where", "How large", "Newest release", "Evidence", "Remedy", "Reproduction", "Bug report"]
+    assert [head for head in heads if head in due] == due and "28 November 2026" in text
 
 
 @pytest.mark.slow
