@@ -70,6 +70,8 @@ class Body:
         self.open()
         while self.scopes:
             word = tokens.next
+            if not word:
+                tokens.refuse("}")
             if word in ("{", "}", ";"):
                 tokens.take()
                 if word == "{":
