@@ -1,7 +1,9 @@
 """Kernels of PTX on torch's CPU tensors: `Kernel`, `Structure`."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +46,18 @@ class Done:
     blocks: int = 0
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave garbage for later: of the objects that a kernel is read into, millions, none is."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 class Kernel:
     """A kernel of a PTX text, in the arithmetic of a GPU.
 
@@ -53,6 +67,7 @@ class Kernel:
         ordered: whether the order of its blocks matters, because it has atomic operations on memory that they share.
     """
 
+    @_uncollected()
     def __init__(
         self, ptx: str, entry: str | None = None, *, gpu: str | GPU | None = None, compiled: bool = True,
         races: bool = False,
@@ -90,6 +105,7 @@ class Kernel:
             each.name in ("atom", "red") and "shared" not in each.words for each in self.code.instructions
         )
 
+    @_uncollected()
     def _machine(self, gpu: GPU) -> tuple[Code, Addresses, Native | None]:
         """Make the kernel's code for a GPU, once."""
         if gpu not in self._machines:
