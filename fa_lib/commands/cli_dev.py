@@ -18,8 +18,8 @@ def refuse_another_checkout() -> None:
     from fa_lib.execution.paths import PACKAGE, other_checkout
 
     if other_checkout(folder := Path.cwd()):
-        words = f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own; accepted there is `python -m fa_lib`"
-        typer.echo(f"fa-lib: {words}", err=True)
+        words = f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own"
+        typer.echo(f"fa-lib: {words}; accepted there is `python -m fa_lib`", err=True)
         raise typer.Exit(2)
 
 

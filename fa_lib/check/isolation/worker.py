@@ -61,8 +61,7 @@ def unusable(o: torch.Tensor, device: torch.device) -> str:
 
 
 class OwnPackage:
-    """Finds the fa_lib of the judge, in whatever folder the kernel's modules are: a kernel in a checkout that fa_lib was
-    installed from would import the checkout's."""
+    """Finds the judge's fa_lib, wherever the kernel's modules are: in a checkout they would import the checkout's."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
