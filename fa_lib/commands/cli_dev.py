@@ -12,6 +12,17 @@ app = typer.Typer(no_args_is_help=True, help="Figures, tables, training and reco
 AGAIN = "the same command resumes"
 
 
+@app.callback()
+def refuse_another_checkout() -> None:
+    """Refuse to write the results of a checkout with code of elsewhere."""
+    from fa_lib.execution.paths import PACKAGE, other_checkout
+
+    if other_checkout(folder := Path.cwd()):
+        words = f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own"
+        typer.echo(f"fa-lib: {words}; accepted there is `python -m fa_lib`", err=True)
+        raise typer.Exit(2)
+
+
 @app.command()
 def figures(
     names: Annotated[

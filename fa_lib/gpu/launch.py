@@ -182,6 +182,7 @@ class Kernel:
             len(numbers),
             unit="block",
             delay=DELAY_S,
+            leave=False,
             disable=None,
         )
         return Done(sum(steps), len(numbers))
