@@ -170,14 +170,22 @@ def over_training(table, pairs, metrics):
 
 
 def of_divergence(table):
-    return over_training(table, training.PARTING, ("wasserstein", "max"))
+    """Two distances; and geometric means of the first over the nudge's."""
+    wide = table[table.step > 0].pivot(index=["step", "seed"], columns="pair", values="wasserstein")
+    over = [np.log(wide[pair] / wide[nudge]).groupby("step").mean() for pair, nudge in training.NUDGED.items()]
+    return [*over_training(table, training.PARTING, ("wasserstein", "max")), *np.exp(np.concatenate(over))]
 
 
 def of_context(table):
-    ends = table[table.step == table.step.max()].pivot(index="seed", columns="pair", values="relative_wasserstein")
-    ratio = ends.div(ends["perturb"], axis=0)[[name for name in training.STYLE if name in ends and name != "perturb"]]
-    curves = over_training(table, training.LABELLED, ("relative_wasserstein",))
-    return [*curves, *ratio.stack(), *np.exp(np.log(ratio).mean())]
+    """By arm over the nudge; by measure low precision over Flash, and Flash over the nudge."""
+    ends = table[table.step == table.step.max()].pivot(index="seed", columns="pair")
+    reach = ends["relative_wasserstein"]
+    ratio = reach.div(reach["perturb"], axis=0)[[n for n in training.STYLE if n in reach and n != "perturb"]]
+    shown = [ratio]
+    for measure in distances.MEASURES:
+        low = ends[measure][[*distances.LOW_PRECISION]].div(ends[measure]["flash"], axis=0)
+        shown += [low.assign(flash=ends[measure]["flash"] / ends[measure]["perturb"])]
+    return [x for each in shown for x in [*each.stack(), *np.exp(np.log(each).mean())]]
 
 
 def of_growth(rates, predicted):
@@ -287,7 +295,7 @@ DRAWN = [
     Drawn(
         "figure7_weight_divergence",
         ("07_weight_divergence",),
-        lambda t: training.divergence({"here": t}, t.iloc[:0], WORDS),
+        lambda t: training.divergence({"here": t}, WORDS),
         of_divergence,
     ),
     Drawn(
@@ -400,11 +408,11 @@ def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
     tables = {"here": table, **results.recorded("08_weights_in_context")}
     assert list(tables) == ["here", "Some GPU"]
     shown = (
-        (training.divergence(tables, table.iloc[:0], ""), of_divergence),
+        (training.divergence(tables, ""), of_divergence),
         (training.in_context(tables, ""), of_context),
     )
     for figure, of in shown:
-        rows = np.reshape(figure.axes, (2, 2))
+        rows = np.reshape(figure.axes, (2, -1))
         for axes, (machine, numbers) in zip(rows, tables.items()):
             assert title(axes[0]) == machine
             assert not missing(of(numbers), *axes).size
