@@ -208,3 +208,14 @@ def test_a_notebook_draws_its_own_recorded_tables_and_runs_again_when_there_is_a
     results.save(tmp_path / "Some_GPU", name, {}, pd.DataFrame({"x": [1]}))
     assert manifest.made_from(path, dict(device="cpu")) != given[0]
     assert manifest.made_from(path, dict(device="cuda")) == given[1]  # the run that makes them does not wait for itself
+
+
+def test_a_notebook_that_draws_another_commands_tables_runs_again_when_they_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "ROOT", tmp_path)
+    assert set(manifest.READ) <= {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
+    path = NOTEBOOKS / "19_blame.ipynb"
+    before = manifest.made_from(path, {})
+    results.save_table(tmp_path / "data" / "heads" / "heads", pd.DataFrame({"x": [1]}), {}, {})
+    assert manifest.made_from(path, {}) == before
+    results.save_table(tmp_path / "data" / "blame" / "steps", pd.DataFrame({"x": [1]}), {}, {})
+    assert manifest.made_from(path, {}) != before
