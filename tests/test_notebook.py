@@ -230,7 +230,8 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
 
 
 def publish(folder):
-    return subprocess.run([sys.executable, "-m", "fa_lib", "dev", "publish"], cwd=folder, capture_output=True, text=True)
+    words = [sys.executable, "-m", "fa_lib", "dev", "publish"]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
 
 
 def test_what_is_published_names_a_commit_that_has_its_code(tmp_path, monkeypatch):

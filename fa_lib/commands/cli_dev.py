@@ -71,7 +71,7 @@ def publish() -> None:
         changed = uncommitted(".", *(f":!{path.relative_to(CHECKOUT)}" for path in written))
         if changed:
             raise ValueError(
-                f"publish: not committed: {', '.join(changed[:5])}{', ...' if changed[5:] else ''}; accepted is a clean "
+                f"publish: not committed: {', '.join(changed[:5] + ['...'] * (len(changed) > 5))}; accepted is a clean "
                 "tree, because provenance names a commit: commit them, or put them aside by `git stash -u`"
             )
         files = []
