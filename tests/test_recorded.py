@@ -80,14 +80,17 @@ def of_golden_value(table, by_tiles):
 def of_sequence_length(table):
     rows = table.query("kernel == 'flash' and against == 'baseline'")
     relative = table.query("kernel == 'flash' and against == 'golden' and fmt == 'BF16'")
-    by = ["distribution", "fmt", "n"]
-    return [x for column in ("max", "mean", "std") for x in spread(in_units(rows, column), rows, by)] + [
-        *spread(in_units(relative, "relative"), relative, by)
+    by, first = ["distribution", "fmt", "n"], rows[rows.fmt == "BF16"]
+    return [
+        *spread(in_units(rows), rows, by),
+        *(x for column in ("mean", "std") for x in spread(in_units(first, column), first, by)),
+        *spread(in_units(relative, "relative"), relative, by),
     ]
 
 
 def of_algorithm_changes(table):
-    return spread(in_units(table), table, ["distribution", "fmt", "variant", "area"])
+    table = table[table.fmt == "BF16"]
+    return spread(in_units(table), table, ["distribution", "variant", "area"])
 
 
 FIGURES = {  # tables -> how they are drawn, and what of each device's the figure must have

@@ -49,7 +49,7 @@ STYLE = {  # of a pair: colour, marker, line
 }
 RAN = {  # kernel: label, colour, marker, place
     "flash": ("as shipped", FLASH, "o", 0.13),
-    "stepwise": ("carried in BF16", BASELINE, "s", -0.13),
+    "stepwise": ("O and l in BF16", BASELINE, "s", -0.13),
     "every_step": ("emulated in BF16", BASELINE, "s", -0.13),
 }
 
