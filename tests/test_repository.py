@@ -121,6 +121,14 @@ def test_every_statement_has_a_result_and_every_table_its_provenance():
         assert {"parameters", "versions", "device", "commit", "seconds"} <= record.keys()
 
 
+def test_every_provenance_that_names_no_commit_of_its_code_is_on_the_page_of_tables():
+    """Those of notebooks are mended by `make publish`."""
+    text = (ROOT / "docs" / "reference" / "tables.md").read_text()
+    for path in (ROOT / "data").rglob("*provenance.json"):
+        if path.parent != RESULTS and not re.fullmatch("[0-9a-f]{40}", json.loads(path.read_text())["commit"]):
+            assert f"`{path.name.removesuffix('.provenance.json')}`" in text or path.name in text, path
+
+
 def test_verdicts():
     assert claims.verdict([1, 1.1, 1.2], 0, 3) == "reproduced"
     assert claims.verdict([1, 2], 0, 3) == "undecided"  # two seeds that differ say little: 1.5 +- 6.4

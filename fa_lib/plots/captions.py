@@ -60,7 +60,7 @@ def study_kernels(tokens: int, flash: str = "flash", device: str = "cpu") -> str
     Args:
         tokens: of an image. flash, device: of the arm "flash".
     """
-    words = "Carried in BF16: emulated, tiles of 64 keys (32 tiles: of 8), gradients by autograd."
+    words = "O and l in BF16: emulated, tiles of 64 keys (32 tiles: of 8), gradients by autograd."
     if (flash, device) != ("flash", "cpu"):
         return f"Flash: {flash} on {device}. {words}"
     keys = torch_cpu("BF16", tokens)["tiling"].block_kv
