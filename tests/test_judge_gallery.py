@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pandas as pd
@@ -13,6 +14,8 @@ from fa_lib.check.measure.measurements import Measurements
 from fa_lib.commands import gallery_rows, judge_gallery
 from fa_lib.commands.gallery_settings import JudgingSettings
 from fa_lib.execution.forked_calls import EndedCall
+from fa_lib.execution.paths import ROOT
+from fa_lib.gallery import causes
 from fa_lib.gallery.catalogue import ENTRIES
 
 ENTRY = ENTRIES["torch_math"]
@@ -56,6 +59,22 @@ def test_a_row_says_what_was_found():
         key="x", project="p", needs=("no-such-wheel",), version="", cannot="", use="", problem="it needs a wheel"
     )
     assert gallery_rows.row(missing, None)["verdict"] == "cannot_run"
+
+
+def test_every_failure_has_a_cause_that_was_read_and_no_cause_is_without_a_failure():
+    tables = dict(cpu="data/gallery/verdicts.csv", modelled="data/gallery/modelled.csv")
+    tables |= {path.parts[-4]: path for path in (ROOT / "data" / "recorded").glob("*/data/results/14_gallery.csv")}
+    failed = set()
+    for device, path in tables.items():
+        table = causes.explained(pd.read_csv(ROOT / path, keep_default_na=False, na_values=[""]), device)
+        assert set(table.verdict) <= {"passes", "fails", "differs", "cannot_run", "not_judged"}
+        failed |= {(key, device) for key in table.key[table.verdict.isin(("fails", "differs"))]}
+    read = causes.causes()
+    assert failed == set(read)
+    for row in read.values():
+        assert row["standing"] in ("fails", "differs") and (row["reason"] or row["standing"] == "fails"), row
+        assert row["cause"] and len(row["cause"].split()) <= 14, row
+        assert re.search(r":\d+|line", row["source"]), row
 
 
 def ends(monkeypatch, code, printed=""):

@@ -17,6 +17,7 @@ from fa_lib.execution.paths import NOTEBOOKS
 from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid, tiles_of_sram
 from fa_lib.experiments.validation import agree
+from fa_lib.gallery.causes import explained
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots import microbenchmark as plots
@@ -174,16 +175,17 @@ def test_kernels_judged_on_another_device_have_rows_of_their_own(tmp_path):
         ),
     ]
     results.save(tmp_path / "Some_GPU", gallery_index.RECORDED, {}, pd.DataFrame(rows))
-    recorded = results.recorded(gallery_index.RECORDED)
+    recorded = {"Some GPU": explained(results.recorded(gallery_index.RECORDED)["Some GPU"], "Some GPU")}
     proofs = {find: pd.read_csv(pages.TABLES / f"{find}.csv") for find in FINDS}
-    alone, figure = (pages.drawn(here, proofs, *given)["gallery"] for given in ((), (recorded,)))
-    assert len(alone.axes) == 1 and [title(ax) for ax in figure.axes] == ["CPU", "Some GPU"]
+    here = explained(here, "cpu")
+    alone, figure = (pages.drawn(here, proofs, *given)["gallery_all"] for given in ((), (recorded,)))
+    assert len(alone.axes) == 1 and title(figure.axes[1]) == "Some GPU: 1 of 2 fail"
     assert not missing(numbers(*alone.axes), figure.axes[0]).size
     assert not missing([0.83, 0.87, 31.7], figure.axes[1]).size
     assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [
         "PyTorch: torch_cudnn", "SageAttention: sageattention",
     ]  # fmt: skip
-    assert "On Some GPU, recorded" in caption(figure) and "SageAttention 1.0.6" in caption(figure)
+    assert "Some GPU: recorded" in caption(figure) and "SageAttention 1.0.6" in caption(figure)
     text = pages.index(here, recorded)
     assert text.split("## Recorded on Some GPU")[0].rstrip() == pages.index(here).split("```{toctree}")[0].rstrip()
     assert (

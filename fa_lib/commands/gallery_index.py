@@ -12,6 +12,7 @@ from fa_lib.commands.gallery_words import found, given, power, times
 from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.finds import FINDS
+from fa_lib.gallery.causes import explained
 from fa_lib.gallery.implementations import counted
 from fa_lib.plots.recorded import NONE
 
@@ -20,7 +21,10 @@ RECORDED = "14_gallery"  # the table that `fa-lib dev record` leaves of kernels 
 OTHERS = "other_versions"  # the table of `others`
 BY = ("n", "queries", "threads", "splits", "distribution")  # columns of a find's table that name a row's call
 
-VERDICTS = {"passes": "passes", "fails": "**fails**", "not_judged": "not judged", "cannot_run": "cannot run here"}
+VERDICTS = {
+    "passes": "passes", "fails": "**fails**", "differs": "*differs*", "not_judged": "not judged",
+    "cannot_run": "cannot run here",
+}  # fmt: skip
 ON_DEVICE = (
     "`fa-lib dev record` judged these kernels there ([recorded](../gpu/recorded.md)): at 1 query and at 16 for up to "
     "16,384 keys, and at as many queries as keys for up to 1,024. That page says which relation one breaks. The "
@@ -33,7 +37,7 @@ MODELLED_TEXT = (
     "from their projects' archives by pinned hash: at 1 query and at 16 for up to 4,096 keys, and at as many queries "
     "as keys for up to 512; one seed. The column *as used* says when users run this code on such a GPU."
 )
-FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy")
+FINDS_ON_GPU = ("llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy", "sageattention")
 BEGIN, END = "<!-- numbers: made by `make gallery` -->", "<!-- end of numbers -->"
 _RELATIVE = tuple(f"relative_{key}" for key in QUERIES)
 WHO = {"kernel": "kernel", "emulated": "emulated", "changed": "control"}
@@ -45,31 +49,32 @@ Each kernel is called as a black box on a CPU, with the library's own code at th
 "16" and "many" (as many as keys) stands the kernel's largest error over Baseline's: the worst over formats,
 lengths, and uniform and normal inputs. Baseline stores S, P and O in the format; its softmax is in FP32. There are
 up to 16,384 keys, and as many queries for up to 1,500. Our rule, after flash-attention's, allows 2; a right kernel that
-rounds its scores to 16 bits is beyond it in 1 to 6 of some 4,100 single draws, and one draw alone fails a kernel only
+rounds its scores to 16 bits exceeds it in 1 to 6 of some 4,100 single draws, and one draw alone fails a kernel only
 beyond 4. (Pallas's kernels, flash-attention-jax and the compiled flex_attention are interpreted, or compiled anew for
-every shape: they are asked for up to 4,096 keys, and 512 queries. A kernel that takes one query a call is asked for
-at most 128 queries.) The relative error is the largest of the three. The bias is the mean error away from zero on
+every shape: they get up to 4,096 keys, and 512 queries. A kernel that takes one query a call gets at most 128
+queries.) The relative error is the largest of the three. The bias is the mean error away from zero on
 inputs made to show one, in ulp, with Baseline's own; a relation is one that every kernel should keep
 ([checks](../reference/checks.md)).
 
-![Largest errors of shipped kernels over Baseline's, at 1, 16 and many queries](../../figures/gallery.png)
+**Fails**: a defect of a documented use, on hardware where people use it. *Differs*: the judge found the same, but it is
+a convention, an interpreter's arithmetic, or a documented default that trades bits; the reason stands under the table.
+The cause of each was read in the project's source; file and line stand beside it
+([data/gallery/causes.csv](../../data/gallery/causes.csv)).
 
-`ggml_prefill` and `whisper_prefill` fail by their calls of 1 and 16 queries, which take the way of decoding; called
-for as many queries as keys, as for a prompt, they do not.
+![Each defect: largest error over Baseline's](../../figures/gallery.png)
 
-A kernel that holds K and V in 4 or 8 bits is held to these bits: it passes where its error is at most twice that of
-exact attention on what its cache holds. A row of queries that sees no key is 0 by the rule; NaN and the mean of V are
-conventions, which do not count. Where a row says "rounds partial results", an emulation that does so has the kernel's
-errors.
+A kernel that stores K and V in 4 or 8 bits is compared with exact attention on what its cache holds: it passes where
+its error is at most twice as large, and a relation that such a cache breaks does not count. A row of queries that sees
+no key is 0 by the rule; NaN and the mean of V are conventions, which do not count.
 
-{counts}: CPU kernels and GPU kernels together. Call paths of one implementation that fail for one cause have one
-defect.
+{counts}: CPU kernels and GPU kernels together.
 
-Finds have a page of their own, with evidence and a reproduction: [ggml](find_ggml.md),
+These finds have a page of their own, with evidence, a reproduction and the text of a bug report: [ggml](find_ggml.md),
 [ringattention](find_ringattention.md), [Pallas's decoding](find_pallas_decode.md), [OpenVINO](find_openvino.md),
 [torch's gradients](find_torch_backward.md), and of GPU kernels [llama.cpp's CUDA kernels](find_llama_cuda.md),
 [Conch](find_conch.md), [FlashInfer](find_flashinfer.md), [FlagGems](find_flag_gems.md),
-[SGLang's decoding](find_sglang_decode.md), [LMDeploy's 8-bit cache](find_lmdeploy.md).
+[SGLang's decoding](find_sglang_decode.md), [LMDeploy's 8-bit cache](find_lmdeploy.md),
+[SageAttention](find_sageattention.md). [All call paths in one picture](../../figures/gallery_all.png).
 
 Judged on one processor: {processor} ({instructions}). Another may give other verdicts: OpenVINO computes FP16 in BF16
 where there are instructions for BF16 alone, and in FP32, and passes, where there are none of either.
@@ -95,20 +100,28 @@ def index(
     """Write the text of docs/gallery/index.md.
 
     Args:
-        table: of `judge_gallery.rows`. elsewhere: device -> the table of `fa-lib dev record` there. older: of `others`.
+        table: of `causes.explained`; so is older, of `others`. elsewhere: of `elsewhere`.
     """
     every = table if older is None else pd.concat([table, older])
     every = every.sort_values("key", key=lambda keys: keys.map(list(table.key).index), kind="stable")
-    lines = _listed(every, set(table.key[table.verdict != "cannot_run"]))
+    lines = [*_listed(every, set(table.key[table.verdict != "cannot_run"])), *_reasons(every)]
     toc = ["```{toctree}", ":hidden:", "", *(f"find_{find}" for find in (*FINDS, *FINDS_ON_GPU))]
     toc += [key for key, verdict in zip(table.key, table.verdict) if verdict != "cannot_run"]
     for device, other in elsewhere.items():
         if device == ON_MODELLED:
             own = list(other.key[other.verdict != "cannot_run"])
             toc += own
-            lines += ["", "## GPU kernels, run without a GPU", "", MODELLED_TEXT, "", *_listed(other, set(own))]
+            lines += [
+                "",
+                "## GPU kernels, run without a GPU",
+                "",
+                MODELLED_TEXT,
+                "",
+                *_listed(other, set(own)),
+                *_reasons(other),
+            ]
         else:
-            lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other)]
+            lines += ["", f"## Recorded on {device}", "", ON_DEVICE, "", *_listed(other), *_reasons(other)]
     toc.append("```")
     together = [table, *(other for device, other in elsewhere.items() if device == ON_MODELLED)]
     counts = f"{counted(row for rows in together for row in rows.to_dict('records'))}"
@@ -119,11 +132,12 @@ def index(
 
 
 def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Return the tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first, then those
-    that were recorded on devices."""
+    """Return the `explained` tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first,
+    then those that were recorded on devices."""
     path = TABLES / "modelled.csv"
-    modelled = {ON_MODELLED: pd.read_csv(path, keep_default_na=False, na_values=[""])} if path.exists() else {}
-    return modelled | dict(on_devices)
+    rows = pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.exists() else None
+    modelled = {} if rows is None else {ON_MODELLED: explained(rows, "modelled")}
+    return modelled | {device: explained(rows, device) for device, rows in on_devices.items()}
 
 
 def _listed(table, pages: Set[str] = frozenset()):
@@ -138,12 +152,24 @@ def _listed(table, pages: Set[str] = frozenset()):
         name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages - linked else row["key"]
         linked.add(row["key"])
         version = row["version"] if given(row["version"]) else ""
-        ran = row["verdict"] in ("passes", "fails")
-        relations = "–" if not ran else "breaks one" if "relation" in str(row.get("cause")).split() else "kept"
-        cells = (*numbers, relations, VERDICTS[row["verdict"]], literal(found(row)))
+        ran = row["verdict"] in ("passes", "fails", "differs")
+        broken = "not counted" if given(row.get("over_bits")) else "breaks one"
+        relations = "–" if not ran else broken if "relation" in str(row.get("cause")).split() else "kept"
+        source = f" ({row['source']})" if given(row.get("source")) else ""
+        cells = (*numbers, relations, VERDICTS[row["verdict"]], literal(f"{found(row)}{source}"))
         cells += (row["gpu"], literal(row["as_used"])) if "as_used" in table else ()
         lines.append("| " + " | ".join((f"{row['project']}: {name}", literal(version), *cells)) + " |")
     return lines
+
+
+def _reasons(table):
+    """Write why rows differ, or what the authors of a failing kernel may say: a line for each reason."""
+    keys: dict[str, list[str]] = {}
+    for row in table.to_dict("records"):
+        if given(row.get("reason")):
+            keys.setdefault(row["reason"], []).append(row["key"])
+    lines = [f"- {', '.join(same)}: {literal(reason)}" for reason, same in keys.items()]
+    return ["", *lines] if lines else []
 
 
 def bias_words(row, unit="", whose=""):

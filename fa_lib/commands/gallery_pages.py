@@ -38,6 +38,7 @@ from fa_lib.execution.paths import CHECKOUT, build
 from fa_lib.execution.results import provenance, recorded, save_figure
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.catalogue import ENTRIES, MODELLED
+from fa_lib.gallery.causes import explained
 from fa_lib.plots import gallery as plots
 from fa_lib.plots.recorded import NONE
 
@@ -48,7 +49,7 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     """Write the text of docs/gallery/<key>.md: how a kernel is called in real use, its verdict, and its findings.
 
     Args:
-        row: of `judge_gallery.rows`. judgement: the kernel's; None where it has only a problem.
+        row: of `causes.explained`. judgement: the kernel's; None where it has only a problem.
     """
     sentences = [one for group in sentences_of(judgement).values() for one in group] if judgement else []
     texts = [" ".join(filter(None, (one.line, one.more, one.remedy))) for one in sentences] or [f"It {row['problem']}."]
@@ -62,11 +63,18 @@ def page(row: Mapping, judgement: Judgement | None) -> str:
     return "\n".join([
         f"# {row['project']}: {row['key']}", "", "<!-- made by `make gallery`, not by hand -->", "",
         f"Version {row['version']}. In real use: {row['use']}.", "",
-        f"Verdict: {VERDICTS[row['verdict']]}.{_few_bits(row)} `fa-lib check kernel gallery:{row['key']}` makes a page "
-        "with a figure.",
+        f"Verdict: {VERDICTS[row['verdict']]}.{_read(row)}{_few_bits(row)} `fa-lib check kernel gallery:{row['key']}` "
+        "makes a page with a figure.",
         "", "| queries | largest error over Baseline's | largest relative error |", "|---|---|---|", *errors, bias,
         *items, "",
     ])  # fmt: skip
+
+
+def _read(row: Mapping) -> str:
+    """Say what the project's source says of a kernel's failure; "" where it does not fail, or nobody has read it."""
+    if not given(row.get("found")):
+        return ""
+    return f" Cause: {literal(row['found'])} ({literal(row['source'])}). {literal(row['reason'])}".rstrip()
 
 
 def _few_bits(row: Mapping) -> str:
@@ -183,14 +191,21 @@ def publish_modelled(table: pd.DataFrame, manner: JudgingSettings) -> None:
     with replacing(TABLES / "modelled_provenance.json") as path:
         archives = {key: entry.package.sha256 for key, entry in MODELLED.items() if entry.package}
         path.write_text(json.dumps(provenance(dict(kernels=list(table.key), archives=archives)), indent=1) + "\n")
-    for row in table[table.verdict != "cannot_run"].to_dict("records"):
+    for row in explained(table[table.verdict != "cannot_run"], "modelled").to_dict("records"):
         with replacing(DOCS / f"{row['key']}.md") as path:
             path.write_text(page(row, judge_gallery.judgement_of(row["key"], manner)))
-    other = elsewhere(recorded(RECORDED))
-    on_cpu = pd.read_csv(TABLES / "verdicts.csv", keep_default_na=False, na_values=[""])
+    renew()
+
+
+def renew() -> None:
+    """Write the index and the figures anew from the committed tables, as after a change of data/gallery/causes.csv."""
+    assert CHECKOUT is not None
+    judged = pd.read_csv(TABLES / "verdicts.csv", keep_default_na=False, na_values=[""])
+    table, other = explained(judged, "cpu"), elsewhere(recorded(RECORDED))
     with replacing(DOCS / "index.md") as path:
-        path.write_text(index(on_cpu, other, others(on_cpu)))
-    save_figure(drawn(on_cpu, proofs_kept(), other)["gallery"], CHECKOUT / "figures" / "gallery")
+        path.write_text(index(table, other, explained(others(judged), "cpu")))
+    for name, figure in drawn(table, proofs_kept(), other).items():
+        save_figure(figure, CHECKOUT / "figures" / name)
 
 
 def proofs_kept() -> dict[str, pd.DataFrame]:
@@ -214,42 +229,41 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: Jud
             each.to_csv(path, index=False, float_format="%.5g")
     with replacing(TABLES / "provenance.json") as path:
         path.write_text(json.dumps(provenance(dict(kernels=list(table.key))), indent=1) + "\n")
-    other = elsewhere(recorded(RECORDED))
-    for name, figure in drawn(table, proofs, other).items():
-        save_figure(figure, CHECKOUT / "figures" / name)
     judgements = {key: judge_gallery.judgement_of(key, manner) for key in table.key[table.verdict != "cannot_run"]}
-    write(table, judgements, DOCS, other, older)
+    write(explained(table, "cpu"), judgements, DOCS)
     for find, rows in proofs.items():
         page = DOCS / f"find_{find}.md"
         text = with_numbers(page.read_text(), of_one_tensor(rows), [name for name in BY if name in rows])
         with replacing(page) as path:
             path.write_text(text)
+    renew()
 
 
 def drawn(
     table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], elsewhere: Mapping[str, pd.DataFrame] = NONE
 ) -> dict[str, Figure]:
-    """Draw the figures "gallery" and "gallery_finds".
+    """Draw the figures "gallery", "gallery_all" and "gallery_finds".
 
     Args:
         table, elsewhere: as of `index`. proofs: find -> its table.
     """
-    caption = (
-        "BF16 and FP16, else FP32; uniform and normal inputs; two seeds; 128 to 16,384 keys (as many queries as keys: "
-        f"to 1,500); head_dim 64. On a CPU; Pallas in its interpreter. {_versions(table)}."
-    )
     shown = {find: _on_the_axis(find, rows) for find, rows in proofs.items()}
     words = "Uniform inputs, head_dim 64. Lines: mean over two seeds; bands: min to max. Horizontal line: the rule."
-    others = {device: _with_words(other) for device, other in elsewhere.items()}
-    for device, other in others.items():
-        how = "128 to 4,096 keys, one seed" if device == ON_MODELLED else "recorded, as many queries as keys to 1,024"
-        caption += f" On {device}, {how}: {_versions(other)}."
-    return dict(gallery=plots.gallery(_with_words(table), caption, others), gallery_finds=plots.finds(shown, words))
+    tables = {device: _with_words(rows) for device, rows in {"CPU": table, **elsewhere}.items()}
+    return dict(
+        gallery=plots.defects({device: rows for device, rows in tables.items() if device in ("CPU", ON_MODELLED)}),
+        gallery_all=plots.every_path(tables, " ".join(_caption(device, rows) for device, rows in tables.items())),
+        gallery_finds=plots.finds(shown, words),
+    )
 
 
-def _versions(table):
+def _caption(device: str, table: pd.DataFrame) -> str:
+    """Write how the kernels of one device were called, and their versions."""
+    cpu = "BF16 and FP16, else FP32; uniform and normal inputs; head_dim 64; two seeds, 128 to 16,384 keys"
+    how = {"CPU": cpu, ON_MODELLED: "128 to 4,096 keys, one seed"}.get(device, "recorded")
     ran = table[table.verdict != "cannot_run"]
-    return ", ".join(sorted({f"{row.project} {row.version}" for row in ran.itertuples()}))
+    versions = ", ".join(sorted({f"{row.project} {row.version}" for row in ran.itertuples()}))
+    return f"{device}: {how}: {versions}."
 
 
 def _with_words(table):
@@ -263,19 +277,16 @@ def _on_the_axis(find, rows):
     return rows[(rows.queries == 1) & (rows.threads == 2)] if find == "ggml" else rows
 
 
-def write(
-    table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path,
-    elsewhere: Mapping[str, pd.DataFrame] = NONE, older: pd.DataFrame | None = None,
-) -> None:  # fmt: skip
-    """Write index.md and a page for each kernel that could run into a folder; remove pages of kernels that are gone.
+def write(table: pd.DataFrame, judgements: Mapping[str, Judgement | None], folder: Path) -> None:
+    """Write a page for each kernel that could run into a folder; remove pages of kernels that are gone.
 
     Args:
-        table, elsewhere, older: as of `index`. judgements: key -> judgement or None, for each kernel with a page.
+        table: as of `index`. judgements: key -> judgement or None, for each kernel with a page.
     """
     pages = {
         row["key"]: page(row, judgements[row["key"]]) for row in table.to_dict("records") if row["key"] in judgements
     }
-    for name, text in (pages | dict(index=index(table, elsewhere, older))).items():
+    for name, text in pages.items():
         with replacing(folder / f"{name}.md") as path:
             path.write_text(text)
     for old in folder.glob("*.md"):

@@ -6,38 +6,34 @@ from typing import TypeGuard, TypeVar
 
 T = TypeVar("T")
 
-SUMS = {"accumulator": "O", "row_sum": "l"}
-CAUSES = {  # of gallery_rows.row's cause, the gravest first -> a few words
+CAUSES = {  # findings of gallery_rows.row's cause, the gravest first -> a few words, where nobody has read the source
+    "carry": "keeps a running sum in 16 bits",
     "coarse": "computes a format in a coarser one",
-    "rounded_splits": "rounds partial results",
     "answer": "answers some calls wrongly",
     "scale": "is off by one factor",
     "noise": "gives other results on each call",
-    "problem": "breaks on some inputs",
+    "problem": "NaN or an error on some inputs",
     "wrong_gradient": "wrong gradients",
     "error": "error beyond the rule",
-    "relation": "breaks a relation: see its page",
+    "relation": "breaks a relation",
     "outputs": "error beyond the rule at some shapes",
 }
 
 
 def found(row: Mapping) -> str:
-    """Say in a few words what was found in a kernel; "" where it passes.
+    """Say in a few words why a kernel fails or differs, or that it is as good as its bits; "" where it passes.
 
     Args:
-        row: of `judge_gallery.rows`.
+        row: of `causes.explained`, or of `judge_gallery.rows`.
     """
+    if given(row.get("found")):
+        return row["found"]
     if given(row.get("over_bits")) and row["verdict"] == "passes":
-        return f"as good as its bits: at most {times(row['over_bits'])} x what they cost"
-    if given(row.get("carries")):
-        sums = " and ".join(SUMS[each] for each in row["carries"].split())
-        tile = row.get("tile")
-        where = "" if not given(tile) else ", key by key" if tile == 1 else f", in tiles of {int(tile)}"
-        return f"carries {sums} in {' and '.join(row['carried_in'].split())}{where}"
+        return f"{times(row['over_bits'])} times the error that its 4 or 8 bits cost"
     if given(row.get("problem")):
         return row["problem"]
-    causes = str(row.get("cause") or "").split()
-    return next((words for cause, words in CAUSES.items() if cause in causes), "")
+    findings = str(row.get("cause") or "").split() if row["verdict"] == "fails" else []
+    return next((words for finding, words in CAUSES.items() if finding in findings), "")
 
 
 def given(value: T | None) -> TypeGuard[T]:

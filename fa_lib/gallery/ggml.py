@@ -24,6 +24,7 @@ TYPES = {"FP32": 0, "FP16": 1, "q4_0": 2, "q8_0": 8, "BF16": 30}  # enum ggml_ty
 DTYPES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 STORED = {name: dtype for dtype, name in DTYPES.items()}
 PREC_F32 = 10  # of enum ggml_prec: llama.cpp asks for FP32 in every model; the CPU kernel computes the same without
+PROMPT = 64  # queries from which ggml takes its path for prompts, not that of decoding
 BLOCK = 32  # values that share a scale in q4_0 and q8_0
 MASK_ROWS = 64  # ggml wants the mask's rows padded to a multiple of GGML_KQ_MASK_PAD
 FILES = {  # wheel -> the beginnings of its shared libraries that hold ggml
@@ -86,6 +87,7 @@ class Ggml:
             otherwise.
         precise: whether o is FP32, as ggml returns it, and not in q's dtype.
         queries: the most queries of one call of ggml; None is all.
+        fewest: queries below which a call is refused, because another path of ggml takes it.
     """
 
     wheel: str = "xllamacpp"
@@ -94,6 +96,7 @@ class Ggml:
     threads: int = 2
     precise: bool = False
     queries: int | None = None
+    fewest: int = 1
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         """Compute attention.
@@ -107,12 +110,14 @@ class Ggml:
             o: (batch, heads, n_q, head_dim of v).
 
         Raises:
-            NotImplementedError: ggml does not have this dtype or head_dim.
+            NotImplementedError: ggml does not have this dtype or head_dim, or there are fewer queries than `fewest`.
             ValueError: storing K or V in a type that is no quantised one changes their values, so that the results
                 would not differ by the type alone.
             RuntimeError: ggml reports an error.
         """
         only_dtypes(q, (torch.float16, torch.bfloat16, torch.float32), "ggml")
+        if q.shape[2] < self.fewest:
+            raise NotImplementedError(f"below {self.fewest} queries ggml takes its path of decoding: {q.shape[2]} here")
         kinds = [kind or DTYPES[q.dtype] for kind in (self.k, self.v)]
         for name, x, kind in (("k", k, kinds[0]), ("v", v, kinds[1])):
             if kind not in STORED and x.shape[-1] % BLOCK:
@@ -191,8 +196,8 @@ def _causal_mask(n_q, n_kv):
 
 
 def ggml_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call llama.cpp's ggml, all queries in one call; below 64 of them it takes the path of decoding."""
-    return Ggml()(q, k, v, causal, scale)
+    """Call llama.cpp's ggml, all queries in one call, as in reading a prompt of PROMPT tokens or more."""
+    return Ggml(fewest=PROMPT)(q, k, v, causal, scale)
 
 
 def ggml_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -226,8 +231,8 @@ def ggml_q4_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: floa
 
 
 def whisper_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """Call whisper.cpp's ggml, all queries in one call."""
-    return Ggml("pywhispercpp")(q, k, v, causal, scale)
+    """Call whisper.cpp's ggml, all queries in one call, as in its encoder and prompts of PROMPT tokens or more."""
+    return Ggml("pywhispercpp", fewest=PROMPT)(q, k, v, causal, scale)
 
 
 def whisper_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:

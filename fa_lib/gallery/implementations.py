@@ -17,35 +17,34 @@ SHARED = {  # key -> the key of the call path whose implementation it shares; ot
 
 @dataclass(frozen=True)
 class Counts:
-    """How many call paths were judged, of how many implementations and projects; how many call paths fail, and by how
-    many distinct defects."""
+    """How many call paths were judged, of how many implementations and projects; how many fail, by how many distinct
+    defects; how many differ."""
 
     paths: int
     implementations: int
     projects: int
     fail: int
     defects: int
+    differ: int
 
     def __str__(self):
         return (f"{self.paths} call paths, {self.implementations} implementations, of {self.projects} projects; "
-                f"{self.fail} call paths fail, by {self.defects} distinct defects")  # fmt: skip
+                f"{self.fail} call paths fail, by {self.defects} distinct defects; {self.differ} differ")  # fmt: skip
 
 
 def counted(rows: Iterable[Mapping]) -> Counts:
-    """Count rows of `gallery_rows.row` that have a verdict. Two call paths of one implementation that fail for the
-    same cause have one defect."""
-    judged = [row for row in rows if row["verdict"] in ("passes", "fails")]
+    """Count rows of `causes.explained` that have a verdict. A failure whose source nobody has read is a defect of its
+    own implementation."""
+    judged = [row for row in rows if row["verdict"] in ("passes", "fails", "differs")]
     failed = [row for row in judged if row["verdict"] == "fails"]
     implementation = {row["key"]: SHARED.get(row["key"], row["key"]) for row in judged}
-    projects = {row["project"].split(" (")[0] for row in judged}
-    defects = {(implementation[row["key"]], _cause(row)) for row in failed}
-    return Counts(len(judged), len({*implementation.values()}), len(projects), len(failed), len(defects))
+    defects = {row.get("defect") or implementation[row["key"]] for row in failed}
+    return Counts(
+        len(judged), len({*implementation.values()}), len({project(row) for row in judged}), len(failed), len(defects),
+        sum(row["verdict"] == "differs" for row in judged),
+    )  # fmt: skip
 
 
-def _cause(row: Mapping) -> str:
-    """The sums that a kernel carries in low precision, else the first of its causes."""
-    carries = row.get("carries")
-    if isinstance(carries, str) and carries:
-        return "carries"
-    causes = str(row.get("cause") or "problem").split()
-    return causes[0]
+def project(row: Mapping) -> str:
+    """Name the project of a row, without the library that it brings along."""
+    return row["project"].split(" (")[0]

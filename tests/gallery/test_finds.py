@@ -97,13 +97,13 @@ ROW = dict(
 
 
 def test_what_was_found_in_a_few_words():
-    assert all(each in pages.found(ROW) for each in ("carries O in FP16", "key by key"))
-    both = pages.found(ROW | dict(carries="accumulator row_sum", tile=64))
-    assert all(each in both for each in ("O and l", "FP16", "tiles of 64"))
-    clean = ROW | dict(carries="", tile=float("nan"))
+    assert pages.found(ROW) == "keeps a running sum in 16 bits"
+    assert pages.found(ROW | dict(found="sums O in FP16")) == "sums O in FP16"
+    clean = ROW | dict(cause="error")
     assert pages.found(clean) == "error beyond the rule"
-    assert pages.found(clean | dict(cause="error rounded_splits")) == "rounds partial results"
-    assert pages.found(clean | dict(cause="")) == ""
+    assert pages.found(clean | dict(verdict="passes")) == ""
+    few = clean | dict(verdict="passes", over_bits=1.24)
+    assert pages.found(few) == "1.2 times the error that its 4 or 8 bits cost"
     assert pages.found(clean | dict(problem="took longer than 600 s")) == "took longer than 600 s"
 
 
@@ -113,11 +113,15 @@ def test_the_pages_hold_the_row():
     )
     text = pages.index(table)
     assert (
-        "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | carries O in FP16"
-        in text
+        "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | keeps a" in text
     )
     assert "| Q: b |  | – | – | – | – | – | – | – | cannot run here | no wheel |" in text
     assert "| breaks one | **fails** |" in pages.index(pd.DataFrame([ROW | dict(cause="carry relation")]))
+    read = dict(found="sums O in FP16", source="ops.cpp:8163 (0.26.0)", reason="Its authors know.", verdict="differs")
+    row = ROW | read
+    assert "| kept | *differs* | sums O in FP16 (ops.cpp:8163 (0.26.0)) |" in pages.index(pd.DataFrame([row]))
+    assert pages.index(pd.DataFrame([row])).count("- a: Its authors know.") == 1
+    assert "*differs*. Cause: sums O in FP16 (ops.cpp:8163 (0.26.0)). Its authors know. `" in pages.page(row, None)
     page = pages.page(ROW, None)
     assert "| 1 | 54 | 3.4e-01 |" in page and "+0.20 ulp (Baseline's own: +0.19)" in page
 

@@ -98,13 +98,14 @@ def test_implementations_are_counted_once():
     assert set(SHARED) - set(MODELLED) and all(MODELLED[key].project for key in SHARED if key in MODELLED)
     rows = [
         dict(key="vllm_unified", project="vLLM", verdict="passes"),
-        dict(key="vllm_unified_decode", project="vLLM", verdict="fails", cause="error"),
-        dict(key="ggml_few", project="llama.cpp (ggml)", verdict="fails", carries="accumulator", cause="carry error"),
-        dict(key="ggml_decode", project="llama.cpp (ggml)", verdict="fails", carries="accumulator", cause="carry"),
+        dict(key="vllm_unified_decode", project="vLLM", verdict="fails", defect=""),
+        dict(key="ggml_few", project="llama.cpp (ggml)", verdict="fails", defect="fp16_sum"),
+        dict(key="ggml_decode", project="llama.cpp (ggml)", verdict="fails", defect="fp16_sum"),
+        dict(key="pallas_splash", project="JAX Pallas", verdict="differs", defect="no_key"),
         dict(key="cutile", project="cuTile", verdict="cannot_run"),
     ]
     assert f"{counted(rows)}" == (
-        "4 call paths, 2 implementations, of 2 projects; 3 call paths fail, by 2 distinct defects"
+        "5 call paths, 3 implementations, of 3 projects; 3 call paths fail, by 2 distinct defects; 1 differ"
     )
 
 
