@@ -13,6 +13,7 @@ from fa_lib.check.report.sentences import WORDINGS
 from fa_lib.execution.claims import published, verdict
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of
+from fa_lib.experiments.pretrained import DRAWN
 from fa_lib.kernels.shipped import torch_cpu
 from fa_lib.numerics.confidence import interval
 from fa_lib.training import campaign
@@ -34,10 +35,18 @@ def test_what_is_said_of_trained_heads(heads):
     middle, most, largest = heads.times_rms.median(), heads.times_rms.max(), heads.times_max.max()
     of_both = f"{middle.AntiBERTy:.1f} and {middle.rxnfp:.1f} times Baseline's error"
     found = page("docs/paper/findings.md")
-    assert f"{of_both} in the median over heads and four texts each" in found
-    assert f"at most {most.AntiBERTy:.1f} and {most.rxnfp:.1f}; uniform inputs" in found
+    assert f"{of_both} in the median over heads and sequences" in found
+    assert f"at most {most.AntiBERTy:.1f} and {most.rxnfp:.1f}; 128 uniform keys in 32 tiles" in found
     assert f"have {middle.uniform:.1f}, normal ones {middle.normal:.1f} (root mean squares)" in found
     assert f"is at most {max(largest.AntiBERTy, largest.rxnfp):.1f} times Baseline's" in found
+    trained = heads.obj[~heads.obj.name.isin(DRAWN)]
+    size = np.ceil(trained.n / trained.tiles)
+    assert {*size} == {3, 4} and {*heads.n.unique().loc[[*DRAWN]].explode()} == {128}
+    count = np.ceil(trained.n / size)
+    in_tiles = (
+        f"{trained.n.min()} to {trained.n.max()} keys, in {count.min():.0f} to {count.max():.0f} tiles of 3 or 4 keys"
+    )
+    assert in_tiles in found
     signs = 100 * heads.one_sign.mean()
     assert f"only {signs.AntiBERTy:.1f} and {signs.rxnfp:.1f} % of V's columns have" in found
     assert heads.one_sign.max()[["AntiBERTy", "rxnfp"]].max() < 1  # no head of one sign
@@ -64,6 +73,13 @@ def test_what_is_said_of_the_rescaling():
         words_of = f"{without.min():.2f} to {without.max():.2f} times as large"
         assert words_of in page("docs/paper/findings.md") and words_of in page("docs/paper/claims.md")
         assert algorithm == "fa2" or words_of in page("README.md")
+    rising = pd.read_csv(RESULTS / "09_why_ten_times.rescaling.csv").query("order == 'every_tile'")
+    rising = rising.pivot(index=["distribution", "tiles", "seed"], columns=["algorithm", "maximum"], values="relative")
+    fa2, fa1 = (
+        1 / (rising[each, "known"] / rising[each, "online"]).groupby(["distribution", "tiles"]).mean().min()
+        for each in ("fa2", "fa1")
+    )
+    assert f"up to {fa2:.2f} times as large (FlashAttention-1: {fa1:.2f} times)" in page("docs/paper/findings.md")
     divided = 100 * (wide["fa1", "known"] / wide["fa2", "known"] - 1).groupby(["tiles", "distribution"]).mean()
     middle = divided.loc[[8, 32]]
     costs = f"{middle.min():.0f} to {middle.max():.0f} %"
