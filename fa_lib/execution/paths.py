@@ -22,6 +22,13 @@ def build() -> Path:
     return (CHECKOUT or Path.cwd()) / "build"
 
 
+def reports() -> Path:
+    """Return the folder for pages where none is named: build/reports of the checkout where the current folder lies in
+    it, else of the current folder."""
+    here = Path.cwd()
+    return (build() if CHECKOUT and here.resolve().is_relative_to(CHECKOUT) else here / "build") / "reports"
+
+
 def other_checkout(folder: Path) -> Path | None:
     """Return the package of a checkout in a folder; None where there is none, or where it is the package that runs."""
     own = folder / "fa_lib"
