@@ -83,7 +83,7 @@ def bits_and_tiles(table: pd.DataFrame, caption: str) -> Figure:
             color = "white" if value > 5 else INK
             words = f"{value:.2g}" if value < 10 else f"{value:.0f}"
             ax.text(x[j], bits[i], words, color=color, fontsize=7, ha="center", va="center")
-        ax.plot(x, [_twice(tiles, VALUES[distribution]) for tiles in grid.columns], color=INK, lw=1.6)
+        ax.plot(x, [_twice(tiles, VALUES[distribution]) for tiles in grid.columns], color=INK, lw=1.2)
         ax.set(xlabel="tiles of 64 keys", title=INPUTS[distribution])
         ax.set_xticks(x, labels=[str(tiles) for tiles in grid.columns])
         ax.set_yticks(bits, labels=[str(count) for count in grid.index])

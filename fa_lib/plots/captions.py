@@ -75,6 +75,10 @@ POINTS, BANDS = " Small points: seeds; large ones: their mean.", " Lines: mean o
 def captioned(figure: Figure, title: str, caption: str) -> Figure:
     """Put a figure's message above it, and its caption below, and return the figure."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    caption = textwrap.fill(caption, width=int(17 * figure.get_figwidth()), break_on_hyphens=False)
-    figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#555555")
+    figure.supxlabel(wrapped(figure, caption), x=0.01, ha="left", fontsize=7, color="#555555")
     return figure
+
+
+def wrapped(figure: Figure, caption: str) -> str:
+    """Break a caption into lines of a figure's width."""
+    return textwrap.fill(caption, width=int(17 * figure.get_figwidth()), break_on_hyphens=False)
