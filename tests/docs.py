@@ -96,7 +96,7 @@ def command(line):
     return re.sub(r"(^|\s)\s*#.*", "", line).strip()
 
 
-def script(page):
+def script(page, home):
     """What a reader types who follows a page, for bash."""
     lines = []
     for language, block in blocks(page):
@@ -107,19 +107,21 @@ def script(page):
                 block = f"def inside():\n{textwrap.indent(block, '    ')}\nassert inside().shape == q.shape\n"
             tested = "def test_" in block
             block = f"from names import *\n{block}"
-            lines += [
-                f"cat > block.py <<'PYTHON'\n{block}PYTHON\n" + ("pytest block.py" if tested else "python block.py")
-            ]
+            lines += [f"cat > block.py <<'PYTHON'\n{block}PYTHON"]
+            lines += ["pip install pytest", "pytest block.py"] if tested else ["python block.py"]
         if language in ("sh", "yaml"):
             runs = block.splitlines() if language == "sh" else [step["run"] for step in yaml.safe_load(block)]
-            lines += [
-                run.replace("ADDRESS-OF-THIS-REPOSITORY", f"file://{ROOT}")
-                for run in runs
-                if command(run) not in SKIPPED
-            ]
+            lines += [run for run in runs if command(run) not in SKIPPED]
             if "git clone" in block:
                 lines += ['cp -r "$READER"/. .  # what the reader has']
-    return "\n".join(lines) + "\n"
+    address = {
+        "git+ADDRESS-OF-THIS-REPOSITORY": f"file://{home}/fa-lib",
+        "ADDRESS-OF-THIS-REPOSITORY": f"file://{ROOT}",
+    }
+    text = "\n".join(lines) + "\n"
+    for placeholder, local in address.items():  # pip knows no git+file:///
+        text = text.replace(placeholder, local)
+    return text
 
 
 def test_what_is_left_out_is_on_a_page():
@@ -151,14 +153,15 @@ def reader(tmp_path_factory):
     np.savez(own / "call.npz", q=q, k=k, v=v, o=o, o_ref=o * 1.01)
     (home / "versions.txt").write_text(versions(hashed() | hashed(ROOT / "fa_lib/gpu")))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TQDM"))}
+    elsewhere = [each for each in env["PATH"].split(os.pathsep) if Path(each) != Path(sys.executable).parent]
     env |= dict(PIP_CONSTRAINT=str(home / "versions.txt"), READER=str(own), PIP_QUIET="1")
 
     def run(page, folder="fa-lib", environment=None):
         """environment: of Python, below the home; None is no other than this one."""
         there = [str(home / environment / "bin")] if environment else []
-        path = os.pathsep.join([*there, str(Path(sys.executable).parent), env["PATH"]])
+        path = os.pathsep.join([*there, str(Path(sys._base_executable).parent), *elsewhere])
         done = subprocess.run(
-            ["bash", "-ev"], input=script(page), cwd=home / folder, env=env | dict(PATH=path), text=True,
+            ["bash", "-ev"], input=script(page, home), cwd=home / folder, env=env | dict(PATH=path), text=True,
             capture_output=True,
         )  # fmt: skip
         print(page, done.returncode, done.stdout, done.stderr[-9000:], sep="\n")
