@@ -98,6 +98,12 @@ test-attacks: $(call has,test) ## try again what broke: damage, stale numbers, h
 test-install: $(call has,test) ## install the built wheel in an empty environment, in another folder, and judge a kernel there
 	$(PYTHON) -m pytest -s tests/install.py
 
+test-docs: $(call has,test) ## run every block of README, docs/start and docs/gpu in a fresh clone and a fresh environment
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope tests/docs.py
+
+renew-docs: $(call has,test) ## write again what docs/start/page.md quotes of a check
+	OMP_NUM_THREADS=1 $(PYTHON) tests/docs.py
+
 test-browser: $(call has,browser) $(if $(wildcard $(CHROMIUM)),,/usr/bin/chromium) ## test `make lab` in a real browser, Chromium
 	$(PYTHON) -m pytest -s tests/browser.py
 
@@ -201,4 +207,4 @@ clean: ## remove the environment and everything built; committed results and fig
 	$(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --quiet --yes --no-install-recommends slurm-wlm
 
-.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-browser test-cluster test-faults test-gallery test-gpu lab claims bench growth peers mutants mutants-quick mutations reports docs lint renew clean
+.PHONY: help figures publish study record launches wheelhouse report gallery blame heads gallery-gpu gallery-gpu-quick gallery-quick original example test test-fast test-judge test-attacks test-install test-docs renew-docs test-browser test-cluster test-faults test-gallery test-gpu lab claims bench growth peers mutants mutants-quick mutations reports docs lint renew clean

@@ -170,14 +170,22 @@ def over_training(table, pairs, metrics):
 
 
 def of_divergence(table):
-    return over_training(table, training.PARTING, ("wasserstein", "max"))
+    """Two distances; and geometric means of the first over the nudge's."""
+    wide = table[table.step > 0].pivot(index=["step", "seed"], columns="pair", values="wasserstein")
+    over = [np.log(wide[pair] / wide[nudge]).groupby("step").mean() for pair, nudge in training.NUDGED.items()]
+    return [*over_training(table, training.PARTING, ("wasserstein", "max")), *np.exp(np.concatenate(over))]
 
 
 def of_context(table):
-    ends = table[table.step == table.step.max()].pivot(index="seed", columns="pair", values="relative_wasserstein")
-    ratio = ends.div(ends["perturb"], axis=0)[[name for name in training.STYLE if name in ends and name != "perturb"]]
-    curves = over_training(table, training.LABELLED, ("relative_wasserstein",))
-    return [*curves, *ratio.stack(), *np.exp(np.log(ratio).mean())]
+    """By arm over the nudge; by measure low precision over Flash, and Flash over the nudge."""
+    ends = table[table.step == table.step.max()].pivot(index="seed", columns="pair")
+    reach = ends["relative_wasserstein"]
+    ratio = reach.div(reach["perturb"], axis=0)[[n for n in training.STYLE if n in reach and n != "perturb"]]
+    shown = [ratio]
+    for measure in distances.MEASURES:
+        low = ends[measure][[*distances.LOW_PRECISION]].div(ends[measure]["flash"], axis=0)
+        shown += [low.assign(flash=ends[measure]["flash"] / ends[measure]["perturb"])]
+    return [x for each in shown for x in [*each.stack(), *np.exp(np.log(each).mean())]]
 
 
 def of_growth(rates, predicted):
@@ -253,18 +261,22 @@ def of_report(lengths, asked, shapes, inputs, bounds, sums, *_):
 
 
 def of_block_scales(table):
-    """All recipes whole and of a cache; each operand alone, of the recipes that have it."""
-    rows = table[table.recipe != "bf16"]
+    rows = table[(table.recipe != "bf16") & table.part.isin(("all", "cache"))]
+    return [*rows.times_rmse, *rows.groupby(["kind", "recipe", "part"]).times_rmse.mean()]
+
+
+def of_operands(table):
+    rows = table[table.part.isin(("q", "k", "v", "p"))]
     return [*rows.times_rmse, *rows.groupby(["kind", "recipe", "part"]).times_rmse.mean()]
 
 
 def of_heads(table):
-    """By tiles the median of each model; by head, at the most tiles, the mean over texts."""
+    """By tiles the median of each model; by head, at the most tiles, the mean over texts; of drawn inputs one mean."""
     most = table[table.tiles == table.tiles.max()]
-    return [
-        *table.groupby(["name", "tiles"]).times_rms.median(),
-        *most.groupby(["name", "layer", "head"]).times_rms.mean(),
-    ]
+    heads = most.groupby(["name", "layer", "head"]).times_rms.mean()
+    drawn = heads.index.get_level_values("name").isin(("uniform", "normal"))
+    return [*table.groupby(["name", "tiles"]).times_rms.median(), *heads[~drawn],
+            *heads[drawn].groupby("name").mean()]  # fmt: skip
 
 
 def of_reports(table):
@@ -281,13 +293,18 @@ DRAWN = [
         of_validation,
     ),
     Drawn("figure2c_original", ("original", "calls"), lambda t, c: original.original_kernel(t, c, WORDS), of_original),
-    Drawn("figure2b_rule", ("01_kernels.rule",), lambda t: rule.ruled(t, WORDS), lambda t: t.ratio),
+    Drawn(
+        "figure2b_rule",
+        ("01_kernels.rule",),
+        lambda t: rule.ruled(t, WORDS, recorded("01_kernels.rule")),
+        lambda t: t.ratio,
+    ),
     Drawn("inside_a_model", ("06_inside_a_model",), lambda t: training.inside(t, WORDS), of_inside),
     Drawn("inside_pretrained", ("06_inside_a_model.heads",), lambda t: heads.heads(t, WORDS), of_heads),
     Drawn(
         "figure7_weight_divergence",
         ("07_weight_divergence",),
-        lambda t: training.divergence({"here": t}, t.iloc[:0], WORDS),
+        lambda t: training.divergence({"here": t}, WORDS),
         of_divergence,
     ),
     Drawn(
@@ -360,6 +377,7 @@ DRAWN = [
         lambda t: block_scales.block_scales(t, WORDS),
         of_block_scales,
     ),
+    Drawn("ours16b_operands", ("16_block_scales",), lambda t: block_scales.operands(t, WORDS), of_operands),
     Drawn("ours18_explain", ("18_explain",), lambda t: explain.explained_reports(t, WORDS), of_reports),
     Drawn("ours11_report", tuple(f"11_your_kernel{suffix}" for suffix in REPORTED.values()), draw_report, of_report),
 ]
@@ -400,11 +418,11 @@ def test_recorded_runs_are_drawn_beside_the_one_here(tmp_path, monkeypatch):
     tables = {"here": table, **results.recorded("08_weights_in_context")}
     assert list(tables) == ["here", "Some GPU"]
     shown = (
-        (training.divergence(tables, table.iloc[:0], ""), of_divergence),
+        (training.divergence(tables, ""), of_divergence),
         (training.in_context(tables, ""), of_context),
     )
     for figure, of in shown:
-        rows = np.reshape(figure.axes, (2, 2))
+        rows = np.reshape(figure.axes, (2, -1))
         for axes, (machine, numbers) in zip(rows, tables.items()):
             assert title(axes[0]) == machine
             assert not missing(of(numbers), *axes).size

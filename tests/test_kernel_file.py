@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fa_lib.check.isolation.kernel_file import module_name
+from fa_lib import kernels
 from fa_lib.execution import reader_modules
 from fa_lib.execution.paths import ROOT
+from fa_lib.execution.reader_modules import module_name
+from fa_lib.kernels.registry import on_gpu
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +71,21 @@ def test_a_kernel_in_a_file_is_shrunk(kernel_file):
 def path(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(reader_modules, "_FOLDERS", [])
+
+
+def test_python_takes_a_kernel_by_its_file_as_the_command_line_does(kernel_file, path):
+    named = f"{kernel_file}/its/by_name.py:f"
+    module(kernel_file / "its", "by_name.py", "def f(q, k, v):\n    return q\n")
+    fn = kernels.get(named)
+    assert (fn.__module__, fn.__name__) == ("by_name", "f") and kernels.get(f"{named}@bhsd") is fn
+    with pytest.raises(ValueError, match="there is no file .*gone.py"):
+        kernels.get(f"{kernel_file}/its/gone.py:f")
+    module(kernel_file / "its", "on_gpu.py", "def f(q, k, v, gpu=None):\n    return gpu.name\n")
+    for found in (
+        kernels.get(f"{kernel_file}/its/on_gpu.py:f", gpu="A100"),
+        kernels.get(on_gpu(f"{kernel_file}/its/on_gpu.py:f", "A100")),
+    ):
+        assert found(None, None, None) == "A100"
 
 
 def test_a_file_is_the_module_that_it_is(kernel_file, path):

@@ -1,5 +1,6 @@
 """make figures: what papermill runs, refuses, leaves behind, and when it runs again."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from nbclient.exceptions import CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fa_lib.execution import manifest
+from fa_lib.execution import manifest, results
 from fa_lib.execution.files import locked_folder
 from fa_lib.execution.notebook import Refused, is_fresh, of_scale, parameters, run
 from fa_lib.execution.notebooks import run_all
@@ -207,6 +208,13 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     assert figures == [f"{n}.{s}" for n in ("figure3_precision", "figure4_golden_value") for s in ("png", "svg")]
     status = ["git", "status", "--porcelain"]
     assert subprocess.run(status, cwd=tmp_path, capture_output=True, text=True).stdout == ""
+    readme = (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").write_text("changed")
+    refused = publish(tmp_path)
+    assert refused.returncode == 2 and "publish: not committed: README.md; accepted is a clean tree" in refused.stderr
+    assert not (tmp_path / "figures").exists() and not [*(tmp_path / "data/results").iterdir()]
+    (tmp_path / "README.md").write_text(readme)
+    (tmp_path / "docs/paper/ledger.md").write_text("what publish writes itself is no reason")
     (tmp_path / "build/data/results/03_golden_value.csv").write_text("")
     published = make(tmp_path, "publish")
     assert published.returncode == 0, published.stderr
@@ -216,11 +224,42 @@ def test_make_figures_runs_what_changed_and_leaves_the_checkout_as_it_was(tmp_pa
     assert "N = 128" in (tmp_path / "docs/paper/ledger.md").read_text()
     page = (tmp_path / "docs/paper/claims.md").read_text()
     (tmp_path / "build/figures/figure3_precision.png").unlink()
-    refused = subprocess.run(
-        [sys.executable, "-m", "fa_lib", "dev", "publish"], cwd=tmp_path, capture_output=True, text=True
-    )
+    refused = publish(tmp_path)
     assert refused.returncode == 2 and "02_precision.ipynb is not up to date" in refused.stderr
     assert (tmp_path / "docs/paper/claims.md").read_text() == page
+
+
+def publish(folder):
+    words = [sys.executable, "-m", "fa_lib", "dev", "publish"]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+
+
+def test_what_is_published_names_a_commit_that_has_its_code(tmp_path, monkeypatch):
+    """A run with changes that were committed afterwards; a commit that was amended; one that led here."""
+    monkeypatch.setattr(results, "CHECKOUT", tmp_path)
+
+    def commit(*words):
+        call = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a", *words]
+        subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
+        subprocess.run(call, cwd=tmp_path, check=True)
+        return results.commit()
+
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "fa_lib").mkdir()
+    (tmp_path / "fa_lib/a.py").write_text("1")
+    first = commit()
+    (tmp_path / "fa_lib/a.py").write_text("2")
+    (tmp_path / "notes.txt").write_text("")
+    assert results.uncommitted(".", ":!fa_lib") == ["notes.txt"]
+    assert results.commit() == f"{first} with uncommitted changes"
+    record = tmp_path / "a.provenance.json"
+    amended = commit()
+    head = commit("--amend", "--no-edit", "--date", "2001-01-01T00:00:00")
+    named = {first: first, f"{first} with uncommitted changes": head, amended: head}
+    for before, after in named.items():
+        record.write_text(json.dumps(dict(commit=before, seconds=1.0)))
+        results.stamp(record)
+        assert json.loads(record.read_text()) == dict(commit=after, seconds=1.0)
 
 
 def test_make_alone_prints_the_targets():

@@ -17,7 +17,7 @@ from fa_lib.commands.record.flash_attn_build import name_package
 from fa_lib.commands.record.plan import LIMIT, STEPS, chosen, fits
 from fa_lib.execution import results
 from fa_lib.execution.forked_calls import EndedCall
-from fa_lib.execution.paths import ROOT
+from fa_lib.execution.paths import RECORDED, ROOT
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED
 from fa_lib.gallery import entry
 from fa_lib.gallery.catalogue import CATALOGUES, ON_CUDA
@@ -86,6 +86,15 @@ def test_a_dry_run_makes_nothing(made, tmp_path):
     state, run, said = made(dry_run=True, budget=30)
     assert run == [] and state == {"steps": {}} and not (tmp_path / "out").exists()
     assert [line.split()[0] for line in said[1:]] == list(STEPS)
+
+
+def test_a_plan_needs_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = []
+    assert session.record(dry_run=True, say=said.append) == {"steps": {}}
+    assert said[0] == f"results go to {RECORDED / '<the GPU>'}" and len(said) == 1 + len(STEPS)
+    with pytest.raises(ValueError, match="^device: no CUDA device here"):
+        session.record(say=said.append)
 
 
 def test_the_plan(tmp_path):

@@ -22,6 +22,8 @@ from fa_lib.execution.results import save
 from fa_lib.gallery.entry import pins
 from install_locked import hashed
 
+PARTS = dict(cccl="nvidia-cuda-cccl", crt="nvidia-cuda-crt", cudart="nvidia-cuda-runtime", nvcc="nvidia-cuda-nvcc",
+             nvvm="nvidia-nvvm")  # of a release of CUDA: extra of cuda-toolkit -> its package  # fmt: skip
 CONDA = {
     "torch": {"environment.yml": "pytorch-cpu", "environment-cuda.yml": "pytorch-gpu"},
     "matplotlib": "matplotlib-base",
@@ -66,9 +68,13 @@ def test_the_extra_gallery_asks_for_what_make_gallery_pins(project):
 def test_the_extra_gpu_asks_for_what_make_test_gpu_pins(project):
     text = (ROOT / "fa_lib" / "gpu" / "requirements.txt").read_text()
     pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
-    asked = [Requirement(spec) for spec in project["optional-dependencies"]["gpu"]]
-    assert {each.name for each in asked} < pinned.keys()
-    assert all(each.specifier.contains(pinned[each.name]) for each in asked)
+    asked = {each.name: each for each in map(Requirement, project["optional-dependencies"]["gpu"])}
+    toolkit = asked.pop("cuda-toolkit")
+    assert toolkit.extras == PARTS.keys()
+    (release,) = {pinned[part].rpartition(".")[0] for part in PARTS.values()}
+    assert toolkit.specifier.contains(release) and hashed()["cuda-toolkit"].startswith(f"cuda-toolkit=={release}.")
+    assert asked.keys() < pinned.keys()
+    assert all(each.specifier.contains(pinned[name]) for name, each in asked.items())
 
 
 @pytest.mark.slow
@@ -113,6 +119,14 @@ def test_every_statement_has_a_result_and_every_table_its_provenance():
     for path in RESULTS.glob("*.csv"):
         record = json.loads((RESULTS / f"{path.name.split('.')[0]}.provenance.json").read_text())
         assert {"parameters", "versions", "device", "commit", "seconds"} <= record.keys()
+
+
+def test_every_provenance_that_names_no_commit_of_its_code_is_on_the_page_of_tables():
+    """Those of notebooks are mended by `make publish`."""
+    text = (ROOT / "docs" / "reference" / "tables.md").read_text()
+    for path in (ROOT / "data").rglob("*provenance.json"):
+        if path.parent != RESULTS and not re.fullmatch("[0-9a-f]{40}", json.loads(path.read_text())["commit"]):
+            assert f"`{path.name.removesuffix('.provenance.json')}`" in text or path.name in text, path
 
 
 def test_verdicts():

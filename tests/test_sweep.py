@@ -1,5 +1,6 @@
 """Sweeps: tidy, cached cell by cell, resumed, and never half-read."""
 
+import io
 import json
 import os
 import shutil
@@ -214,6 +215,23 @@ def test_what_is_no_executor_is_refused():
     for count in ("slrum", -1, 1.5):
         with pytest.raises(ValueError, match=rf"^executor: got {count!r}; .*'slurm'"):
             workers(count).__enter__()
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_one_line_that_is_replaced_and_is_shown_on_a_terminal_only(monkeypatch):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    shown = {}
+    for kind in (Screen, io.StringIO):
+        monkeypatch.setattr(sys, "stderr", shown.setdefault(kind, kind()))
+        for _ in range(2):
+            sweep(cell, dict(a=[1, 2], b=3))
+    text = shown[Screen].getvalue()
+    assert "0/2" in text and "\n" not in text and text.split("\r")[-2].isspace()
+    assert shown[io.StringIO].getvalue() == ""
 
 
 def test_bad_grids_are_refused():

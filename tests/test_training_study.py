@@ -13,7 +13,7 @@ from fa_lib.execution.pools import workers
 from fa_lib.plots import training as of_plots
 from fa_lib.training import study as of_study
 from fa_lib.training.arm import ARMS, PAIRS
-from fa_lib.training.distances import Job, at_end, direction, distances, slopes, times_less
+from fa_lib.training.distances import MEASURES, Job, at_end, direction, distances, slopes, times_less
 from fa_lib.training.run_folder import weights
 from fa_lib.training.study import StudySpec, samples, study, timing, watch
 
@@ -102,7 +102,7 @@ def test_a_run_with_one_checkpoint_has_no_direction(tmp_path):
 
 def test_arms_that_diverged_are_left_out_of_what_is_compared():
     rows = [
-        dict(pair=pair, seed=seed, step=step, relative_wasserstein=x * (step + 1), relative_l2=x)
+        dict(pair=pair, seed=seed, step=step) | dict.fromkeys(MEASURES, x) | dict(relative_wasserstein=x * (step + 1))
         for pair, x in (("flash", 1.0), ("fp16", 3.0), ("bf16", 2.0))
         for seed in (0, 1)
         for step in (0, 10, 20)

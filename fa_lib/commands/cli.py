@@ -8,7 +8,7 @@ import typer
 from fa_lib.commands import cli_blame, cli_captured, cli_check, cli_dev, cli_explain
 from fa_lib.commands.errors import EXIT_CODES, colored
 from fa_lib.execution import process_settings, reader_modules
-from fa_lib.execution.paths import other_checkout
+from fa_lib.execution.paths import PACKAGE, other_checkout, same_code
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -23,9 +23,8 @@ app.add_typer(cli_dev.app, name="dev")
 
 def main() -> None:
     """Run the command `fa-lib`."""
-    if words := other_checkout(Path.cwd()):
-        print(f"fa-lib: {words}", file=sys.stderr)
-        sys.exit(2)
+    if (other := other_checkout(Path.cwd())) and not same_code(other):
+        print(f"fa-lib: {PACKAGE} runs; {other} has other code, which `python -m fa_lib` runs", file=sys.stderr)
     process_settings.prepare()
     reader_modules.add_current_folder()  # kernels and models of the reader's
     app(prog_name="fa-lib", color=colored())

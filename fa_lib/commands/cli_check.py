@@ -79,7 +79,7 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
 def kernel_name(name: str) -> str:
     """Turn a kernel's name on the command line (gallery:KEY, path/to/file.py:function, gpu:H100:NAME) into the name
     that `kernels.get` takes."""
-    from fa_lib.check.isolation.kernel_file import module_name
+    from fa_lib.execution.reader_modules import module_name
     from fa_lib.kernels.registry import on_gpu
 
     if name.startswith("gpu:"):
@@ -89,7 +89,7 @@ def kernel_name(name: str) -> str:
 
 
 KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, package.module:function, or gpu:H100:NAME"
-OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports where none is named")]
+OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports here where none is named")]
 JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
 EXIT_CODE = Annotated[
     bool, typer.Option("--exit-code", help="exit with 1 where it fails, with 3 where nothing was judged")
@@ -278,8 +278,8 @@ def check_model(
     with exit_on_error(json_file):
         from functools import partial
 
-        from fa_lib.check.isolation.kernel_file import module_name
         from fa_lib.commands.model_process import check_model as judged
+        from fa_lib.execution.reader_modules import module_name
 
         names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
         files = judged(

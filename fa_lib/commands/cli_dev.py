@@ -12,6 +12,17 @@ app = typer.Typer(no_args_is_help=True, help="Figures, tables, training and reco
 AGAIN = "the same command resumes"
 
 
+@app.callback()
+def refuse_another_checkout() -> None:
+    """Refuse to write the results of a checkout with code of elsewhere."""
+    from fa_lib.execution.paths import PACKAGE, other_checkout
+
+    if other_checkout(folder := Path.cwd()):
+        words = f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own"
+        typer.echo(f"fa-lib: {words}; accepted there is `python -m fa_lib`", err=True)
+        raise typer.Exit(2)
+
+
 @app.command()
 def figures(
     names: Annotated[
@@ -57,14 +68,23 @@ def figures(
 def publish() -> None:
     """Make the figures and tables of build/ the committed ones, and renew the ledger.
 
-    All notebooks of the scale "paper" have to be up to date: run `fa-lib dev figures` before.
+    All notebooks of the scale "paper" have to be up to date (run `fa-lib dev figures` before), and all changes
+    committed, except to what this command writes: each table's provenance names a commit with the code that made it.
     """
     with exit_on_error():
         from fa_lib.execution import claims, manifest, notebook
         from fa_lib.execution.paths import CHECKOUT, NOTEBOOKS, RESULTS, build
+        from fa_lib.execution.results import stamp, uncommitted
 
         if CHECKOUT is None:
             raise ValueError("publish: there is no checkout here; accepted is a clone of the repository")
+        written = [RESULTS, CHECKOUT / "figures", claims.LEDGER, claims.PAPER]
+        changed = uncommitted(".", *(f":!{path.relative_to(CHECKOUT)}" for path in written))
+        if changed:
+            raise ValueError(
+                f"publish: not committed: {', '.join(changed[:5] + ['...'] * (len(changed) > 5))}; accepted is a clean "
+                "tree, because provenance names a commit: commit them, or put them aside by `git stash -u`"
+            )
         files = []
         for path in notebook.of_scale(notebooks_of(NOTEBOOKS, None), "paper"):
             if not notebook.is_fresh(path, "paper", build(), build()):
@@ -78,6 +98,8 @@ def publish() -> None:
         for old in RESULTS.iterdir():  # of a notebook that no longer writes it
             if str(old.relative_to(CHECKOUT)) not in files:
                 old.unlink()
+        for path in RESULTS.glob("*.provenance.json"):
+            stamp(path)
         claims.renew(claims.ledger())
         _say(f"{len(files)} files are published; see `git status`")
 

@@ -1,8 +1,8 @@
 """What a notebook's run left: a list of files with checksums, and a digest of what they were made from.
 
 An outcome is stale where the notebook's code, its parameters, the fa_lib that it imports, the libraries or the
-processor changed, where other devices left other tables of it, which its figures draw too, or where a file is gone or
-altered. The files' dates do not count.
+processor changed, where the tables of READ changed or other devices left other tables of it, which its figures draw
+too, or where a file is gone or altered. The files' dates do not count.
 """
 
 import hashlib
@@ -15,8 +15,12 @@ import nbformat
 
 from fa_lib.execution import fingerprint
 from fa_lib.execution.files import replacing
-from fa_lib.execution.paths import RECORDED
+from fa_lib.execution.paths import RECORDED, ROOT
 from fa_lib.execution.results import versions
+
+READ = {  # notebook -> the folder of data/ that other commands write and it draws
+    "01_kernels": "gpu", "06_inside_a_model": "heads", "14_gallery": "gallery", "19_blame": "blame",
+}  # fmt: skip
 
 
 def made_from(notebook: Path, parameters: dict) -> str:
@@ -31,6 +35,8 @@ def made_from(notebook: Path, parameters: dict) -> str:
     gpu = "cuda" in parameters.values()  # its run is what others draw: it waits for no table of another device
     names = [notebook.stem, *(["study"] if parameters.get("study_recorded") else [])]  # `training.campaign`'s
     tables = [] if gpu else sorted(path for name in names for path in RECORDED.glob(f"*/data/results/{name}*.csv"))
+    if notebook.stem in READ:
+        tables += sorted((ROOT / "data" / READ[notebook.stem]).glob("*.csv"))
     recorded = [_checksum(path) for path in tables]
     return fingerprint.digest([code, parameters, imports, versions(), fingerprint.hardware(gpu), recorded])
 

@@ -22,9 +22,25 @@ def build() -> Path:
     return (CHECKOUT or Path.cwd()) / "build"
 
 
-def other_checkout(folder: Path) -> str:
-    """Say, in a sentence, that a folder is another checkout of fa_lib than the one that runs; "" where it is not."""
-    own = folder / "fa_lib" / "__init__.py"
-    if not (folder / "pyproject.toml").is_file() or not own.is_file() or own.resolve().parent == PACKAGE:
-        return ""
-    return f"{PACKAGE} would run in {folder}, which holds an fa_lib of its own; accepted there is `python -m fa_lib`"
+def reports() -> Path:
+    """Return the folder for pages where none is named: build/reports of the checkout where the current folder lies in
+    it, else of the current folder."""
+    here = Path.cwd()
+    return (build() if CHECKOUT and here.resolve().is_relative_to(CHECKOUT) else here / "build") / "reports"
+
+
+def other_checkout(folder: Path) -> Path | None:
+    """Return the package of a checkout in a folder; None where there is none, or where it is the package that runs."""
+    own = folder / "fa_lib"
+    if not (folder / "pyproject.toml").is_file() or not (own / "__init__.py").is_file() or own.resolve() == PACKAGE:
+        return None
+    return own
+
+
+def same_code(other: Path) -> bool:
+    """Say whether another folder's fa_lib has the modules of the one that runs."""
+    return _modules(other) == _modules(PACKAGE)
+
+
+def _modules(package):
+    return {str(path.relative_to(package)): path.read_bytes() for path in package.rglob("*.py")}

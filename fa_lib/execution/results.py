@@ -182,18 +182,32 @@ def commit() -> str:
     """Return the checkout's commit, and whether its code was changed since; or a text that says why there is none."""
     if CHECKOUT is None:
         return f"fa_lib {importlib.metadata.version('fa_lib')}, not a checkout"
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of another repository
-    env = own | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
-
-    def git(*words):
-        return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, env=env)
-
     try:
-        found = git("rev-parse", "--show-toplevel", "HEAD")
+        found = _git("rev-parse", "--show-toplevel", "HEAD")
     except OSError:
         return "unknown: no git here"
     top, _, head = found.stdout.strip().rpartition("\n")
     if found.returncode or not os.path.samefile(top, CHECKOUT):  # or it lies in another repository
         return "not a git checkout"
-    changed = git("status", "--porcelain", "--", "fa_lib", "notebooks").stdout.strip()
-    return head + (" with uncommitted changes" if changed else "")
+    return head + (" with uncommitted changes" if uncommitted("fa_lib", "notebooks") else "")
+
+
+def uncommitted(*paths: str) -> list[str]:
+    """List the files below paths of the checkout, or git's pathspecs, that are not as its commit has them."""
+    lines = _git("status", "--porcelain", "--untracked-files=all", "--", *paths).stdout.splitlines()
+    return [line[3:] for line in lines]
+
+
+def stamp(path: Path) -> None:
+    """Have a provenance name the checkout's commit, unless it names one that led there: a run with changes that were
+    committed later. The caller knows that the commit has the code of the run (`manifest.fresh`)."""
+    record = json.loads(path.read_text())
+    if _git("merge-base", "--is-ancestor", record["commit"], "HEAD").returncode:
+        with replacing(path) as to:
+            to.write_text(json.dumps(record | dict(commit=commit()), indent=1) + "\n")
+
+
+def _git(*words: str) -> subprocess.CompletedProcess:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of another repository
+    env = own | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # a commit of the reader's may be under way
+    return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, env=env)

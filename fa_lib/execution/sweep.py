@@ -1,5 +1,6 @@
 """A grid of cells to one tidy table, cached cell by cell, on any executor."""
 
+import builtins
 import inspect
 import itertools
 import sys
@@ -58,7 +59,9 @@ def sweep(
     cached = {i: finished.get(key) for i, key in enumerate(keys)} if finished else {}
     rows = {i: found for i, found in cached.items() if found is not None}
     todo = [i for i in range(len(cells)) if i not in rows]
-    with tqdm(total=len(cells), initial=len(cells) - len(todo), desc=fn.__name__, unit="cell") as bar:
+    hide = False if hasattr(builtins, "__IPYTHON__") else None  # None: unless on a terminal; a notebook's page is none
+    named: dict[str, Any] = dict(desc=fn.__name__, unit="cell", leave=False, disable=hide)
+    with tqdm(total=len(cells), initial=len(cells) - len(todo), **named) as bar:
         for i, result in _results(fn, {i: cells[i] for i in todo}, executor):
             rows[i] = result if isinstance(result, list) else [result]
             if finished:

@@ -27,7 +27,7 @@ EXACT_SUMS = "exact"  # in the place of a unit: every product is the exact sum, 
 
 
 LEVELS = by_key((  # how often O goes to a register of FP32
-    Variant("one_level", "one-level: O stays in the adder", algorithm=dict(accumulate_in_mma=True)),
+    Variant("one_level", "one-level: O stays in the accumulator", algorithm=dict(accumulate_in_mma=True)),
     Variant("tile", "two-level: added to FP32 after each tile", algorithm=dict(accumulate_in_mma=False)),
 ))  # fmt: skip
 

@@ -39,6 +39,10 @@ MANY = 1024  # queries from which each tile of them learns first how many keys i
 WIDTHS = {  # kernel -> its head_dims, where all heads of Q, K and V have one
     "mma": (64, 80, 96, 112, 128, 256), "vec": (64, 128, 256), "tile": (40, 64, 72, 80, 96, 112, 128, 256),
 }  # fmt: skip
+CACHE = (
+    "llama.cpp's KV cache is FP16 here, its default; its CUDA kernels for prompts convert a cache of BF16 to FP16, too "
+    "(fattn.cu, line 522), so that it is judged in FP16; q is bfloat16"
+)
 STORING = 256  # threads of a block that stores values in the cache (set-rows.cu)
 
 
@@ -67,7 +71,8 @@ class LlamaCuda:
         """Compute attention.
 
         Args:
-            q, k, v: (batch, heads, n, head_dim) in FP16 or BF16. K and V are rounded to the cache's type, from FP32.
+            q, k, v: (batch, heads, n, head_dim) in FP16; with a quantised cache also in BF16, whose values are stored
+                from FP32.
             causal: whether a query sees no later keys, aligned bottom-right.
             scale: None is 1 / sqrt(head_dim).
 
@@ -77,6 +82,8 @@ class LlamaCuda:
         Raises:
             NotImplementedError: llama.cpp does not have this dtype, head_dim or gradient, or a query sees no key.
         """
+        if q.dtype == torch.bfloat16 and self.cache == "F16":
+            raise NotImplementedError(CACHE)
         only_dtypes(q, (torch.float16, torch.bfloat16), "this row of llama.cpp")
         without_gradients(q, k, v, "llama.cpp's CUDA kernels of attention have no gradients")
         if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
@@ -293,6 +300,6 @@ def llama_cuda_q4_0(
 def llama_cuda_tile(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
 ) -> Tensor:
-    """Call llama.cpp's kernel without tensor cores, fattn-tile, 512 queries in each causal call: that of GPUs before
-    Volta, and of all for head_dim 40 and 72."""
+    """Call llama.cpp's kernel without tensor cores, fattn-tile, 512 queries in each causal call: for head_dim 40 and
+    72, and on Volta for few queries. It adds up O in FP16, but on a GTX 10 in FP32 (common.cuh, line 271)."""
     return LlamaCuda(kernel="tile", gpu=gpu)(q, k, v, causal, scale)

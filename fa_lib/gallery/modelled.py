@@ -72,7 +72,7 @@ _ALL = [
         llama_cuda_q4_0="every generated token with --cache-type-k q4_0 --cache-type-v q4_0",
     ),
     *_modelled(
-        "llama.cpp", "llama_cuda", NVCC, LLAMA_CPP, "on GPUs before Volta, and for head_dim 40 and 72",
+        "llama.cpp", "llama_cuda", NVCC, LLAMA_CPP, "for head_dim 40 and 72, and on Volta for few queries",
         llama_cuda_tile="fattn-tile (fattn.cu, line 719)",
     ),
     *_modelled(

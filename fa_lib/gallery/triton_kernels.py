@@ -50,6 +50,8 @@ def sageattention_a100(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, sc
 def sageattention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """Call sageattention.sageattn of version 1: Q and K in 8 bits, V in FP16. It writes into K, so it gets a copy.
 
+    Without a causal mask up to 63 keys of zeros behind the last one count (attn_qk_int8_per_block.py, line 18).
+
     Raises:
         NotImplementedError: an input requires a gradient, or causal with n_q unlike n_kv.
     """

@@ -13,6 +13,7 @@ from fa_lib.gpu.memory import Span
 from fa_lib.gpu.syntax import Parameter
 
 SIZES = (1, 2, 4, 8)  # of numbers and pointers, in bytes
+POINTERS = ", a tensor, or None for no pointer"
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,15 @@ class Structure:
 
 
 def _pointer(tensor: Tensor, name: str, storages: dict[int, Span]) -> int:
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name}: got a tensor on {tensor.device}; accepted is one on the CPU")
-    storage = tensor.untyped_storage()
-    start = storage.data_ptr()
-    if storage.nbytes():
-        data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        storages.setdefault(start, Span(start, data, name))
-    return tensor.data_ptr()
+    with torch._C.DisableTorchFunction():  # inside, a tensor that pretends to be on a GPU is where it is
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{name}: got a tensor on {tensor.device}; accepted is one on the CPU")
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        if storage.nbytes():
+            data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            storages.setdefault(start, Span(start, data, name))
+        return tensor.data_ptr()
 
 
 def fill(place: np.ndarray, structure: Structure, index: int, storages: dict[int, Span]) -> None:
@@ -64,14 +66,18 @@ def as_bytes(value: Any, parameter: Parameter, name: str, storages: dict[int, Sp
     Raises:
         ValueError: it does not fit.
     """
-    size, floating = parameter.size, (parameter.type or "").startswith("f") or isinstance(value, float)
-    if isinstance(value, Tensor):
-        value = _pointer(value, name, storages)
-    if value is None:
-        value = 0
-    if not isinstance(value, (int, float, bool)) or size not in SIZES:
-        got = f"{type(value).__name__} for {size} bytes"
-        raise ValueError(f"{name}: got {got}; accepted are numbers, tensors, Structures")
-    if floating and size in (2, 4, 8):
+    size, kind = parameter.size, (parameter.type or "b")[0]
+    if size == 8 and kind != "f" and (value is None or isinstance(value, Tensor)):
+        value = 0 if value is None else _pointer(value, name, storages)
+    floating = kind == "f" or kind == "b" and isinstance(value, float)  # Triton says b32 of a float
+    if floating:
+        fits = isinstance(value, (int, float)) and size in (2, 4, 8)
+    else:
+        fits = isinstance(value, int) and size in SIZES and -(1 << 8 * size - 1) <= value < 1 << 8 * size
+    if not fits:
+        what = f"{value!r}" if isinstance(value, (int, float, str)) else type(value).__name__
+        accepted = "a number" if floating else f"a whole number of {size} bytes{POINTERS if size == 8 else ''}"
+        raise ValueError(f"{name}: got {what} for a parameter of type {parameter.type}; accepted is {accepted}")
+    if floating:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     return (int(value) % (1 << 8 * size)).to_bytes(size, "little")

@@ -70,6 +70,8 @@ class Body:
         self.open()
         while self.scopes:
             word = tokens.next
+            if not word:
+                tokens.refuse("}")
             if word in ("{", "}", ";"):
                 tokens.take()
                 if word == "{":
@@ -84,7 +86,7 @@ class Body:
                 self.location(tokens.rest_of_line())
             elif word in (".pragma", ".param"):
                 tokens.skip_to(";")
-            elif tokens.tokens[tokens.at + 1].text == ":" and not word.startswith("@"):
+            elif tokens.second == ":" and not word.startswith("@"):
                 self.label()
             else:
                 self.instructions.append(self.instruction())
@@ -136,8 +138,11 @@ class Body:
         if self.tokens.next == ".branchtargets":
             self.tokens.take()
             self.tables[name] = tuple(self.tokens.listed(self.tokens.take, ";"))
+        elif (label := _scoped(name, self.scopes[-1].number)) in self.labels:
+            self.tokens.at -= 2
+            self.tokens.refuse("a label that is not there yet")
         else:
-            self.labels[_scoped(name, self.scopes[-1].number)] = len(self.instructions)
+            self.labels[label] = len(self.instructions)
 
     def registers(self) -> None:
         """Read a declaration of registers."""
@@ -151,7 +156,7 @@ class Body:
             name = self.tokens.take()
             if self.tokens.next == "<":
                 self.tokens.take()
-                self.scopes[-1].ranges[name] = self.tokens.number(), kind
+                self.scopes[-1].ranges[name] = self.tokens.count(), kind
                 self.tokens.take(">")
             else:
                 self.scopes[-1].registers[name] = kind

@@ -186,6 +186,9 @@ def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
     product = Product(instruction, gpu)
     into = targets(instruction.operands[0], instruction)
     a, b, c = (sources(operand, "b32", instruction, names) for operand in instruction.operands[1:4])
+    got = tuple(map(len, (into, a, b, c)))
+    if got != product.registers:
+        raise refuse(instruction, f"got {got} registers of D, A, B and C; accepted are {product.registers}")
 
     def step(warp, mask):
         results = product(*([np.ascontiguousarray(value(warp)) for value in values] for values in (a, b, c)))

@@ -1,11 +1,14 @@
 """Kernels of PTX on torch's CPU tensors: `Kernel`, `Structure`."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from fa_lib.gpu.lanes import WARP
 from fa_lib.gpu.memory import Global, Shared, Span, View
 from fa_lib.gpu.native.compiled import Native, Warps
 from fa_lib.gpu.operands import Addresses
+from fa_lib.gpu.pretended import PRETENDED
 from fa_lib.gpu.program import ready
 from fa_lib.gpu.ptx import parse
 from fa_lib.gpu.races import Races
@@ -27,6 +31,8 @@ from fa_lib.gpu.syntax import Entry, Instruction
 from fa_lib.gpu.warp import Code
 
 DELAY_S = 5  # after which a launch shows its progress, on a terminal
+GRID, BLOCK, THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024  # the most of a launch, on every GPU
+STATIC = 48 * 1024  # bytes of shared memory that a kernel's own variables may have: ptxas refuses more
 LONGEST = 40  # characters of a name in the progress bar
 OBSERVER: ContextVar[Callable[[Code, Addresses, GPU], Code] | None] = ContextVar("observer", default=None)
 # of every launch: it gives the code that runs instead, in numpy, block after block
@@ -40,6 +46,18 @@ class Done:
     blocks: int = 0
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave garbage for later: of the objects that a kernel is read into, millions, none is."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 class Kernel:
     """A kernel of a PTX text, in the arithmetic of a GPU.
 
@@ -49,14 +67,16 @@ class Kernel:
         ordered: whether the order of its blocks matters, because it has atomic operations on memory that they share.
     """
 
+    @_uncollected()
     def __init__(
-        self, ptx: str, entry: str | None = None, *, gpu: str | GPU = "A100", compiled: bool = True, races: bool = False
-    ):
+        self, ptx: str, entry: str | None = None, *, gpu: str | GPU | None = None, compiled: bool = True,
+        races: bool = False,
+    ):  # fmt: skip
         """
         Args:
             ptx: text, as nvcc -ptx and Triton write it.
             entry: the kernel's name, or a part of it that no other kernel's name has; None: the only kernel.
-            gpu: a GPU, or its name.
+            gpu: a GPU, or its name; None: the GPU that the kernel is judged on, as by `check kernel --gpu`, else A100.
             compiled: whether compiled code runs the kernel; else numpy does everything, as the specification says.
             races: whether a race is a Fault: two accesses of shared memory by different warps that no barrier puts in
                 order, one of them a write. numpy does everything then.
@@ -66,7 +86,7 @@ class Kernel:
         """
         self.text, module = ptx, parse(ptx)
         self.entry = _one(module.entries, entry)
-        self.gpu = GPU.of(gpu)
+        self.gpu, self._of_any = GPU.of(gpu or PRETENDED.get() or "A100"), gpu is None
         if races and any(_beside(each) for each in self.entry.instructions):
             got = "a kernel whose copies or products run beside its threads (TMA, wgmma, tcgen05)"
             raise ValueError(f"races: got {got}; accepted are others")
@@ -76,11 +96,22 @@ class Kernel:
             if variable.data:
                 self._data[variable.name][: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
         self._spans = [Span(data.ctypes.data, data, name) for name, data in self._data.items()]
-        self.code, self._names = ready(self.entry, self.gpu, {span.name: span.base for span in self._spans})
-        self.races, self.native = races, Native(self.code, self._names, self.gpu) if compiled and not races else None
+        self.races, self._compiled, self._machines = races, compiled and not races, {}
+        self.code, _, self.native = self._machine(self.gpu)
+        static = sum(each.size or 0 for each in self.entry.variables if each.space == "shared")
+        if static > STATIC:
+            raise ValueError(f"{self.entry.name}: got {static:,} bytes of static shared memory; accepted are {STATIC:,}")
         self.ordered = any(
             each.name in ("atom", "red") and "shared" not in each.words for each in self.code.instructions
         )
+
+    @_uncollected()
+    def _machine(self, gpu: GPU) -> tuple[Code, Addresses, Native | None]:
+        """Make the kernel's code for a GPU, once."""
+        if gpu not in self._machines:
+            code, names = ready(self.entry, gpu, {span.name: span.base for span in self._spans})
+            self._machines[gpu] = code, names, Native(code, names, gpu) if self._compiled else None
+        return self._machines[gpu]
 
     def variable(self, name: str) -> np.ndarray:
         """Return the bytes of a variable of the module, in global or constant memory, uint8 (size,). They keep what
@@ -110,29 +141,32 @@ class Kernel:
         Args:
             grid, block: numbers of blocks, and of threads of a block, in x, y, z; missing ones are 1.
             shared: bytes of dynamic shared memory of a block.
-            arguments: one for each parameter: tensors of any shape on the CPU, None (no pointer), numbers, Structures.
+            arguments: one for each parameter: tensors of any shape on the CPU, also where they pretend to be on a GPU,
+                None (no pointer), numbers, Structures.
             blocks: the blocks of the grid to run, in this order; None: all, x fastest.
             unwritten: the value of bytes of shared memory before they are written; None: reading them is a Fault.
             threads: number of threads of this process, each of which runs a block; None: as many as torch has. A
                 kernel that is `ordered` runs in one thread.
 
         Raises:
-            ValueError: an argument does not fit.
+            ValueError: an argument does not fit, or no GPU of this kind launches it.
             Fault: the kernel does what it may not.
         """
-        grid, size = three(grid, "grid"), three(block, "block")
+        gpu = PRETENDED.get() or self.gpu
+        if gpu != self.gpu and not self._of_any:
+            raise ValueError(f"gpu: got a kernel for {self.gpu.name} on {gpu.name}; accepted is Kernel without a gpu")
+        code, names, native = self._machine(gpu)
+        grid, size, room = self._sizes(grid, block, shared, code.dynamic, gpu)
         parameters, spans = self._parameters(arguments)
         outer, constants = Global([*spans, *self._spans]), Global(self._spans)
 
         observer = OBSERVER.get()
-        code = self.code if observer is None else observer(self.code, self._names, self.gpu)
+        code = code if observer is None else observer(code, names, gpu)
 
         def run(number: Size) -> int:
-            watch = Races(self.code.dynamic + shared, -(-int(np.prod(size)) // WARP)) if self.races else None
-            memory = View(outer, Shared(self.code.dynamic + shared, unwritten, watch), parameters, constants)
-            begin = None
-            if self.native is not None and observer is None:
-                begin = partial(Warps, self.native, memory)
+            watch = Races(room, -(-int(np.prod(size)) // WARP)) if self.races else None
+            memory = View(outer, Shared(room, unwritten, watch), parameters, constants)
+            begin = partial(Warps, native, memory) if native is not None and observer is None else None
             block_run = Block(code, memory, number, grid, size, begin)
             with np.errstate(all="ignore"):
                 block_run.run()
@@ -148,9 +182,26 @@ class Kernel:
             len(numbers),
             unit="block",
             delay=DELAY_S,
+            leave=False,
             disable=None,
         )
         return Done(sum(steps), len(numbers))
+
+    def _sizes(self, grid, block, dynamic, static: int, gpu: GPU) -> tuple[Size, Size, int]:
+        """Return the sizes of a launch, and the bytes of a block's shared memory.
+
+        Raises:
+            ValueError: a GPU refuses them.
+        """
+        grid, size = three(grid, "grid", GRID), three(block, "block", BLOCK)
+        threads = min(int(np.prod(self.entry.most)), THREADS) if self.entry.most else THREADS
+        if np.prod(size) > threads:
+            raise ValueError(f"block: got {size}, {np.prod(size):,} threads; accepted are up to {threads:,}")
+        most = gpu.shared_bytes - static
+        if not isinstance(dynamic, Integral) or not 0 <= dynamic <= most:
+            accepted = f"0 to {most:,} bytes on {gpu.name}, where a block has {gpu.shared_bytes:,}"
+            raise ValueError(f"shared: got {dynamic!r}; accepted are {accepted}")
+        return grid, size, static + int(dynamic)
 
     def _parameters(self, arguments: tuple) -> tuple[np.ndarray, list[Span]]:
         """Return the bytes of all parameters, uint8, and the memory that they point to."""
@@ -195,13 +246,16 @@ def _one(entries: dict[str, Entry], name: str | None) -> Entry:
     return (exact or matches)[0]
 
 
-def three(sizes: Iterable[int], name: str) -> Size:
+def three(sizes: Iterable[int], name: str, most: Size = GRID) -> Size:
     """Return sizes in x, y, z; missing ones are 1.
 
     Raises:
-        ValueError: they are no one to three whole numbers from 1.
+        ValueError: they are no one to three whole numbers from 1 to those of `most`.
     """
-    x, y, z, *more = (*sizes, 1, 1, 1)
-    if len(more) > 3 or min(x, y, z) < 1:
-        raise ValueError(f"{name}: got {(*sizes,)}; accepted are one to three whole numbers from 1")
+    got = (*sizes,) if isinstance(sizes, Iterable) else (sizes,)
+    fit = 0 < len(got) <= 3 and all(isinstance(n, Integral) and 1 <= n <= limit for n, limit in zip(got, most))
+    if not fit or isinstance(sizes, str) or not isinstance(sizes, Iterable):
+        limits = ", ".join(f"{limit:,}" for limit in most)
+        raise ValueError(f"{name}: got {sizes!r}; accepted are one to three whole numbers from 1, up to {limits}")
+    x, y, z = (*map(int, got), 1, 1)[:3]
     return x, y, z

@@ -56,6 +56,7 @@ class Product:
     Attributes:
         shape: (M, N, K).
         a, b: types of the factors.
+        registers: numbers of registers of 32 bits that a lane has of D, A, B and C.
         gives, takes: types of the result, and of the matrix that the product is added to.
 
     Raises:
@@ -73,7 +74,9 @@ class Product:
         self.gives, self.a, self.b, self.takes = types
         if self.a not in WIDTHS or self.b not in WIDTHS or self.shape not in SHAPES[WIDTHS[self.a]]:
             raise refuse(instruction, "matrices of that type and shape are not modelled")
-        self.whole = self.a in WHOLE
+        self.whole, (m, n, k) = self.a in WHOLE, self.shape
+        elements = (m * n, self.gives), (m * k, self.a), (k * n, self.b), (m * n, self.takes)
+        self.registers = tuple(count * BITS[kind] // (32 * WARP) for count, kind in elements)
         if self.whole != (self.gives == "s32") or self.gives != self.takes:
             raise refuse(instruction, "accepted is a result of the type that it is added to")
         if not self.whole:

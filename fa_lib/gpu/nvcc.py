@@ -50,8 +50,7 @@ def version() -> str:
 def compile_cuda(
     source: str, *, capability: int = 80, include: Iterable[str | Path] = (), flags: Iterable[str] = ()
 ) -> str:
-    """Compile a CUDA C++ text to PTX. The result is stored below build/ptx, by text, flags, compiler and included
-    files.
+    """Compile a CUDA C++ text to PTX. Both are stored below build/ptx, by text, flags, compiler and included files.
 
     Args:
         source: the text.
@@ -76,18 +75,20 @@ def compile_cuda(
     with FileLock(stored.with_suffix(".lock")):  # another process may be at it
         if not stored.is_file():
             with tempfile.TemporaryDirectory(dir=stored.parent) as temporary:
-                (Path(temporary) / "kernel.cu").write_text(source)
-                _run(Path(temporary), folders, flags, capability)
+                text = stored.with_suffix("") / "kernel.cu"  # it stays: the PTX names its lines
+                text.parent.mkdir(exist_ok=True)
+                text.write_text(source)
+                _run(text, Path(temporary), folders, flags, capability)
                 os.replace(Path(temporary) / "kernel.ptx", stored)
     return stored.read_text()
 
 
-def _run(folder: Path, include: list[Path], flags: list[str], capability: int) -> None:
+def _run(text: Path, folder: Path, include: list[Path], flags: list[str], capability: int) -> None:
     home = toolkit()
     folders = [*include, home / "include", home / "include" / "cccl"]
     command = [
         str(home / "bin" / "nvcc"), *flags, f"-gencode=arch=compute_{capability},code=compute_{capability}", "-ptx",
-        *(f"-I{path}" for path in folders), "kernel.cu", "-o", "kernel.ptx",
+        *(f"-I{path}" for path in folders), str(text), "-o", "kernel.ptx",
     ]  # fmt: skip
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if process.returncode:

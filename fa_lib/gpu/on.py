@@ -1,21 +1,25 @@
 """Kernels in a GPU's arithmetic, by name: `kernels.get("package.module:function", gpu="H100")` is a function that
-launches Triton kernels, `kernels.get("fa2", gpu="A100")` FlashAttention-2's own CUDA kernel.
+launches Triton or CUDA kernels, `kernels.get("fa2", gpu="A100")` FlashAttention-2's own CUDA kernel.
 
 As one text, for workers and the command line: "fa_lib.gpu.on:H100:package.module:function", "fa_lib.gpu.on:A100:fa2".
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from fa_lib import kernels
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.flash_attn import Options, backward, forward
+from fa_lib.gpu.memory import NANS, Fault
 from fa_lib.gpu.pretended import pretended
 from fa_lib.gpu.triton_driver import triton
 
@@ -27,40 +31,73 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
     """Return a kernel that runs on CPU tensors in a GPU's arithmetic.
 
     Args:
-        name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or its name for `kernels.get`;
-            or one with a parameter `gpu`, which launches CUDA kernels in that GPU's arithmetic.
+        name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or CUDA kernels as
+            `fa_lib.gpu.Kernel`, or its name for `kernels.get`; or one with a parameter `gpu`, which gives it to its
+            `Kernel`s.
         gpu: a GPU, or its name.
 
     Returns:
-        A function f(q, k, v, ...) of tensors (batch, heads, n, head_dim).
+        A function f(q, k, v, ...) of tensors (batch, heads, n, head_dim). It raises a Fault where its output, or a
+        gradient, depends on memory of torch.empty that nobody wrote.
 
     Raises:
         ValueError: there is no such kernel, or no such GPU.
-        ImportError: Triton is not installed.
+        ImportError: the kernel cannot be imported, and Triton is not installed.
     """
     gpu = GPU.of(gpu)
     if name == FA2:
         return flash_attention_2(gpu)
-    absent = ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux")
     try:
         fn = kernels.get(name)
     except ValueError as error:
         if find_spec("triton") is None:  # a module of Triton kernels imports it
-            raise absent from error
+            raise ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux") from error
         raise
     if LAUNCHES_ITSELF in inspect.signature(fn).parameters:
         return wraps(fn)(partial(fn, gpu=gpu))
-    if find_spec("triton") is None:
-        raise absent
 
     @wraps(fn)
     def in_its_arithmetic(q, k, v, **options):
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return _InItsArithmetic.apply(fn, gpu, options, q, k, v)
-        with pretended(gpu), triton(gpu):
-            return fn(q, k, v, **options)
+
+        def run(unwritten):
+            with _believing(gpu, unwritten):
+                return fn(q, k, v, **options)
+
+        return _of_written_memory(run, lambda result: [result] if isinstance(result, Tensor) else result)
 
     return in_its_arithmetic
+
+
+@contextmanager
+def _believing(gpu: GPU, unwritten: int) -> Iterator[None]:
+    """Run what is inside as on a GPU. unwritten: the value of the bytes of torch.empty."""
+    with pretended(gpu, unwritten), triton(gpu) if find_spec("triton") is not None else nullcontext():
+        yield
+
+
+def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any:
+    """Return run(NANS): what a kernel computes where memory that nobody has written is NaN.
+
+    Args:
+        run: of the value of its bytes. tensors: of a result, those that it has.
+
+    Raises:
+        Fault: it has NaN where it has numbers with zeros in that memory.
+    """
+    result = run(NANS)
+    nan = [(i, x) for i, x in enumerate(tensors(result)) if isinstance(x, Tensor) and x.isnan().any()]
+    other = tensors(run(0)) if nan else ()
+    for i, x in nan:
+        from_unwritten = x.isnan() & ~other[i].isnan()
+        if from_unwritten.any():
+            count, first = int(from_unwritten.sum()), (*from_unwritten.nonzero()[0].tolist(),)
+            raise Fault(
+                f"{count:,} of {x.numel():,} elements of a result depend on memory of torch.empty that nobody wrote, "
+                f"{first} is the first: they are NaN where that memory holds NaN, and numbers where it holds zeros"
+            )
+    return result
 
 
 def __getattr__(name):
@@ -77,15 +114,19 @@ def __getattr__(name):
 
 
 class _InItsArithmetic(torch.autograd.Function):
-    """A function of Triton kernels whose backward pass, which comes later, launches kernels on the same GPU."""
+    """A function of GPU kernels whose backward pass, which comes later, launches kernels on the same GPU."""
 
     @staticmethod
     def forward(ctx, fn, gpu, options, *inputs):
         ctx.gpu = gpu
         ctx.inputs = [x.detach().requires_grad_(needed) for x, needed in zip(inputs, ctx.needs_input_grad[3:])]
-        with torch.enable_grad(), pretended(gpu), triton(gpu):
-            o = fn(*ctx.inputs, **options)
-        ctx.o = o if isinstance(o, Tensor) else o[0]
+
+        def run(unwritten):
+            with torch.enable_grad(), _believing(gpu, unwritten):
+                o = fn(*ctx.inputs, **options)
+            return o if isinstance(o, Tensor) else o[0]
+
+        ctx.run, ctx.o = run, _of_written_memory(run, lambda o: [o])
         result = ctx.o.detach()
         if not ctx.o.requires_grad:
             ctx.mark_non_differentiable(result)
@@ -93,9 +134,14 @@ class _InItsArithmetic(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        inputs = [x for x in ctx.inputs if x.requires_grad]
-        with pretended(ctx.gpu), triton(ctx.gpu):
-            results = iter(torch.autograd.grad(ctx.o, inputs, gradients, allow_unused=True))
+        inputs = tuple(x for x in ctx.inputs if x.requires_grad)
+
+        def run(unwritten):
+            o = ctx.o if unwritten == NANS else ctx.run(unwritten)
+            with _believing(ctx.gpu, unwritten):  # torch.autograd.grad would end the pretence for what it calls
+                return _engine_run_backward((o,), gradients, False, False, inputs, True, accumulate_grad=False)
+
+        results = iter(_of_written_memory(run, lambda results: results))
         return None, None, None, *(next(results) if x.requires_grad else None for x in ctx.inputs)
 
 

@@ -103,7 +103,7 @@ class _Reader(Tokens):
         structure = self.next == "["
         if structure:
             self.take()
-            count = self.number()
+            count = self.count()
             self.take("]")
         align = align or width
         start = before[-1].offset + before[-1].size if before else 0

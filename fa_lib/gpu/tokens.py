@@ -48,6 +48,11 @@ class Tokens:
         """The next word; "" at the end."""
         return self.tokens[self.at].text if self.at < len(self.tokens) else ""
 
+    @property
+    def second(self) -> str:
+        """The word behind the next one; "" at the end."""
+        return self.tokens[self.at + 1].text if self.at + 1 < len(self.tokens) else ""
+
     def take(self, *accepted: str) -> str:
         """Read the next word, which must be one of `accepted`, if there are any."""
         word = self.next
@@ -82,6 +87,14 @@ class Tokens:
         while self.take() not in ends:
             pass
 
+    def count(self) -> int:
+        """Read the size of an array or the number of registers, which is not negative."""
+        at, count = self.at, self.number()
+        if count < 0:
+            self.at = at
+            self.refuse("a whole number from 0")
+        return count
+
     def number(self) -> int:
         """Read a whole number."""
         sign = -1 if self.next == "-" and self.take() else 1
@@ -115,7 +128,7 @@ class Tokens:
         count: int | None = 1
         while self.next == "[":
             self.take()
-            size = None if self.next == "]" else self.number()
+            size = None if self.next == "]" else self.count()
             count = None if size is None or count is None else count * size
             self.take("]")
         data = None

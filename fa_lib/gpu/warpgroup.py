@@ -56,6 +56,10 @@ class Product:
         self.left = _registers(a, instruction) if in_registers else ()
         self._a = source(a, "b64", instruction, names) if not in_registers else None
         self._b, self._keeps = source(b, "b64", instruction, names), source(keeps, "pred", instruction, names)
+        due = self.n * BITS[self.gives] // 64, 4 if in_registers else 0
+        if (len(self.into), len(self.left)) != due:
+            got = len(self.into), len(self.left)
+            raise refuse(instruction, f"got {got} registers of D and A; accepted are {due}")
         self.signs, turned = numbers_behind[:2] or [1, 1], numbers_behind[2:]
         self._a_turned, self._b_turned = len(turned) == 2 and bool(turned[0]), bool(turned) and bool(turned[-1])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
 from fa_lib.kernels.layouts import LAYOUTS
@@ -46,9 +47,9 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
     """Find a kernel by name.
 
     Args:
-        name: of a registered kernel, or "package.module:function"; "NAME@bshd" for a kernel whose tensors have this
-            layout of LAYOUTS, or this convention of READINGS: it is adapted to what is asked for here. A function is
-            returned as it is.
+        name: of a registered kernel, "package.module:function" or "path/to/file.py:function"; "NAME@bshd" for a kernel
+            whose tensors have this layout of LAYOUTS, or this convention of READINGS: it is adapted to what is asked
+            for here. A function is returned as it is.
         gpu: "A100", "L40S", "H100" or "B200" for a kernel that launches Triton kernels, or "fa2", FlashAttention-2's
             own: it runs on the CPU in this GPU's arithmetic (docs/gpu/machine.md). "": the kernel as it is.
 
@@ -74,9 +75,11 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
-        accepted = f"{', '.join(_KERNELS)}, or package.module:function"
+        accepted = f"{', '.join(_KERNELS)}, package.module:function or path/to/file.py:function"
         words = "a name that was registered is known in its own process alone, and not in workers, jobs and notebooks"
         raise ValueError(f"kernel: got {name!r}; accepted are {accepted} ({words})")
+    if not name.startswith(f"{ON_GPU}:"):
+        name = module_name(name)
     module, function = name.split(":", 1)
     try:
         kernel = getattr(importlib.import_module(module), function)

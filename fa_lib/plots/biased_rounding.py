@@ -94,7 +94,7 @@ def mechanism(by_repeats: pd.DataFrame, by_gap: pd.DataFrame, steps: pd.DataFram
         mean = by_run.mean()
         axes[2].plot(abs(mean.delta), mean.delta_rmse, **shape, ms=look.size, label=CURES[cure].label)
     axes[1].set(xlabel="steps", ylabel="sum of delta's errors\n(units of u · rowsum |dO ∘ O|)")
-    axes[1].set_title("delta drifts; colours as at the right")
+    axes[1].set_title("delta drifts; colours as in the panel of cures")
     axes[2].set(xscale="log", yscale="log", xlabel="|bias of delta| a step", ylabel="rms error of delta", title="cures")
     axes[2].legend(fontsize=6.5, loc="lower right")
     spread = "Above: mean over seeds, its 95 % interval (left) or range (right). Below: range over runs; dots: runs."
@@ -126,5 +126,5 @@ def directions(table: pd.DataFrame, labels: Mapping[str, str], caption: str) -> 
         xlim=(0, None),
         ylim=(len(labels) - 0.5, -1),
     )
-    title = "The direction in which two runs drift apart: Flash's is that of any small nudge"
+    title = "Flash and Baseline drift apart in no direction, as after any small nudge"
     return captioned(figure, title, caption + POINTS)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from fa_lib.experiments.block_scales import RECIPES
 from fa_lib.plots.captions import POINTS, captioned
 from fa_lib.plots.points import Mark, points
-from fa_lib.plots.style import BASELINE, FLASH, FORMATS, INK, INPUTS, log_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, FORMATS, INK, INPUTS, decades, styled
 
 _LABELS = INPUTS | {"shifted K": "channels of K far from zero"}
 _PARTS = {
@@ -20,44 +20,55 @@ _MARKS = ((BASELINE, "s"), (FORMATS["FP16"][0], "^"), (FLASH, "o"), (INK, "D"))
 
 @styled
 def block_scales(table: pd.DataFrame, caption: str) -> Figure:
-    """Draw errors over BF16's by recipe; and by operand, of the recipes that were also applied to single operands.
+    """Draw errors over BF16's by recipe, with all of attention quantised and with a KV cache.
 
     Args:
         table: of `experiments.block_scales.block_scales`.
     """
-    kinds = list(dict.fromkeys(table.kind))
     recipes = {key: recipe.label for key, recipe in RECIPES.items() if key in set(table.recipe)}
-    single_recipes = [key for key in recipes if key in set(table.recipe[table.part.isin(_OPERANDS)])]
-    marks = {key: Mark(recipes[key], *mark) for key, mark in zip(single_recipes, _MARKS)}
-    size = (3.5 * len(kinds) + 1.6, 7.4)
-    figure, axes = plt.subplots(
-        2, len(kinds), figsize=size, sharex=True, sharey="row", height_ratios=(len(recipes), 6.5), squeeze=False
-    )
-    for column, kind in zip(axes.T, kinds):
-        rows, first = table[table.kind == kind], kind == kinds[0]
-        all_rows, single_rows = (rows[rows.part.isin(names)] for names in (_PARTS, _OPERANDS))
-        all_rows = all_rows[all_rows.recipe.isin(recipes)]
-        points(column[0], all_rows, "times_rmse", ("recipe", recipes), ("part", _PARTS), "best" if first else "")
-        points(column[1], single_rows, "times_rmse", ("part", _OPERANDS), ("recipe", marks), "best" if first else "")
-        own = rows[rows.recipe == "bf16"].relative.mean()
-        column[0].set(title=f"{_LABELS.get(kind, kind)}\nBF16: {own:.2%} of O", xlabel="")
-        column[1].set(xlabel="rms error / BF16's")
-        four = [at for at, key in enumerate(recipes) if bits(key) == 4]
-        if four:
-            column[0].axhspan(min(four) - 0.5, max(four) + 0.5, color="#f4f4f4", zorder=0, lw=0)
-    for ax in axes.flat:  # all are drawn: a mean drawn on a logarithmic axis would be geometric
-        ax.set(xscale="log")
-        log_ticks(ax.xaxis)
-        ax.axvline(1, color=INK, lw=0.9)
-    axes[0][0].legend(loc="center left", title="quantised")
-    axes[1][0].set_title(" ")  # room for the legend, which is wider than its panel
-    above = axes[1][0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), borderaxespad=0.2)
-    above.set_in_layout(False)
-    first = table[table.kind == kinds[0]]
+    rows = table[table.part.isin(_PARTS) & table.recipe.isin(recipes)]
+    figure, axes = _by_kind(table, rows, ("recipe", recipes), ("part", _PARTS), 0.33 * len(recipes) + 1.3)
+    axes[0].legend(loc="center left", title="quantised")
+    four = [at for at, key in enumerate(recipes) if bits(key) == 4]
+    for ax in axes if four else ():
+        ax.axhspan(min(four) - 0.5, max(four) + 0.5, color="#f4f4f4", zorder=0, lw=0)
+    first = table[table.kind == table.kind.iloc[0]]
     words = ", ".join(spans(first, count) for count in sorted({bits(key) for key in recipes}, reverse=True))
-    where = _LABELS.get(kinds[0], kinds[0])
-    title = f"On {where}, the rms error is {words}: the format decides; outliers make scales matter"
+    where = _LABELS.get(first.kind.iloc[0], first.kind.iloc[0])
+    title = f"On {where}, the rms error is {words}:\nthe format decides; outliers make scales matter"
     return captioned(figure, title, caption + POINTS + " Shaded: 4 bits.")
+
+
+@styled
+def operands(table: pd.DataFrame, caption: str) -> Figure:
+    """Draw errors over BF16's by operand, of the recipes that were also applied to single operands.
+
+    Args:
+        table: as of `block_scales`.
+    """
+    rows = table[table.part.isin(_OPERANDS)]
+    recipes = [key for key in RECIPES if key in set(rows.recipe)]
+    marks = {key: Mark(RECIPES[key].label, *mark) for key, mark in zip(recipes, _MARKS)}
+    figure, axes = _by_kind(table, rows, ("part", _OPERANDS), ("recipe", marks), 3.6)
+    axes[0].legend(loc="center left", fontsize=7)
+    means = rows[rows.recipe == recipes[0]].groupby(["part", "kind"]).times_rmse.mean()
+    words = ", ".join(f"{part.upper()} {means[part].min():.0f} to {means[part].max():.0f} ×" for part in _OPERANDS)
+    title = f"One operand alone in {marks[recipes[0]].label}: {words} BF16's rms error, by the inputs"
+    return captioned(figure, title, caption + POINTS)
+
+
+def _by_kind(table, rows, category, hue, height):
+    """Draw a panel of points for each kind of inputs; category and hue as of `points`."""
+    kinds = list(dict.fromkeys(table.kind))
+    size = (2.6 * len(kinds) + 1.4, height)
+    figure, axes = plt.subplots(1, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False)
+    for ax, kind in zip(axes[0], kinds):
+        own = table[(table.kind == kind) & (table.recipe == "bf16")].relative.mean()
+        points(ax, rows[rows.kind == kind], "times_rmse", category, hue, "best" if kind == kinds[0] else "")
+        ax.set(title=f"{_LABELS.get(kind, kind)}\nBF16: {own:.2%} of O", xlabel="rms error / BF16's", xscale="log")
+        decades(ax.xaxis)  # a mean drawn on a logarithmic axis would be geometric
+        ax.axvline(1, color=INK, lw=0.9)
+    return figure, axes[0]
 
 
 def bits(recipe: str) -> int:

@@ -37,5 +37,8 @@ def explained_reports(table: pd.DataFrame, caption: str) -> Figure:
     ax.invert_yaxis()
     ax.legend(loc="upper left", fontsize="small")
     right = int((table.verdict == table.due).sum())
-    message = f"What an output is shows in the right dialect: {right} of {len(table)} reports answered rightly"
+    message = (
+        f"Read in the right convention, an error shows its cause: {right} of {len(table)} reports,\n"
+        "all of them used while `explain` was written"
+    )
     return captioned(figure, message, caption)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fa_lib.gallery.implementations import counted, project
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
-from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, log_ticks, plain_ticks, styled
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, band, plain_ticks, styled
 
 QUERIES = {  # of the table's columns times_<key> -> label, colour, marker
     "1": ("1 query, as in decoding", SOFTMAX, "o"),
@@ -151,36 +151,56 @@ WHO = {  # of `finds.error_rows` -> label, colour, marker
     "emulated": ("emulated, that step rounded", BASELINE, "x"),
     "changed": ("control: in FP32", GREY, "v"),
 }
-PANELS = {  # find -> title, column along the axis, its label, the tensor whose rule holds
-    "ggml": ("ggml: O in FP16, key by key", "n", "keys, one query, two threads", "o"),
-    "ringattention": ("ringattention: every step in BF16", "n", "keys and queries", "o"),
-    "pallas_decode": ("Pallas decode: parts in BF16", "splits", "parts of 4,096 keys", "o"),
-    "openvino": ("OpenVINO: FP16 cut to BF16", "n", "keys, 64 queries", "o"),
-    "torch_backward": ("torch: dV in BF16, block by block", "queries", "rows of 256 keys", "dv"),
+PANELS = {  # find -> title, column along the axis, its label, tensor of the rule, what the control has in FP32
+    "ggml": ("ggml:\nO in FP16, key by key", "n", "keys, one query, two threads", "o", "V"),
+    "ringattention": ("ringattention:\nevery step in BF16", "n", "keys and queries", "o", "scores, sums, output"),
+    "pallas_decode": ("Pallas decode:\nparts in BF16", "splits", "parts of 4,096 keys", "o", "Q, K, V and all else"),
+    "openvino": ("OpenVINO:\nFP16 cut to BF16", "n", "keys, 64 queries", "o", "Q, K, V and all else"),
+    "torch_backward": (
+        "torch: dV in BF16,\nblock by block",
+        "queries",
+        "rows of 256 keys",
+        "dv",
+        "the emulation's sums",
+    ),
 }
 
 
 @styled
 def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
-    """Draw the largest error over Baseline's, of the kernel, of its emulation, and of the control: the kernel given the
-    same values in FP32; of torch's gradients, the emulation with sums in FP32.
+    """Draw the largest error over Baseline's of the kernel and of a control, above; and the largest error of an
+    emulation that rounds the step in question over the kernel's, below.
 
     Args:
         tables: find -> rows of `experiments.finds`, uniform inputs.
     """
-    figure, axes = plt.subplots(1, len(tables), figsize=(15, 3.6), squeeze=False)
-    for ax, (find, rows) in zip(axes[0], tables.items()):
-        title, column, label, tensor = PANELS[find]
-        for kind, (name, color, marker) in WHO.items():
-            times = rows[rows.who == kind].groupby(column).times_max
-            ax.plot(times.mean(), color=color, marker=marker, ms=7 if marker == "x" else 5, lw=1, label=name)
-            ax.fill_between(times.mean().index, times.min(), times.max(), color=color, alpha=0.15, lw=0)
-        ax.axhline(ALLOWED[tensor], color=INK, lw=1.2)
-        ax.set(xscale="log", yscale="log", title=title, xlabel=label, xticks=sorted(rows[column].unique()))
-        ax.minorticks_off()
-        plain_ticks(ax.xaxis)
-        low, high = ax.get_ylim()
-        (log_ticks if high < 100 * low else plain_ticks)(ax.yaxis)
+    figure, axes = plt.subplots(2, len(tables), figsize=(11.8, 5.0), squeeze=False, sharex="col", sharey="row",
+                                height_ratios=(1.7, 1))  # fmt: skip
+    ratios = []
+    for (above, below), (find, rows) in zip(axes.T, tables.items()):
+        title, column, label, tensor, control = PANELS[find]
+        times = rows.pivot(index=[column, "seed"], columns="who", values="times_max")
+        for kind in ("kernel", "changed"):
+            name, color, marker = WHO[kind]
+            band(above, times[kind].unstack("seed"), color, marker, name if kind == "kernel" else None)
+        above.axhline(ALLOWED[tensor], color=INK, lw=1.2)
+        above.annotate(f"control, in FP32:\n{control}", (0.03, times.changed.min()), (0, -5), ("axes fraction", "data"),
+                       "offset points", fontsize=7, color=INK, va="top")  # fmt: skip
+        ratio = (times.emulated / times.kernel).dropna()
+        band(below, ratio.unstack("seed"), BASELINE, "x", None)
+        below.axhline(1, color=INK, lw=0.9)
+        ratios += [*ratio]
+        above.set(xscale="log", yscale="log", title=title, xticks=sorted(rows[column].unique()))
+        below.set(xlabel=label)
+        above.minorticks_off()
+        plain_ticks(above.xaxis)
+        below.tick_params(axis="x", labelrotation=45)
+    plain_ticks(axes[0][0].yaxis)
+    axes[0][0].set_ylim(axes[0][0].get_ylim()[0] / 20)  # room for words
+    axes[0][0].legend(loc="upper left", fontsize=7)
     axes[0][0].set_ylabel("largest error over Baseline's")
-    axes[0][-2].legend(fontsize=7, loc="center")
-    return captioned(figure, "Five finds on CPUs: an emulation of the coarse step has the kernel's errors", caption)
+    axes[1][0].set(ylabel="emulation's largest\nerror / kernel's", ylim=(0.85, 1.15))
+    span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return captioned(
+        figure, f"Five finds on CPUs: emulating the coarse step gives {span} of the kernel's error", caption
+    )

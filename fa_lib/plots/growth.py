@@ -12,69 +12,72 @@ from matplotlib.patches import Rectangle
 
 from fa_lib.plots.captions import BANDS, captioned
 from fa_lib.plots.style import BASELINE, FLASH, FORMATS, GREEN, GREY, INK, band, by_seed, log_ticks, styled
-from fa_lib.plots.training import PARTING, STYLE
+from fa_lib.plots.training import PARTING, SHORT, STYLE
 from fa_lib.training.arm import PAIRS
 from fa_lib.training.distances import LOW_PRECISION
 from fa_lib.training.growth import geometric
 
-SHOWN = (*PARTING, "fp16_scaled", "perturb_fp16")
+SHOWN = (*PARTING, "flash_small_tiles")  # figure 7b, left
 
 
 @styled
 def growth(rates: pd.DataFrame, predicted: pd.DataFrame, long: pd.DataFrame, caption: str) -> Figure:
-    """Draw figure 7b: growth of the distance per step; the distance predicted from the first step over the measured
-    one; a long run.
+    """Draw figure 7b: growth of the distance per step; the distance read off the curves of nudges, from the first step
+    on, over the measured one; a long run.
 
     Args:
         rates, predicted: of the functions of these names in `training.growth`.
         long: of `study.study`; may be empty.
     """
     count = 3 if len(long) else 2
-    figure, axes = plt.subplots(1, count, figsize=(4.4 * count + 2.6, 3.8))
+    figure, axes = plt.subplots(1, count, figsize=(3.8 * count, 3.7))
     for name in SHOWN:
-        own, (color, marker, line) = rates[(rates.pair == name) & (rates.since > 0)], STYLE[name]
+        own = rates[(rates.pair == name) & (rates.since > 0)]
         if len(own):
-            band(axes[0], by_seed(own, "step", "rate"), color, marker, PAIRS[name].label, ls=line)
+            _band(axes[0], own, "rate", name)
     axes[0].axhline(0, color=INK, lw=0.9)
-    axes[0].set(xscale="symlog", xlim=(0.8, None), xlabel="training iteration", title="how fast the runs drift apart")
+    axes[0].set(xscale="symlog", xlim=(0.8, None), title="how fast the runs drift apart")
     axes[0].set_ylabel("growth of the relative L2 distance\n(its logarithm, per step)")
-    axes[0].legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(1.01, 1))
     ratio = predicted.assign(ratio=predicted.predicted / predicted.measured)
     for name, own in ratio.groupby("pair", sort=False):
-        color, marker, line = STYLE[name]
-        band(axes[1], by_seed(own, "step", "ratio"), color, marker, PAIRS[name].label, ls=line)
+        _band(axes[1], own, "ratio", name)
         one_rate = (own.one_rate / own.measured).groupby(own.step).apply(lambda x: geometric(x)[0])
-        axes[1].plot(one_rate, color=color, ls=line, lw=0.8, alpha=0.7)
-    axes[1].plot([], color=GREY, lw=0.8, label="thin: from the first step and one rate")
+        axes[1].plot(one_rate, color=STYLE[name][0], ls=STYLE[name][2], lw=0.8, alpha=0.7)
     axes[1].axhline(1, color=INK, lw=0.9)
-    axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", xlabel="training iteration")
-    axes[1].set(ylabel="predicted / measured distance", title="the curve from the first step")
+    axes[1].set(xscale="symlog", xlim=(0.8, None), yscale="log", title="read off the curves of nudges")
+    axes[1].set_ylabel("distance so read / measured")
     log_ticks(axes[1].yaxis)
-    axes[1].legend(fontsize=6.5)
     if len(long):
         for name in ("init", "flash", "flash_small_tiles", "perturb"):
             own = long[(long.pair == name) & (long.step > 0)]
             if len(own):
-                color, marker, line = STYLE[name]
-                band(axes[2], by_seed(own, "step", "relative_l2"), color, marker, PAIRS[name].label, ls=line)
-        axes[2].set(xscale="log", yscale="log", xlabel="training iteration")
+                _band(axes[2], own, "relative_l2", name)
+        axes[2].set(xscale="log", yscale="log", ylabel="relative L2 distance")
         axes[2].set_title(f"over {long.step.max():,} steps, {long.seed.nunique()} seeds")
-        axes[2].set_ylabel("relative L2 distance")
-        axes[2].legend(fontsize=6.5)
-    words = " Thin lines, geometric means: as if distances grew at one rate throughout, the nearest nudge's mean."
+    for ax in axes:
+        ax.set_xlabel("training iteration")
+    drawn = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
+    axes[-1].legend(drawn.values(), drawn.keys(), fontsize=6.5, loc="lower right")
+    words = " Middle: from the distance after the first step, by the growth of nudges as far apart at each step; thin "
+    words += "lines, geometric means: by one rate throughout, the nearest nudge's mean."
     return captioned(figure, _title(ratio), caption + BANDS + words)
 
 
+def _band(ax, own, column, name):
+    color, marker, line = STYLE[name]
+    band(ax, by_seed(own, "step", column), color, marker, SHORT[name], ls=line)
+
+
 def _title(ratio):
-    """Say how good the prediction is at the last step."""
+    """Say how near the curve that is read off nudges ends."""
     last = ratio[ratio.step == ratio.step.max()].groupby("pair", sort=False).ratio.apply(lambda x: geometric(x)[0])
     words = [
         f"{' to '.join(dict.fromkeys(_number(end) for end in (values.min(), values.max())))} in {name}"
         for name, values in (("BF16", last[~last.index.str.contains("fp32")]), ("FP32", last.filter(like="fp32")))
         if len(values)
     ]
-    ending = f": predicted over measured {', '.join(words)}" if words else ""
-    return f"Figure 7b. The first step predicts the curve in BF16{ending}"
+    ending = f"; read off nudges, the last distance is {', '.join(words)} of the measured" if words else ""
+    return f"Figure 7b. Rates of drift change{ending}"
 
 
 def _number(ratio):
@@ -100,10 +103,10 @@ def health(losses: pd.Series, signals: pd.DataFrame, caption: str) -> Figure:
             left.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1)
     left.axvline(0, color=INK, lw=0.9)
     left.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names], ylim=(-0.6, len(names) - 0.4))
-    left.set(xlabel="loss at the end, over the twin's (%)", title="what becomes of the loss")
+    left.set(xlabel="training loss, mean of the last tenth, over the twin's (%)", title="loss")
     left.grid(axis="x")
     _entropies(right, signals)
-    figure_title = "Figure 8d. " + said(losses)
+    figure_title = f"Figure 8d. {said(losses)}; {_fallen(signals)}"
     words = " Left: small points: seeds; large ones: their geometric mean, its 95 % interval. Right: mean over seeds; "
     words += "bands: min to max; arXiv 2606.28116 watches it."
     return captioned(figure, figure_title, caption + words)
@@ -121,6 +124,7 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
         for pair in LOW_PRECISION for rate, table in by_rate.items()
     }  # fmt: skip
     frame = pd.DataFrame(rows).T
+    last = frame[frame.columns.max()]
     figure, ax = plt.subplots(figsize=(1.9 + 0.55 * frame.shape[1], 1.6 + 0.42 * len(frame)))
     heatmap = sns.heatmap(
         np.log2(frame), ax=ax, cmap="vlag", center=0, vmin=-4, vmax=4, annot=frame.map("{:.2g}".format), fmt="",
@@ -134,8 +138,12 @@ def less_map(by_rate: Mapping[float, pd.DataFrame], caption: str) -> Figure:
     ax.set_yticklabels(labels, rotation=0)
     ax.grid(False)
     ax.set(xlabel="training iteration", ylabel="")
-    title = f'Figure 8e. "2 to 5 × less than low precision" holds in {int(inside.sum().sum())} of {frame.size} places'
-    words = " Framed: 2 to 5. Geometric means over seeds of the ratio of relative Wasserstein distances."
+    title = f"Figure 8e. At the last step low precision moves the weights {last.min():.2g} to {last.max():.2g} times "
+    title += f"as far as Flash: 2 to 5 times in {inside[last.name].sum() or 'none'} of {len(last)} rows"
+    words = (
+        " Framed: 2 to 5. Geometric means over seeds of the ratio of Wasserstein distances per tensor; figure 8 has "
+    )
+    words += "other measures."
     return captioned(figure, title, caption + words)
 
 
@@ -145,19 +153,31 @@ def said(losses: pd.Series) -> str:
     for name in ("flash", "perturb"):
         mean, low, high = (100 * (x - 1) for x in geometric(losses[name].dropna()))
         words[name] = f"{mean:+.1f} %" + (f" ({low:+.0f} to {high:+.0f})" if low < high else "")
-    return f"Flash changes the loss by {words['flash']}, a nudge of 1e-7 by {words['perturb']}"
+    return f"Flash changes the loss by {words['flash']}, a nudge by {words['perturb']}"
+
+
+ENTROPIES = {  # of an arm: label, colour, marker, line
+    "baseline": ("Baseline, BF16", BASELINE, "D", "-"),
+    "flash": ("Flash, BF16", FLASH, "o", "-"),
+    "flash_small_tiles": ("O and l in BF16, 32 tiles", GREEN, "X", "--"),
+    "fp32": ("Baseline, FP32", GREY, "^", ":"),
+    "fp16": ("unscaled FP16", FORMATS["FP16"][0], "v", "-"),
+}
+
+
+def _fallen(signals):
+    """Say which arms end at less than half of Baseline's entropy."""
+    last = signals[signals.step == signals.step.max()].groupby("arm").entropy.mean()
+    low = [label for arm, (label, *_) in ENTROPIES.items() if arm in last and last[arm] < last["baseline"] / 2]
+    return f"entropy falls by half in {' and '.join(low) or 'no arm'}"
 
 
 def _entropies(ax: Axes, signals: pd.DataFrame):
     """Draw the spectral entropy over training, of arms in BF16, FP16 and FP32."""
-    styles = {"baseline": ("Baseline, BF16", BASELINE, "D", "-"), "flash": ("Flash, BF16", FLASH, "o", "-"),
-             "flash_small_tiles": ("carried in BF16, 32 tiles", GREEN, "X", "--"),
-             "fp32": ("Baseline, FP32", GREY, "^", ":"),
-             "fp16": ("FP16, no loss scaling", FORMATS["FP16"][0], "v", "-")}  # fmt: skip
-    for arm, (label, color, marker, line) in styles.items():
+    for arm, (label, color, marker, line) in ENTROPIES.items():
         own = signals[signals.arm == arm]
         if len(own):
             band(ax, by_seed(own, "step", "entropy"), color, marker, label, ls=line)
-    ax.set(xscale="log", xlabel="training iteration", title="a signal that is said to warn")
-    ax.set_ylabel("spectral entropy of the updates of Q and K\n(mean over layers and heads; 1: no direction)")
+    ax.set(xscale="log", xlabel="training iteration", title="spectral entropy of updates")
+    ax.set_ylabel("entropy of the updates of Q and K\n(1: no direction; mean over heads)")
     ax.legend(fontsize=7)

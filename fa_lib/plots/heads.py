@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.plots.captions import captioned
+from fa_lib.plots.captions import captioned, span
 from fa_lib.plots.style import BASELINE, FLASH, GREEN, GREY, INK, plain_ticks, styled
 
 _MODELS = {  # colour, marker, words
@@ -31,15 +31,22 @@ def heads(table: pd.DataFrame, caption: str) -> Figure:
     for place, name in enumerate(name for name in _MODELS if name in {*table.name}):
         color, marker, words = _MODELS[name]
         own = by_head.loc[name].sort_values()
-        share = 100 * (np.arange(len(own)) + 1) / len(own)
-        left.step(own, share, color=color, where="post", lw=1.4, label=words)
+        if name in _TRAINED:
+            share = 100 * (np.arange(len(own)) + 1) / len(own)
+            left.step(own, share, color=color, where="post", lw=1.4, label=words)
+        else:  # no heads, but draws
+            left.axvspan(own.min(), own.max(), color=color, alpha=0.2, lw=0)
+            left.axvline(own.mean(), color=color, lw=1.4, label=words)
         low, middle, high = (spread.loc[name][q] for q in (0.1, 0.5, 0.9))
         at = middle.index * 1.06 ** (place - 1.5)
         right.errorbar(at, middle, [middle - low, high - middle], color=color, marker=marker, ms=5, lw=1.2, capsize=2)
+    n = table.n[table.name.isin(_TRAINED)]
+    keys = span(set(-(-n // most)))  # of a tile, where the keys are cut into the most tiles
     error = "error to golden / Baseline's (root mean squares)"
-    left.set(xscale="log", xlabel=error, ylabel="share of heads with at most that (%)", title=f"{most} tiles, by head")
+    left.set(xscale="log", xlabel=error, ylabel="share of heads with at most that (%)")
+    left.set_title(f"by head, tiles of {keys} keys")
     left.legend(loc="upper left")
-    right.set(xscale="log", yscale="log", xlabel="tiles of K, V", ylabel=error)
+    right.set(xscale="log", yscale="log", xlabel="tiles that the keys are cut into", ylabel=error.replace(" (", "\n("))
     right.set_title("all heads: median, 10 to 90 %")
     right.set_xticks(tiles, labels=[str(t) for t in tiles])
     right.set(yticks=[1, 2, 3, 5])
@@ -53,5 +60,5 @@ def heads(table: pd.DataFrame, caption: str) -> Figure:
     medians = spread[0.5].unstack()[most]
     ours = " and ".join(f"{medians[name]:.1f}" for name in sorted({*table.name} & {*_TRAINED}))
     words = f"{ours} times Baseline's error, on uniform inputs {medians['uniform']:.1f}"
-    title = f"In trained heads the paper's kernel has {words}"
+    title = f"In two small trained BERTs, tiles of {keys} keys, the paper's kernel has\n{words}"
     return captioned(figure, title, caption)

@@ -1,6 +1,7 @@
 """Our figure 13: the law for the error, and where it ends."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -32,7 +33,12 @@ def law(table: pd.DataFrame, caption: str) -> Figure:
     axes[0, 0].legend(loc="upper left")
     for ax in axes[-1]:
         ax.set(xlabel="tiles of K, V")
-    title = "Counting roundings predicts the error (top), until they repeat; a program still does (bottom)"
+    means = table.groupby(["bits", "distribution", "algorithm", "tiles"])[["measured", "predicted", "simulated"]].mean()
+    few, many = ((means.measured / means[name]).loc[[bits[0], bits[-1]]] for name in ("predicted", "simulated"))
+    both = np.exp(np.log(many).abs().max())
+    off = {count: np.exp(np.log(few.loc[count]).abs().max()) for count in (bits[-1], bits[0])}
+    title = f"The law is off by up to {100 * off[bits[-1]] - 100:.0f} % with {bits[-1]} bits (top) and "
+    title += f"{off[bits[0]]:.1f} times with {bits[0]} (bottom); the simulation by {100 * both - 100:.0f} %"
     return captioned(figure, title, caption + POINTS)
 
 
@@ -47,7 +53,7 @@ def _against_tiles(ax, table):
         ax.plot(means.index, means.predicted, color=color, lw=1.2)
         ax.plot(means.index, means.simulated, color=color, lw=1.2, ls="--")
     ax.plot([], [], color=GREY, lw=1.2, label="the law: roundings counted")
-    ax.plot([], [], color=GREY, lw=1.2, ls="--", label="the program: two numbers a tile")
+    ax.plot([], [], color=GREY, lw=1.2, ls="--", label="the simulation: two numbers a tile")
     tiles = sorted(table.tiles.unique())
     ax.set(xscale="log", yscale="log")
     ax.set_xticks(tiles, labels=[str(t) for t in tiles])

@@ -55,18 +55,18 @@ def precision(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataF
         formats = list(dict.fromkeys(rows.fmt))
         at = np.arange(len(formats))
         values = by_seed(rows[rows.against == "baseline"], "fmt", "max").loc[formats]
-        dots(ax, at, values, FLASH, "o", f"against {KERNELS['baseline']}", lw=1.2, ls="-")
+        dots(ax, at - 0.07, values, FLASH, "o", f"against {KERNELS['baseline']}", lw=1.2, ls="-")
         for x, mean in enumerate(values.mean(axis=1, skipna=False)):
-            ax.annotate(f"{mean:.1e}", (x, mean), (9, 6), textcoords="offset points", color=FLASH, fontsize=8)
+            ax.annotate(f"{mean:.1e}", (x, mean), (12, 6), textcoords="offset points", color=FLASH, fontsize=8)
         values = by_seed(rows[rows.against == "baseline_in_format"], "fmt", "max").loc[formats]
-        dots(ax, at, values, BASELINE, "s", f"against {KERNELS['baseline_in_format']}", mfc="none", ms=10)
+        dots(ax, at + 0.07, values, BASELINE, "s", f"against {KERNELS['baseline_in_format']}", mfc="none", ms=7)
         for shape, other in by_device(recorded):
             own = other[other.distribution == distribution]
             for against, color, shift in (("baseline", FLASH, -0.17), ("baseline_in_format", BASELINE, -0.29)):
                 values = by_seed(own[own.against == against], "fmt", "max").reindex(formats)
                 hollow(ax, at + shift, values, color, shape, None)
         format_axis(ax, formats, distribution)
-    axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-16, 1))
+    axes[0].set(ylabel="max |Flash − Baseline|", yscale="log", ylim=(1e-17, 1))
     name_devices(axes[0], recorded)
     axes[0].legend(loc="lower left")
     title = "Figure 3. More mantissa bits, less difference between Flash and Baseline"
@@ -88,7 +88,7 @@ def golden_value(
     """
     distributions = list(dict.fromkeys(table.distribution))
     widths = [*(len(distributions) * [1.0]), 0.85]
-    figure, axes = plt.subplots(1, len(widths), figsize=(4.3 * sum(widths), 3.8), width_ratios=widths)
+    figure, axes = plt.subplots(1, len(widths), figsize=(4.15 * sum(widths), 3.9), width_ratios=widths)
     for ax in axes[1:-1]:
         ax.sharey(axes[0])
         ax.tick_params(labelleft=False)
@@ -122,7 +122,7 @@ def golden_value(
     axes[0].annotate("storing the answer: u / 2 where |O| < 1", (0.02, 0.5), (0, -9), fontsize=6.5, color=INK,
                      xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
     _against_tiles(axes[-1], by_tiles, recorded_tiles)
-    axes[0].set(yscale="log", ylim=(FLOOR / 1.3, 90), ylabel="max |kernel − golden value|\n(units of roundoff u)")
+    axes[0].set(yscale="log", ylim=(FLOOR / 1.3, 120), ylabel="max |kernel − golden value|\n(units of roundoff u)")
     plain_ticks(axes[0].yaxis)
     name_devices(axes[-2], recorded)
     axes[-2].legend(loc="upper left")
@@ -147,14 +147,16 @@ def _against_tiles(ax, table, recorded):
             hollow(ax, times.index, times, color, shape, ls=":")
     outputs = pd.concat([table, *recorded.values()]).groupby("tiles")["count"].max()
     one_format, algorithm = Precision.uniform(fmt), table.algorithm.iloc[0]
-    law = [
-        largest_over_baseline(one_format, fmt, tiles=int(tiles), algorithm=algorithm, count=int(count))
+    law = {
+        tiles: largest_over_baseline(one_format, fmt, tiles=int(tiles), algorithm=algorithm, count=int(count))
         for tiles, count in outputs.items()
-    ]
-    ax.plot(outputs.index, law, color=INK, lw=1, ls="--", label="the law, V of one sign")
+    }
+    end = _ends(_times(table, "uniform").mean(axis=1), pd.Series(law), fmt, {key: key for key in law})
+    ax.plot(outputs.index, [*law.values()], color=INK, lw=1, ls="--", label=f"the law, V of one sign{end}")
     ax.set(xscale="log", yscale="log", xlabel="number T of K, V tiles", title=f"{fmt}: Flash / Baseline")
     ax.set_xticks(outputs.index, labels=[str(t) for t in outputs.index])
     no_minor_ticks(ax.xaxis)
+    ax.set_ylim(top=3 * ax.get_ylim()[1])  # room for the legend
     log_ticks(ax.yaxis)
     ax.legend(loc="upper left")
 
@@ -172,56 +174,59 @@ def _say_times(ax, x, errors, times, top):
     ax.plot([x, x], [max(baseline, FLOOR), flash], color=color, **bar)
     if baseline > 0:
         words = f"{times.mean():.1f} ×\n({times.min():.1f} to {times.max():.1f})"
-        bold = dict(textcoords="offset points", color=color, fontsize=8, fontweight="bold")
-        ax.annotate(words, (x, top), (-14, 7), **bold)
+        ax.annotate(words, (x, top), (-16, 7), textcoords="offset points", color=color, fontsize=7.5)
 
 
 @styled
 def sequence_length(table: pd.DataFrame, caption: str, recorded: Mapping[str, pd.DataFrame] = NONE) -> Figure:
-    """Draw figure 5: max difference (a), and mean and standard deviation (b), against N, in units of roundoff; and the
-    relative error of Flash (c), with the prediction of `theory`.
+    """Draw figure 5, in units of roundoff against N: max difference (a); mean and standard deviation in the first
+    format (b); and the relative error of Flash (c), with the prediction of `theory`.
 
     Args:
         table: of `compare`.
     """
-    distributions, figure, axes = panels(table, rows=3, height=8.0)
+    distributions = list(dict.fromkeys(table.distribution))
+    figure, axes = plt.subplots(3, len(distributions), figsize=(4.6 * len(distributions), 7.6), squeeze=False)
     lengths = sorted({*table.n, *(n for other in recorded.values() for n in other.n)})
     tiles = {n: -(-n // table.block_kv.iloc[0]) for n in lengths}
-    for row, columns in enumerate((("max",), ("mean", "std"))):
-        for ax, distribution in zip(axes[row], distributions):
-            pair = f"distribution == '{distribution}' and kernel == 'flash' and against == 'baseline'"
-            for shape, other in by_device(recorded):
-                for fmt, group in other.query(pair).groupby("fmt", sort=False):
-                    for column, line in zip(columns, ("-", ":")):
-                        _hollow_line(ax, in_roundoff(group, "n", column), fmt, shape, line)
-            for fmt, group in table.query(pair).groupby("fmt", sort=False):
-                for column, style in zip(columns, ({}, dict(ls=":", lw=1.2))):
-                    values = in_roundoff(group, "n", column)
-                    band(ax, values, *FORMATS.get(fmt, (INK, "v")), fmt if column == columns[0] else None, **style)
-            ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
-            no_minor_ticks(ax.xaxis)
-            plain_ticks(ax.yaxis)
-            ax.set_title(INPUTS[distribution] if row == 0 else "")
-    for ax, distribution in zip(axes[2], distributions):
+    formats, first = list(dict.fromkeys(table.fmt)), table.fmt.iloc[0]
+    styles = {fmt: FORMATS.get(fmt, (INK, "v")) for fmt in formats}
+    measures = {"mean": ("mean", *styles[first]), "std": ("standard deviation", BASELINE, "D")}
+    for (above, below, last), distribution in zip(axes.T, distributions):
+        pair = f"distribution == '{distribution}' and kernel == 'flash' and against == 'baseline'"
+        rows = table.query(pair)
+        for fmt, (color, marker) in styles.items():
+            band(above, in_roundoff(rows[rows.fmt == fmt], "n", "max"), color, marker, fmt)
+        for column, (label, color, marker) in measures.items():
+            band(below, in_roundoff(rows[rows.fmt == first], "n", column), color, marker, f"{first}, {label}")
+        for shape, other in by_device(recorded):
+            own = other.query(pair)
+            for fmt, (color, _) in styles.items():
+                _hollow_line(above, own[own.fmt == fmt], "max", color, shape)
+            for column, (_, color, _) in measures.items():
+                _hollow_line(below, own[own.fmt == first], column, color, shape)
         others = {device: other[other.distribution == distribution] for device, other in recorded.items()}
-        _relative(ax, table[table.distribution == distribution], tiles, others)
+        _relative(last, table[table.distribution == distribution], tiles, others)
+        above.set_title(INPUTS[distribution])
+        last.set_xlabel("sequence length N / number of K, V tiles")
+    for ax in axes.flat:
         ax.set(xscale="log", yscale="log", xticks=lengths, xticklabels=[f"{n}\n{tiles[n]}" for n in lengths])
         no_minor_ticks(ax.xaxis)
         log_ticks(ax.yaxis)
-        ax.set_xlabel("sequence length N / number of K, V tiles")
-    axes[2][0].set_ylabel("(c)  rms error of Flash / rms of O\n(units of roundoff u)")
-    if axes[2][0].lines:
-        axes[2][0].legend(loc="upper left")
-    for row, words in enumerate(("(a)  max |Flash − Baseline|", "(b)  mean (solid), std (dotted)")):
-        axes[row][0].set_ylabel(f"{words}\n(units of roundoff u)")
+    words = ("(a)  max |Flash − Baseline|", "(b)  |Flash − Baseline|", "(c)  rms error of Flash / rms of O")
+    for ax, label in zip(axes[:, 0], words):
+        ax.set_ylabel(f"{label}\n(units of roundoff u)")
     name_devices(axes[0][-1], recorded)
-    axes[0][-1].legend(loc="upper left", ncols=2)
+    for ax in (axes[0][-1], axes[1][0], *axes[2]):
+        if ax.lines:
+            ax.legend(loc="upper left", ncols=1 + (ax is axes[0][-1]))
     title = "Figure 5. The absolute difference grows with N on uniform inputs alone; the relative error on both"
-    return captioned(figure, title, caption + BANDS + caption_of(recorded))
+    return captioned(figure, title, f"{caption}{BANDS} Each panel has its own scale.{caption_of(recorded)}")
 
 
-def _hollow_line(ax, values, fmt, shape, line="-"):
-    hollow(ax, values.index, values, FORMATS.get(fmt, (INK, "v"))[0], shape, ls=line)
+def _hollow_line(ax, rows, column, color, shape):
+    values = in_roundoff(rows, "n", column)
+    hollow(ax, values.index, values, color, shape, ls="-")
 
 
 def _relative(ax, table, tiles, recorded):
@@ -229,15 +234,30 @@ def _relative(ax, table, tiles, recorded):
     rows = table[(table.kernel == "flash") & (table.against == "golden")]
     formats = [fmt for fmt in dict.fromkeys(rows.fmt) if Format.of(fmt).precision <= FP16.precision]
     for fmt in formats:
-        band(ax, in_roundoff(rows[rows.fmt == fmt], "n", "relative"), *FORMATS.get(fmt, (INK, "v")), fmt)
+        color, marker = FORMATS.get(fmt, (INK, "v"))
+        band(ax, in_roundoff(rows[rows.fmt == fmt], "n", "relative"), color, marker, fmt)
         for shape, other in by_device(recorded):
             own = other[(other.kernel == "flash") & (other.against == "golden") & (other.fmt == fmt)]
-            _hollow_line(ax, in_roundoff(own, "n", "relative"), fmt, shape)
+            _hollow_line(ax, own, "relative", color, shape)
     values = VALUES.get(table.distribution.iloc[0])
     if values and formats and rows.flash.iloc[0] == "tiled":
         options: dict[str, Any] = dict(
             algorithm=rows.algorithm.iloc[0], values=values, block_kv=int(rows.block_kv.iloc[0])
         )
         fmt = Format.of(formats[0])
-        law = [expected(Precision.uniform(fmt), tiles=count, **options) / fmt.unit_roundoff for count in tiles.values()]
-        ax.plot(list(tiles), law, color=INK, lw=1, ls="--", label="predicted by the law")
+        law = {n: expected(Precision.uniform(fmt), tiles=t, **options) / fmt.unit_roundoff for n, t in tiles.items()}
+        means = in_roundoff(rows[rows.fmt == formats[0]], "n", "relative").mean(axis=1)
+        label = f"the law{_ends(means, pd.Series(law), formats[0], tiles)}"
+        ax.plot([*law], [*law.values()], color=INK, lw=1, ls="--", label=label)
+
+
+def _ends(measured: pd.Series, law: pd.Series, fmt: str, tiles: Mapping) -> str:
+    """Say from how many tiles on the law is more than a tenth off the measured error, or "" where it never is.
+
+    Args:
+        measured, law: of one format, by a key of `tiles`.
+    """
+    off = (measured / law - 1).abs().dropna() > 0.1
+    last = max((tiles[key] for key in off.index[~off]), default=0)
+    beyond = [tiles[key] for key in off.index[off] if tiles[key] > last]
+    return f"\n(more than 10 % off {fmt} from {min(beyond)} tiles on)" if beyond else ""

@@ -18,7 +18,7 @@ def options(table: pd.DataFrame, caption: str) -> Figure:
         table: of `experiments.newer_kernels.options`.
     """
     distributions = list(dict.fromkeys(table.distribution))
-    size = (4.1 * len(distributions) + 3.4, 4.4)
+    size = (4.1 * len(distributions) + 3.4, 4.6)
     figure, axes = plt.subplots(1, 2 * len(distributions), figsize=size, sharey=True)
     names = set(table.name)
     labels = {key: variant.label for key, variant in (OPTIONS | FP8).items() if key in names}
@@ -38,7 +38,13 @@ def options(table: pd.DataFrame, caption: str) -> Figure:
     handles, words = axes[0].get_legend_handles_labels()
     axes[0].get_legend().remove()
     figure.legend(handles, words, loc="upper right", ncols=2)
-    title = "What newer kernels change costs nothing but in FP8; splits help a kernel that carries BF16"
+    wide = table[table.carry == "FP32"].groupby(["distribution", "name"]).times_rmse.mean().unstack()
+    changed, in_fp8 = (wide[[key for key in each if key in wide]].div(wide["fa2"], axis=0) for each in (OPTIONS, FP8))
+    most = (changed - 1).abs().max().max()
+    title = f"With O and l in FP32 newer options change FA2's error by at most {100 * most:.0f} %"
+    if in_fp8.size:
+        worst = in_fp8.max(axis=1)
+        title += f";\nFP8 makes it up to {worst.max():.0f} times as large ({INPUTS[worst.idxmax()]})"
     return captioned(figure, title, caption + POINTS + " Shaded: Q, K, V and P in E4M3.")
 
 

@@ -58,4 +58,5 @@ def caption_of(recorded: Mapping[str, pd.DataFrame]) -> str:
     devices = [
         f"{device} (N = {span(table.n.unique())}, {table.seed.nunique()} seeds)" for device, table in recorded.items()
     ]
-    return f" Hollow marks: recorded on {'; '.join(devices)}: mean over seeds, line: min to max." if devices else ""
+    words = f" Hollow marks: recorded on {'; '.join(devices)}: mean over seeds; min to max as a line or inside it."
+    return words if devices else ""

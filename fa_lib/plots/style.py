@@ -72,16 +72,16 @@ def log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def panels(table: pd.DataFrame, height: float, rows: int = 1):
-    """Make a figure with a column of panels for each distribution of a table.
+def panels(table: pd.DataFrame, height: float):
+    """Make a figure with a panel for each distribution of a table.
 
     Returns:
-        (distributions, figure, axes); axes are (columns,), or (rows, columns) where there are several rows.
+        (distributions, figure, axes).
     """
     distributions = list(dict.fromkeys(table.distribution))
     size = (4.6 * len(distributions), height)
-    figure, axes = plt.subplots(rows, len(distributions), figsize=size, squeeze=False, sharey="row")
-    return distributions, figure, axes if rows > 1 else axes[0]
+    figure, axes = plt.subplots(1, len(distributions), figsize=size, squeeze=False, sharey=True)
+    return distributions, figure, axes[0]
 
 
 PANEL = (4.4, 3.5)  # inches: of a page's panel, which a telephone shows at four fifths of that

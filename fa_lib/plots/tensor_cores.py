@@ -1,4 +1,4 @@
-"""Our figure 15: how the adders of tensor cores change O, over the length of the context."""
+"""Our figure 15: how the accumulators of tensor cores change O, over the length of the context."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ STORED = 0.425  # u: the relative error of one rounding, root mean square (docs/
 
 @dataclass(frozen=True)
 class _Curve:
-    """How an adder is drawn, at one level of sums; named: whether its label names the level."""
+    """How an accumulator is drawn, at one level of sums; named: whether its label names the level."""
 
     unit: str
     color: str
@@ -50,7 +50,7 @@ def contexts(table: pd.DataFrame, caption: str) -> Figure:
     Args:
         table: of `experiments.tensor_cores.sums`, with fmt, distribution, n and seed.
     """
-    figure, axes = plt.subplots(2, 3, figsize=(12.6, 6.6), sharex=True)
+    figure, axes = plt.subplots(2, 3, figsize=(11.8, 6.6), sharex=True)
     for above, below in axes.T[2:]:
         above.sharey(axes[0, 1])
         below.sharey(axes[1, 1])

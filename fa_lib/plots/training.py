@@ -25,7 +25,7 @@ from fa_lib.plots.style import (
     styled,
 )
 from fa_lib.training.arm import PAIRS
-from fa_lib.training.distances import at_end
+from fa_lib.training.distances import MEASURES, at_end, by_measure
 from fa_lib.training.growth import geometric
 
 STYLE = {  # of a pair: colour, marker, line
@@ -49,7 +49,7 @@ STYLE = {  # of a pair: colour, marker, line
 }
 RAN = {  # kernel: label, colour, marker, place
     "flash": ("as shipped", FLASH, "o", 0.13),
-    "stepwise": ("carried in BF16", BASELINE, "s", -0.13),
+    "stepwise": ("O and l in BF16", BASELINE, "s", -0.13),
     "every_step": ("emulated in BF16", BASELINE, "s", -0.13),
 }
 
@@ -105,33 +105,53 @@ def _by_layer(ax, golden, kernels):
     ax.set_ylim(0)
 
 
+SHORT = {  # labels of figures 7, 7b and 8
+    "flash": "Flash", "flash_small_tiles": "O and l in BF16, 32 tiles", "flash_fp32": "Flash, FP32",
+    "reversed_keys_fp32": "keys reversed, FP32", "perturb": "nudge of 1e-7",
+    "perturb_fp32_1e-8": "nudge of 1e-8, FP32", "init": "another initialisation",
+    "fp16": "FP16, no loss scaling", "fp16_scaled": "FP16, scaled", "bf16": "BF16",
+}  # fmt: skip
+PARTING = ("flash", "perturb", "flash_fp32", "perturb_fp32_1e-8")  # the curves of figure 7
+NUDGED = {  # figure 7, right: pair -> the nudge that begins as near
+    "flash": "perturb", "flash_small_tiles": "perturb", "flash_fp32": "perturb_fp32_1e-8",
+    "reversed_keys_fp32": "perturb_fp32_1e-8",
+}  # fmt: skip
+
+
 @styled
-def divergence(tables: Mapping[str, pd.DataFrame], predicted: pd.DataFrame, caption: str) -> Figure:
-    """Draw figure 7: Wasserstein distance and max difference of the weights over training.
+def divergence(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
+    """Draw figure 7: Wasserstein distance and max difference of the weights over training, and the first over a
+    nudge's.
 
     Args:
         tables: machine -> the differences of `training.study.study`.
-        predicted: of `training.growth.predicted`, of the first table's Wasserstein distance: dashed lines.
     """
-    ends = at_end(next(iter(tables.values())), "wasserstein").unstack("pair")
-    ratios = (ends["flash"] / ends["perturb"]).dropna()
-    message = (
-        f"In BF16 Flash takes two runs {_times(ratios)} times as far apart as a nudge of 1e-7" if len(ratios) else ""
-    )
-    figure, axes = plt.subplots(len(tables), 2, figsize=(11.4, 3.8 * len(tables)), squeeze=False)
+    figure, axes = plt.subplots(len(tables), 3, figsize=(11.4, 3.9 * len(tables)), squeeze=False)
     metrics = {"wasserstein": "Wasserstein distance,\nmean over tensors", "max": "max |difference| of a weight"}
+    ends = []
     for row, (machine, table) in zip(axes, tables.items()):
         for ax, (metric, words) in zip(row, metrics.items()):
             _curves(ax, table, metric, [name for name in PARTING if name in set(table.pair)])
             ax.set(yscale="log", xlabel="training iteration", ylabel=words)
         row[0].set_title(machine if len(tables) > 1 else "")
-    for _, own in predicted.groupby("pair", sort=False):
-        mean = by_seed(own, "step", "predicted").mean(axis=1)
-        axes[0][0].plot(mean.index, mean, color=INK, lw=1.1, ls=(0, (2, 1.5)), zorder=5)
-    if len(predicted):
-        axes[0][1].plot([], [], color=INK, lw=1.1, ls=(0, (2, 1.5)), label="left: predicted from the arm's first step")
-    axes[0][1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7.5)
-    return captioned(figure, f"Figure 7. {message or 'Flash and Baseline runs drift apart'}", caption + BANDS)
+        row[0].legend(loc="center left", bbox_to_anchor=(0.12, 0.58), fontsize=6.5)
+        wide = table[table.step > 0].pivot_table(index=["step", "seed"], columns="pair", values="wasserstein")
+        for name, nudge in NUDGED.items():
+            color, marker, line = STYLE[name]
+            if not {name, nudge} <= set(wide):
+                continue
+            each = (wide[name] / wide[nudge]).dropna().groupby("step")
+            mean, low, high = (each.apply(lambda x, end=end: geometric(x)[end]) for end in range(3))
+            row[2].fill_between(mean.index, low, high, color=color, alpha=0.15, lw=0)
+            row[2].plot(mean.index, mean, color=color, marker=marker, ls=line, ms=3.5, lw=1.3, label=SHORT[name])
+            ends += [each.get_group(wide.index[-1][0])] if name == "flash" else []
+        row[2].axhline(1, color=INK, lw=0.9)
+        row[2].set(yscale="log", xlabel="training iteration", ylabel="Wasserstein distance / the nudge's")
+        log_ticks(row[2].yaxis)
+        row[2].legend(loc="best", fontsize=6.5)
+    message = f"; in BF16 Flash takes them {_times(ends[0])} times as far as a nudge of 1e-7 (left)" if ends else ""
+    nudges = " Right: over the nudge of the same precision (1e-7; in FP32 1e-8), geometric mean, its 95 % interval."
+    return captioned(figure, f"Figure 7. The runs drift apart{message}", caption + BANDS + nudges)
 
 
 def _times(ratios):
@@ -140,51 +160,75 @@ def _times(ratios):
     return f"{mean:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{mean:.2f}"
 
 
-LABELLED = ("init", "bf16", "flash", "perturb")  # the curves of figure 8
-PARTING = (  # the curves of figure 7
-    "flash", "flash_small_tiles", "perturb", "flash_fp32", "reversed_keys_fp32", "perturb_fp32", "perturb_fp32_1e-8"
-)  # fmt: skip
-
-
 @styled
 def in_context(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
-    """Draw figure 8: the distance of the weights over training, and at the last step by arm, over the nudge's.
+    """Draw figure 8, of the last step: each arm's distance over that of a nudge, in the primary measure; and low
+    precision over Flash, and Flash over the nudge, in every measure.
 
     Args:
         tables: machine -> the differences of `training.study.study`.
     """
-    metric, words = "relative_wasserstein", "relative Wasserstein distance\n(the primary metric)"
-    size = (10.4, 3.9 * len(tables))
-    figure, axes = plt.subplots(len(tables), 2, figsize=size, squeeze=False, width_ratios=(1, 1.2))
-    times = []
+    size = (11.4, 4.3 * len(tables))
+    figure, axes = plt.subplots(len(tables), 2, figsize=size, squeeze=False, width_ratios=(1.15, 1))
+    messages = []
     for (left, right), (machine, table) in zip(axes, tables.items()):
-        _curves(left, table, metric, [name for name in LABELLED if name in set(table.pair)])
-        left.set(yscale="log", xlabel="training iteration", ylabel=words, title=machine if len(tables) > 1 else "")
-        left.legend(fontsize=7)
-        ends = at_end(table, metric).unstack("pair")
-        if "perturb" not in ends:
-            continue
-        ratio = ends.div(ends["perturb"], axis=0).drop(columns=["perturb", "rerun"], errors="ignore")
-        names = [name for name in STYLE if name in ratio][::-1]
-        for y, name in enumerate(names):
-            (color, marker, _), ratios = STYLE[name], ratio[name].dropna()
-            right.plot(ratios, [y] * len(ratios), marker, color=color, ms=3.5, alpha=0.5, mew=0)
-            mean, low, high = geometric(ratios)
-            right.errorbar(
-                mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=6.5, capsize=2, lw=1
-            )
-        right.axvline(1, color=INK, lw=0.9)
-        right.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names])
-        right.set(ylim=(-0.6, len(names) - 0.4), xscale="log", title="at the last step")
-        right.set_xlabel("distance / that of a nudge of 1e-7 to the initial weights")
-        right.grid(axis="x")
-        low, high = right.get_xlim()
-        (log_ticks if high < 100 * low else decades)(right.xaxis)
-        times += [_times(ratio["flash"].dropna())] if "flash" in ratio else []
-    message = f"{times[0]} times as far as a nudge of 1e-7 does" if times else "next to other differences"
-    spread = " Left: mean and range over seeds. Right: small points: seeds; large ones: their geometric mean, its 95 % "
-    spread += "interval."
-    return captioned(figure, f"Figure 8. Flash moves the weights {message}", caption + spread)
+        ratio = by_measure(table)
+        reach = at_end(table, next(iter(MEASURES))).unstack("pair")
+        if "perturb" in reach:
+            over = reach.div(reach["perturb"], axis=0)
+            names = [name for name in STYLE if name in over and name != "perturb"][::-1]
+            for y, name in enumerate(names):
+                color, marker, _ = STYLE[name]
+                _spread_of(left, y, over[name].dropna(), color, marker, note=True)
+            left.set(yticks=range(len(names)), yticklabels=[PAIRS[name].label for name in names])
+            left.set(ylim=(-0.6, len(names) - 0.4))
+        left.set(xscale="log", title=machine if len(tables) > 1 else "Wasserstein distance per tensor")
+        left.set_xlabel("distance / that of a nudge of 1e-7 to the initial weights")
+        for y, measure in enumerate([*MEASURES][::-1]):
+            for shift, name in enumerate(("flash", "bf16", "fp16_scaled", "fp16")):
+                (color, marker, _), own = STYLE[name], ratio.loc[measure, name].dropna()
+                label = f"{SHORT[name]} / {'nudge' if name == 'flash' else 'Flash'}"
+                if len(own):
+                    at = y + 0.2 * (shift - 1.5)
+                    _spread_of(right, at, own, color, marker, label=label if y == 0 else None)
+        right.axvspan(2, 5, color=GREEN, alpha=0.12, lw=0)
+        names = [_wrapped(words, 24) for words in [*MEASURES.values()][::-1]]
+        right.set(yticks=range(len(names)), yticklabels=names, ylim=(-1.7, len(names) - 0.4), xscale="log")
+        right.set(xlabel="ratio of distances (shaded: 2 to 5)", title="by measure of the distance")
+        handles = (each[::-1] for each in right.get_legend_handles_labels())
+        right.legend(*handles, fontsize=6.5, loc="lower right", ncols=2)
+        for ax in (left, right):
+            ax.axvline(1, color=INK, lw=0.9)
+            ax.grid(axis="x")
+            low, high = ax.get_xlim()
+            (log_ticks if high < 100 * low else decades)(ax.xaxis)
+        messages += [_in_short(ratio)]
+    spread = (
+        " At the last step. Small points: seeds; large ones: geometric mean, its 95 % interval; in brackets: least "
+    )
+    spread += "to largest seed."
+    return captioned(figure, f"Figure 8. {messages[0]}", caption + spread)
+
+
+def _in_short(ratio):
+    """Say by measure how far Flash and unscaled FP16 take the weights. ratio: of `distances.by_measure`."""
+    words = []
+    for name, label in (("flash", "Flash / nudge"), ("fp16", "unscaled FP16 / Flash")):
+        means = ratio[name].dropna().groupby("measure").apply(lambda x: geometric(x)[0])
+        words += [f"{label} {means.min():.2f} to {means.max():.2f}"] if len(means) else []
+    return f"Distances at the last step, by measure: {', '.join(words) or 'no pair of runs'}"
+
+
+def _spread_of(ax, y, ratios, color, marker, note=False, label=None):
+    """Draw ratios, one for each seed, and their geometric mean with its 95 % interval; note: write both at the edge."""
+    mean, low, high = geometric(ratios)
+    ax.plot(ratios, [y] * len(ratios), marker, color=color, ms=3, alpha=0.5, mew=0)
+    ax.errorbar(
+        mean, y, xerr=[[mean - low], [high - mean]], fmt=marker, color=color, ms=5.5, capsize=2, lw=1, label=label
+    )
+    if note:
+        words = f"{mean:.2g} ({ratios.min():.2g} to {ratios.max():.2g})"
+        ax.annotate(words, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=6.5)
 
 
 def _curves(ax, table, metric, pairs):
@@ -192,7 +236,7 @@ def _curves(ax, table, metric, pairs):
     for name in pairs:
         values = by_seed(table[(table.pair == name) & (table.step > 0)], "step", metric)
         color, marker, line = STYLE[name]
-        band(ax, values, color, marker, PAIRS[name].label, ls=line)
+        band(ax, values, color, marker, SHORT[name], ls=line)
 
 
 @styled
@@ -230,16 +274,23 @@ def drawings(images: Mapping[str, torch.Tensor], captions: Sequence[str], captio
     figure, axes = plt.subplots(
         len(images), len(captions), figsize=(1.45 * len(captions) + 1.6, 1.38 * len(images) + 0.9), squeeze=False
     )
+    first = next(iter(images.values())).double()
     for row, (label, pictures) in zip(axes, images.items()):
+        apart = (pictures.double() - first).abs().mean().item()
         for ax, image in zip(row, pictures):
             ax.imshow(image.permute(1, 2, 0).numpy())
             ax.set(xticks=[], yticks=[])
             ax.grid(False)
             ax.spines[:].set_visible(False)
-        row[0].set_ylabel(label, rotation=0, ha="right", va="center")
+        differs = f"\n(differs by {apart:.0f})" if apart else ""
+        row[0].set_ylabel(label + differs, rotation=0, ha="right", va="center")
     for ax, words in zip(axes[0], captions):
         ax.set_title(_wrapped(words, 22), fontsize=7, loc="center", fontweight="normal")
-    return captioned(figure, "Figure 8c. The same caption and noise, drawn by models trained otherwise", caption)
+    title = "Figure 8c. The models have learnt little, and every change of their training changes the pictures"
+    note = (
+        " A column has one caption and one noise. In brackets: mean difference of a pixel from the first row, of 255."
+    )
+    return captioned(figure, title, caption + note)
 
 
 def _wrapped(words, width):

@@ -28,12 +28,13 @@ def validation(
         agreement: of `experiments.validation.agree`; its BF16 rows at the longest N are drawn.
         recorded: device -> such a table.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.4))
+    figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.6))
     x, measured, modelled = exponential
     axes[0].plot(x, measured * 1e4, ".", color=FLASH, ms=3, label="torch's kernel, measured")
-    axes[0].plot(x, modelled * 1e4, "-", color=BASELINE, lw=0.8, label="`fast_exp`, our model")
-    axes[0].set(xlabel="S − m", ylabel="relative error of exp (1e-4)", ylim=(-1.3, 2.2))
-    axes[0].set_title("the kernel's exponential")
+    axes[0].plot(x, modelled * 1e4, "-", color=BASELINE, lw=0.8, label="our model of it")
+    axes[0].set(xlabel="S − m, a score below its row's maximum", ylabel="relative error of exp (1e-4)")
+    axes[0].set_ylim(-1.3, 2.2)
+    axes[0].set_title("the exponential of torch's CPU kernel")
     axes[0].legend(loc="upper left")
     rows = _bf16_rows(agreement)
     elsewhere = {device: own for device, table in recorded.items() if len(own := _bf16_rows(table))}
@@ -48,10 +49,10 @@ def validation(
         name_devices(axes[1], elsewhere)
         axes[1].legend(loc="lower left")
     axes[1].set(xscale="log", xlabel="share of outputs whose bits differ")
-    axes[1].set(title=f"one modelling choice undone, BF16, N = {rows.n.max()}")
+    axes[1].set(title=f"each row undoes one choice of the model\n(BF16, N = {rows.n.max()})")
     every = pd.concat([rows, *elsewhere.values()])
     least = math.floor(1000 * every[every.choice == "model"].identical.min()) / 10
-    title = f"Figure 2. At least {least} % of BF16 outputs have torch's bits; on a CPU its exponential is modelled"
+    title = f"Figure 2. The emulator has the bits of torch's flash kernel in at least {least} % of BF16 outputs"
     return captioned(figure, title, caption + POINTS + caption_of(elsewhere))
 
 

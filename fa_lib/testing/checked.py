@@ -1,12 +1,18 @@
 """What a check is asked of, and what it gives back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
+from fa_lib.check.judge.findings import Finding
 from fa_lib.check.measure.capability import Capabilities
+from fa_lib.check.measure.carry import carry
+from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.reference_cache import Inputs
+
+QUERIES = 16  # of a call that shows carries
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,25 @@ class CheckedKernel:
         """What its errors are measured on, with as many queries as keys."""
         return Inputs(self.fmt, distribution, n, seed, head_dim=self.head_dim, causal=self.able.causal)
 
+    @cached_property
+    def sums(self) -> pd.DataFrame:
+        """The table of `carry`, measured once."""
+        fmt = "BF16" if self.fmt == "FP32" else self.fmt
+        rows = carry(self.kernel, fmt, QUERIES, self.head_dim, self.able.causal)
+        return pd.DataFrame(rows).assign(fmt=fmt, queries=QUERIES)
+
     def without_gradients(self) -> Capabilities:
         """What it can do of one pass forward."""
         return Capabilities(gradients=False, causal=self.able.causal)
+
+
+@dataclass(frozen=True)
+class MeasuredAndJudged:
+    """A check: what is measured of a kernel, and what of it is judged, by the judge of the page.
+
+    Attributes:
+        measure: the tables; a Result where the kernel lacks what they are of. judge: of the tables.
+    """
+
+    measure: Callable[[CheckedKernel], Measurements | Result]
+    judge: Callable[[Measurements], Iterable[Finding]]

@@ -1,7 +1,7 @@
 """The tests of the kernel that `pytest --fa-lib-kernel path/to/file.py:function` (or package.module:function) names:
 pytest collects them then."""
 
-from fa_lib.check.isolation.kernel_file import module_name
+from fa_lib.execution.reader_modules import module_name
 from fa_lib.testing import parametrize_with_checks
 
 

@@ -21,6 +21,14 @@ from fa_lib.training.arm import PAIRS
 from fa_lib.training.run_folder import load_weights, missing_of, read_result, steps_of, weights
 
 LOW_PRECISION = ("fp16", "fp16_scaled", "bf16")
+MEASURES = {  # of a distance between two runs' weights: column -> words. The first was chosen beforehand.
+    "relative_wasserstein": "Wasserstein distance per tensor",
+    "wasserstein_by_size": "Wasserstein distance weighted by tensor size",
+    "wasserstein_all": "Wasserstein distance of all values at once",
+    "max": "largest difference of a weight",
+    "mean": "mean difference of a weight",
+    "relative_l2": "L2 distance",
+}
 
 
 @dataclass(frozen=True)
@@ -187,12 +195,30 @@ def times_less(table: pd.DataFrame, start: int) -> pd.DataFrame:
 
     Returns:
         DataFrame by pair (of LOW_PRECISION) and seed, without the runs that diverged: ratio, of the primary metric at
-        the last step; slopes, the ratio of slopes; elements, of the relative L2 distance at the last step.
+        the last step; slopes, the ratio of slopes; and the ratio at the last step in each other one of MEASURES.
     """
-    metric = "relative_wasserstein"
-    columns = dict(
-        ratio=at_end(table, metric), slopes=slopes(table, metric, start), elements=at_end(table, "relative_l2")
-    )
+    metric, *others = MEASURES
+    columns = dict(ratio=at_end(table, metric), slopes=slopes(table, metric, start))
+    columns |= {name: at_end(table, name) for name in others}
     wide = {name: of.unstack("pair").reindex(columns=["flash", *LOW_PRECISION]) for name, of in columns.items()}
     rows = {pair: pd.DataFrame({name: of[pair] / of["flash"] for name, of in wide.items()}) for pair in LOW_PRECISION}
     return pd.concat(rows, names=["pair", "seed"]).dropna()  # of runs that diverged there is none
+
+
+def by_measure(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute, in each of MEASURES at the last step, the distance of low precision over Flash's, and Flash's over that
+    of a nudge of 1e-7.
+
+    Args:
+        table: of `study.study`.
+
+    Returns:
+        DataFrame indexed by measure and seed, with a column for each of LOW_PRECISION, and "flash" for Flash over the
+        nudge.
+    """
+    rows = {}
+    for measure in MEASURES:
+        wide = at_end(table, measure).unstack("pair").reindex(columns=["flash", "perturb", *LOW_PRECISION])
+        ratios = wide[[*LOW_PRECISION]].div(wide["flash"], axis=0)
+        rows[measure] = ratios.assign(flash=wide["flash"] / wide["perturb"])
+    return pd.concat(rows, names=["measure", "seed"]).rename_axis(columns=None)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fa_lib.execution.claims import claim
 from fa_lib.training.arm import PAIRS
-from fa_lib.training.distances import at_end, slopes
+from fa_lib.training.distances import MEASURES, at_end, slopes
 from fa_lib.training.growth import late
 
 Rows = list[dict[str, str]]
@@ -41,14 +41,11 @@ def of_context(table: pd.DataFrame, recipes: Mapping[str, pd.DataFrame], config:
     """
     final = table.step.max()
     where, rows = f"{config}, {final} steps", []
-    for metric, words in (
-        ("relative_wasserstein", "relative Wasserstein distance, mean over tensors"),
-        ("wasserstein_all", "wasserstein_all"), ("max", "max"), ("relative_l2", "relative_l2"),
-    ):  # fmt: skip
+    for metric in ("relative_wasserstein", "wasserstein_all", "max", "relative_l2"):
         slope = slopes(table, metric, warmup)
         excess = (slope["flash"] - slope["init"]) / slope["init"].abs()
         id = "fig8-slope-init" if metric == "relative_wasserstein" else "fig8-slope-others"  # the one chosen before
-        rows.append(claim(id, f"{where}, {words}", excess))
+        rows.append(claim(id, f"{where}, {MEASURES[metric]}", excess))
     end = table[table.step == final].set_index(["pair", "seed"]).sort_index()
     for pair, values in (end.matched_l2 / end.relative_l2)[["flash", "init"]].groupby("pair"):
         rows.append(claim("fig8-matched", f"{where}, {PAIRS[pair].label}", values))
@@ -57,8 +54,15 @@ def of_context(table: pd.DataFrame, recipes: Mapping[str, pd.DataFrame], config:
             setting = f"{where}, {recipe}" if recipe else where
             for pair, values in less[column].groupby("pair", sort=False):
                 rows.append(claim(id, f"{setting}, {PAIRS[pair].label}", values))
-    reach = at_end(table, "relative_wasserstein")
-    return [*rows, claim("fig8-nudge", where, (reach["perturb"] / reach["flash"]).dropna())]
+    primary, *others = MEASURES
+    for measure in others:
+        for pair, values in recipes[""][measure].groupby("pair", sort=False):
+            rows.append(claim("fig8-low-precision", f"{where}, {MEASURES[measure]}, {PAIRS[pair].label}", values))
+    for measure in (primary, *others):
+        reach = at_end(table, measure)
+        setting = where if measure == primary else f"{where}, {MEASURES[measure]}"
+        rows.append(claim("fig8-nudge", setting, (reach["perturb"] / reach["flash"]).dropna()))
+    return rows
 
 
 def of_losses(ratios: pd.Series, where: str) -> Rows:

@@ -147,7 +147,23 @@ def other(tmp_path):
     return folder
 
 
-def test_the_command_does_not_run_in_a_checkout_that_is_not_its_own(other):
+KERNEL = "import fa_lib\nfrom fa_lib import kernels\ndef f(q, k, v):\n    raise ValueError(fa_lib.__file__)\n"
+
+
+def test_a_kernel_in_another_checkout_has_the_fa_lib_of_the_command(other):
+    """As where `pip install .` was run in a checkout, and `fa-lib` in it; a change of the checkout is reported."""
+    (other / "pyproject.toml").write_text('[project]\nname = "fa_lib"\n')
+    (other / "mine.py").write_text(KERNEL)
+    words = ("-P", "-m", "fa_lib", "check", "kernel", "mine:f", "--check", "carry_accumulator", "--exit-code")
+    done = python(*words, cwd=other, PYTHONPATH=str(ROOT))
+    assert done.returncode == 1 and f"ValueError: {PACKAGE / '__init__.py'}" in done.stdout, done.stderr
+    assert done.stderr == f"fa-lib: {PACKAGE} runs; {other / 'fa_lib'} has other code, which `python -m fa_lib` runs\n"
+    shutil.rmtree(other / "fa_lib")
+    shutil.copytree(PACKAGE, other / "fa_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    assert python(*words, cwd=other, PYTHONPATH=str(ROOT)).stderr == ""
+
+
+def test_no_results_are_written_into_a_checkout_by_another(other):
     (other / "pyproject.toml").write_text('[project]\nname = "fa_lib"\n')
     done = python("-P", "-m", "fa_lib", "dev", "claims", cwd=other, PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -9,11 +9,13 @@ import sys
 import pandas as pd
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from fa_lib.commands import gallery_pages as pages
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments import finds
 from fa_lib.kernels import golden
+from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
 
 REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention", "find_pallas_decode": "jax",
@@ -78,6 +80,22 @@ def test_torch_keeps_the_sum_of_dv_in_bf16():
     assert (kernel.alike, kernel.same) == (pytest.approx(1), 1)
 
 
+def test_torchs_dq_has_the_error_of_a_delta_from_the_stored_o():
+    """On uniform inputs dP and delta nearly cancel: FP64 everywhere, with delta from an O in BF16, has dQ's error."""
+    q, k, v = (x.double() for x in finds.draw_in_format("uniform", 0, BF16, 1024, 1024, 1))
+    dO = BF16(draw("normal", 1000, q.shape)[0])
+    x = [each.bfloat16().requires_grad_() for each in (q, k, v)]
+    (kernel,) = torch.autograd.grad(scaled_dot_product_attention(*x), x[:1], dO.bfloat16())
+    P, dP = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), dO @ v.mT  # (batch, heads, n, n)
+
+    def dq(o):
+        return P * (dP - (dO * o).sum(-1, keepdim=True)) @ k * q.shape[-1] ** -0.5
+
+    errors = [(each.double() - dq(P @ v)).flatten() for each in (kernel, dq(BF16(P @ v)))]
+    assert errors[0].norm() == pytest.approx(errors[1].norm().item(), rel=0.1)
+    assert errors[0].norm() > 0.1 * dq(P @ v).norm() and torch.corrcoef(torch.stack(errors))[0, 1] > 0.9
+
+
 def test_held_knows_the_same_errors():
     q, k, v = finds.draw_in_format("uniform", 0, BF16, 3, 64, 1)
     exact = golden(q, k, v, inputs=BF16)
@@ -112,9 +130,7 @@ def test_the_pages_hold_the_row():
         [ROW, dict(key="b", project="Q", version="", use="", verdict="cannot_run", problem="no wheel")]
     )
     text = pages.index(table)
-    assert (
-        "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | keeps a" in text
-    )
+    assert "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | keeps a" in text
     assert "| Q: b |  | – | – | – | – | – | – | – | cannot run here | no wheel |" in text
     assert "| breaks one | **fails** |" in pages.index(pd.DataFrame([ROW | dict(cause="carry relation")]))
     read = dict(found="sums O in FP16", source="ops.cpp:8163 (0.26.0)", reason="Its authors know.", verdict="differs")
@@ -147,6 +163,28 @@ def test_numbers_go_between_the_marks():
     assert "| 128 | 54 | 54 | 0.1 | 1.0e-01 | 0.9996 |" in text and "old" not in text and text.endswith("\nafter")
     with pytest.raises(ValueError, match="the marks"):
         pages.with_numbers("no marks", rows, ["n"])
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_a_find_has_what_a_maintainer_looks_for_in_order(name):
+    text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
+    parts = "*Status: ", "intended", "**What happens.**", "**Where.**", "**Newest release.** Tried on ", "**Evidence.**"
+    places = [text.index(part) for part in (*parts, "**Remedy.**", "**Reproduction**", "**Bug report**")]
+    assert places == sorted(places) and re.search(r"```md\nTitle: .+\n\n- ", text[places[-1] :])
+
+
+@pytest.mark.parametrize(
+    "name", ["sageattention", "llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy"]
+)
+def test_a_find_on_a_gpu_needs_nothing_of_ours(name):
+    """tests/gpu/test_find_pages.py runs those that a modelled GPU can run."""
+    text = (ROOT / "docs" / "gallery" / f"find_{name}.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    compile(script, name, "exec")
+    assert len(script.splitlines()) <= 30 and "fa_lib" not in script
+    heads = re.findall(r"^\*\*([A-Z][\w ]+)(?:\.\*\*|\*\*)", text, re.M)
+    due = ["What happens", "Where", "How large", "Newest release", "Evidence", "Remedy", "Reproduction", "Bug report"]
+    assert [head for head in heads if head in due] == due and "28 November 2026" in text
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_a_kernel_is_asked_what_is_named_and_nothing_else(tmp_path):
     assert done.exit_code == 1
     first, *lines = done.stdout.splitlines()
     assert first == f"{MINE}: 4 checks: 2 passed, 2 failed."  # and its conduct
-    assert lines[0].startswith("  carry_accumulator: FAILS: loses ") and "in tiles of" in lines[0]
+    assert lines[0].startswith("  carry_accumulator: FAILS: It carries low precision") and "in tiles of" in lines[0]
     record = json.loads(path.read_text())
     assert record["kernel"] == MINE and not record["checks"]["carry_row_sum"]["passed"] and record["versions"]
     assert command(MINE, "--check", "carry").exit_code == 0  # without --exit-code

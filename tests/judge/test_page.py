@@ -14,6 +14,7 @@ from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.page_files import PageFiles
 from fa_lib.check.report.sentence import folded
 from fa_lib.execution.machine import date, package, processor
+from fa_lib.execution.paths import ROOT
 from fa_lib.plots.style import READABLE
 
 FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
@@ -182,3 +183,10 @@ def _figure():
 def test_a_folder_is_not_named_as_a_page():
     with pytest.raises(ValueError, match="out: got page.html; accepted is a folder"):
         PageFiles.of("page.html", "flash")
+
+
+def test_without_a_folder_pages_lie_below_the_current_one_or_the_checkout_around_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert PageFiles.of("", "flash").page == tmp_path.resolve() / "build" / "reports" / "flash.html"
+    monkeypatch.chdir(ROOT / "docs")
+    assert PageFiles.of("", "flash").page == ROOT / "build" / "reports" / "flash.html"

@@ -18,7 +18,6 @@ from torch import nn
 from fa_lib import kernels
 from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.isolated_kernel import in_a_process
-from fa_lib.check.isolation.kernel_file import module_name
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity
 from fa_lib.check.judge.kernel import alignment
@@ -33,6 +32,7 @@ from fa_lib.check.report.sentences import WORDINGS, headline
 from fa_lib.check.report.sentences_cause import subject
 from fa_lib.check.report.sentences_kernel import NOTES
 from fa_lib.execution.paths import ROOT
+from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.option_names import OPTION_NAMES
 from fa_lib.kernels.sequential import sequential

@@ -22,8 +22,9 @@ from fa_lib.check.measure.relations.values import weights
 from fa_lib.check.report.sentences import WORDINGS
 from fa_lib.check.report.tables import by_relation
 from fa_lib.execution.paths import ROOT
-from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64, Format
 
+LOW = {"a mask of -4": -4.0, "a mask of -1e4": -1e4}  # in place of -inf
 N = 128  # keys: less work, and two tiles of most kernels
 
 
@@ -37,14 +38,14 @@ def attention(
     q, k, v = (x.float() for x in (q, k, v))
     S = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * (scale or d**-0.5)
     if mask is not None:
-        low = -4.0 if "a mask of -4" in wrong else -math.inf
+        low = next((low for name, low in LOW.items() if name in wrong), -math.inf)
         S = S.masked_fill(~mask, low) if mask.dtype == torch.bool else S + mask.float()
     hidden = torch.zeros(n_q, n, dtype=torch.bool)
     if causal:
         hidden |= k_at > own + int("a key of the future" in wrong)
     if window is not None:
         hidden |= (k_at < own - window[0] - int("a wide window" in wrong)) | (k_at > own + window[1])
-    S = S.masked_fill(hidden, -math.inf)
+    S = S.masked_fill(hidden, -1e4 if "a mask of -1e4" in wrong else -math.inf)
     sink = sinks.float()[:, None, None] if sinks is not None else torch.tensor(-math.inf)
     sink = sink.flip(0) if "sinks of other heads" in wrong else sink
     m = torch.maximum(S.amax(-1, keepdim=True), sink)
@@ -147,6 +148,7 @@ BREAKERS = {  # relation -> a kernel that breaks it, and a case that shows it
     "causality": (block_scaled, "V 8192 times as large"),
     "prefill_decode": (wrong("top left"), "chunks of 64"),
     "masked_values": (wrong("a mask of -4"), "V 8192 times as large"),
+    "low_scores": (wrong("a mask of -1e4"), "boolean mask"),
     "masked_nan": (lambda q, k, v, mask: attention(q, k, v + 0 * k, mask=mask), "NaN in K"),
     "hidden_row": (lambda q, k, v, mask: attention(q, k, v, mask=mask | ~mask.any(-1, keepdim=True)), "boolean mask"),
     "packed_sequences": (wrong("a mask of -4"), "each sees its own"),
@@ -207,6 +209,31 @@ def test_each_relation_is_broken_by_a_kernel_with_that_fault(key):
     fmt = "FP16" if key == "tiny_values" else "BF16"
     (row,) = (row for row in relate(fn, key, fmt, n=N) if row["case"] == case)
     assert row["outcome"] == "breaks" and not row["number"] <= row["limit"]
+
+
+def masked_by(low, added=False):
+    """Attention that hides keys by a finite score, put in their place or added to theirs."""
+
+    def kernel(q, k, v, causal=False, scale=None, mask=None):
+        S = q.float() @ k.float().mT * (scale or q.shape[-1] ** -0.5)
+        seen = torch.ones(S.shape[-2:], dtype=torch.bool).tril() if causal else mask
+        seen = seen if seen.dtype == torch.bool else seen == 0
+        P = torch.softmax(torch.where(seen, S, S + low if added else low), -1)
+        return (P @ v.float()).to(q.dtype)
+
+    return kernel
+
+
+@pytest.mark.parametrize("fmt", ["BF16", "FP16", "FP32"])
+def test_a_mask_of_a_finite_number_shows_below_it(fmt):
+    """-1e4 does; the smallest number of the format, which is -65504 in FP16, does not."""
+    for added in (False, True):
+        rows = relate(masked_by(-1e4, added), "low_scores", fmt, n=N)
+        assert [row["outcome"] for row in rows] == ["breaks"] * 3 and all(row["number"] > 3 for row in rows)
+        lowest = torch.finfo(Format.of(fmt).dtype).min
+        assert {row["outcome"] for row in relate(masked_by(lowest, added), "low_scores", fmt, n=N)} == {"bitwise"}
+    (finding, _) = of_relations(pd.DataFrame(rows).assign(key="low_scores", fmt=fmt))
+    assert finding.severity == Severity.FAILS
 
 
 @pytest.mark.parametrize("key, what", [("hidden_rows_nan", "NaN"), ("hidden_rows_mean", "the mean of V")])

@@ -8,6 +8,7 @@ import pandas as pd
 from fa_lib.check.isolation.worker import UNSUPPORTED, Outcome
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
+from fa_lib.check.judge.errors import wrong_gradients
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, within
 from fa_lib.check.measure.captured import FINITE, OVERFLOWS, ROUNDED, UNDEFINED, cheapest
 from fa_lib.check.measure.kv_cache import BEARS
@@ -183,7 +184,7 @@ def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
     measured, without = table[table.yardstick == FINITE], [*table.tensor[table.yardstick != FINITE]]
     if without:
         yield Finding("captured_gradients", Severity.REPORTED, dict(without=without))
-    wrong = measured[~(measured.relative <= FAR)]  # NaN too
+    wrong = wrong_gradients(measured, "times_max", ALLOWED["dq"])
     if len(wrong):
         worst = furthest(wrong)
         where = dict(tensor=worst.tensor, wrong=True)

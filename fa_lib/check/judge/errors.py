@@ -83,11 +83,29 @@ def over_shapes(shapes: pd.DataFrame) -> Iterator[Finding]:
         where = counts | dict(tensor=worst.tensor, shape=worst["shape"], fmt=worst.fmt)
         severity = Severity.FAILS if what == "outputs" else Severity.REPORTED
         yield Finding(what, severity, where, worst.ratio, limit)
-        wrong = failed[~(failed.relative <= FAR)] if what == "gradients" else failed[:0]  # NaN too
+        wrong = wrong_gradients(failed, "ratio", limit) if what == "gradients" else failed[:0]
         if len(wrong):
             worst = furthest(wrong)
             where = {name: worst[name] for name in ("tensor", "shape", "fmt")} | dict(head_dim=int(worst.head_dim))
             yield Finding("wrong_gradient", Severity.FAILS, where, worst.relative, FAR)
+
+
+def wrong_gradients(rows: pd.DataFrame, times: str, limit: float) -> pd.DataFrame:
+    """The rows of gradients that are not attention's: more than FAR off, and beyond the rule of three, as Baseline's
+    own may be that far off where a gradient nearly cancels. NaN is beyond both.
+
+    Args:
+        times: the column of the largest error over Baseline's. limit: up to which that is within the rule.
+    """
+    return rows[~(rows[times] <= limit) & ~(rows.relative <= FAR)]
+
+
+def problems(table: pd.DataFrame) -> Iterator[Finding]:
+    """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
+    for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
+        severity = Severity.REPORTED if outcome in UNSUPPORTED else Severity.FAILS
+        where = place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
+        yield Finding("problem", severity, where)
 
 
 def on_trouble(inputs: pd.DataFrame) -> Iterator[Finding]:

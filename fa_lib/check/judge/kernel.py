@@ -1,12 +1,12 @@
 """From the tables of a kernel's check to findings: what holds, where, by what number and limit, and no sentence."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
 from fa_lib.check.isolation.calls import FAULTS
-from fa_lib.check.isolation.worker import UNSUPPORTED, Outcome
+from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge import errors
 from fa_lib.check.judge.bound import of_bound
 from fa_lib.check.judge.conduct import of_conduct
@@ -43,26 +43,20 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
         return Judgement("kernel", kernel, (*conventions, *conduct, Finding(what, Severity.FAILS, where)))
     unsupported = [*_unsupported(asked)]
     if not len(lengths):
-        answers = list(_answers(asked))
         only = Finding("only_fp64", Severity.REPORTED)
-        return Judgement("kernel", kernel, (*conventions, *conduct, *answers, only, *unsupported))
+        return Judgement("kernel", kernel, (*conventions, *conduct, *answers(asked), only, *unsupported))
     top_left = bool((asked.note == "top_left").any())
     counted = _counted(shapes) if top_left and len(shapes) else shapes
-    wrong, sums = [*of_wrong(lengths, found.repeats)], found.sums
-    hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
-    sums = sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
-    overall = [f for f in wrong if f.what != "coarse"] or (wrong if not len(sums) else [])  # hides every carry
-    carries = (
-        [Finding("carry", Severity.REPORTED, dict(problem="", because=overall[0].what))] if overall else [*_carry(sums)]
-    )
+    wrong = [*of_wrong(lengths, found.repeats)]
+    sums = _seen(found.sums, wrong)
     findings = [
-        *wrong, *carries, *errors.growth(lengths), *_answers(asked), *errors.largest(lengths),
-        *_rounded_splits(found.splits), *(() if overall else _row_sum(sums)),
-        *_problems(lengths), *_problems(found.inputs), *_causal(asked, top_left and len(shapes) > 0),
+        *wrong, *of_sums(found.sums, wrong), *errors.growth(lengths), *answers(asked), *errors.largest(lengths),
+        *_rounded_splits(found.splits), *(() if _hides(wrong, sums) else _row_sum(sums)),
+        *errors.problems(lengths), *errors.problems(found.inputs), *_causal(asked, top_left and len(shapes) > 0),
         *alignment(asked), *_less_than_format(asked, {*lengths.fmt}),
         *of_bound(found.bounds, kernel), *errors.over_shapes(counted),
         *of_relations(found.relations), *errors.on_trouble(found.inputs),
-        *_repeats(found.repeats), *_rounding(found.rounding, sums),
+        *_repeats(found.repeats), *of_casts(found.rounding, sums),
         *_on_gpu(kernel), coverage(lengths, counted), *unsupported,
     ]  # fmt: skip
     if not any(findings[-1 - len(unsupported)].where[name] for name in ("settings", "shapes")):
@@ -78,9 +72,28 @@ def _conventions(keys):
         yield Finding("convention", severity, dict(keys="+".join(keys)))
 
 
-def _carry(sums):
-    """A finding for each format and sum, of the number of queries where most is lost; or one that says why there is
-    none."""
+def _seen(sums, wrong):
+    """The rows of a table of `carry` in formats that have no coarser numbers."""
+    hidden = {f.where["fmt"] for f in wrong if f.what == "coarse"}
+    return sums[~sums.fmt.isin(hidden)] if hidden and len(sums) else sums
+
+
+def _hides(wrong, sums):
+    """The finding of an error that hides what every sum loses; None where a loss is seen. sums: those of `_seen`."""
+    return next((f for f in wrong if f.what != "coarse" or not len(sums)), None)
+
+
+def of_sums(sums: pd.DataFrame, wrong: Sequence[Finding]) -> Iterator[Finding]:
+    """What is carried from tile to tile: a finding for each format and sum, of the number of queries where most is
+    lost; or one that says why there is none.
+
+    Args:
+        sums: table of `carry`. wrong: findings of `of_wrong`, which may hide a carry.
+    """
+    sums = _seen(sums, wrong)
+    if hides := _hides(wrong, sums):
+        yield Finding("carry", Severity.REPORTED, dict(problem="", because=hides.what))
+        return
     if not len(sums):
         yield Finding("carry", Severity.REPORTED, dict(problem=""))
         return
@@ -100,7 +113,7 @@ def _carry(sums):
         yield Finding("carry", severities[found["low"]], where, found["lost"], LOST)
 
 
-def _answers(asked):
+def answers(asked: pd.DataFrame) -> Iterator[Finding]:
     """Calls that are answered, and not with attention; with the head_dim where it is not that which is judged."""
     for row in asked[asked.outcome.isin(FAULTS)].itertuples():
         other = None if row.head_dim == asked.head_dim.iloc[0] else int(row.head_dim)
@@ -144,14 +157,6 @@ def _row_sum(sums):
     for fmt, what in dict.fromkeys((one["fmt"], one["sum"]) for one in found):
         lost = max(one["lost"] for one in found if (one["fmt"], one["sum"]) == (fmt, what))
         yield Finding("sum_error", Severity.REPORTED, dict(sum=what, fmt=fmt), lost)
-
-
-def _problems(table):
-    """A kernel that raises on inputs of a table of `examine.measure` does not support them; anything else fails."""
-    for outcome, rows in table[table.outcome != Outcome.ANSWERED].groupby("outcome"):
-        severity = Severity.REPORTED if outcome in UNSUPPORTED else Severity.FAILS
-        where = errors.place(rows.iloc[0]) | dict(outcome=outcome, problem=rows.problem.iloc[0])
-        yield Finding("problem", severity, where)
 
 
 def _causal(asked, top_left):
@@ -206,7 +211,7 @@ def _repeats(repeats):
             yield Finding("repeats", Severity.REPORTED, dict(of=what, runs=int(row.runs)), row[what])
 
 
-def _rounding(rounding, sums):
+def of_casts(rounding: pd.DataFrame, sums: pd.DataFrame) -> Iterator[Finding]:
     """How casts round, a finding for each cast and mode: truncation of P or of the output fails. A sum carried in low
     precision rounds as the output does, and says nothing of it."""
     low = len(sums) and any(one["low"] for one in carried(sums))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.execution.files import replacing
-from fa_lib.execution.paths import build
+from fa_lib.execution.paths import reports
 
 RECORD = "judgement.json"
 
@@ -23,7 +23,7 @@ class PageFiles:
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "PageFiles":
-        """The files of a judgement of `name`, whatever characters it has, in the folder `out`; empty: build/reports.
+        """The files of a judgement of `name`, whatever characters it has, in the folder `out`; empty: `paths.reports`.
 
         Raises:
             ValueError: out is named as a page is.
@@ -31,7 +31,7 @@ class PageFiles:
         if Path(out).suffix in (".html", ".htm"):
             raise ValueError(f"out: got {out}; accepted is a folder: the page in it is named after what was judged")
         name = re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "unnamed"  # "..": the folder above
-        return cls((Path(out) if out else build() / "reports").resolve() / f"{name}.html")
+        return cls((Path(out) if out else reports()).resolve() / f"{name}.html")
 
     @property
     def folder(self) -> Path:

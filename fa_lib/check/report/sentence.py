@@ -83,7 +83,12 @@ def times(finding: Finding) -> tuple[str, str]:
 
 def as_times(number: float, limit: float | None = None) -> str:
     """How many times something is something else, with as many digits as show that it is not 0, and on which side of a
-    limit it is: "2.4", "0.03", "2.001"."""
+    limit it is: "2.4", "0.03", "2.001"; from 100 on in three digits, from 10,000 on in two and a power of ten: "461",
+    "1,230", "4.4e8"."""
+    if number >= 9995:
+        return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+    if number >= 99.95:
+        return f"{float(f'{number:.3g}'):,.0f}"
     digits = 1
     while number > 0 and not round(number, digits) and digits < 4:
         digits += 1
@@ -91,7 +96,7 @@ def as_times(number: float, limit: float | None = None) -> str:
         digits += 1
     if number > 0 and not round(number, digits):
         return f"less than {10.0**-digits:g}"
-    return f"{number:,.{digits}f}"
+    return f"{number:.{digits}f}"
 
 
 def folded(group: Iterable[Sentence]) -> list[tuple[list[Sentence], list[Sentence]]]:

@@ -9,7 +9,7 @@ from fa_lib.check.measure.kv_cache import CACHES
 from fa_lib.check.probe.skipped import first_nonfinite, place, reason_sentence
 from fa_lib.check.report.sentence import Sentence, as_times, each, times
 from fa_lib.check.report.sentences_cause import has_this_error, subject
-from fa_lib.check.report.sentences_kernel import NAMES
+from fa_lib.check.report.sentences_kernel import NAMES, off_by
 
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 
@@ -67,8 +67,8 @@ def _captured_gradients(f, at):
         )
     name = NAMES[at["tensor"]]
     if at.get("wrong"):
-        off = "not finite" if f.number is None else f"{f.number:.0%} off"
-        return Sentence(f"{name} is not attention's gradient for the dO that was captured", off, f"{f.limit:.0%}")
+        text = f"{name} is not attention's gradient for the dO that was captured"
+        return Sentence(text, off_by(f.number), f"{f.limit:.0%}")
     rule = f"{'is within' if f.number <= f.limit else 'breaks'} the rule of three"
     return Sentence(f"For the dO that was captured, the largest error of its gradients {rule} ({name})", *times(f))
 

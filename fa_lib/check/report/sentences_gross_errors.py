@@ -1,7 +1,7 @@
 """What makes an error that is no rounding's, and inputs on which no error can be judged, in words."""
 
 from fa_lib.check.measure.captured import CHANGES, RAN
-from fa_lib.check.report.sentence import Sentence, each
+from fa_lib.check.report.sentence import Sentence, as_times, each
 from fa_lib.numerics.formats import BF16, E4M3, FP16, Format
 
 KERNELS = {RAN: "the kernel that ran"}
@@ -41,7 +41,7 @@ def _scale(f, at):
 
 
 def _noise(f, at):
-    apart = "not finite in some" if f.number is None else f"{f.number:.1f} ulp apart"
+    apart = "not finite in some" if f.number is None else f"{as_times(f.number)} ulp apart"
     return Sentence(
         "It gives other results on each call", apart, f"{f.limit:g} ulp",
         f"In {at['runs']} calls on the same tensors; another order of FP32 sums makes 1 ulp.",

@@ -190,6 +190,8 @@ def _on_gpu(f, at):
 
 
 def _shapes(f, at):
+    if not at["failed"] and at["of"] == 1:
+        return Sentence(f"The {f.what.removesuffix('s')} is within the rule", *times(f))
     if not at["failed"]:
         return Sentence(f"Over shapes and masks all {at['of']} {f.what} are within the rule", *times(f))
     place = f"the worst: {NAMES.get(at['tensor'], 'O')}, {at['shape']}, {at['fmt']}"
@@ -198,8 +200,14 @@ def _shapes(f, at):
 
 def _wrong_gradient(f, at):
     place = f"{at['shape']}, head_dim {at['head_dim']}, {at['fmt']}"
-    off = "not finite" if f.number is None else f"{f.number:.0%} off"
-    return Sentence(f"{NAMES[at['tensor']]} is not attention's gradient ({place})", off, f"{f.limit:.0%}")
+    return Sentence(f"{NAMES[at['tensor']]} is not attention's gradient ({place})", off_by(f.number), f"{f.limit:.0%}")
+
+
+def off_by(relative: float | None) -> str:
+    """A distance over a root mean square: "25% off", "off by 4.4e8 times its size"."""
+    if relative is None:
+        return "not finite"
+    return f"{relative:.0%} off" if relative < 10 else f"off by {as_times(relative)} times its size"
 
 
 def _worst_input(f, at):

@@ -40,10 +40,11 @@ def record(
         time"), seconds, and, where it is not done, words: the end of its output.
 
     Raises:
-        ValueError: an argument does not fit, or there is no such device here; before anything is made.
+        ValueError: an argument does not fit, or there is no such device here and a plan is not all that is asked for;
+            before anything is made.
     """
     scale = lookup("device", on, SCALES)
-    if on == "cuda" and not torch.cuda.is_available():
+    if on == "cuda" and not torch.cuda.is_available() and not dry_run:
         raise ValueError("device: no CUDA device here; accepted is cpu, a rehearsal of the same steps in small")
     if budget < 0:
         raise ValueError(f"budget: got {budget}; accepted are minutes above 0, or 0 for no limit")
@@ -108,7 +109,8 @@ def command(key: str, on: str, scale: str, out: Path) -> list[str]:
 
 
 def _name():
-    return re.sub(r"\W+", "_", torch.cuda.get_device_name())
+    """Return the GPU's name as a folder's; in the plan of a machine without one, a placeholder."""
+    return re.sub(r"\W+", "_", torch.cuda.get_device_name()) if torch.cuda.is_available() else "<the GPU>"
 
 
 def _make(step, on, scale, out, seconds):

@@ -212,16 +212,15 @@ def asked(e: Emitter, flags: ir.Value) -> Iterator[None]:
 def written(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
     """Return NOT_DONE from the function unless all bytes that are read were written."""
     with asked(e, flags):
-        all_written = e.b.room(I8)
-        e.b.put(I8(1), all_written)
+        kind = ir.IntType(8 * size)  # the flags of an access at once
+        ones, all_written = kind(int.from_bytes(b"\1" * size, "little")), e.b.room(kind)
+        e.b.put(ones, all_written)
 
         def work(b, lane):
-            start_of_lane = place_of(b, flags, place, lane)
-            for i in range(size):
-                b.put(b.and_(b.get(all_written, I8), b.get(b.at(start_of_lane, i), I8)), all_written)
+            b.put(b.and_(b.get(all_written, kind), b.get(place_of(b, flags, place, lane), kind)), all_written)
 
         each_lane(e, e.mask, work)
-        e.needs(e.b.icmp_unsigned("==", e.b.get(all_written, I8), I8(1)))
+        e.needs(e.b.icmp_unsigned("==", e.b.get(all_written, kind), ones))
 
 
 def mark(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:

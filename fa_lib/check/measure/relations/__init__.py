@@ -66,6 +66,8 @@ RELATIONS = {each.key: each for each in (
              "flashinfer-ai/flashinfer#4382", mask.prefill_decode),
     Relation("masked_values", "Hidden keys and values change nothing.",
              "tenstorrent/tt-metal#54833", mask.masked_values, bits=True),
+    Relation("low_scores", "Hidden keys stay hidden where all scores are far below 0.",
+             "TransformerLensOrg/TransformerLens#318", mask.low_scores),
     Relation("masked_nan", "Hidden keys and values may be NaN or infinite.",
              "unslothai/unsloth#9848", mask.masked_nan, bits=True, nan_is_told=True),
     Relation("hidden_row", "A row that sees no key is 0.",

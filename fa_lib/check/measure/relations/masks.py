@@ -11,6 +11,7 @@ from fa_lib.check.isolation.calls import KernelError
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from fa_lib.check.measure.relations.values import weights
+from fa_lib.numerics.formats import FP16
 
 HIDDEN = 40  # last keys that a mask hides: a part of most tiles
 CHANGES = {  # case -> what is changed, and how many times larger; None is other values of the same size
@@ -18,6 +19,7 @@ CHANGES = {  # case -> what is changed, and how many times larger; None is other
     "K 256 times as large": ("k", 256),
 }  # fmt: skip
 ADDED = {"boolean mask": False, "mask of -inf": True}  # case -> whether the mask is added to the scores
+LOW = -(2.0**14)  # a score: below a mask of -1e4, above one of FP16's smallest number, -65504
 UNUSABLE = {  # case -> what holds what, and whether a causal mask hides it
     "NaN in K": ("k", math.nan, False), "NaN in V": ("v", math.nan, False), "infinite K": ("k", math.inf, False),
     "infinite V": ("v", math.inf, False), "causal, NaN in later K": ("k", math.nan, True),
@@ -87,6 +89,25 @@ def masked_values(subject: KernelUnderTest, case: str) -> Found:
     if not found:
         raise refused or not_asked("takes no mask")
     return max(found, key=lambda each: each.number)
+
+
+@cases(*ADDED, "causal")
+def low_scores(subject: KernelUnderTest, case: str) -> Found:
+    """Rows whose keys all have one score weigh them alike, whatever it is: as low as LOW to 2 LOW, or 0. Hidden keys,
+    with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it. Of a causal mask
+    the rows before them are compared. In FP16 a scale of 1 is asked for, so that no product overflows. Both answers are
+    within the rule of the first call: 2 `allowed`."""
+    causal, options = case == "causal", dict(scale=1.0) if subject.fmt == FP16 else {}
+    q, k, v = subject.draw()
+    first = subject.n // 2 if causal else subject.n - HIDDEN
+    options |= dict(causal=True) if causal else dict(mask=visible(subject, ADDED[case]))
+    scale = options.get("scale", subject.head_dim**-0.5)
+    q, k = torch.zeros_like(q), torch.zeros_like(k)
+    q[..., 0], k[..., :first, 0] = 512, 2.0 ** math.ceil(math.log2(-LOW / scale)) / -512
+    v[..., first:, :] += 4
+    rows = slice(first if causal else None)
+    o, other = (subject(x, k, v, **options)[:, :, rows] for x in (q, torch.zeros_like(q)))
+    return difference(o, other, 2 * subject.allowed(q, k, v, **options))
 
 
 @cases(*UNUSABLE)

@@ -1,0 +1,256 @@
+"""Every block of README.md, docs/start and docs/gpu, as a reader runs it: in order, by `bash -e`, in a fresh clone and
+a fresh environment. `make test-docs`. (Not collected by `make test`.)
+
+Lines of a sh block are commands, and so is what a yaml block runs. A python block is one program. Other blocks, and
+lines that begin with "> ", quote what a command of the page prints. `make renew-docs` writes the long quotation of
+docs/start/page.md."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fa_lib.execution.machine import model
+from fa_lib.execution.paths import ROOT
+from install_locked import hashed, versions
+
+START = ("docs/start/install.md", "docs/start/page.md", "docs/start/mend.md", "docs/start/ci.md")
+GPU = ("docs/gpu/machine.md", "docs/gpu/blame.md", "docs/gpu/recorded.md")
+PAGES = ("README.md", *START, *GPU)
+QUOTED = re.compile(r"(?<=<!-- made by make renew-docs -->\n)```text\n(.*?)```\n\n(Made .*?)\n", re.DOTALL)
+
+LONG_GPU = "minutes of two cores; .github/workflows/weekly.yml runs the README's command"
+HOURS_OF_NVCC = "nvcc compiles for more than five minutes; tests/gpu compiles what a test needs"
+GIVEN = "the same command as the one on a file below it, and a longer one"
+GPU_NEEDED = "needs a GPU, or is made for a machine with one; tests/test_record.py"
+SKIPPED = {  # a command, or a part of a python block -> why it does not run here
+    "make figures": "nightly.yml",
+    "make test": "make test",
+    "make lab": "make test-browser",
+    "fa-lib check kernel examples/triton_attention.py:attention --gpu H100 --quick": LONG_GPU,
+    "fa-lib check kernel my_package/attention.py:flash --gpu H100 --quick --exit-code": LONG_GPU,
+    "fa-lib check kernel fa2 --gpu A100 --timeout 300": "25 minutes; " + HOURS_OF_NVCC,
+    "fa-lib blame fa2 --gpu A100 -n 256": HOURS_OF_NVCC,
+    "pip install --no-deps sageattention==1.0.6": "its kernel is judged by make gallery-gpu",
+    "fa-lib check kernel fa_lib.gallery.triton_kernels:sageattention --gpu H100": "ten minutes; make gallery-gpu",
+    "fa-lib check kernel my_package.attention:flash": GIVEN,
+    "fa-lib check kernel path/to/file.py:flash": GIVEN,
+    'pip install . "fa_lib[gpu] @ git+ADDRESS-OF-THIS-REPOSITORY"': "README installs the same extra",
+    "@parametrize_with_checks": "its kernel and its fault are the reader's; tests/judge/test_testing.py",
+    "make wheelhouse": GPU_NEEDED,
+    "make launches": GPU_NEEDED,
+    "python3 -m pip install --no-index --no-deps --no-compile --target build/site build/wheelhouse/*.whl": GPU_NEEDED,
+    "export PYTHONPATH=$PWD/build/site": GPU_NEEDED,
+    "python3 -m fa_lib dev record --budget 9": GPU_NEEDED,
+}
+
+PACKAGE = '[project]\nname = "my_package"\nversion = "1"\n[build-system]\nrequires = ["hatchling==1.33.0"]\n' + (
+    'build-backend = "hatchling.build"\n[tool.hatch.build.targets.wheel]\npackages = ["my_package"]\n'
+)
+FLASH = "from torch.nn.functional import scaled_dot_product_attention as flash\n"
+MODEL = """import torch
+
+
+def run():
+    layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True, dtype=torch.bfloat16)
+    layer(torch.randn(2, 48, 64, dtype=torch.bfloat16))
+"""
+NAMES = '''"""Names that blocks take from the reader."""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def kernel(q, k, v, causal=False):
+    return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def my_triton_function(x):
+    from examples.triton_attention import attention
+
+    attention(x, x, x)
+
+
+q, k, v = torch.randn(3, 1, 2, 64, 64, generator=torch.manual_seed(0)).bfloat16()
+S = q @ k.mT / 8
+x, y = q, torch.zeros_like(q)
+blocks, threads, shared_bytes = 1, 32, 0
+text = 'extern "C" __global__ void f(const short* x, short* y, int n, float a) { y[threadIdx.x] = x[threadIdx.x]; }'
+'''
+
+
+def blocks(page):
+    """(language, text) of each block of a page, in order."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def command(line):
+    """A line of a shell without its comment."""
+    return re.sub(r"(^|\s)\s*#.*", "", line).strip()
+
+
+def script(page):
+    """What a reader types who follows a page, for bash."""
+    lines = []
+    for language, block in blocks(page):
+        if language == "python":
+            if any(part in block for part in SKIPPED):
+                continue
+            if "return" in block:  # the inside of a function
+                block = f"def inside():\n{textwrap.indent(block, '    ')}\nassert inside().shape == q.shape\n"
+            tested = "def test_" in block
+            block = f"from names import *\n{block}"
+            lines += [
+                f"cat > block.py <<'PYTHON'\n{block}PYTHON\n" + ("pytest block.py" if tested else "python block.py")
+            ]
+        if language in ("sh", "yaml"):
+            runs = block.splitlines() if language == "sh" else [step["run"] for step in yaml.safe_load(block)]
+            lines += [
+                run.replace("ADDRESS-OF-THIS-REPOSITORY", f"file://{ROOT}")
+                for run in runs
+                if command(run) not in SKIPPED
+            ]
+            if "git clone" in block:
+                lines += ['cp -r "$READER"/. .  # what the reader has']
+    return "\n".join(lines) + "\n"
+
+
+def test_what_is_left_out_is_on_a_page():
+    every = [(language, block) for page in PAGES for language, block in blocks(page)]
+    commands = {
+        command(line.removeprefix("- run: "))
+        for language, block in every
+        if language in ("sh", "yaml")
+        for line in block.splitlines()
+    }
+    programs = [block for language, block in every if language == "python"]
+    assert [x for x in SKIPPED if x not in commands and not any(x in block for block in programs)] == []
+
+
+@pytest.fixture(scope="class")
+def reader(tmp_path_factory):
+    """reader(page, folder): what bash prints that runs a page's blocks in a folder of the reader's home."""
+    home = tmp_path_factory.mktemp("home")
+    own = home / "own"
+    for name, text in (("my_package/attention.py", FLASH), ("path/to/file.py", FLASH), ("my_model.py", MODEL),
+                       ("names.py", NAMES)):  # fmt: skip
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(text)
+    (home / "mine").mkdir()
+    (home / "mine/pyproject.toml").write_text(PACKAGE)
+    subprocess.run(["cp", "-r", *own.iterdir(), home / "mine"], check=True)
+    q, k, v = torch.randn(3, 1, 2, 64, 64, generator=torch.manual_seed(0)).bfloat16().float().numpy()
+    o = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v))).numpy()
+    np.savez(own / "call.npz", q=q, k=k, v=v, o=o, o_ref=o * 1.01)
+    (home / "versions.txt").write_text(versions(hashed() | hashed(ROOT / "fa_lib/gpu")))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TQDM"))}
+    env |= dict(PIP_CONSTRAINT=str(home / "versions.txt"), READER=str(own), PIP_QUIET="1")
+
+    def run(page, folder="fa-lib", environment=None):
+        """environment: of Python, below the home; None is no other than this one."""
+        there = [str(home / environment / "bin")] if environment else []
+        path = os.pathsep.join([*there, str(Path(sys.executable).parent), env["PATH"]])
+        done = subprocess.run(
+            ["bash", "-ev"], input=script(page), cwd=home / folder, env=env | dict(PATH=path), text=True,
+            capture_output=True,
+        )  # fmt: skip
+        print(page, done.returncode, done.stdout, done.stderr[-9000:], sep="\n")
+        assert done.returncode == 0, f"{page}: {done.stderr[-3000:]}"
+        return done.stdout
+
+    run.home = home
+    return run
+
+
+class TestReadmeAndGpu:
+    def test_readme(self, reader):
+        subprocess.run([sys.executable, "-m", "venv", reader.home / "venv"], check=True)
+        reader("README.md", ".", "venv")
+
+    @pytest.mark.parametrize("page", GPU)
+    def test_gpu(self, page, reader):
+        quotes_are_printed(page, reader(page, environment="venv"))
+
+
+class TestStart:
+    @pytest.mark.parametrize("page", START)
+    def test_start(self, page, reader):
+        first = page == START[0]
+        folder = "." if first else "mine" if page.endswith("ci.md") else "fa-lib"
+        printed = reader(page, folder, None if first else "fa-lib/.venv")
+        quotes_are_printed(page, printed)
+        if page.endswith("page.md"):
+            the_long_quotation_is_printed(printed)
+        if page.endswith("mend.md"):
+            the_error_falls_as_the_page_says(printed)
+
+
+def quotes_are_printed(page, printed):
+    quotes = [block for language, block in blocks(page) if language in ("", "text")]
+    quotes += re.findall(r"^> (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    for line in "\n".join(quotes).splitlines():
+        assert line.rstrip() in printed or page.endswith("page.md"), line
+
+
+def wrapped(printed):
+    """What a check prints, but for the page's path, in lines of at most 100 characters."""
+    lines = printed.strip().splitlines()[:-1]
+    return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines).strip() + "\n"
+
+
+def made_on():
+    return f"Made on {model()} with torch {torch.__version__.partition('+')[0]}."
+
+
+def the_long_quotation_is_printed(printed):
+    """To the last digit on the processor that it was made on. Others have other instructions, by which torch adds in
+    other orders: there the verdict and what counts against the kernel is the same, except for digits and for the inputs
+    in brackets."""
+    quoted, on = QUOTED.search((ROOT / "docs/start/page.md").read_text()).groups()
+    if on == made_on():
+        assert wrapped(printed) == quoted
+    else:
+        assert counted(wrapped(printed)) == counted(quoted)
+
+
+def the_error_falls_as_the_page_says(printed):
+    """Its digits, too, are those of the processor that docs/start/page.md was made on."""
+    says = r"At ([\d,]+) keys the largest error falls from ([\d.]+) to ([\d.]+)\s+times"
+    n, before, after = re.search(says, (ROOT / "docs/start/mend.md").read_text()).groups()
+    quoted, on = QUOTED.search((ROOT / "docs/start/page.md").read_text()).groups()
+    error = re.compile(rf"at N = {n} \(.*?\): ([\d.]+) ×")
+    assert error.search(" ".join(quoted.split()))[1] == before
+    assert error.search(printed)[1] == after if on == made_on() else float(error.search(printed)[1]) < 2
+
+
+def counted(text):
+    """The verdict and the findings that count, without digits and brackets."""
+    text = " ".join(text.partition("\nReported")[0].split())
+    return re.sub(r"[0-9][0-9.,]*[0-9]|[0-9]", "#", re.sub(r" \([^)]*\)", "", text))
+
+
+def test_the_mended_kernel_differs_as_the_page_says():
+    before, after = (block for language, block in blocks("docs/start/mend.md") if language == "python")
+    for code, name in ((before, "my_kernel"), (after, "my_kernel_mended")):
+        file = (ROOT / "examples" / f"{name}.py").read_text()
+        assert all(line.strip() in file for line in code.splitlines()), name
+
+
+def renew():
+    """Write the long quotation of docs/start/page.md anew."""
+    page = ROOT / "docs/start/page.md"
+    ((_, line),) = ((language, block) for language, block in blocks(page) if language == "sh")
+    words = [sys.executable, "-m", *command(line).replace("fa-lib", "fa_lib").split()]
+    printed = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    page.write_text(QUOTED.sub(lambda _: f"```text\n{wrapped(printed)}```\n\n{made_on()}\n", page.read_text()))
+
+
+if __name__ == "__main__":
+    renew()

@@ -1,0 +1,57 @@
+"""The CUDA kernel of the examples: on the GPU that is asked for, judged, and blamed."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from examples.cuda_attention import attention, kernel
+from fa_lib import kernels
+from fa_lib.commands.cli import app
+from fa_lib.gpu import Kernel
+from fa_lib.gpu.blame import blame
+from fa_lib.numerics.formats import Format
+from fa_lib.testing import assert_attention_close
+
+MINE = "examples.cuda_attention:attention"
+
+
+def drawn(n_q, n_kv, dtype=torch.float16):
+    torch.manual_seed(0)
+    return [torch.randn(1, 2, n, 64).to(dtype) for n in (n_q, n_kv, n_kv)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_is_attention(dtype, causal):
+    q, k, v = drawn(30, 70, dtype)
+    o = kernels.get(MINE, gpu="A100")(q, k, v, causal=causal)
+    assert_attention_close(o, q, k, v, precision=Format.of(dtype), causal=causal)
+
+
+def test_a_kernel_without_a_gpu_takes_the_one_it_is_judged_on():
+    q, k, v = drawn(30, 700)
+    a, h, again = (kernels.get(MINE, gpu=gpu)(q, k, v) for gpu in ("A100", "H100", "A100"))
+    assert torch.equal(a, again) and not torch.equal(a, h) and torch.equal(a, attention(q, k, v))
+    ptx = kernel("float16").text
+
+    def of_an_a100(q, k, v):
+        Kernel(ptx, "float16", gpu="A100")((1,), (1,), 0, q, k, v, q, 1.0, 0, 0, 0, 0)
+
+    with pytest.raises(ValueError, match="gpu: got a kernel for A100 on H100; accepted is Kernel without a gpu"):
+        kernels.get(of_an_a100, gpu="H100")(q, k, v)
+
+
+def test_blame_shows_the_lines_of_the_text():
+    q, k, v = (x[:, :1] for x in drawn(2, 40, torch.bfloat16))
+    found = blame(MINE, q, k, v, gpu="A100")
+    assert found.complete and not found.lost
+    first = found.table.iloc[0]
+    assert first.text == "O[i] = T(seen ? o / l : 0.0f);" and first.share == pytest.approx(1, abs=0.01)
+
+
+def test_it_passes():
+    """Some of what `check kernel examples/cuda_attention.py:attention --gpu A100` asks; all of it takes minutes."""
+    checks = [word for name in ("rule_97", "causality", "answer_causal_one", "masked_nan") for word in ("--check", name)]
+    command = ["check", "kernel", "examples/cuda_attention.py:attention", "--gpu", "A100", *checks, "--exit-code"]
+    done = CliRunner().invoke(app, command, prog_name="fa-lib")
+    assert done.exit_code == 0, done.output

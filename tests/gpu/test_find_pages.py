@@ -1,0 +1,100 @@
+"""What the pages of finds say of GPU kernels: their reproductions, and the causes that they name."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fa_lib import kernels
+from fa_lib.execution.paths import ROOT
+from fa_lib.gallery import conch_kernels, flag_gems_kernels, lmdeploy_kernels, sglang_kernels
+from fa_lib.gallery.catalogue import MODELLED
+from fa_lib.gallery.source_modules import module
+from fa_lib.gpu import GPU, triton
+from fa_lib.gpu.pretended import pretended
+
+A100 = GPU.of("A100")
+IMPORTED = {  # page -> imports the project's files from its archive, without what else the project would import
+    "find_sageattention": lambda: pytest.importorskip("sageattention"),
+    "find_conch": lambda: [conch_kernels._file(name) for name in ("paged_attention", "varlen_attention")],
+    "find_flag_gems": flag_gems_kernels._attention,
+    "find_sglang_decode": lambda: module(
+        sglang_kernels.SGLANG, f"{sglang_kernels.FILES}.decode_attention", sglang_kernels.STUBS
+    ),
+    "find_lmdeploy": lmdeploy_kernels._files,
+}
+NUMBER = r"(?<![\w.])\d+\.\d+|nan"
+MASKED = "        qk += tl.where(k_mask, 0, -1.0e6)\n"  # the line that SageAttention 1.0.6 lacks
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_a_reproduction_prints_here_what_its_page_says(name, capsys):
+    """The page's script runs unchanged on the modelled A100. Numbers are within a fifth."""
+    text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
+    script, printed = (re.search(f"```{kind}\n(.*?)```", text, re.S)[1] for kind in ("python", "text"))
+    with pretended(A100), triton(A100):
+        IMPORTED[name]()
+        exec(compile(script, name, "exec"), {})
+    out = capsys.readouterr().out
+    assert re.sub(NUMBER, "", out) == re.sub(NUMBER, "", printed)
+    pairs = [(float(a), float(b)) for a, b in zip(re.findall(NUMBER, out), re.findall(NUMBER, printed))]
+    assert all(a == pytest.approx(b, rel=0.2, abs=2e-4, nan_ok=True) for a, b in pairs)
+
+
+@pytest.fixture
+def sage():
+    """SageAttention in an A100's arithmetic, and what replaces its kernel without a causal mask by a changed one."""
+    core = pytest.importorskip("sageattention.core")
+    file, before = Path(core.__file__).with_name("attn_qk_int8_per_block.py"), core.attn_false
+
+    def change(folder, old, new):
+        text = file.read_text()
+        assert text.count(old) == 1
+        changed = folder / f"changed_{len(list(folder.iterdir()))}.py"
+        changed.write_text(text.replace(old, new))
+        spec = importlib.util.spec_from_file_location(changed.stem, changed)
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        core.attn_false = loaded.forward
+
+    yield kernels.get(MODELLED["sageattention_a100"].name), change
+    core.attn_false = before
+
+
+def of_sage(kernel, n):
+    """Return its distance from attention, and from attention with keys of score 0 up to a full tile of 64."""
+    torch.manual_seed(0)
+    q, k, v = (torch.rand(1, 1, n, 64).half() for _ in range(3))
+    o, (q, k, v) = kernel(q, k, v).double(), (x.double() for x in (q, k, v))
+    more = (0, 0, 0, -n % 64)
+    padded = F.scaled_dot_product_attention(q, F.pad(k - k.mean(2, keepdim=True), more), F.pad(v, more))
+    return [(o - each).abs().max().item() for each in (F.scaled_dot_product_attention(q, k, v), padded)]
+
+
+def test_sageattention_counts_keys_of_zeros_until_one_line_hides_them(sage, tmp_path):
+    kernel, change = sage
+    own = {n: of_sage(kernel, n) for n in (128, 129, 200)}
+    change(tmp_path, "* q_scale * k_scale \n", "* q_scale * k_scale \n" + MASKED)
+    masked = {n: of_sage(kernel, n) for n in own}
+    assert max(own[128]) < 1.5e-3 and all(own[n][0] > 0.1 and own[n][1] < 1.5e-3 for n in (129, 200))
+    assert all(each[0] < 1.5e-3 for each in masked.values())
+
+
+def test_the_fp16_of_sageattention_is_inside_a_tile(sage, tmp_path):
+    """With FP32 results of P V of a tile its error is what its 8 bits cost; O in FP16 from tile to tile would stay."""
+    from fa_lib.gallery.caches import over_bits
+
+    kernel, change = sage
+    assert over_bits("sageattention_a100", kernel) > 2
+    change(tmp_path, "tl.dot(p, v, out_dtype=tl.float16)", "tl.dot(p, v)")
+    assert over_bits("sageattention_a100", kernel) < 1.5
+
+
+def test_llama_cpp_is_judged_in_the_format_of_its_cache():
+    q, k, v = (torch.randn(1, 1, 16, 64).bfloat16() for _ in range(3))
+    for key in ("llama_cuda_mma", "llama_cuda_mma_crowded", "llama_cuda_tile", "llama_cuda_decode"):
+        with pytest.raises(NotImplementedError, match="KV cache is FP16 .*q is bfloat16"):
+            kernels.get(MODELLED[key].name)(q, k, v)
