@@ -39,10 +39,6 @@ MANY = 1024  # queries from which each tile of them learns first how many keys i
 WIDTHS = {  # kernel -> its head_dims, where all heads of Q, K and V have one
     "mma": (64, 80, 96, 112, 128, 256), "vec": (64, 128, 256), "tile": (40, 64, 72, 80, 96, 112, 128, 256),
 }  # fmt: skip
-CACHE = (
-    "llama.cpp's KV cache is FP16 here, its default; its CUDA kernels for prompts convert a cache of BF16 to FP16, too "
-    "(fattn.cu, line 522), so that it is judged in FP16; q is bfloat16"
-)
 STORING = 256  # threads of a block that stores values in the cache (set-rows.cu)
 
 
@@ -71,8 +67,7 @@ class LlamaCuda:
         """Compute attention.
 
         Args:
-            q, k, v: (batch, heads, n, head_dim) in FP16; with a quantised cache also in BF16, whose values are stored
-                from FP32.
+            q, k, v: (batch, heads, n, head_dim) in FP16, with a quantised cache also BF16, which is stored from FP32.
             causal: whether a query sees no later keys, aligned bottom-right.
             scale: None is 1 / sqrt(head_dim).
 
@@ -82,9 +77,9 @@ class LlamaCuda:
         Raises:
             NotImplementedError: llama.cpp does not have this dtype, head_dim or gradient, or a query sees no key.
         """
-        if q.dtype == torch.bfloat16 and self.cache == "F16":
-            raise NotImplementedError(CACHE)
-        only_dtypes(q, (torch.float16, torch.bfloat16), "this row of llama.cpp")
+        if self.cache == "F16":
+            only_dtypes(q, (torch.float16,), "llama.cpp's KV cache (its kernels convert BF16, fattn.cu, line 522)")
+        only_dtypes(q, (torch.float16, torch.bfloat16), f"llama.cpp's KV cache of {self.cache} here")
         without_gradients(q, k, v, "llama.cpp's CUDA kernels of attention have no gradients")
         if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise NotImplementedError("llama.cpp wants one head_dim for Q, K and V here, and heads that share K evenly")

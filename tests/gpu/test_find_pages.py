@@ -11,10 +11,15 @@ import torch.nn.functional as F
 from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
 from fa_lib.gallery import conch_kernels, flag_gems_kernels, lmdeploy_kernels, sglang_kernels
+from fa_lib.gallery.caches import over_bits
 from fa_lib.gallery.catalogue import MODELLED
 from fa_lib.gallery.source_modules import module
 from fa_lib.gpu import GPU, triton
 from fa_lib.gpu.pretended import pretended
+from fa_lib.gpu.sources import unpacked
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import BF16
 
 A100 = GPU.of("A100")
 IMPORTED = {  # page -> imports the project's files from its archive, without what else the project would import
@@ -44,24 +49,27 @@ def test_a_reproduction_prints_here_what_its_page_says(name, capsys):
     assert all(a == pytest.approx(b, rel=0.2, abs=2e-4, nan_ok=True) for a, b in pairs)
 
 
+def changed(file, folder, *pairs):
+    """Import a file of a project with some of its text replaced."""
+    text = file.read_text()
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    copy = folder / f"changed_{len(list(folder.iterdir()))}.py"
+    copy.write_text(text)
+    spec = importlib.util.spec_from_file_location(copy.stem, copy)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
 @pytest.fixture
-def sage():
-    """SageAttention in an A100's arithmetic, and what replaces its kernel without a causal mask by a changed one."""
+def sage(monkeypatch, tmp_path):
+    """SageAttention in an A100's arithmetic, and a function that changes a line of its kernel without a mask."""
     core = pytest.importorskip("sageattention.core")
-    file, before = Path(core.__file__).with_name("attn_qk_int8_per_block.py"), core.attn_false
-
-    def change(folder, old, new):
-        text = file.read_text()
-        assert text.count(old) == 1
-        changed = folder / f"changed_{len(list(folder.iterdir()))}.py"
-        changed.write_text(text.replace(old, new))
-        spec = importlib.util.spec_from_file_location(changed.stem, changed)
-        loaded = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded)
-        core.attn_false = loaded.forward
-
-    yield kernels.get(MODELLED["sageattention_a100"].name), change
-    core.attn_false = before
+    file = Path(core.__file__).with_name("attn_qk_int8_per_block.py")
+    kernel = kernels.get(MODELLED["sageattention_a100"].name)
+    return kernel, lambda *pair: monkeypatch.setattr(core, "attn_false", changed(file, tmp_path, pair).forward)
 
 
 def of_sage(kernel, n):
@@ -74,27 +82,49 @@ def of_sage(kernel, n):
     return [(o - each).abs().max().item() for each in (F.scaled_dot_product_attention(q, k, v), padded)]
 
 
-def test_sageattention_counts_keys_of_zeros_until_one_line_hides_them(sage, tmp_path):
+def test_sageattention_counts_keys_of_zeros_until_one_line_hides_them(sage):
     kernel, change = sage
     own = {n: of_sage(kernel, n) for n in (128, 129, 200)}
-    change(tmp_path, "* q_scale * k_scale \n", "* q_scale * k_scale \n" + MASKED)
+    change("* q_scale * k_scale \n", "* q_scale * k_scale \n" + MASKED)
     masked = {n: of_sage(kernel, n) for n in own}
     assert max(own[128]) < 1.5e-3 and all(own[n][0] > 0.1 and own[n][1] < 1.5e-3 for n in (129, 200))
     assert all(each[0] < 1.5e-3 for each in masked.values())
 
 
-def test_the_fp16_of_sageattention_is_inside_a_tile(sage, tmp_path):
+def test_the_fp16_of_sageattention_is_inside_a_tile(sage):
     """With FP32 results of P V of a tile its error is what its 8 bits cost; O in FP16 from tile to tile would stay."""
-    from fa_lib.gallery.caches import over_bits
-
     kernel, change = sage
     assert over_bits("sageattention_a100", kernel) > 2
-    change(tmp_path, "tl.dot(p, v, out_dtype=tl.float16)", "tl.dot(p, v)")
+    change("tl.dot(p, v, out_dtype=tl.float16)", "tl.dot(p, v)")
     assert over_bits("sageattention_a100", kernel) < 1.5
+
+
+def test_conch_loses_what_it_keeps_in_16_bits(monkeypatch, tmp_path):
+    """varlen_attention with the accumulator, the row sum and alpha in FP32, and all else as it is."""
+    file = unpacked(conch_kernels.CONCH) / "conch/kernels/attention/varlen_attention.py"
+    in_fp32 = (
+        ("cxpr_head_size_padded], dtype=dtype)", "cxpr_head_size_padded], dtype=tl.float32)"),
+        ("query_group_size_padded], 0.0, dtype=dtype)", "query_group_size_padded], 0.0, dtype=tl.float32)"),
+        ("output += tl.dot(p, value_block).to(dtype)", "output += tl.dot(p, value_block)"),
+        ("l_ij = tl.sum(p, axis=1).to(dtype)", "l_ij = tl.sum(p.to(tl.float32), axis=1)"),
+        ("alpha = tl.exp(m_i - m_ij).to(dtype)", "alpha = tl.exp(m_i - m_ij)"),
+    )
+    kernel = kernels.get(MODELLED["conch_varlen"].name)
+    q, k, v = (BF16(x) for x in draw("uniform", 0, (1, 1, 16, 64), (1, 1, 4096, 64)))
+    golden = kernels.golden(q, k, v, inputs=BF16)
+    baseline = (kernels.reference(q, k, v, precision=Precision.materialized(BF16)) - golden).abs().max()
+
+    def times():
+        return ((kernel(*(x.bfloat16() for x in (q, k, v))).double() - golden).abs().max() / baseline).item()
+
+    assert times() > 10
+    launcher = changed(file, tmp_path, *in_fp32).varlen_attention_launcher
+    monkeypatch.setattr(conch_kernels._file("varlen_attention"), "varlen_attention_launcher", launcher)
+    assert times() < 2
 
 
 def test_llama_cpp_is_judged_in_the_format_of_its_cache():
     q, k, v = (torch.randn(1, 1, 16, 64).bfloat16() for _ in range(3))
     for key in ("llama_cuda_mma", "llama_cuda_mma_crowded", "llama_cuda_tile", "llama_cuda_decode"):
-        with pytest.raises(NotImplementedError, match="KV cache is FP16 .*q is bfloat16"):
+        with pytest.raises(NotImplementedError, match="convert BF16.* has float16; q is bfloat16"):
             kernels.get(MODELLED[key].name)(q, k, v)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from fa_lib import BF16, FP16, Precision, Tiling, kernels
+from fa_lib.check.judge.findings import Finding, Judgement, Severity
 from fa_lib.check.measure.carry import ALL, LOST, QUERIES, carried, carry
+from fa_lib.check.report.sentences import sentences_of
 from fa_lib.kernels import Algorithm
 
 pytestmark = pytest.mark.slow
@@ -69,6 +71,15 @@ def test_low_precision_elsewhere_is_not_called_a_carry():
 
     seen = found(scaled_first, BF16)
     assert {one["low"] for one in seen.values()} == {False} and seen["row_sum"]["lost"] > 0.25  # the output's rounding
+
+
+def test_a_sum_inside_a_tile_is_told_from_one_from_tile_to_tile():
+    """SageAttention's kernel adds up P V of a tile in FP16, and O in FP32."""
+    for all_lost, words in ((57.0, "A part of a tile is summed"), (4.5, "It carries low precision from tile to tile")):
+        where = dict(sum="accumulator", fmt="FP16", tile=None, terms=1024, all=all_lost, queries=[16], queries_of=1)
+        judgement = Judgement("kernel", "f", (Finding("carry", Severity.FAILS, where, 3.5, 2.0),))
+        (sentence,) = sentences_of(judgement)[Severity.FAILS]
+        assert sentence.line.startswith(words)
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16])

@@ -106,7 +106,7 @@ def of_sums(sums: pd.DataFrame, wrong: Sequence[Finding]) -> Iterator[Finding]:
         low = [one for one in group if one["low"]]
         clean = [one for one in group if one["low"] is False]
         found = max(low or clean or group, key=lambda one: one["lost"])
-        where = {name: found[name] for name in ("sum", "fmt", "tile", "terms")}
+        where = {name: found[name] for name in ("sum", "fmt", "tile", "terms", "all")}
         where |= dict(queries=[one["queries"] for one in low or clean or group], queries_of=len(low) + len(clean))
         if found["low"] is None:
             where |= dict(blind=any(one["blind"] for one in group), problem=problems.iloc[0] if len(problems) else "")

@@ -89,7 +89,7 @@ def carried(table: pd.DataFrame) -> list[dict]:
     Returns:
         dicts: fmt, queries, sum, lost (the most, ulp), low (True, False, or None where it could not be seen), tile (the
         fewest keys from which on all is lost: the tile's size; None where nothing is lost), blind (small terms alone
-        are not returned right, so that their loss says nothing), terms.
+        are not returned right, so that their loss says nothing), terms, all (what is lost if every tile is, ulp).
     """
     found = []
     for (fmt, queries, what), rows in table.sort_values("keys").groupby(["fmt", "queries", "what"]):  # O first
@@ -103,9 +103,9 @@ def carried(table: pd.DataFrame) -> list[dict]:
             # In the row sum an error of a score, or of the exponential, shows as well, but loses no whole tile.
             sure = what == "accumulator" or tile is not None or found[-1]["low"]
             low = bool((excess > LOST).any() and sure) or (None if blind else False)
-        terms = int(rows.loc[rows.lost.idxmax(), "terms"]) if ran else int(rows.terms.max())
+        most = rows.loc[rows.lost.idxmax() if ran else rows.terms.idxmax()]
         one = dict(fmt=fmt, queries=int(queries), sum=what, lost=float(rows.lost.max()), low=low, tile=tile)
-        found.append(one | dict(blind=blind, terms=terms))
+        found.append(one | dict(blind=blind, terms=int(most.terms), all=float(most["all"])))
     return found
 
 

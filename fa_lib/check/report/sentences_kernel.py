@@ -22,6 +22,7 @@ NOTES = {  # of `contract`
 }
 
 CASTS = {"output": "the output", "probs": "P", "inputs": "V, which is FP32,"}
+ONE_TILE = 0.1  # of what a sum kept from tile to tile loses: 64 of 1,024 terms, which a tile holds, are less
 UNSEEN = {  # findings that hide a carry
     "scale": "its outputs are off by a factor, which has to go first",
     "noise": "its outputs differ from call to call, which has to end first",
@@ -105,6 +106,11 @@ def _carried(low):
         more.append(f"All is lost in tiles of up to {sizes}: this is its tile.")
     if len(most.where["queries"]) < most.where["queries_of"]:
         more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
+    if all(f.number < ONE_TILE * f.where["all"] for f in low):
+        text = f"A part of a tile is summed in low precision, into its {' and '.join(sums)}"
+        more[0] += f" A sum kept in {formats} from tile to tile would lose {most.where['all']:,.0f}."
+        change = "add up the matrix product P V of a tile in FP32"
+        return Sentence(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
     change = "hold the accumulator O and the row sum l in FP32 (docs/law/theory.md says how many bits are enough)"
     text = f"It carries low precision from tile to tile, in its {' and '.join(sums)}"
     return Sentence(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
