@@ -22,16 +22,16 @@ PAGE = ROOT / "docs" / "reports.md"
 TEXT = """<!-- written by `make reports`: do not edit -->
 # Reports of other people
 
-**These reports were at hand while `explain` was written, so the score below is in-sample.** Of 28 others, tried in November 2026,
-the first natural command gave the right verdict for 19 and the right cause for 4; no right output was called a BUG. Five of the 28
-are kept back as an examination.
+**These reports were at hand while `explain` was written, so the score below is in-sample.** Of 28 others, tried in
+November 2026, the first natural command gave the right verdict for 19 and the right cause for 4; no right output was
+called a BUG. Five of the 28 are kept back as an examination.
 
-`fa-lib explain` ([what it does](reference/explain.md)) on {count} public reports in which attention differs. The tensors of
-each are made anew: by the library of then, where it installs and shows it on a CPU ({real} of them, on {processor};
-`benchmarks/old_wheels`), else by the same call or with the defect in a few lines
+`fa-lib explain` ([what it does](reference/explain.md)) on {count} public reports in which attention differs. The
+tensors of each are made anew: by the library of then, where it installs and shows it on a CPU ({real} of them, on
+{processor}; `benchmarks/old_wheels`), else by the same call or with the defect in a few lines
 (`fa_lib/experiments/report_calls.py`). The right answer is the maintainers', or our reading where a thread has none.
-The last two columns are `torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and the rule
-of two: no more than twice Baseline's largest error.
+The last two columns are `torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and
+the rule of two: no more than twice Baseline's largest error.
 
 **Verdict right: {verdicts} of {count}. Cause right, where there is one to name: {causes} of {named}. A next step is
 named in {steps}**: nothing to fix, an option of a library, a computation, a convention that nobody means, or the place.

@@ -1,6 +1,7 @@
 """What our judge, and two others, say of the defects of mutations.csv, on one draw of inputs. first_look.csv has what
-was said before ours was changed for them (`--first-look`). `make mutations` asks ours again of what it did not fail
-then, into docs/reference/mutants.md. What is done stays in build/mutants, and an interrupted run resumes.
+was said before ours was changed for them (`--first-look`). `make mutations` judges again what was not failed then, into
+docs/reference/mutants.md, and into reported.csv what is only reported. What is done stays in build/mutants, and an
+interrupted run resumes.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from fa_lib.execution.sweep import sweep
 
 MARKS = "<!-- begin: make mutations -->", "<!-- end: make mutations -->"
 FIRST_LOOK = FOLDER / "first_look.csv"
+REPORTED = FOLDER / "reported.csv"
 SLIGHT = 10  # times the right kernel's error
 KINDS = {  # of what random calls say, in words
     "raises": "an exception",
@@ -110,8 +112,8 @@ def missed(rows: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
     return rows[~slight & (seen.verdict.reindex(rows.index) != Verdict.FAILS)]
 
 
-def listed(rows: pd.DataFrame, seen: pd.DataFrame) -> str:
-    """A line for each defect: what is changed, what random calls show, what ours reports."""
+def listed(rows: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
+    """A row for each defect: what is changed, what random calls show, what ours reports."""
     lines = []
     for number, row in rows.iterrows():
         change = f"`{_short(row.before)}` is `{_short(row.after)}`"
@@ -119,25 +121,25 @@ def listed(rows: pd.DataFrame, seen: pd.DataFrame) -> str:
             row["where"].split(": ")[-1] if row.kind == "raises" else f"{row.above:,.0f} x, {row['where'].split()[-1]}"
         )
         lines.append([row.kernel, f"{row.file}, {row.line}", change, shown, seen.told[number]])
-    return table(["kernel", "line", "change", "random calls show", "ours reports"], lines)
+    return pd.DataFrame(lines, columns=["kernel", "line", "change", "random calls show", "ours reports"])
 
 
 def _short(code):
     return " ".join(code.split()).replace("|", "\\|")
 
 
-def document(rows: pd.DataFrame, first: pd.DataFrame, now: pd.DataFrame) -> str:
-    """What the page has between its marks. now: of `judge`, of those that were missed at first."""
+def document(rows: pd.DataFrame, first: pd.DataFrame, now: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """What the page has between its marks, and `listed` of what is only reported. now: of `judge`, of those that were
+    missed at first."""
     before, after = missed(rows, first), missed(rows.loc[now.index], now)
     told = after[now.told[after.index] != ""]
-    silent = after.drop(told.index)
+    silent = listed(after.drop(told.index), now).drop(columns="ours reports")
     sums = (
         f"Of the {len(before)} above {SLIGHT} times, or with an exception or no number, that were not failed, ours now "
+        f"fails {len(before) - len(after)}, and reports {len(told)} (`benchmarks/mutations/{REPORTED.name}`). "
+        f"It passes {len(silent)} without a word:"
     )
-    sums += f"fails {len(before) - len(after)}, and reports {len(told)}. It passes {len(silent)} without a word."
-    return "\n\n".join(
-        [score(rows, first), sums, "Reported:", listed(told, now), "Without a word:", listed(silent, now)]
-    )
+    return "\n\n".join([score(rows, first), sums, table([*silent], silent.to_numpy().tolist())]), listed(told, now)
 
 
 def main():
@@ -151,8 +153,10 @@ def main():
         return
     first = first_look()
     now = judge(missed(rows, first), given.jobs)
+    text_of, reported = document(rows, first, now)
+    reported.to_csv(REPORTED, index=False)
     with replacing(PAGE) as path:
-        path.write_text(renewed(PAGE.read_text(), *MARKS, document(rows, first, now), PAGE.name))
+        path.write_text(renewed(PAGE.read_text(), *MARKS, text_of, PAGE.name))
 
 
 if __name__ == "__main__":
