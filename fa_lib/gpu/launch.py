@@ -100,7 +100,9 @@ class Kernel:
         self.code, _, self.native = self._machine(self.gpu)
         static = sum(each.size or 0 for each in self.entry.variables if each.space == "shared")
         if static > STATIC:
-            raise ValueError(f"{self.entry.name}: got {static:,} bytes of static shared memory; accepted are {STATIC:,}")
+            raise ValueError(
+                f"{self.entry.name}: got {static:,} bytes of static shared memory; accepted are {STATIC:,}"
+            )
         self.ordered = any(
             each.name in ("atom", "red") and "shared" not in each.words for each in self.code.instructions
         )
