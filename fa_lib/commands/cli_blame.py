@@ -38,6 +38,7 @@ def blame(
     with exit_on_error():
         from fa_lib.commands.blame_words import changes_of, lines, said
         from fa_lib.commands.cli_check import kernel_name
+        from fa_lib.execution.kernel_names import kernel_label
         from fa_lib.gpu.blame import blame as find
         from fa_lib.gpu.blame import what_if as ask
         from fa_lib.kernels.inputs import draw
@@ -63,6 +64,6 @@ def blame(
             shape = f"{heads} {'head' if heads == 1 else 'heads'}, {n_q or n} queries, {n} keys, head_dim {head_dim}"
             mask = ", causal" if causal else ""
             inputs = f"{distribution}, {fmt}, seed {seed}"
-            about = dict(kernel=name, GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
+            about = dict(kernel=kernel_label(name), GPU=found.gpu, call=f"{shape}{mask}", inputs=inputs)
             write(out, found, about, told)
             say(f"{out}")

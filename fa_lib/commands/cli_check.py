@@ -62,6 +62,7 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
     from dataclasses import asdict
 
     from fa_lib.execution.files import replacing
+    from fa_lib.execution.kernel_names import kernel_label
     from fa_lib.execution.results import provenance
     from fa_lib.testing import named
 
@@ -69,9 +70,11 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
         raise ValueError(f"device: got {device!r}; with --check, accepted is cpu")
     results = named.check_named(kernel, checks, timeout)
     if json_file is not None:
-        found = dict(kernel=kernel, checks={check: asdict(result) for check, result in results.items()})
+        told = {check: asdict(result) for check, result in results.items()}
+        found = dict(kernel=kernel, label=kernel_label(kernel), checks=told)
+        settings = dict(kernel=kernel_label(kernel), checks=[*results])
         with replacing(json_file) as path:
-            path.write_text(json.dumps(found | provenance(dict(kernel=kernel, checks=[*results])), indent=1) + "\n")
+            path.write_text(json.dumps(found | provenance(settings), indent=1) + "\n")
     typer.echo("\n".join(named.check_lines(kernel, results)))
     raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
 
@@ -79,8 +82,8 @@ def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
 def kernel_name(name: str) -> str:
     """Turn a kernel's name on the command line (gallery:KEY, path/to/file.py:function, gpu:H100:NAME) into the name
     that `kernels.get` takes."""
+    from fa_lib.execution.kernel_names import on_gpu
     from fa_lib.execution.reader_modules import module_name
-    from fa_lib.kernels.registry import on_gpu
 
     if name.startswith("gpu:"):
         _, gpu, own = (*name.split(":", 2), "")[:3]

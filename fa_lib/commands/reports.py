@@ -34,14 +34,16 @@ from fa_lib.check.probe.skipped import place
 from fa_lib.check.report.page import Section, page
 from fa_lib.check.report.page_files import PageFiles
 from fa_lib.check.report.sections import kernel_sections, model_sections, tensors_sections
-from fa_lib.check.report.sentences_captured import KERNELS
+from fa_lib.check.report.sentences_captured import named
 from fa_lib.execution import reader_modules
 from fa_lib.execution.files import replacing
+from fa_lib.execution.kernel_names import kernel_label, without_gpu
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.machine import date, package, processor
 from fa_lib.execution.results import provenance, versions
-from fa_lib.gallery.catalogue import ENTRIES
+from fa_lib.gallery.catalogue import ENTRIES, MODELLED
 from fa_lib.gallery.entry import installed
+from fa_lib.gpu.sources import FLASH_ATTN
 from fa_lib.numerics.formats import Format
 from fa_lib.plots.kernel_report import kernel_panels
 from fa_lib.plots.model_report import model_panels
@@ -103,13 +105,13 @@ def check_kernel(
     judgement = judge_kernel(kernel, found)
     kernel = judgement.subject
     name, *read_as = kernel.split("@")
-    about = {"Kernel": name, "Package": _version(name)} | _here(device)
+    about = {"Kernel": kernel_label(name), "Package": _version(name)} | _here(device)
     d = ", ".join(map(str, found.lengths.head_dim.unique())) if len(found.lengths) else "none"
     n = sorted(found.lengths.n.unique()) if len(found.lengths) else plan.lengths
     about |= {"Depth": named, "Layout": "bshd" if "bshd" in read_as else layout, "Lengths N": n, "head_dim": d}
     about |= {"Seeds": f"{plan.seeds}; {plan.bias_seeds} of inputs that make trouble, N = {plan.troubled_n}"}
     about |= {"Drawn anew": f"{len(plan.drawn)} lengths and the order of calls; --seed {plan.drawn_seed} repeats them"}
-    settings = dict(kernel=kernel, device=device) | asdict(plan)
+    settings = dict(kernel=kernel_label(kernel), device=device) | asdict(plan)
     sections, panels = kernel_sections(kernel, found), kernel_panels(judgement, found)
     return _written(files, judgement, sections, panels, found.items(), about, settings)
 
@@ -156,12 +158,12 @@ def check_tensors(
     found = replace(examine_tensors(q, k, v, options, answers, names[0]), gradients=back, conduct=conduct)
     judgement = judge_tensors(names, found, held.about)
     where = place(held.about) if "layer" in held.about else "not told by the file"
-    about = {"File": Path(path).name, "Kernel": KERNELS.get(names[0], names[0]), "Captured at": where} | _here(device)
+    about = {"File": Path(path).name, "Kernel": named(names[0]), "Captured at": where} | _here(device)
     stored = f", stored in {held.about['stored_in']}" if "stored_in" in held.about else ""
     shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)}, {Format.of(q.dtype).name}{stored}"
     about |= {"Tensors": " ".join(filter(None, (shapes, shortened(found.risks))))}
     settings = (
-        dict(file=f"{path}", names=[*names], device=device)
+        dict(file=f"{path}", names=[*map(kernel_label, names)], device=device)
         | asdict(reading)
         | {name: held.about[name] for name in ("model", "step", "layer", "call", "head") if name in held.about}
     )
@@ -207,13 +209,16 @@ def check_model(
 
 
 def _version(name):
-    """Of the package that "package.module:function" is of, or a kernel of the gallery."""
-    module, _, function = name.partition(":")
+    """Of the package that "package.module:function" is of, or a kernel of the gallery, or "fa2" on a GPU."""
+    own, gpu = without_gpu(name)
+    module, _, function = own.partition(":")
+    if gpu and own == "fa2":
+        return f"{FLASH_ATTN.name} {FLASH_ATTN.version}"
     if not function:
         return "fa_lib, built in"
-    if module == "fa_lib.gallery" and function in ENTRIES:
-        needed = ENTRIES[function].needs[0]
-        return f"{needed} {installed(needed)}"
+    entry = {**MODELLED, **ENTRIES}.get(function)
+    if entry is not None and module.startswith("fa_lib.gallery"):
+        return f"{entry.package.name if entry.package else entry.needs[0]} {entry.version}"
     return package(module) or "none that is installed"
 
 

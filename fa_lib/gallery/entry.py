@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from fa_lib.execution.kernel_names import on_gpu
 from fa_lib.gpu.sources import Package
-from fa_lib.kernels.registry import get, on_gpu
+from fa_lib.kernels.registry import get
 
 FEW_QUERIES = (  # keys of kernels that are asked for few: most of them take one query a call
     "ggml_decode", "ggml_decode_1_thread", "ggml_decode_v_fp32", "ggml_few", "ggml_q8_0", "ggml_q4_0",

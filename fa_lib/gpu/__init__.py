@@ -1,8 +1,7 @@
 """GPU kernels, run on a CPU in the GPU's own arithmetic: PTX in, a machine, compilers. docs/gpu/machine.md says how.
 
 `triton("H100")` is in triton_driver, `Kernel` in launch, `compile_cuda` in nvcc, FlashAttention-2 in flash_attn.
-`kernels.get("package.module:function", gpu="H100")` is in on, which also knows the name as one text,
-"fa_lib.gpu.on:H100:package.module:function".
+`kernels.get("package.module:function", gpu="H100")` is in on.
 """
 
 from fa_lib.gpu.device import GPU

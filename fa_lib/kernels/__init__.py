@@ -4,6 +4,7 @@ Every kernel is called `kernel(q, k, v, *, causal=False, scale=None, mask=None) 
 (batch, heads, sequence, head_dim). The emulated ones also take a Precision, and `tiled` a Tiling.
 """
 
+from fa_lib.execution.kernel_names import on_gpu
 from fa_lib.kernels.algorithm import Algorithm
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash, refusal
@@ -11,7 +12,7 @@ from fa_lib.kernels.golden_pair import golden_pair
 from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import golden, reference
-from fa_lib.kernels.registry import available, emulates, get, on_gpu, plain, register
+from fa_lib.kernels.registry import available, emulates, get, plain, register
 from fa_lib.kernels.tiled import rescales, tiled
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from fa_lib.execution.kernel_names import ON_GPU, kernel_label
 from fa_lib.execution.reader_modules import module_name
 from fa_lib.kernels.eager import stepwise, unfused
 from fa_lib.kernels.flash import flash
@@ -18,7 +19,6 @@ from fa_lib.kernels.reference import reference
 from fa_lib.kernels.tiled import tiled
 from fa_lib.kernels.tiling import Tiling
 
-ON_GPU = "fa_lib.gpu.on"  # it knows this package, which does not know it
 _BUILT_IN = (reference, tiled, flash, unfused, stepwise, baseline, as_shipped, every_step)
 _KERNELS: dict[str, Callable] = {fn.__name__: fn for fn in _BUILT_IN}
 
@@ -60,7 +60,7 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
         ValueError: there is no such kernel or layout.
     """
     if gpu:
-        return importlib.import_module(ON_GPU).kernel(name, gpu)
+        return importlib.import_module(ON_GPU).kernel(name, gpu)  # it knows this package, which does not know it
     if callable(name):
         return name
     own, at, layout = str(name).rpartition("@")
@@ -90,20 +90,15 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
     return kernel
 
 
-def on_gpu(name: str, gpu: str) -> str:
-    """Return a name for `get` of the kernel `get(name, gpu)`, for workers and notebooks."""
-    return f"{ON_GPU}:{gpu}:{name}" if gpu else name
-
-
 def unavailable(name: str, error: str) -> ValueError:
     """Make the error of a kernel that cannot be imported; error: what its import raised."""
     where = "modules are looked for in the current folder and on PYTHONPATH"
-    return ValueError(f"kernel: got {name!r}; it cannot be had: {error} ({where})")
+    return ValueError(f"kernel: got {kernel_label(name)!r}; it cannot be had: {error} ({where})")
 
 
 def uncallable(name: str, type_name: str) -> ValueError:
     """Make the error of a kernel's name that names something else, of a type with this name."""
-    return ValueError(f"kernel: got {name!r}, a {type_name}; accepted is a function f(q, k, v, ...)")
+    return ValueError(f"kernel: got {kernel_label(name)!r}, a {type_name}; accepted is a function f(q, k, v, ...)")
 
 
 @contextmanager

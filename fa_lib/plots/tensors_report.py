@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.check.measure.captured import BETTER, CHANGES
-from fa_lib.check.report import sentences
+from fa_lib.check.report import sentences, sentences_captured
 from fa_lib.check.report.anchors import PICTURES
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
@@ -99,7 +99,7 @@ def _errors(ax, far, heads):
     styles = ((INK, "|"), (BLUE, "s"), (PURPLE, "D"), (RUST, "o"), (DIM, "^"), (BROWN, "v"))
     for (color, marker), name in zip(styles, dict.fromkeys(far.kernel)):
         rows = far[far.kernel == name].set_index("head").loc[heads]
-        label = sentences.KERNELS.get(name, name)
+        label = sentences_captured.named(name)
         style = dict(ms=11, mew=1.6, zorder=4) if marker == "|" else dict(ms=5)
         ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
     ax.axvline(ALLOWED["o"], color=INK, lw=1.2)

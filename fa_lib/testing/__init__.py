@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fa_lib.check.measure.mistakes import Cause, Rows, cause
 from fa_lib.check.report.sentences_cause import has_this_error
+from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import FormatLike
 from fa_lib.testing.checks import CHECKS, result_of
@@ -172,4 +173,4 @@ def _kernel_name(kernel: str | Callable) -> str:
     """Return a kernel's name for a test's id."""
     while isinstance(kernel, partial):
         kernel = kernel.func
-    return kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
+    return kernel_label(kernel) if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from fa_lib import kernels
 from fa_lib.check.isolation.isolated_kernel import LIMIT_S, in_a_process
 from fa_lib.check.isolation.untrusted import Untrusted
+from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.testing.checked import Result
 from fa_lib.testing.checks import CHECKS, conduct_of, result_of
 
@@ -69,7 +70,7 @@ def check_lines(kernel: str, results: Mapping[str, Result]) -> list[str]:
     past = dict(passed="passed", failed="failed", reported="reported", unasked="not asked")
     outcomes = {check: _outcome(result) for check, result in results.items()}
     counts = [f"{[*outcomes.values()].count(key)} {word}" for key, word in past.items() if key in outcomes.values()]
-    lines = [f"{kernel}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
+    lines = [f"{kernel_label(kernel)}: {len(outcomes)} check{'s' * (len(outcomes) > 1)}: {', '.join(counts)}."]
     for check, result in results.items():
         lines.append(f"  {check}: {words[outcomes[check]]}{f': {result.why}' if result.why else ''}")
     return [Untrusted(line) for line in lines]

@@ -51,7 +51,9 @@ def test_blame_shows_the_lines_of_the_text():
 
 def test_it_passes():
     """Some of what `check kernel examples/cuda_attention.py:attention --gpu A100` asks; all of it takes minutes."""
-    checks = [word for name in ("rule_97", "causality", "answer_causal_one", "masked_nan") for word in ("--check", name)]
+    checks = [
+        word for name in ("rule_97", "causality", "answer_causal_one", "masked_nan") for word in ("--check", name)
+    ]
     command = ["check", "kernel", "examples/cuda_attention.py:attention", "--gpu", "A100", *checks, "--exit-code"]
     done = CliRunner().invoke(app, command, prog_name="fa-lib")
     assert done.exit_code == 0, done.output

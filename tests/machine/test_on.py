@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.commands.cli_check import kernel_name
+from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.gpu import GPU, on
 from fa_lib.gpu.pretended import pretended
 
@@ -25,6 +26,7 @@ def test_inside_tensors_and_torch_tell_of_the_gpu_and_everything_is_made_on_the_
 
 def test_a_name_says_the_gpu_and_leads_to_the_kernel(monkeypatch):
     assert kernels.on_gpu("mine:attention", "H100") == "fa_lib.gpu.on:H100:mine:attention"
+    assert kernel_label("fa_lib.gpu.on:H100:mine:attention@bshd") == "mine:attention@bshd on H100"
     assert kernel_name("gpu:A100~2:mine:attention@bshd") == "fa_lib.gpu.on:A100~2:mine:attention@bshd"
     monkeypatch.setattr(on, "kernel", lambda name, gpu: lambda q, k, v: (name, gpu))
     assert kernels.get("fa_lib.gpu.on:H100:mine:attention")(1, 2, 3) == ("mine:attention", "H100")

@@ -44,7 +44,7 @@ def test_the_largest_launch_and_the_limit_of_a_text(small):
 
 
 @pytest.mark.parametrize("kind, value, words", [
-    ("u64", 1.5, "argument 0: got 1.5 for a parameter of type u64; accepted is a whole number of 8 bytes, a tensor, or"),
+    ("u64", 1.5, "argument 0: got 1.5 for a parameter of type u64; accepted is a whole number of 8 bytes, a tensor"),
     ("u64", "x", "got 'x' for"), ("u64", 1 << 64, "accepted is a whole number of 8 bytes"),
     ("u32", None, "got NoneType for a parameter of type u32; accepted is a whole number of 4 bytes"),
     ("u32", torch.zeros(1), "got Tensor for"), ("s32", 0.5, "got 0.5 for"), ("u32", 1 << 32, "whole number of 4 bytes"),
@@ -68,10 +68,9 @@ MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {
 @pytest.mark.parametrize("body, inside, words", [
     ("", ".shared .align 4 .b8 memory[-4];", r"PTX, line \d+: got '-'; accepted is a whole number from 0"),
     ("", ".reg .b32 %x<-2>;", "got '-'; accepted is a whole number from 0"),
-    ("", f".shared .b8 memory[{48 * 1024 + 1}];", "small: got 49,153 bytes of static shared memory; accepted are 49,152"),
+    ("", f".shared .b8 memory[{48 * 1024 + 1}];", "got 49,153 bytes of static shared memory; accepted are 49,152"),
     ("A: mov.u32 %r1, 1; A: bra A;", "", "got 'A'; accepted is a label that is not there yet"),
-    (MMA.replace("{A}", "{%r1, %r2, %r3}"), "", r"mma.sync.*: got \(4, 3, 2, 4\) registers of D, A, B and C; accepted .*"
-     r"\(4, 4, 2, 4\)"),
+    (MMA.replace("{A}", "{%r1, %r2, %r3}"), "", r"got \(4, 3, 2, 4\) registers of D, A, B and C; accepted .*\(4, 4,"),
     ("{ mov.u32 %r1, 1;", "", "PTX, line .*: got 'the end of the text'; accepted is }"),
 ])  # fmt: skip
 def test_a_text_that_ptxas_refuses(body, inside, words):
@@ -100,9 +99,11 @@ def test_an_output_of_memory_that_nobody_wrote_is_a_fault():
     with pytest.raises(Fault, match="16 of 32 elements"):  # those of `o`, which no kernel writes
         kernels.get(lambda q, k, v: doubled(torch.cat([q, q]), k, v), gpu="A100")(fewer, fewer, fewer)
     own = torch.full((32,), float("nan"))
-    assert kernels.get(lambda q, k, v: q + torch.empty(32, dtype=torch.int32).clamp(0, 0), gpu="A100")(
-        own, q, q
-    ).isnan().all()
+    assert (
+        kernels.get(lambda q, k, v: q + torch.empty(32, dtype=torch.int32).clamp(0, 0), gpu="A100")(own, q, q)
+        .isnan()
+        .all()
+    )
 
 
 def test_a_gradient_of_memory_that_nobody_wrote_is_a_fault():

@@ -18,6 +18,7 @@ from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.capture import AS_IT_IS, captured
 from fa_lib.check.probe.named_tensors import Reading
 from fa_lib.check.probe.sampling import Sample, sampled
+from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.execution.results import finite, provenance
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.rule import baseline_for
@@ -179,7 +180,9 @@ def _guarded(name):
     def call(q, k, v, **options):
         answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
         if answer.outcome != Outcome.ANSWERED:
-            raise ValueError(f"kernel: {name} {answer.problem}; accepted are kernels that answer on these inputs")
+            raise ValueError(
+                f"kernel: {kernel_label(name)} {answer.problem}; accepted are kernels that answer on these inputs"
+            )
         return answer.output.detach()
 
     return call

@@ -9,12 +9,14 @@ from fa_lib.check.measure.mistakes import EXPLAINED
 from fa_lib.check.probe.skipped import place
 from fa_lib.check.report.sentence import as_times
 from fa_lib.check.report.sentences_cause import has_this_error
+from fa_lib.execution.kernel_names import kernel_label
 
 
 def comparison_lines(found: Compared) -> list[str]:
     """A short list for a terminal."""
     distance = found.apart
-    lines = [f"A is {found.a}, B is {found.b}{', token by token' if found.question.decode else ''}."]
+    how = ", token by token" if found.question.decode else ""
+    lines = [f"A is {kernel_label(found.a)}, B is {kernel_label(found.b)}{how}."]
     if "layer" in found.about:
         lines.append(f"The inputs were captured at {place(found.about)}.")
     for side, errors in found.errors.items():

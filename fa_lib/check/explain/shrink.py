@@ -23,6 +23,7 @@ from fa_lib.check.probe.capture import AS_IT_IS, Capture, captured
 from fa_lib.check.probe.named_tensors import FILE_LAYOUTS, Reading
 from fa_lib.check.probe.skipped import place
 from fa_lib.execution.files import replacing
+from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.kernels.option_names import OwnNames
 
 MARGIN = 1.5  # of the limit: a smaller call is kept where its error is so far beyond it, or as far as the whole call's
@@ -150,14 +151,14 @@ def shrink(
     if kernels.emulates(kernels.get(kernel)):
         raise ValueError(f"kernel: got {kernel!r}; accepted are kernels of q, k, v alone, such as 'every_step'")
     if "@" in kernel and kernel.partition("@")[2] not in FILE_LAYOUTS:
-        raise ValueError(f"kernel: got {kernel!r}; accepted are the layouts {', '.join(FILE_LAYOUTS)}")
+        raise ValueError(f"kernel: got {kernel_label(kernel)!r}; accepted are the layouts {', '.join(FILE_LAYOUTS)}")
     fn = kernels.plain(kernel)
     call = _needed(captured(path, reading))
     first = failure(fn, call, device)
     if first.kind == "right":
         limit = "twice Baseline's, or what roundings of P and of the output can come to where that is more"
         size = f"its largest error is {first.ratio:.2f} of what a right kernel may have ({limit})"
-        raise ValueError(f"kernel: {kernel} does not fail on {path}: {size}")
+        raise ValueError(f"kernel: {kernel_label(kernel)} does not fail on {path}: {size}")
     _steady(kernel, first, failure(fn, call, device))
     full = cut = Cut.whole(call)
     why = {*first.causes(call)[:1]}
@@ -201,7 +202,7 @@ def shrink(
 
 def _steady(kernel, first, again):
     if not first.stays(again):
-        raise ValueError(f"kernel: {kernel} fails at times and at times not at the same call: two runs differ")
+        raise ValueError(f"kernel: {kernel_label(kernel)} fails at times and at times not at one call: two runs differ")
 
 
 def _needed(call):
@@ -250,7 +251,7 @@ KINDS = {  # of a Failure: what the test's first line says
 def failure_sentence(shrunk: Shrunk) -> str:
     """What failed, in a sentence."""
     f = shrunk.failure
-    return KINDS[f.kind].format(kernel=shrunk.kernel, says=f.says, ratio=f.ratio)
+    return KINDS[f.kind].format(kernel=kernel_label(shrunk.kernel), says=f.says, ratio=f.ratio)
 
 
 def sizes_sentence(shrunk: Shrunk) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from fa_lib.execution.kernel_names import kernel_label
+
 
 class Severity(StrEnum):
     """What a finding means for the judgement."""
@@ -93,8 +95,8 @@ class Judgement:
 
     def record(self) -> dict:
         """All of it as JSON can hold it."""
-        own = dict(kind=self.kind, subject=self.subject, verdict=self.verdict.value, passed=self.passed)
-        return own | dict(findings=[*map(asdict, self.findings)])
+        own = dict(kind=self.kind, subject=self.subject, label=kernel_label(self.subject), verdict=self.verdict.value)
+        return own | dict(passed=self.passed, findings=[*map(asdict, self.findings)])
 
 
 def within(ratio: float, limit: float) -> Severity:

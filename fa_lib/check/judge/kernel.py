@@ -18,7 +18,7 @@ from fa_lib.check.measure.carry import LOST, carried
 from fa_lib.check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, adapted
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
-from fa_lib.kernels.registry import ON_GPU
+from fa_lib.execution.kernel_names import without_gpu
 from fa_lib.kernels.rule import CALLS
 
 ROUGH = 20  # times the error of plain sums in FP32 or FP64: another order of additions makes a few, TF32 hundreds
@@ -187,8 +187,9 @@ def _counted(shapes):
 
 def _on_gpu(kernel):
     """That it ran in the arithmetic of a GPU that is not there."""
-    if kernel.startswith(f"{ON_GPU}:"):
-        yield Finding("on_gpu", Severity.REPORTED, dict(gpu=kernel.split(":")[1]))
+    _, gpu = without_gpu(kernel)
+    if gpu:
+        yield Finding("on_gpu", Severity.REPORTED, dict(gpu=gpu))
 
 
 def coverage(lengths: pd.DataFrame, shapes: pd.DataFrame) -> Finding:

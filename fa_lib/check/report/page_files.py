@@ -8,6 +8,7 @@ from typing import Any
 
 from fa_lib.check.judge.findings import Judgement
 from fa_lib.execution.files import replacing
+from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.execution.paths import reports
 
 RECORD = "judgement.json"
@@ -30,7 +31,7 @@ class PageFiles:
         """
         if Path(out).suffix in (".html", ".htm"):
             raise ValueError(f"out: got {out}; accepted is a folder: the page in it is named after what was judged")
-        name = re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "unnamed"  # "..": the folder above
+        name = re.sub(r"[^\w.-]+", "_", kernel_label(name)).lstrip(".") or "unnamed"  # "..": the folder above
         return cls((Path(out) if out else reports()).resolve() / f"{name}.html")
 
     @property

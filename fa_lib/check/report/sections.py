@@ -6,7 +6,7 @@ from fa_lib.check.measure.kv_cache import BEARS, CACHES
 from fa_lib.check.measure.measurements import Measurements, TensorMeasurements
 from fa_lib.check.report import tables
 from fa_lib.check.report.page import Section
-from fa_lib.check.report.sentences_captured import KERNELS
+from fa_lib.check.report.sentences_captured import named
 
 
 def kernel_sections(kernel: str, found: Measurements) -> list[Section]:
@@ -38,7 +38,7 @@ def kernel_sections(kernel: str, found: Measurements) -> list[Section]:
 def tensors_sections(found: TensorMeasurements) -> list[Section]:
     """Of captured tensors."""
     return [
-        Section("heads", "How far each kernel is from the golden value", tables.by_kernel(found.deviations, KERNELS),
+        Section("heads", "How far each kernel is from the golden value", tables.by_kernel(found.deviations, named),
                 "The largest error over Baseline's, head by head; the kernel that is judged in front. At most 2."),
         Section("bound", "The judged output beside its own bound", tables.by_bound(found.bound)),
         Section("gradients", "Its gradients, for the dO that was captured", tables.by_gradient(found.gradients)),

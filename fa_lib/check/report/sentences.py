@@ -16,7 +16,7 @@ from fa_lib.check.report import (
 )
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentence import Sentence, as_times, folded, gravity
-from fa_lib.check.report.sentences_captured import KERNELS
+from fa_lib.check.report.sentences_captured import KERNELS, named
 from fa_lib.check.report.sentences_cause import subject
 from fa_lib.check.report.sentences_kernel import CASTS, SUMS, noted
 
@@ -30,9 +30,9 @@ def headline(judgement: Judgement) -> Untrusted:
     """The verdict, with its cause where one is known, and, of a kernel, what could not be asked: "flash passes. Not
     asked, since it takes no option that is called so: softcap, sinks."."""
     on = {"tensors": " on these tensors"}.get(judgement.kind, "")
-    judged = judgement.subject
-    if judgement.kind == "tensors" and judged in KERNELS:
-        judged = KERNELS[judged].capitalize()
+    judged = named(judgement.subject)
+    if judgement.kind == "tensors" and judgement.subject in KERNELS:
+        judged = judged.capitalize()
     found = cause(judgement)
     why = f": {BECAUSE[found[0].what](found[0], found)}" if found else ""
     text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."

@@ -10,12 +10,18 @@ from fa_lib.check.probe.skipped import first_nonfinite, place, reason_sentence
 from fa_lib.check.report.sentence import Sentence, as_times, each, times
 from fa_lib.check.report.sentences_cause import has_this_error, subject
 from fa_lib.check.report.sentences_kernel import NAMES, off_by
+from fa_lib.execution.kernel_names import kernel_label
 
 KERNELS = {ROUNDED: "the golden value, rounded", RAN: "the kernel that ran"}
 
 
+def named(kernel: str) -> str:
+    """Write the name of a kernel, of RAN or of ROUNDED in a sentence."""
+    return KERNELS.get(kernel) or kernel_label(kernel)
+
+
 def _refused(f, at):
-    return Sentence(f"{KERNELS.get(at['kernel'], at['kernel'])} {at['problem']}")
+    return Sentence(f"{named(at['kernel'])} {at['problem']}")
 
 
 def _captured(f, at):
@@ -30,14 +36,14 @@ def _nonfinite(f, at):
 
 
 def _head_error(f, at):
-    kernel = KERNELS.get(at["kernel"], at["kernel"])
+    kernel = named(at["kernel"])
     rule = {Severity.FAILS: " breaks the rule", Severity.PASSES: " is within the rule"}.get(f.severity, "")
     return Sentence(f"Over {at['heads']} heads the largest error of {kernel}{rule} (head {at['head']})", *times(f))
 
 
 def _bound(f, at):
     on = f" on {at['distribution']} inputs in {at['judged']}" if "judged" in at else ""
-    kernel = KERNELS.get(at["kernel"], at["kernel"])
+    kernel = named(at["kernel"])
     if f.severity == Severity.PASSES:
         text = f"Every output of {kernel} is within its own bound, which is derived for these inputs"
         text += f"; it is nearest{on}" if on else ""
@@ -50,8 +56,9 @@ def _bound(f, at):
 
 def _mistake(f, at):
     on = f" ({at['distribution']}, {at['judged']})" if "judged" in at else ""
-    kernel = f"{KERNELS.get(at['kernel'], at['kernel'])}"
-    text = f"{kernel[0].upper()}{kernel[1:]} computes another attention: {subject(at)} has this very error{on}"
+    kernel = named(at["kernel"])
+    kernel = kernel.capitalize() if at["kernel"] in KERNELS else kernel
+    text = f"{kernel} computes another attention: {subject(at)} has this very error{on}"
     more = f"{at['share']:.1%} of the squared error, in {at['rows']:,} of {at['of']:,} rows beyond their bound."
     return Sentence(text, f"{as_times(f.number, f.limit)} times the bound", "1", more)
 
@@ -112,11 +119,11 @@ def _layer_errors(kernel, own):
     seen = [f for f in own if f.number is not None]
     worst = next((f for f in own if f.severity == Severity.FAILS and f.number is None), None)
     if worst is None and not seen:
-        return Sentence(f"{kernel} could not be held against Baseline")
+        return Sentence(f"{named(kernel)} could not be held against Baseline")
     worst = worst or max(seen, key=lambda f: f.number)
     where = " ".join(name for name in (worst.where["model"], worst.where["layer"]) if name) or "outside of a module"
     if kernel != "ran":
-        return Sentence(f"On the same inputs {kernel} has its largest error at {where}", *times(worst))
+        return Sentence(f"On the same inputs {named(kernel)} has its largest error at {where}", *times(worst))
     failed = sum(f.severity == Severity.FAILS for f in own)
     words = f"In all of {len(own)} layers attention is within the rule"
     if failed:
@@ -154,7 +161,7 @@ def _own_hidden(f, at):
 
 
 def _skipped(f, at):
-    of = "Calls not compared" if at["kernel"] == "all" else f"Calls that {at['kernel']} was not compared at"
+    of = "Calls not compared" if at["kernel"] == "all" else f"Calls that {named(at['kernel'])} was not compared at"
     return Sentence(f"{of}: {f.number:.0f} ({reason_sentence(at['why'])})")
 
 

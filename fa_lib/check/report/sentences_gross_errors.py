@@ -1,10 +1,9 @@
 """What makes an error that is no rounding's, and inputs on which no error can be judged, in words."""
 
-from fa_lib.check.measure.captured import CHANGES, RAN
+from fa_lib.check.measure.captured import CHANGES
 from fa_lib.check.report.sentence import Sentence, as_times, each
+from fa_lib.check.report.sentences_captured import named
 from fa_lib.numerics.formats import BF16, E4M3, FP16, Format
-
-KERNELS = {RAN: "the kernel that ran"}
 
 
 def _overflows(f, at):
@@ -12,7 +11,7 @@ def _overflows(f, at):
     more = "There the rule has no error to hold a kernel to."
     if f.number is None:
         return Sentence(text, more=more)
-    kernel = KERNELS.get(at["kernel"], at["kernel"])
+    kernel = named(at["kernel"])
     far = f"{f.number:.2g} of the golden value's root mean square"
     limit = "" if f.limit is None else f"{f.limit:g}: from there on it is another answer than attention's"
     return Sentence(f"{text}; the error of {kernel} there", far, limit, more)

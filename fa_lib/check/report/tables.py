@@ -3,7 +3,7 @@
 A column `breaks`, of truth values, says of which rows the rule is broken, or an answer is at fault.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -18,6 +18,7 @@ from fa_lib.check.probe.probe import summary
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentences_cause import subject
 from fa_lib.check.report.sentences_kernel import CASTS, MODES, NAMES, noted
+from fa_lib.execution.kernel_names import kernel_label
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.numerics.confidence import interval
 
@@ -187,15 +188,15 @@ def by_head(risky: pd.DataFrame) -> pd.DataFrame:
     return risky.round(4).astype(str)
 
 
-def by_kernel(far: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+def by_kernel(far: pd.DataFrame, named: Callable[[str], str]) -> pd.DataFrame:
     """A table of `captured.deviations`: for each head every kernel's largest error over Baseline's, the kernel that is
-    judged in front. labels: of kernels that have one."""
+    judged in front. named: writes a kernel's name for readers."""
     ran = far[far.outcome == Outcome.ANSWERED]
     if not len(ran):
         return far[[]]
     names = sorted(dict.fromkeys(ran.kernel), key=ROUNDED.__eq__)
     wide = ran.pivot(index="head", columns="kernel", values="times_max")[names].rename_axis(columns=None)
-    found = _numbers(wide).rename(columns=labels).assign(head=[f"{int(head)}" for head in wide.index])
+    found = _numbers(wide).rename(columns=named).assign(head=[f"{int(head)}" for head in wide.index])
     return _sorted(found.reset_index(drop=True), wide[names[0]].to_numpy())
 
 
@@ -237,7 +238,7 @@ def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
     front = sorted(worst.columns, key="ran".__ne__)
     broke = {BROKE: worst.ran > ALLOWED["o"]} if "ran" in worst else {}
     found = _numbers(worst[front]).assign(**broke).rename_axis(columns=None)
-    found = found[[*broke, *front]].reset_index()
+    found = found[[*broke, *front]].rename(columns=kernel_label).reset_index()
     return found[[*found.columns.drop(["model", "layer"]), "model", "layer"]]
 
 
