@@ -27,7 +27,7 @@ def shares(table: pd.DataFrame, caption: str) -> Figure:
     calls, distributions = [*dict.fromkeys(table.call)], [*dict.fromkeys(table.distribution)]
     steps = [step for step in dict.fromkeys(table.step) if step not in (*NECESSARY, OTHER)]
     colors = dict(zip(steps, COLORS)) | dict(zip(NECESSARY, (BASELINE, SOFTMAX))) | {OTHER: GREY}
-    figure, axes = plt.subplots(1, len(distributions), figsize=(14.5, 0.55 * len(calls) + 2.2), sharey=True)
+    figure, axes = plt.subplots(1, len(distributions), figsize=(11.8, 0.55 * len(calls) + 2.2), sharey=True)
     for ax, distribution in zip(axes, distributions):
         rows = table[table.distribution == distribution]
         _bars(ax, rows, calls, colors)
