@@ -200,7 +200,7 @@ class Kernel:
         if np.prod(size) > threads:
             raise ValueError(f"block: got {size}, {np.prod(size):,} threads; accepted are up to {threads:,}")
         most = gpu.shared_bytes - static
-        if not isinstance(dynamic, Integral) or not 0 <= dynamic <= most:
+        if not isinstance(dynamic, (int, np.integer)) or not 0 <= dynamic <= most:
             accepted = f"0 to {most:,} bytes on {gpu.name}, where a block has {gpu.shared_bytes:,}"
             raise ValueError(f"shared: got {dynamic!r}; accepted are {accepted}")
         return grid, size, static + int(dynamic)

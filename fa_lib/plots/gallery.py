@@ -2,6 +2,7 @@
 of its cause."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -41,7 +42,7 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
         first, passes = same.iloc[0], same.verdict.iloc[0] == "passes"
         color = INK if passes else FLASH if first.verdict == "fails" and _by_error(same) else GREY
         ax.hlines(y, same.least.min(), same.worst.max(), color=color, lw=1.2)
-        look = dict(ms=5, mfc="none") if first.verdict == "differs" else dict(ms=5)
+        look: dict[str, Any] = dict(ms=5, mfc="none") if first.verdict == "differs" else dict(ms=5)
         ax.plot(same.worst, [y] * len(same), ls="", marker="o", color=color, **look)
         if first.verdict == "fails" and not _by_error(same):
             ax.plot(0.25, y, marker="x", color=FLASH, ms=6, mew=1.6, clip_on=False)
@@ -53,7 +54,7 @@ def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
                     fontsize=7.5, color=INK, annotation_clip=False)  # fmt: skip
     _axis(ax, len(groups), labels)
     ax.set_xlabel("largest error over Baseline's")
-    marks = dict(ls="", ms=5)
+    marks: dict[str, Any] = dict(ls="", ms=5)
     ax.plot([], [], marker="o", color=FLASH, label="fails by its error", **marks)
     ax.plot([], [], marker="x", color=FLASH, label="fails by what stands at the right", mew=1.6, **marks)
     ax.plot([], [], marker="o", color=GREY, mfc="none", label="differs", **marks)

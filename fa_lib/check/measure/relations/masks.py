@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,11 +98,11 @@ def low_scores(subject: KernelUnderTest, case: str) -> Found:
     with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it. Of a causal mask
     the rows before them are compared. In FP16 a scale of 1 is asked for, so that no product overflows. Both answers are
     within the rule of the first call: 2 `allowed`."""
-    causal, options = case == "causal", dict(scale=1.0) if subject.fmt == FP16 else {}
+    causal, scale = case == "causal", 1.0 if subject.fmt == FP16 else subject.head_dim**-0.5
     q, k, v = subject.draw()
     first = subject.n // 2 if causal else subject.n - HIDDEN
-    options |= dict(causal=True) if causal else dict(mask=visible(subject, ADDED[case]))
-    scale = options.get("scale", subject.head_dim**-0.5)
+    options: dict[str, Any] = dict(causal=True) if causal else dict(mask=visible(subject, ADDED[case]))
+    options |= dict(scale=scale) if subject.fmt == FP16 else {}
     q, k = torch.zeros_like(q), torch.zeros_like(k)
     q[..., 0], k[..., :first, 0] = 512, 2.0 ** math.ceil(math.log2(-LOW / scale)) / -512
     v[..., first:, :] += 4
