@@ -152,7 +152,7 @@ def reader(tmp_path_factory):
     o = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v))).numpy()
     np.savez(own / "call.npz", q=q, k=k, v=v, o=o, o_ref=o * 1.01)
     (home / "versions.txt").write_text(versions(hashed() | hashed(ROOT / "fa_lib/gpu")))
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TQDM"))}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TQDM", "OMP"))}
     elsewhere = [each for each in env["PATH"].split(os.pathsep) if Path(each) != Path(sys.executable).parent]
     env |= dict(PIP_CONSTRAINT=str(home / "versions.txt"), READER=str(own), PIP_QUIET="1")
 
