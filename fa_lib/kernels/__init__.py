@@ -12,10 +12,11 @@ from fa_lib.kernels.golden_pair import golden_pair
 from fa_lib.kernels.layouts import LAYOUTS
 from fa_lib.kernels.presets import as_shipped, baseline, every_step
 from fa_lib.kernels.reference import golden, reference
-from fa_lib.kernels.registry import available, emulates, get, plain, register
+from fa_lib.kernels.registry import available, emulates, get, plain, read_as, register
 from fa_lib.kernels.tiled import rescales, tiled
 
 __all__ = [
     "LAYOUTS", "Algorithm", "as_shipped", "available", "baseline", "emulates", "every_step", "flash", "get", "golden",
-    "golden_pair", "on_gpu", "plain", "reference", "refusal", "register", "rescales", "stepwise", "tiled", "unfused",
+    "golden_pair", "on_gpu", "plain", "read_as", "reference", "refusal", "register", "rescales", "stepwise", "tiled",
+    "unfused",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Kernels of another convention behind f(q, k, v, ...) as it is asked for: their own scale, their output's layout, the
-polarity of their masks. The keys are those of `check.dialect.conventions`."""
+polarity of their masks, one query a call, a V of another head_dim. The keys of the first are those of
+`check.dialect.conventions`."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa_lib.kernels.layouts import heads_before_rows
+from fa_lib.kernels.layouts import first_output, heads_before_rows
 from fa_lib.kernels.option_names import OwnNames
 
 
@@ -61,7 +62,66 @@ def inverted_mask(fn: Callable) -> Callable:
     return kernel
 
 
+def one_query(fn: Callable) -> Callable:
+    """Adapt a kernel that takes one query a call, as in decoding: it gets one after the other, under a causal mask with
+    the keys up to its own.
+
+    Raises:
+        NotImplementedError: at a call with a window or for gradients, or where a query sees no key.
+    """
+
+    @wraps(fn)
+    def kernel(q, k, v, causal: bool = False, mask: Tensor | None = None, **options: Any):
+        if options.get("window") is not None:
+            raise NotImplementedError("a window, of one query at a time")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+            raise NotImplementedError("gradients, of one query at a time")
+        (n_q, n_kv), outputs = (q.shape[2], k.shape[2]), []
+        for i in range(n_q):
+            keys = n_kv - n_q + i + 1 if causal else n_kv
+            if keys < 1:
+                raise NotImplementedError("causal: a query would see no key")
+            parts = (_part(q, slice(i, i + 1)), _part(k, slice(keys)), _part(v, slice(keys)))
+            if mask is not None:
+                options["mask"] = mask[..., i : i + 1, :keys] if mask.shape[-2] > 1 else mask[..., :keys]
+            outputs.append(first_output(fn(*parts, **options)))
+            if not isinstance(outputs[-1], Tensor):
+                return outputs[-1]
+        return torch.cat(outputs, 2)
+
+    return kernel
+
+
+def values_at_a_time(fn: Callable, width: int) -> Callable:
+    """Adapt a kernel whose V has a head_dim of its own, `width`: it gets so many values of a wider V at a time.
+
+    Raises:
+        NotImplementedError: at a call whose V has fewer.
+    """
+
+    @wraps(fn)
+    def kernel(q, k, v, **options):
+        d, outputs = v.shape[-1], []
+        if d < width:
+            raise NotImplementedError(f"{width} values")
+        for first in range(0, d, width):
+            start = min(first, d - width)
+            o = first_output(fn(q, k, v[..., start : start + width].contiguous(), **options))
+            if not isinstance(o, Tensor) or o.shape[-1] != width:
+                return o
+            outputs.append(o[..., first - start :])
+        return torch.cat(outputs, -1)
+
+    return kernel
+
+
+def _part(x, rows):
+    part = x[:, :, rows]
+    return part.contiguous() if x.is_contiguous() else part
+
+
 READINGS: Mapping[str, Callable[[Callable], Callable]] = {
     "scale_one": partial(scaled, power=-0.5), "scale_one_over_d": partial(scaled, power=0.5),
-    "layout_o_bshd": turned_output, "mask_inverted": inverted_mask,
+    "layout_o_bshd": turned_output, "mask_inverted": inverted_mask, "one_query": one_query,
+    "v_128": partial(values_at_a_time, width=128), "v_512": partial(values_at_a_time, width=512),
 }  # fmt: skip

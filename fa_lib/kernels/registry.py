@@ -63,15 +63,9 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
         return importlib.import_module(ON_GPU).kernel(name, gpu)  # it knows this package, which does not know it
     if callable(name):
         return name
-    own, at, layout = str(name).rpartition("@")
+    own, at, reading = str(name).rpartition("@")
     if at:
-        if layout in READINGS:
-            return READINGS[layout](_plain(get(own)))
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout: got {layout!r}; accepted are {', '.join(LAYOUTS)}")
-        if layout in ("varlen", "paged"):  # called under flash-attn's names
-            return LAYOUTS[layout](_with_precision(get(own)))
-        return get(own) if layout == "bhsd" else LAYOUTS[layout](_plain(get(own), heads=-2))
+        return read_as(get(own), reading)
     if name in _KERNELS:
         return _KERNELS[name]
     if ":" not in str(name):
@@ -88,6 +82,22 @@ def get(name: str | Callable, gpu: str = "") -> Callable:
     if not callable(kernel):
         raise uncallable(name, type(kernel).__name__)
     return kernel
+
+
+def read_as(fn: Callable, reading: str) -> Callable:
+    """Return a kernel of another layout of LAYOUTS, or of another convention of READINGS, adapted to what is asked for
+    here.
+
+    Raises:
+        ValueError: there is no such layout.
+    """
+    if reading in READINGS:
+        return READINGS[reading](_plain(fn))
+    if reading not in LAYOUTS:
+        raise ValueError(f"layout: got {reading!r}; accepted are {', '.join(LAYOUTS)}")
+    if reading in ("varlen", "paged"):  # called under flash-attn's names
+        return LAYOUTS[reading](_with_precision(fn))
+    return fn if reading == "bhsd" else LAYOUTS[reading](_plain(fn, heads=-2))
 
 
 def unavailable(name: str, error: str) -> ValueError:

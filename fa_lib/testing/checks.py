@@ -34,10 +34,10 @@ from fa_lib.check.measure.capability import (
     Capabilities,
 )
 from fa_lib.check.measure.carry import SUMS
-from fa_lib.check.measure.contract import OTHER_LAYOUT, adapted, formats, other_convention
+from fa_lib.check.measure.contract import OTHER_LAYOUT, formats
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.draws import OF_LENGTHS, OF_SHAPES, drawn_again
-from fa_lib.check.measure.examine import measure, probe_capabilities
+from fa_lib.check.measure.examine import measure
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.plan import QUICK
 from fa_lib.check.measure.reference_cache import ORDINARY, TROUBLE
@@ -45,12 +45,11 @@ from fa_lib.check.measure.relations import RELATIONS, relate
 from fa_lib.check.measure.relations.subject import NOT_ASKED
 from fa_lib.check.measure.rounding_mode import rounding_mode
 from fa_lib.check.measure.shapes import measure_shapes
+from fa_lib.check.measure.way import way_of
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentences import sentences_of
 from fa_lib.check.report.sentences_kernel import noted
 from fa_lib.kernels.inputs import UNEVEN
-from fa_lib.kernels.layouts import bshd
-from fa_lib.kernels.option_names import renamed
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.testing.checked import CheckedKernel, MeasuredAndJudged, Result
 
@@ -117,14 +116,12 @@ def judged_kernel(kernel: str | Callable) -> CheckedKernel | Result:
 
 
 def _judge(kernel) -> CheckedKernel | Result:
-    table, head_dim, capabilities = probe_capabilities(kernel, "cpu")
-    if other_convention(table) == (OTHER_LAYOUT,):
-        kernel = adapted(kernel, [OTHER_LAYOUT]) if isinstance(kernel, str) else bshd(renamed(kernel, heads=-2))
-        table, head_dim, capabilities = probe_capabilities(kernel, "cpu")
-    answered = formats(table[table.head_dim == head_dim])
+    way = way_of(kernel, follow=[OTHER_LAYOUT])
+    table = way.asked
+    answered = formats(table[table.head_dim == way.head_dim])
     for fmt in JUDGED:
         if fmt in answered:
-            return CheckedKernel(kernel, fmt, head_dim, capabilities, table)
+            return CheckedKernel(way.kernel, fmt, way.head_dim, way.able, table)
     bad = table[table.outcome != Outcome.ANSWERED].iloc[0]
     what = noted(bad.outcome, bad.note, bad.problem)
     said = f"{', '.join(JUDGED)}: the kernel answers in none of them; in {label(bad.asked, bad.dim)} it {what}"

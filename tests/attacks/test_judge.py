@@ -22,7 +22,7 @@ from fa_lib.check.isolation.isolated_kernel import in_a_process
 from fa_lib.check.judge.conduct import of_conduct
 from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
 from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure import examine as kernel
+from fa_lib.check.measure import way
 from fa_lib.check.measure.examine import examine
 from fa_lib.check.measure.plan import CheckPlan
 from fa_lib.check.probe.capture import Capture
@@ -266,7 +266,7 @@ def test_the_other_commands_do_not_end_with_a_kernel_that_ends_its_process(stran
 
 def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
     """4. And no two judgements make the same calls, unless that is asked for."""
-    monkeypatch.setattr(kernel, "probe_capabilities", cache(kernel.probe_capabilities))  # it is the same three times
+    monkeypatch.setattr(way, "probe_capabilities", cache(way.probe_capabilities))  # it is the same three times
     calls = []
 
     def cheats(q, k, v):
@@ -279,7 +279,7 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
     cheats.__module__ = "__main__"
     kernels.register("cheats beyond 4096", cheats)
     depth = replace(TINY, lengths=(64, 96), drawn=((4097, 4500),))
-    kernel.probe_capabilities("cheats beyond 4096", "cpu", depth.asked_queries, depth.asked_head_dims)
+    way.probe_capabilities("cheats beyond 4096", "cpu", depth.asked_queries, depth.asked_head_dims)
     made = {}
     for at, seed in enumerate((1, 1, 2)):
         calls.clear()

@@ -1,12 +1,14 @@
 """Whether the process of a stranger's kernel holds more after each call."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
 WARM = 8  # equal calls, before memory is looked at: allocators keep some
 LEAK = 0.9  # of an output's bytes: a kernel that holds on to its outputs grows by 1 a call
+PARTS = 8  # of the calls, in each of which the process has to grow
 LEAST = 2**19  # bytes of growth in each half of the calls: less may be an allocator's
 
 
@@ -29,5 +31,7 @@ class Memory:
         if half < WARM:
             return
         due = max(LEAST, LEAK * half * sum(x.numel() * x.element_size() for x in results))
-        if min(sizes[half] - sizes[0], sizes[2 * half] - sizes[half]) >= due:  # a jump is in one half alone
+        parts = [sizes[2 * half * i // PARTS] for i in range(PARTS + 1)]
+        steady = all(b > a for a, b in pairwise(parts))  # an allocator grows by a few jumps
+        if steady and min(sizes[half] - sizes[0], sizes[2 * half] - sizes[half]) >= due:
             self.growth, self.calls = (sizes[2 * half] - sizes[0]) / (2 * half), 2 * half

@@ -15,9 +15,10 @@ from fa_lib.check.judge.gross_errors import of_wrong
 from fa_lib.check.judge.relations import of_relations
 from fa_lib.check.measure.capability import CAUSAL_FEWER, CAUSAL_ONE
 from fa_lib.check.measure.carry import LOST, carried
-from fa_lib.check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, adapted
+from fa_lib.check.measure.contract import BY_DEFAULT, NAMED, OTHER_LAYOUT, adapted, formats
 from fa_lib.check.measure.measurements import Measurements
 from fa_lib.check.measure.mistakes import EXPLAINED
+from fa_lib.check.measure.way import TAKES
 from fa_lib.execution.kernel_names import without_gpu
 from fa_lib.kernels.rule import CALLS
 
@@ -28,11 +29,11 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
     """A kernel, by what was measured of it: it passes where its outputs are attention's and within the rule,
     and it carries no low precision from tile to tile. Where no error could be measured, it is not judged. A kernel
     that follows another convention is judged under it."""
-    kernel, conduct = adapted(kernel, found.conventions), tuple(of_conduct(found.conduct))
+    kernel, conduct = f"{adapted(kernel, found.conventions)}", tuple(of_conduct(found.conduct))
     conventions = tuple(_conventions(found.conventions))
     asked, lengths, shapes = found.asked, found.lengths, found.shapes
     lengths = lengths[lengths.kernel == kernel] if len(lengths) else lengths
-    if not (asked.outcome == Outcome.ANSWERED).any():
+    if not formats(asked):
         bad, ended = (
             asked[asked.outcome.isin((Outcome.WRONG, Outcome.MALFORMED))],
             asked[asked.outcome == Outcome.ENDED],
@@ -40,6 +41,8 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
         worst = next(rows for rows in (bad, ended, asked) if len(rows)).iloc[0]
         where = {name: worst[name] for name in ("asked", "outcome", "note", "problem")} | dict(dim=int(worst.dim))
         what = "not_attention" if len(bad) else "not_run"
+        right = [int(length.removeprefix("length_")) for length in asked.asked[asked.outcome == Outcome.ANSWERED]]
+        where |= dict(right_at=right) if right else {}
         return Judgement("kernel", kernel, (*conventions, *conduct, Finding(what, Severity.FAILS, where)))
     unsupported = [*_unsupported(asked)]
     if not len(lengths):
@@ -66,10 +69,15 @@ def judge_kernel(kernel: str, found: Measurements) -> Judgement:
 
 
 def _conventions(keys):
-    """Another convention is another answer, but for a layout of all tensors: a caller has to know that one anyway."""
-    if keys:
-        severity = Severity.REPORTED if keys == (OTHER_LAYOUT,) else Severity.FAILS
-        yield Finding("convention", severity, dict(keys="+".join(keys)))
+    """Another convention is another answer, but for a layout of all tensors: a caller has to know that one anyway, and
+    which calls it takes."""
+    followed = tuple(key for key in keys if key not in TAKES)
+    if followed:
+        severity = Severity.REPORTED if followed == (OTHER_LAYOUT,) else Severity.FAILS
+        yield Finding("convention", severity, dict(keys="+".join(followed)))
+    for key in keys:
+        if key in TAKES:
+            yield Finding("takes", Severity.REPORTED, dict(key=key))
 
 
 def _seen(sums, wrong):

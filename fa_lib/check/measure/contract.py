@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 import pandas as pd
@@ -99,6 +100,20 @@ def contract(
     return asker.rows
 
 
+def right_lengths(kernel: str | Callable, head_dim: int, device: str, causal: bool) -> list[dict[str, Any]]:
+    """Rows as of `contract` of the lengths at which a kernel that is wrong at that of FIRST is right."""
+    asker, fmt = _Asker(kernel, head_dim, device, causal, None), FORMATS[0]
+    for each in CAPABILITIES:
+        if each.key.startswith("length_"):
+            q, k, v, options = asker.inputs_of(fmt, each.call, 2)
+            answer = call_kernel(asker.fn, q, k, v, **options)
+            if answer.outcome == Outcome.ANSWERED:
+                golden = kernels.golden(q, k, v, inputs=fmt, **options)
+                if wrong_answers.distance(answer.output, golden) <= wrong_answers.FAR:
+                    asker.row(each.key)
+    return asker.rows
+
+
 class _Asker:
     """Asks a kernel, see `contract` for its arguments, and keeps the rows."""
 
@@ -114,7 +129,7 @@ class _Asker:
     def ask(self, asked: str, fmt: Format, call: Call, times: float = 1) -> Outcome:
         """A call of normal inputs, Q so many times as large."""
         first = call is FIRST
-        q, k, v, options = self._call(fmt, call, 2, times)
+        q, k, v, options = self.inputs_of(fmt, call, 2, times)
         answer = call_kernel(_typed(self.fn) if first else self.fn, q, k, v, **options)
         outcome, note, over = answer.outcome, "", math.nan
         if outcome == Outcome.ANSWERED and times == 1:  # else a score's own rounding may turn the softmax
@@ -137,7 +152,7 @@ class _Asker:
         if first and outcome == Outcome.ANSWERED:
             note = "causal_only" if self.causal else BY_DEFAULT if self.by_default else note
         dim = call.head_dim if asked == HEAD_DIM else None
-        return self._row(asked, outcome, note, answer.problem, dim or 0, over)
+        return self.row(asked, outcome, note, answer.problem, dim or 0, over)
 
     def ask_gradients(self, fmt: Format) -> Outcome:
         """Whether it has gradients, all of them finite."""
@@ -149,12 +164,12 @@ class _Asker:
             grads = torch.autograd.grad(total, (q, k, v))
         except KernelError as error:
             defect = answered and not str(error).startswith(NO_BACKWARD)
-            return self._row(GRADIENTS, error.outcome, NAMED if defect else "", str(error))
+            return self.row(GRADIENTS, error.outcome, NAMED if defect else "", str(error))
         if all(map(finite, grads)):
             due = self._golden_gradients(q, k, v, self.options, torch.ones_like(q, dtype=torch.float64))
             self.gradients_off = max(map(wrong_answers.distance, grads, due))
-            return self._row(GRADIENTS)
-        return self._row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
+            return self.row(GRADIENTS)
+        return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
 
     def ask_gradients_at(self, fmt: Format, d: int) -> Outcome:
         """Whether the gradients of 64 queries, or the last so many, and 64 keys are right at another head_dim."""
@@ -165,19 +180,19 @@ class _Asker:
         return self._ask_gradients(GRADIENTS_WITH[key], fmt, Call(key, 256, 256, options=OPTIONS[key]))
 
     def _ask_gradients(self, asked, fmt, call, dim=0):
-        q, k, v, options = self._call(fmt, call, 1)
+        q, k, v, options = self.inputs_of(fmt, call, 1)
         q, k, v = (x.contiguous().requires_grad_() for x in (q, k, v))
         dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
         try:
             ours = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
         except KernelError as error:
-            return self._row(asked, error.outcome, problem=str(error), dim=dim)
+            return self.row(asked, error.outcome, problem=str(error), dim=dim)
         due = self._golden_gradients(q, k, v, options, dO)
         limit = _limit(self.gradients_off)
         wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b, limit)]
         if not wrong:
-            return self._row(asked, dim=dim)
-        return self._row(asked, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=dim)
+            return self.row(asked, dim=dim)
+        return self.row(asked, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=dim)
 
     def _golden_gradients(self, q, k, v, options, dO):
         exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -196,13 +211,13 @@ class _Asker:
             with kernel_errors():
                 ours = gradient(self.fn)
         except KernelError as error:
-            return self._row(SINKS_GRADIENT, error.outcome, problem=str(error))
+            return self.row(SINKS_GRADIENT, error.outcome, problem=str(error))
         exact = gradient(kernels.golden, inputs=fmt)
         if _far(ours, exact.double()):
-            return self._row(SINKS_GRADIENT, Outcome.WRONG, "other")
-        return self._row(SINKS_GRADIENT)
+            return self.row(SINKS_GRADIENT, Outcome.WRONG, "other")
+        return self.row(SINKS_GRADIENT)
 
-    def _call(self, fmt, call, batch, times=1.0):
+    def inputs_of(self, fmt, call, batch, times=1.0):
         """Q, so many times as large, K, V and the options of a call; its last queries alone where these are few."""
         q, k, v = draw("normal", 0, *call.shapes(self.head_dim, batch=batch))
         q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
@@ -215,7 +230,7 @@ class _Asker:
     def _inputs(self, fmt, shape):
         return (fmt(x).to(self.device, fmt.dtype) for x in draw("normal", 0, shape))
 
-    def _row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
+    def row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
         of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
         self.rows.append(of | dict(outcome=outcome, note=note, problem=problem, times=times))
         return outcome
@@ -240,9 +255,10 @@ def other_convention(asked: pd.DataFrame) -> tuple[str, ...]:
     return ()
 
 
-def adapted(kernel: str, keys: Iterable[str]) -> str:
-    """Return the name of a kernel that is adapted to conventions, by their keys."""
-    return "@".join((kernel, *(ADAPTED[key] for key in keys)))
+def adapted(kernel: str | Callable, keys: Iterable[str]) -> str | Callable:
+    """Return a kernel that is adapted to conventions, by their keys; the name of one that is named."""
+    readings = [ADAPTED[key] for key in keys]
+    return "@".join((kernel, *readings)) if isinstance(kernel, str) else reduce(kernels.read_as, readings, kernel)
 
 
 def _typed(fn):

@@ -10,16 +10,16 @@ from typing import Any
 import pandas as pd
 
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import FAULTS, call_kernel
+from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.bounds import bounded_inputs, bounds, tolerance_of
-from fa_lib.check.measure.capability import CAUSAL_FEWER, FEWER, GRADIENTS, Capabilities, kernel_fn
+from fa_lib.check.measure.capability import CAUSAL_FEWER, FEWER, kernel_fn
 from fa_lib.check.measure.carry import QUERIES, carried, carry
-from fa_lib.check.measure.contract import adapted, contract, formats, other_convention
+from fa_lib.check.measure.contract import formats
 from fa_lib.check.measure.determinism import repeats
 from fa_lib.check.measure.draws import OF_LENGTHS, drawn_again, worst_draws
 from fa_lib.check.measure.measurements import Measurements
-from fa_lib.check.measure.plan import QUICK, CheckPlan
+from fa_lib.check.measure.plan import QUICK, CheckPlan, of_one_query
 from fa_lib.check.measure.reference_cache import (
     ORDINARY,
     ROWS,
@@ -38,6 +38,7 @@ from fa_lib.check.measure.rounding_mode import rounding_mode
 from fa_lib.check.measure.second_process import compute_ahead, result
 from fa_lib.check.measure.shapes import cases_of, grids_of, measure_shapes, shapes_table
 from fa_lib.check.measure.split_keys import SPLITS, rounded_splits
+from fa_lib.check.measure.way import ONE_QUERY, way_of
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import UNEVEN
 from fa_lib.kernels.rule import ALLOWED, CALLS, exact
@@ -69,11 +70,11 @@ def examine(
     Raises:
         ValueError: there is no such kernel. An error of the kernel's is a row; any other error is ours, and is raised.
     """
-    asked, head_dim, able = probe_capabilities(kernel, device, depth.asked_queries, depth.asked_head_dims)
-    conventions: tuple[str, ...] = ()
-    while (more := other_convention(asked)) and not {*more} & {*conventions}:
-        conventions, kernel = (*conventions, *more), adapted(kernel, more)
-        asked, head_dim, able = probe_capabilities(kernel, device, depth.asked_queries, depth.asked_head_dims)
+    way = way_of(kernel, device, depth.asked_queries, depth.asked_head_dims)
+    conventions, asked, head_dim, able = way.conventions, way.asked, way.head_dim, way.able
+    kernel = f"{way.kernel}"
+    alone = ONE_QUERY in conventions  # several queries are the same calls again
+    depth = of_one_query(depth) if alone else depth
     can = formats(asked[asked.head_dim == head_dim])
     judged = [fmt for fmt in can if fmt in ("BF16", "FP16")] or [fmt for fmt in can if fmt == "FP32"]
     if not judged:
@@ -92,7 +93,7 @@ def examine(
 
     fewer = asked.asked.isin((FEWER, CAUSAL_FEWER))
     top_left = able.causal and (asked.note[fewer] == "top_left").any()
-    few_queries = () if top_left else FEW  # else they would see few keys
+    few_queries = () if top_left else FEW[:1] if alone else FEW  # aligned top-left they would see few keys
     trouble = [each for each in TROUBLE if each != UNEVEN or not top_left]
     shapes = [shape for shape in depth.shapes if CALLS[shape].options.get("causal") or not able.causal]
     own = dict(kernel=kernel, head_dim=head_dim, device=device)
@@ -134,7 +135,7 @@ def examine(
             grid = {name: call[name] for name in ("shape", "fmt")} | dict(head_dim=int(call.head_dim), seed=[*seeds])
             return over_shapes(grid, replace(able, gradients=False))
 
-        asked_at = [count for count in QUERIES if count <= depth.square]
+        asked_at = [count for count in (QUERIES[:1] if alone else QUERIES) if count <= depth.square]
         formats_of_sums = [fmt for fmt in judged if fmt != "FP32"] or ["BF16"]
         sums = over(carry, own | dict(fmt=formats_of_sums, queries=asked_at), causal=able.causal)
         return Measurements(
@@ -176,25 +177,6 @@ def _order(count, block, chance):
     if chance is not None:
         chance.shuffle(blocks)
     return [i for each in blocks for i in each]
-
-
-def probe_capabilities(kernel, device, queries=None, head_dims=()):
-    """The table of `contract`, the head_dim it is of, and its Capabilities. head_dim is the first that the kernel has
-    in some format, without a mask or else causally. What it broke or got wrong at others before stands in the table
-    too; where it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""
-    tried = []
-    for head_dim in (64, 128, 32):
-        for causal in (False, True):
-            asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries, head_dims))
-            if formats(asked):
-                faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
-                gradients = (asked.outcome[asked.asked == GRADIENTS] == Outcome.ANSWERED).any()
-                able = Capabilities(bool(gradients), causal, bool((asked.note == "top_left").any()))
-                return pd.concat([asked, *faults], ignore_index=True), head_dim, able
-            tried.append((causal, asked))
-    telling = [asked for _, asked in tried if asked.outcome.isin(FAULTS).any()]
-    asked = (telling or [tried[0][1]])[0]
-    return asked, int(asked.head_dim.iloc[0]), Capabilities()
 
 
 def _inputs(row):

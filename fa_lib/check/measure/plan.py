@@ -1,10 +1,12 @@
 """How thoroughly a kernel is examined."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fa_lib.check.measure.relations import RELATIONS
 from fa_lib.execution.lookup import lookup
 from fa_lib.kernels.rule import CALLS
+
+FEW = 128  # queries of a call, for a kernel that takes one at a time
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,10 @@ REPORT = CheckPlan(  # 20 to 40 seconds for a kernel of torch's
     square=8192, drawn=((129, 4095), (4097, 8192)), asked_head_dims=(*range(8, 257, 8),),
 )  # fmt: skip
 PLANS = {"quick": QUICK, "report": REPORT}
+
+
+def of_one_query(plan: CheckPlan) -> CheckPlan:
+    """The plan for a kernel that is called for one query after the other: fewer queries a call."""
+    shapes = tuple(shape for shape in plan.shapes if CALLS[shape].n_q <= FEW)
+    fewer = {name: min(getattr(plan, name), FEW) for name in ("square", "troubled_n", "related_n")}
+    return replace(plan, shapes=shapes, **fewer)

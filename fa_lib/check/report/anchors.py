@@ -66,7 +66,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     "coverage": ("lengths",), "rounded_splits": ("splits",), "relation": ("relations",),
     "relations": ("relations",), "repeats": ("repeats",), "noise": ("repeats",), "rounding_mode": ("rounding",),
     "scale": ("lengths",), "coarse": ("lengths",),
-    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "convention", "top_left", "alignment",
+    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "convention", "takes", "top_left", "alignment",
                      "causal_only", "causal_by_default", "unsupported", "raises", "less_than_format",
                      "on_gpu"), ("asked",)),
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),

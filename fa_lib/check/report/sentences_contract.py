@@ -2,6 +2,7 @@
 
 from fa_lib.check.dialect.conventions import of_keys
 from fa_lib.check.measure.contract import BY_DEFAULT
+from fa_lib.check.measure.plan import FEW
 from fa_lib.check.report.capability_labels import labels
 from fa_lib.check.report.sentence import Sentence, as_times, each
 
@@ -16,6 +17,17 @@ def _convention(f, at):
         f"It computes {of_keys(at['keys'])}, which was not asked for",
         more="All else was judged as if that had been asked for.",
     )  # fmt: skip
+
+
+def _takes(f, at):
+    if at["key"] == "one_query":
+        return Sentence(
+            "It takes one query a call: it was called for one after the other",
+            more="Under a causal mask each got the keys up to its own. "
+            f"Up to {FEW} queries and no gradients were asked for.",
+        )
+    width = at["key"].removeprefix("v_")
+    return Sentence(f"It takes {width} values of V, fewer than features of Q: it was called for so many at a time")
 
 
 def _top_left(f, at):
@@ -64,7 +76,7 @@ def _unsupported(f, at):
 
 
 WORDINGS = {
-    "convention": each(_convention), "top_left": each(_top_left), "alignment": each(_alignment),
+    "convention": each(_convention), "takes": each(_takes), "top_left": each(_top_left), "alignment": each(_alignment),
     "causal_only": each(_causal_only), BY_DEFAULT: each(_by_default), "raises": each(_raises),
     "less_than_format": each(_less_than_format), "unsupported": each(_unsupported),
 }  # fmt: skip

@@ -1,11 +1,13 @@
 """What is found of a kernel, in words."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 from fa_lib.check.dialect.conventions import is_of_keys, of_keys
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.judge.findings import Severity
+from fa_lib.check.measure.capability import FIRST
 from fa_lib.check.report.capability_labels import label
 from fa_lib.check.report.sentence import Sentence, as_times, each, times
 
@@ -63,7 +65,10 @@ def _not_run(f, at):
 
 
 def _not_attention(f, at):
-    recognised = at["note"] not in ("", "other")
+    recognised, right = at["note"] not in ("", "other"), [f"{n}" for n in at.get("right_at", ())]
+    if right:
+        text = f"It is no attention kernel at N = {FIRST.n_kv}, where {_answered(at)}"
+        return Sentence(f"{text}; at N = {listed(right)} it is right")
     return Sentence(f"{'It was not judged further' if recognised else 'It is no attention kernel'}: {_answered(at)}")
 
 
@@ -96,7 +101,10 @@ def _carry(findings):
 
 def _carried(low):
     """Of findings of sums that are carried in low precision."""
-    most, sums = max(low, key=lambda f: f.number), dict.fromkeys(SUMS[f.where["sum"]] for f in low)
+    most, sums = (
+        max(low, key=lambda f: math.inf if f.number is None else f.number),
+        dict.fromkeys(SUMS[f.where["sum"]] for f in low),
+    )
     formats = listed(dict.fromkeys(f.where["fmt"] for f in low))
     more = [f"Of a sum of {most.where['terms']:,} terms, in {formats}; a kernel that carries FP32 loses half an ulp."]
     tiles = {f.where["tile"]: f.where["fmt"] for f in low if f.where["tile"]}
@@ -113,7 +121,8 @@ def _carried(low):
         return Sentence(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
     change = "hold the accumulator O and the row sum l in FP32 (docs/law/theory.md says how many bits are enough)"
     text = f"It carries low precision from tile to tile, in its {' and '.join(sums)}"
-    return Sentence(text, f"{most.number:,.0f} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
+    lost = "infinitely many" if most.number is None else f"{most.number:,.0f}"
+    return Sentence(text, f"{lost} ulp lost", f"{most.limit:g} ulp", " ".join(more), change)
 
 
 def listed(texts: Iterable[str]) -> str:
