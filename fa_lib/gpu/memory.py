@@ -23,6 +23,12 @@ class Fault(RuntimeError):
     """A kernel did what no GPU allows; the message has its name, line, block and thread, and the address."""
 
 
+class Unwritten(Fault):
+    """A result depends on memory of torch.empty that nobody wrote."""
+
+    malformed = True  # a judge takes it for an answer that is wrong, as NaN is, and not for a refusal
+
+
 class BadAccess(Exception):
     """A forbidden access of one lane; `Block` turns it into a Fault that says where."""
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import _engine_run_backward
 from fa_lib import kernels
 from fa_lib.gpu.device import GPU
 from fa_lib.gpu.flash_attn import Options, backward, forward
-from fa_lib.gpu.memory import NANS, Fault
+from fa_lib.gpu.memory import NANS, Unwritten
 from fa_lib.gpu.pretended import pretended
 from fa_lib.gpu.triton_driver import triton
 
@@ -37,8 +37,8 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
         gpu: a GPU, or its name.
 
     Returns:
-        A function f(q, k, v, ...) of tensors (batch, heads, n, head_dim). It raises a Fault where its output, or a
-        gradient, depends on memory of torch.empty that nobody wrote.
+        A function f(q, k, v, ...) of tensors (batch, heads, n, head_dim). It raises Unwritten, a Fault, where its
+        output, or a gradient, depends on memory of torch.empty that nobody wrote.
 
     Raises:
         ValueError: there is no such kernel, or no such GPU.
@@ -65,7 +65,7 @@ def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
             with _believing(gpu, unwritten):
                 return fn(q, k, v, **options)
 
-        return _of_written_memory(run, lambda result: [result] if isinstance(result, Tensor) else result)
+        return _of_written_memory(run, lambda o: o if isinstance(o, (tuple, list)) else [o])
 
     return in_its_arithmetic
 
@@ -84,7 +84,7 @@ def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any
         run: of the value of its bytes. tensors: of a result, those that it has.
 
     Raises:
-        Fault: it has NaN where it has numbers with zeros in that memory.
+        Unwritten: it has NaN where it has numbers with zeros in that memory.
     """
     result = run(NANS)
     nan = [(i, x) for i, x in enumerate(tensors(result)) if isinstance(x, Tensor) and x.isnan().any()]
@@ -93,9 +93,9 @@ def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any
         from_unwritten = x.isnan() & ~other[i].isnan()
         if from_unwritten.any():
             count, first = int(from_unwritten.sum()), (*from_unwritten.nonzero()[0].tolist(),)
-            raise Fault(
-                f"{count:,} of {x.numel():,} elements of a result depend on memory of torch.empty that nobody wrote, "
-                f"{first} is the first: they are NaN where that memory holds NaN, and numbers where it holds zeros"
+            raise Unwritten(
+                f"returns what memory holds that nobody wrote: {count:,} of {x.numel():,} elements, {first} is the "
+                "first, are NaN where torch.empty holds NaN, and numbers where it holds zeros"
             )
     return result
 

@@ -5,6 +5,10 @@ import torch
 from small_ptx import kernel, text
 
 from fa_lib import kernels
+from fa_lib.check.isolation.calls import call_kernel
+from fa_lib.check.isolation.isolated_kernel import in_a_process
+from fa_lib.check.isolation.worker import Outcome
+from fa_lib.execution.kernel_names import on_gpu
 from fa_lib.gpu import Fault, Kernel
 
 A100, STATIC = 163 * 1024, 64  # bytes of shared memory: the most that a block may have, and the kernel's own
@@ -94,16 +98,26 @@ def doubled(q, k, v):
 def test_an_output_of_memory_that_nobody_wrote_is_a_fault():
     q, fewer = torch.ones(32), torch.ones(16)
     on_a100 = kernels.get(doubled, gpu="A100")
-    with pytest.raises(Fault, match=r"16 of 32 elements .* torch.empty that nobody wrote, \(16,\) is the first"):
+    with pytest.raises(Fault, match=r"memory holds that nobody wrote: 16 of 32 elements, \(16,\) is the first, .* NaN"):
         on_a100(q, q, q)
     with pytest.raises(Fault, match="16 of 32 elements"):  # those of `o`, which no kernel writes
         kernels.get(lambda q, k, v: doubled(torch.cat([q, q]), k, v), gpu="A100")(fewer, fewer, fewer)
-    own = torch.full((32,), float("nan"))
-    assert (
-        kernels.get(lambda q, k, v: q + torch.empty(32, dtype=torch.int32).clamp(0, 0), gpu="A100")(own, q, q)
-        .isnan()
-        .all()
-    )
+    own = torch.full((32,), float("nan"))  # of its inputs
+    with_nan = kernels.get(lambda q, k, v: q + torch.zeros_like(torch.empty_like(q)), gpu="A100")
+    assert with_nan(own, q, q).isnan().all()
+
+
+def test_a_kernel_that_returns_such_memory_gives_a_wrong_answer(tmp_path, monkeypatch):
+    """In this process and in one of its own: it is no refusal."""
+    (tmp_path / "unwritten.py").write_text("import torch\n\ndef f(q, k, v):\n    return torch.empty_like(q)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    q, name = torch.ones(1, 1, 4, 8), on_gpu("unwritten:f", "A100")
+    answers = [call_kernel(kernels.get(lambda q, k, v: torch.empty_like(q), gpu="A100"), q, q, q)]
+    with in_a_process(name):
+        answers.append(call_kernel(kernels.get(name), q, q, q))
+    for answer in answers:
+        assert answer.outcome == Outcome.MALFORMED
+        assert answer.problem.startswith("returns what memory holds that nobody wrote: 32 of 32 elements")
 
 
 def test_a_gradient_of_memory_that_nobody_wrote_is_a_fault():

@@ -65,6 +65,8 @@ def kernel_errors() -> Iterator[None]:
     except (KernelError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        if getattr(type(error), "malformed", False) is True:  # fa_lib.gpu.memory.Unwritten
+            raise KernelError(Outcome.MALFORMED, message(error)) from error
         raise KernelError(Outcome.REFUSED, f"raises {type_name(error)}: {message(error)}") from error
 
 

@@ -85,6 +85,8 @@ class Worker:
             reply = dict(
                 outcome=Outcome.REFUSED, exits=isinstance(error, SystemExit), error=_name(error), text=_text(error)
             )
+            if getattr(type(error), "malformed", False) is True:  # fa_lib.gpu.memory.Unwritten
+                reply |= dict(outcome=Outcome.MALFORMED, problem=_text(error))
         return reply | dict(state=self.watch.look())
 
     def call(self, order: dict) -> dict:
