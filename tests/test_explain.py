@@ -210,9 +210,9 @@ def test_a_file_made_with_numpy_alone(tmp_path):
     done = run(path, "--causal", "--json", tmp_path / "found.json", "--exit-code")
     assert done.exit_code == 1, done.output
     found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["o"]["verdict"], found["o2"]["verdict"]) == ("bug", "rounding")
+    assert (found["o"]["verdict"], found["o_ref"]["verdict"]) == ("bug", "rounding")
     assert found["o"]["dialect"] == dict(causal="none")
-    assert "BUG: o " in done.output and "ROUNDING: o2 " in done.output and "o2 is nearer" in done.output
+    assert "BUG: o " in done.output and "ROUNDING: o_ref " in done.output and "o_ref is nearer" in done.output
 
 
 def test_it_is_called_in_python_too():

@@ -93,7 +93,7 @@ def test_a_second_output_has_a_page_of_its_own(tmp_path):
     q, k, v, o, *_ = CASES["right"]()
     torch.save(dict(q=q, k=k, v=v, o=o, o_ref=2 * o), tmp_path / "two.pt")
     CliRunner().invoke(app, ["explain", f"{tmp_path / 'two.pt'}", "--out", f"{tmp_path}"])
-    assert "ROUNDING" in (tmp_path / "two.html").read_text() and "BUG" in (tmp_path / "two.o2.html").read_text()
+    assert "ROUNDING" in (tmp_path / "two.html").read_text() and "BUG" in (tmp_path / "two.o_ref.html").read_text()
 
 
 def test_the_worst_of_what_came_stands_first(tmp_path):

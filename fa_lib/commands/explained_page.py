@@ -63,7 +63,7 @@ class ExplainedFiles:
         """Write them all, the page last.
 
         Args:
-            name: of the output, "o" or "o2". source: of the tensors, in words.
+            name: of the output, "o" or "o_ref". source: of the tensors, in words.
         """
         for old in (self.page, self.rows, self.script, self.issue):
             old.unlink(missing_ok=True)

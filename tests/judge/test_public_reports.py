@@ -187,7 +187,12 @@ def test_a_tensor_that_means_nothing_or_stands_twice_or_contradicts_the_command_
     q, k, v = normal(1, 2, 16, 8)
     o = kernels.as_shipped(q, k, v)
     for more, words, told in (
-        (dict(o=o, o2=2 * o), (), "o2: got a tensor"),
+        (dict(o=o, o3=2 * o), (), "o3: got a tensor of this name, which would not be used; accepted are q or query; k"),
+        (dict(o=o, o3=2 * o), (), "lse or softmax_lse or logsumexp or log_sum_exp; dq or"),
+        (dict(o=o, o2=2 * o, o_ref=3 * o), (), "got it beside o"),
+        (dict(o=o, k_scale=torch.ones(1)), (), "k_scale: got it, which no command reads: multiply"),
+        (dict(o=o, dlse=torch.ones(1)), (), "dlse: got it, which no command reads: no command judges a gradient"),
+        (dict(o=o, cu_seqlens=torch.tensor([0, 16])), (), "cu_seqlens: got packed sequences; `fa-lib explain` takes"),
         (dict(o=o, out=2 * o), (), "out: got it beside o;"),
         (dict(o=o, scale=torch.tensor([1.0, 2.0])), (), "scale: got 2 numbers; accepted is one number"),
         (dict(o=o, scale=torch.tensor(0.5)), ("--scale", "0.25"), "scale: got 0.25, and 0.5 in the file"),
@@ -202,6 +207,18 @@ def test_a_tensor_that_means_nothing_or_stands_twice_or_contradicts_the_command_
     path = saved(tmp_path, **{name: x.to(torch.float8_e4m3fn) for name, x in zip("qkv", (q, k, v))})
     done = command("check", "tensors", path)
     assert done.exit_code == 2 and "q: got torch.float8_e4m3fn; accepted are BF16" in done.output
+
+
+def test_a_file_that_explain_takes_is_judged_by_check_and_what_is_left_to_explain_is_said(tmp_path):
+    q, k, v = normal(1, 2, 64, 32, dtype=torch.bfloat16)
+    o = kernels.as_shipped(q, k, v)
+    beside = dict(o_ref=o, lse=torch.zeros(1, 2, 64), dO=o, dq=q, dk=k, dv=v)
+    path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: x.contiguous().clone() for name, x in beside.items()})
+    for words in (("tensors", path), ("kernel", "flash", "--tensors", path)):
+        done = command("check", *words, "--out", tmp_path, "--exit-code")
+        told = "Not judged here, though the file has it: o_ref, lse, dq, dk, dv. `fa-lib explain` judges that."
+        assert done.exit_code == 0 and told in done.output, done.output
+    assert command("explain", path).exit_code == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

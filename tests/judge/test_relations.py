@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks import judge
 from benchmarks.mutants import masks
 from fa_lib import E4M3, kernels
 from fa_lib.check.judge.findings import Severity
@@ -234,6 +235,17 @@ def test_a_mask_of_a_finite_number_shows_below_it(fmt):
         assert {row["outcome"] for row in relate(masked_by(lowest, added), "low_scores", fmt, n=N)} == {"bitwise"}
     (finding, _) = of_relations(pd.DataFrame(rows).assign(key="low_scores", fmt=fmt))
     assert finding.severity == Severity.FAILS
+
+
+@pytest.mark.parametrize("key", ["splits_in_fp32", "flash_decoding", "right_two_pass"])
+def test_log_sum_exps_of_low_scores_are_as_exact_as_fp32(key):
+    (each,) = (one for one in judge.EVERY if one.key == key)
+    for fmt in ("BF16", "FP32"):
+        assert {row["outcome"] for row in relate(each.kernel, "low_scores", fmt)} <= {
+            "bitwise",
+            "rounding",
+            "not_asked",
+        }
 
 
 @pytest.mark.parametrize("key, what", [("hidden_rows_nan", "NaN"), ("hidden_rows_mean", "the mean of V")])

@@ -11,59 +11,53 @@ from fa_lib.check.dialect.evidence import Evidence
 from fa_lib.check.explain.explain_words import lines
 from fa_lib.check.explain.explanation import explanation
 from fa_lib.check.explain.other_outputs import with_other_outputs
-from fa_lib.check.explain.packed import STARTS, kept_apart
+from fa_lib.check.explain.packed import kept_apart
 from fa_lib.check.explain.verdict import Explanation
-from fa_lib.check.probe.named_tensors import NAMES, Reading, by_meaning, narrower_format, option_values
+from fa_lib.check.probe.named_tensors import (
+    BESIDE,
+    NAMES,
+    SECOND,
+    STARTS,
+    Reading,
+    by_meaning,
+    narrower_format,
+    option_values,
+)
 from fa_lib.kernels.inputs import tensors
 from fa_lib.kernels.options import Asked, check
 from fa_lib.numerics.formats import Format
 
-OTHER_NAMES = {  # what came with an output -> the names that it is given
-    "lse": ("lse", "softmax_lse", "logsumexp", "log_sum_exp"), "dO": NAMES["dO"],
-    "dq": ("dq", "grad_q", "q_grad", "grad_query", "query_grad"),
-    "dk": ("dk", "grad_k", "k_grad", "grad_key", "key_grad"),
-    "dv": ("dv", "grad_v", "v_grad", "grad_value", "value_grad"),
-}  # fmt: skip
-SECOND = (  # another output's names
-    "o_ref", "o2", "out_ref", "out2", "ref", "reference", "expected", "o_b", "output_ref",
-)  # fmt: skip
 TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
-    """ "o", and "o2" where the file holds a second output -> the call with that output.
+    """ "o", and "o_ref" where the file holds a second output -> the call with that output.
 
     Args:
-        path: .safetensors, .npz or .pt without pickle, with q, k, v, o under any of `named_tensors.NAMES`, a second
-            output under any of SECOND, what came with o under any of OTHER_NAMES, and options. Tensors of three
-            dimensions have no batch; of two, no heads either. With cu_seqlens (`packed.STARTS`) they are (rows of all
-            sequences, heads, head_dim).
+        path: .safetensors, .npz or .pt without pickle, with q, k, v, o, a second output, what came with o, and options,
+            under any of `named_tensors.NAMES`. Tensors of three dimensions have no batch; of two, no heads either. With
+            cu_seqlens they are (rows of all sequences, heads, head_dim).
         reading: what the reader says of them. Values in a wider dtype that are all BF16's or FP16's are taken in it.
 
     Raises:
         ValueError: names the file, and the tensor that is missing or not accepted.
     """
     stored = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
-    second = {name: x for name, x in stored.items() if name.lower() in SECOND}
     try:
-        if len(second) > 1:
-            raise ValueError(f"{', '.join(second)}: got several outputs beside o; accepted is one")
-        beside, rest = _beside({name: x for name, x in stored.items() if name not in second})
-        named = by_meaning(rest)
+        named = by_meaning(stored)
         for name in ("q", "k", "v", "o"):
             if name not in named:
                 accepted = ", ".join(NAMES[name])
                 raise ValueError(
                     f"{name}: it is not in the file, which has {', '.join(stored)}; accepted is {accepted}"
                 )
-        outputs = dict(o=named["o"])
-        if second:
-            [outputs["o2"]] = second.values()
+        outputs = {name: named[name] for name in ("o", SECOND) if name in named}
         options = reading.options(option_values(named))
         q, k, v = (named[name] for name in "qkv")
-        of_o2 = {name: x for name, x in beside.items() if name in STARTS}
+        beside, _ = _beside(named)
+        of_second = {name: x for name, x in beside.items() if name in STARTS}
         return {
-            name: evidence(q, k, v, o, reading, options, beside if name == "o" else of_o2)
+            name: evidence(q, k, v, o, reading, options, beside if name == "o" else of_second)
             for name, o in outputs.items()
         }
     except ValueError as error:
@@ -71,9 +65,9 @@ def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
 
 
 def _beside(stored):
-    """What came with the output, by the keys of OTHER_NAMES and of STARTS; and the tensors and options that are none
-    of it. None is not there."""
-    meanings = {name.lower(): what for what, names in (OTHER_NAMES | STARTS).items() for name in names}
+    """What came with the output, by their keys in NAMES; and the tensors and options that are none of it. None is not
+    there."""
+    meanings = {name.lower(): what for what in ("dO", *BESIDE, *STARTS) for name in NAMES[what]}
     beside, rest = {}, {}
     for name, x in stored.items():
         what = meanings.get(name.lower())
@@ -85,10 +79,10 @@ def _beside(stored):
 
 
 def _kept_apart(q, k, starts, options):
-    """The options of packed sequences; starts: of `packed.STARTS`."""
+    """The options of packed sequences; starts: of STARTS."""
     if q.ndim != 3 or k.ndim != 3:
         raise ValueError(f"q: got shape {tuple(q.shape)}; accepted with cu_seqlens is (rows, heads, head_dim)")
-    if "q" not in starts:
+    if "cu_seqlens" not in starts:
         raise ValueError("cu_seqlens: it is missing beside cu_seqlens_k; accepted are both, or cu_seqlens alone")
     return kept_apart(len(q), len(k), starts, dict(options))
 
@@ -122,7 +116,7 @@ def evidence(
     Args:
         q, k, v, o: of four dimensions, in the layout of `reading`; three are of one batch, two of one head as well.
         options: of `kernels.options.Asked`, as they are believed.
-        beside: what came with the output, by the keys of OTHER_NAMES; and of STARTS, where sequences are packed.
+        beside: what came with the output, of BESIDE, and dO; and STARTS, where sequences are packed.
 
     Raises:
         ValueError: a tensor has another number of dimensions, or no accepted dtype; or the sequences are not accepted.

@@ -5,12 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fa_lib.check.probe.named_tensors import STARTS
 from fa_lib.kernels.options import within
 
-STARTS = {  # where each sequence begins, and the last ends -> the names that it is given
-    "q": ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q"),
-    "k": ("cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_k"),
-}
 LARGEST = 2**30  # scores of a head
 
 
@@ -18,8 +15,8 @@ def kept_apart(n_q: int, n_kv: int, starts: dict[str, Tensor], options: dict[str
     """The options of a call of all sequences at once, in which none sees another.
 
     Args:
-        n_q, n_kv: rows of all sequences. starts: of STARTS: (sequences + 1,), whole numbers from 0 to n_q, and to n_kv;
-            those of "k" may be missing where they are q's.
+        n_q, n_kv: rows of all sequences. starts: of `named_tensors.STARTS`: (sequences + 1,), whole numbers from 0 to
+            n_q, and to n_kv; those of keys may be missing where they are q's.
         options: of each sequence. A causal mask and a window stay options where every sequence has as many queries as
             keys; else they are in the mask, each sequence aligned bottom-right.
 
@@ -30,7 +27,8 @@ def kept_apart(n_q: int, n_kv: int, starts: dict[str, Tensor], options: dict[str
         raise ValueError("mask: got it with packed sequences; accepted is one of mask and cu_seqlens")
     if n_q * n_kv > LARGEST:
         raise ValueError(f"cu_seqlens: got {n_q:,} queries and {n_kv:,} keys; accepted are {LARGEST:,} scores a head")
-    ends = {"q": _whole("q", starts["q"], n_q), "k": _whole("k", starts.get("k", starts["q"]), n_kv)}
+    of_q, of_k = STARTS
+    ends = {"q": _whole(of_q, starts[of_q], n_q), "k": _whole(of_k, starts.get(of_k, starts[of_q]), n_kv)}
     if len(ends["q"]) != len(ends["k"]):
         raise ValueError(f"cu_seqlens_k: got {len(ends['k']) - 1} sequences; accepted are q's {len(ends['q']) - 1}")
     options, same = dict(options), ends["q"] == ends["k"]
@@ -48,5 +46,5 @@ def _whole(name, starts, rows):
     ends = [int(x) for x in starts.reshape(-1).tolist()]
     if ends[:1] != [0] or ends[-1] != rows or sorted(ends) != ends:
         accepted = f"rising numbers from 0 to {rows}, the rows of all sequences"
-        raise ValueError(f"{STARTS[name][0]}: got {ends[:6]}{' ...' if len(ends) > 6 else ''}; accepted are {accepted}")
+        raise ValueError(f"{name}: got {ends[:6]}{' ...' if len(ends) > 6 else ''}; accepted are {accepted}")
     return ends

@@ -52,6 +52,8 @@ def judge_tensors(
         findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
     findings += [*of_bound(found.bound, names[0]), *_no_yardstick(names[0], far)]
     findings += [*of_gradients(found.gradients), *_blind(far)]
+    if "beside" in about:
+        findings.append(Finding("beside", Severity.REPORTED, dict(tensors=about["beside"])))
     if "layer" in about:
         findings.append(Finding("captured", Severity.REPORTED, dict(about)))
     for what, heads in flags(found.risks).items():

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from fa_lib.check.isolation.untrusted import Untrusted
 from fa_lib.check.probe.named_tensors import (
+    BESIDE,
     LAID_OUT,
+    SECOND,
+    STARTS,
     Reading,
     by_meaning,
     narrower_format,
@@ -90,7 +93,8 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
 
     Where all values of q, k, v and o are BF16's or FP16's, stored in a wider dtype, as a .npz file holds them, they are
     taken in that format, and `about` says so as "stored_in". With `reading.fmt` q, k and v are rounded to it; where
-    that changes a value, o is left out (it is no answer to these inputs), and `about` says so as "without_o".
+    that changes a value, o is left out (it is no answer to these inputs), and `about` says so as "without_o". Another
+    output, a log-sum-exp and gradients are left to `explain`, and `about` names them as "beside".
 
     Args:
         path: .safetensors, .npz or .pt without pickle, with tensors q, k, v, and, where there were any, o, dO, mask
@@ -103,11 +107,18 @@ def captured(path: str | Path, reading: Reading = AS_IT_IS) -> Capture:
             or infinite.
     """
     stored, about = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}, _header(path)
+    about.pop("beside", None)
     try:
         named = by_meaning(stored)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     require(named, path, stored)  # q, k and v
+    if packed := [name for name in STARTS if name in named]:
+        raise ValueError(
+            f"{path}: {packed[0]}: got packed sequences; `fa-lib explain` takes them, this command does not"
+        )
+    if beside := [name for name in (SECOND, *BESIDE) if name in named]:
+        about = about | dict(beside=", ".join(beside))
     try:
         names, stored = [*stored], turned(named, reading.layout)
         q, k, v = (stored[name] for name in "qkv")

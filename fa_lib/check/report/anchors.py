@@ -72,7 +72,7 @@ SOURCES = {  # what of a finding -> keys of pictures and of tables, the first fi
     **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
     "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
     "finite_change": ("better",),
-    **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows"), ("heads",)),
+    **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
     **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
     "captured_gradients": ("gradients",), **dict.fromkeys(("bound", "mistake"), ("bound", "heads")),
     "cache": ("caches",), "layer_error": ("layers", "by_layer"),

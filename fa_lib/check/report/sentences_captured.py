@@ -29,6 +29,10 @@ def _captured(f, at):
     return Sentence(f"The tensors were captured at {place(at)}{of}")
 
 
+def _beside(f, at):
+    return Sentence(f"Not judged here, though the file has it: {at['tensors']}. `fa-lib explain` judges that")
+
+
 def _nonfinite(f, at):
     words = first_nonfinite(at)
     made = "attention made it of finite inputs" if at["tensor"] == "o" else "it came so to attention"
@@ -166,7 +170,7 @@ def _skipped(f, at):
 
 
 WORDINGS = {
-    "refused": each(_refused),
+    "refused": each(_refused), "beside": each(_beside),
     "head_error": each(_head_error), "bound": each(_bound), "mistake": each(_mistake), "cache": each(_cache),
     "biased_output": _heads(
         "Rounding O to 16 bits is biased", "Several keys attain the maximum, and V has mostly one sign."),

@@ -12,7 +12,7 @@ from fa_lib.check.isolation.calls import KernelError
 from fa_lib.check.isolation.worker import Outcome
 from fa_lib.check.measure.relations.subject import Found, KernelUnderTest, cases, difference, not_asked
 from fa_lib.check.measure.relations.values import weights
-from fa_lib.numerics.formats import FP16
+from fa_lib.numerics.formats import FP16, FP32
 
 HIDDEN = 40  # last keys that a mask hides: a part of most tiles
 CHANGES = {  # case -> what is changed, and how many times larger; None is other values of the same size
@@ -96,19 +96,23 @@ def masked_values(subject: KernelUnderTest, case: str) -> Found:
 def low_scores(subject: KernelUnderTest, case: str) -> Found:
     """Rows whose keys all have one score weigh them alike, whatever it is: as low as LOW to 2 LOW, or 0. Hidden keys,
     with scores of 0 and other values, have no weight in either: a mask of -1e4 gives them all of it. Of a causal mask
-    the rows before them are compared. In FP16 a scale of 1 is asked for, so that no product overflows. Both answers are
-    within the rule of the first call: 2 `allowed`."""
+    the rows before them are compared. In FP16 a scale of 1 is asked for, so that no product overflows. Limit: both
+    answers are within the rule of the first call, 2 `allowed`; and where parts of the keys are merged by log-sum-exps
+    in FP32, as large as the scores S and off by up to 2 u abs(S), in powers of 2, weights of two parts are off by 4 u
+    abs(S), and outputs by 8 u abs(S) times the largest abs(V)."""
     causal, scale = case == "causal", 1.0 if subject.fmt == FP16 else subject.head_dim**-0.5
     q, k, v = subject.draw()
     first = subject.n // 2 if causal else subject.n - HIDDEN
     options: dict[str, Any] = dict(causal=True) if causal else dict(mask=visible(subject, ADDED[case]))
     options |= dict(scale=scale) if subject.fmt == FP16 else {}
     q, k = torch.zeros_like(q), torch.zeros_like(k)
-    q[..., 0], k[..., :first, 0] = 512, 2.0 ** math.ceil(math.log2(-LOW / scale)) / -512
+    product = 2.0 ** math.ceil(math.log2(-LOW / scale))
+    q[..., 0], k[..., :first, 0] = 512, product / -512
+    merged = 8 * FP32.unit_roundoff * product * scale * v[..., :first, :].abs().max().item()
     v[..., first:, :] += 4
     rows = slice(first if causal else None)
     o, other = (subject(x, k, v, **options)[:, :, rows] for x in (q, torch.zeros_like(q)))
-    return difference(o, other, 2 * subject.allowed(q, k, v, **options))
+    return difference(o, other, 2 * subject.allowed(q, k, v, **options) + merged)
 
 
 @cases(*UNUSABLE)
