@@ -1,5 +1,6 @@
 """The gallery's index: a table of every kernel, on a CPU, in a GPU's arithmetic, and as recorded on GPUs."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Set
@@ -77,7 +78,7 @@ These finds have a page of their own, with evidence, a reproduction and the text
 [SGLang's decoding](find_sglang_decode.md), [LMDeploy's 8-bit cache](find_lmdeploy.md),
 [SageAttention](find_sageattention.md). [All call paths in one picture](../../figures/gallery_all.png).
 
-Judged on one processor: {processor} ({instructions}). Another may give other verdicts: with the hint f16 OpenVINO
+Judged on one processor: {processor}. Another may give other verdicts: with the hint f16 OpenVINO
 computes in BF16 where there are instructions for BF16 alone, and in FP32, and passes, where there are none of either.
 
 """
@@ -126,12 +127,16 @@ def index(
     toc.append("```")
     together = [table, *(other for device, other in elsewhere.items() if device == ON_MODELLED)]
     counts = f"{counted(row for rows in together for row in rows.to_dict('records'))}"
+    parameters = json.loads((TABLES / "provenance.json").read_text())["parameters"]
+    page = PAGE.format(counts=counts, processor=literal(parameters["processor"]))
+    return page + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
+
+
+def judged_on() -> str:
+    """Name the processor that judges, with its instructions for formats, and what limits them for oneDNN."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")  # OpenVINO then knows no other instructions
     known = [*instructions(), *([f"ONEDNN_MAX_CPU_ISA={limit}"] if limit else [])]
-    page = PAGE.format(
-        counts=counts, processor=literal(processor()), instructions=", ".join(map(literal, known)) or "unknown"
-    )
-    return page + "\n".join(lines) + "\n\n" + "\n".join(toc) + "\n"
+    return f"{processor()} ({', '.join(known) or 'unknown'})"
 
 
 def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:

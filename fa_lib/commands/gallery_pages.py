@@ -27,6 +27,7 @@ from fa_lib.commands.gallery_index import (
     bias_words,
     elsewhere,
     index,
+    judged_on,
     literal,
     others,
 )
@@ -228,7 +229,7 @@ def publish(table: pd.DataFrame, proofs: Mapping[str, pd.DataFrame], manner: Jud
         with replacing(TABLES / f"{name}.csv") as path:
             each.to_csv(path, index=False, float_format="%.5g")
     with replacing(TABLES / "provenance.json") as path:
-        path.write_text(json.dumps(provenance(dict(kernels=list(table.key))), indent=1) + "\n")
+        path.write_text(json.dumps(provenance(dict(kernels=list(table.key), processor=judged_on())), indent=1) + "\n")
     judgements = {key: judge_gallery.judgement_of(key, manner) for key in table.key[table.verdict != "cannot_run"]}
     write(explained(table, "cpu"), judgements, DOCS)
     for find, rows in proofs.items():
