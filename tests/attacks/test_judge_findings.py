@@ -78,13 +78,18 @@ def test_a_format_computed_in_a_coarser_one_is_told_so_and_not_as_a_carry():
     result = result_of(
         "carry_accumulator", lambda q, k, v: fp16_in_bf16(q.half(), k, v) if q.dtype == torch.float16 else 1 / 0
     )
-    assert result.passed is None and "format than FP16" in result.why
+    assert result.passed is None and "numbers of a coarser format" in result.why
 
 
-@pytest.mark.parametrize("kernel, told", [(louder, "1.15 times attention's output"), (noise, "other outputs on each")])
-def test_nor_does_a_single_check_call_it_a_carry(kernel, told):
+@pytest.mark.parametrize(
+    "kernel, told, fails",
+    [(louder, "off by a factor", "times a factor: 1.15"), (noise, "differ from call to call", "results on each call")],
+)
+def test_nor_does_a_single_check_call_it_a_carry(kernel, told, fails):
     result = result_of("carry_accumulator", kernel)
     assert result.passed is None and told in result.why
+    result = result_of("gross_errors", kernel)
+    assert result.passed is False and fails in result.why
 
 
 def test_right_kernels_and_the_papers_keep_their_findings():
