@@ -63,7 +63,8 @@ def test_a_row_says_what_was_found():
 
 def test_every_failure_has_a_cause_that_was_read_and_no_cause_is_without_a_failure():
     tables = dict(cpu="data/gallery/verdicts.csv", modelled="data/gallery/modelled.csv")
-    tables |= {path.parts[-4].replace("_", " "): path for path in (ROOT / "data" / "recorded").glob("*/data/results/14_gallery.csv")}
+    recorded = (ROOT / "data" / "recorded").glob("*/data/results/14_gallery.csv")
+    tables |= {path.parts[-4].replace("_", " "): path for path in recorded}
     failed = set()
     for device, path in tables.items():
         table = causes.explained(pd.read_csv(ROOT / path, keep_default_na=False, na_values=[""]), device)
