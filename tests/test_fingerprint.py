@@ -26,7 +26,8 @@ def test_the_walk_finds_kernels_and_vocabulary_and_no_room_above():
     kernels = {f"fa_lib.kernels.{name}" for name in ("tiled", "backward", "inputs")}
     assert {"fa_lib.numerics.formats", *kernels} <= found
     assert not [m for m in found if m.split(".")[1] in ("check", "plots", "training", "commands")]
-    assert {m for m in found if ".execution." in m} == {"fa_lib.execution.lookup"}
+    own = {f"fa_lib.execution.{name}" for name in ("lookup", "kernel_names", "reader_modules")}
+    assert {m for m in found if ".execution." in m} == own
 
 
 def test_of_a_notebook_the_code_it_imports_counts(tmp_path):
