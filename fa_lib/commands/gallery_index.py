@@ -15,7 +15,7 @@ from fa_lib.execution.machine import instructions, processor
 from fa_lib.execution.paths import ROOT
 from fa_lib.experiments.finds import FINDS
 from fa_lib.gallery.causes import explained
-from fa_lib.gallery.implementations import counted
+from fa_lib.gallery.implementations import JUDGED, counted
 from fa_lib.plots.recorded import NONE
 
 TABLES, DOCS = ROOT / "data" / "gallery", ROOT / "docs" / "gallery"
@@ -90,10 +90,10 @@ def others(table: pd.DataFrame, folder: Path = TABLES) -> pd.DataFrame:
     Args:
         table: of `judge_gallery.rows`; so is the result. folder: has verdicts.csv and other_versions.csv.
     """
-    committed = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
-    another = committed.version != committed.key.map(dict(zip(table.key, table.version)))
-    judged = committed.verdict.isin(("passes", "fails")) & committed.key.isin(table.key)
-    return committed[another & judged].drop_duplicates(["key", "version"]).reset_index(drop=True)
+    rows = pd.concat(pd.read_csv(folder / f"{name}.csv", dtype=dict(version=str)) for name in ("verdicts", OTHERS))
+    another = rows.version != rows.key.map(dict(zip(table.key, table.version)))
+    judged = rows.verdict.isin(("passes", "fails")) & rows.key.isin(table.key)
+    return rows[another & judged].drop_duplicates(["key", "version"]).reset_index(drop=True)
 
 
 def index(
@@ -139,12 +139,16 @@ def judged_on() -> str:
     return f"{processor()} ({', '.join(known) or 'unknown'})"
 
 
+def committed(name: str) -> pd.DataFrame:
+    """Read a table of `judge_gallery.rows` from data/gallery; only an empty cell is NaN."""
+    return pd.read_csv(TABLES / f"{name}.csv", keep_default_na=False, na_values=[""])
+
+
 def elsewhere(on_devices: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the `explained` tables of kernels that are not a CPU's: device -> rows, those in a GPU's arithmetic first,
     then those that were recorded on devices."""
-    path = TABLES / "modelled.csv"
-    rows = pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.exists() else None
-    modelled = {} if rows is None else {ON_MODELLED: explained(rows, "modelled")}
+    there = (TABLES / "modelled.csv").exists()
+    modelled = {ON_MODELLED: explained(committed("modelled"), "modelled")} if there else {}
     return modelled | {device: explained(rows, device) for device, rows in on_devices.items()}
 
 
@@ -160,7 +164,7 @@ def _listed(table, pages: Set[str] = frozenset()):
         name = f"[{row['key']}]({row['key']}.md)" if row["key"] in pages - linked else row["key"]
         linked.add(row["key"])
         version = row["version"] if given(row["version"]) else ""
-        ran = row["verdict"] in ("passes", "fails", "differs")
+        ran = row["verdict"] in JUDGED
         broken = "not counted" if given(row.get("over_bits")) else "breaks one"
         relations = "–" if not ran else broken if "relation" in str(row.get("cause")).split() else "kept"
         source = f" ({row['source']})" if given(row.get("source")) else ""

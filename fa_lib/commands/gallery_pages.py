@@ -25,6 +25,7 @@ from fa_lib.commands.gallery_index import (
     VERDICTS,
     WHO,
     bias_words,
+    committed,
     elsewhere,
     index,
     judged_on,
@@ -201,7 +202,7 @@ def publish_modelled(table: pd.DataFrame, manner: JudgingSettings) -> None:
 def renew() -> None:
     """Write the index and the figures anew from the committed tables, as after a change of data/gallery/causes.csv."""
     assert CHECKOUT is not None
-    judged = pd.read_csv(TABLES / "verdicts.csv", keep_default_na=False, na_values=[""])
+    judged = committed("verdicts")
     table, other = explained(judged, "cpu"), elsewhere(recorded(RECORDED))
     with replacing(DOCS / "index.md") as path:
         path.write_text(index(table, other, explained(others(judged), "cpu")))

@@ -15,6 +15,9 @@ SHARED = {  # key -> the key of the call path whose implementation it shares; ot
 }  # fmt: skip
 
 
+JUDGED = ("passes", "fails", "differs")  # verdicts of a call path that was judged; others say why it was not
+
+
 @dataclass(frozen=True)
 class Counts:
     """How many call paths were judged, of how many implementations and projects; how many fail, by how many distinct
@@ -35,7 +38,7 @@ class Counts:
 def counted(rows: Iterable[Mapping]) -> Counts:
     """Count rows of `causes.explained` that have a verdict. A failure whose source nobody has read is a defect of its
     own implementation."""
-    judged = [row for row in rows if row["verdict"] in ("passes", "fails", "differs")]
+    judged = [row for row in rows if row["verdict"] in JUDGED]
     failed = [row for row in judged if row["verdict"] == "fails"]
     implementation = {row["key"]: SHARED.get(row["key"], row["key"]) for row in judged}
     defects = {row.get("defect") or implementation[row["key"]] for row in failed}

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fa_lib.gallery.implementations import counted, project
+from fa_lib.gallery.implementations import JUDGED, counted, project
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.plots.captions import captioned
 from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, band, plain_ticks, styled
@@ -104,7 +104,7 @@ def _by_error(rows):
 def _judged(table):
     """Select the kernels that have a verdict, the one with the largest error last. A kernel with a cache of few bits
     has one error, over what its bits cost."""
-    rows = table[table.verdict.isin(("passes", "fails", "differs"))].copy()
+    rows = table[table.verdict.isin(JUDGED)].copy()
     columns = [f"times_{key}" for key in QUERIES]
     rows = rows.reindex(columns=rows.columns.union([*columns, "over_bits"], sort=False))
     few = rows.over_bits.notna()

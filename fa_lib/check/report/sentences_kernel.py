@@ -114,7 +114,7 @@ def _carried(low):
         more.append(f"All is lost in tiles of up to {sizes}: this is its tile.")
     if len(most.where["queries"]) < most.where["queries_of"]:
         more.append(f"It does so when asked for {listed(map(queries_in_words, most.where['queries']))} at a time.")
-    if all(f.number is not None and f.number < ONE_TILE * f.where["all"] for f in low):
+    if all(f.number is not None and f.number < ONE_TILE * f.where.get("all", 0) for f in low):
         text = f"A part of a tile is summed in low precision, into its {' and '.join(sums)}"
         more[0] += f" A sum kept in {formats} from tile to tile would lose {most.where['all']:,.0f}."
         change = "add up the matrix product P V of a tile in FP32"
