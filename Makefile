@@ -10,7 +10,7 @@ PY ?= 3.12
 ifneq (,$(findstring :,$(CURDIR)))
 $(error $(CURDIR): a colon in the path is two folders to Python; move the checkout)
 endif
-export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+export PYTHONPATH := $(CURDIR):$(CURDIR)/instruments$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 # What the reader gives is data: a recipe has it from the environment, and neither make nor the shell expands it.
 GIVEN := SCALE EXECUTOR JOBS PY KERNEL QKV FORMAT KILLS SEEDS CHROMIUM
@@ -90,7 +90,7 @@ test-fast: $(call has,test) ## under a minute: no notebook, no training
 		--ignore-glob "*/test_training*" -m "not slow"
 
 test-judge: $(call has,test) ## judge small kernels, each with a known fault or with none, and see what is found
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope --no-loadscope-reorder tests/judge
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope --no-loadscope-reorder tests/attention_check
 
 test-attacks: $(call has,test) ## try again what broke: damage, stale numbers, hostile files and settings
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 --dist loadscope --no-loadscope-reorder tests/attacks
@@ -115,7 +115,7 @@ test-faults: $(call has,test) ## kill, fill and damage at random, and start agai
 		tests/faults.py $(if $(KILLS),--kills="$$KILLS")
 
 test-gallery: $(call has,test) $(call has,gallery) ## test the adapters of the gallery, with the projects' libraries, and the reproductions
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 tests/gallery
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 tests/attention_gallery
 
 test-gpu: $(call has,gpu) ## compile CUDA kernels without a GPU, run them in a GPU's arithmetic, hold that to a simulator by others, ptxas and gcc (FULL=1: all of flash-attn's)
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --override-ini addopts=-q -n 2 $(if $(FULL),,-m "not full") --dist worksteal tests/gpu
@@ -184,14 +184,14 @@ clean: ## remove the environment and everything built; committed results and fig
 	.venv/bin/python install_locked.py '$(EXTRAS)'
 	@touch $@
 
-.venv/.gallery: fa_lib/gallery/requirements.txt fa_lib/gallery/requirements.hashes pyproject.toml requirements.hashes \
+.venv/.gallery: instruments/attention_gallery/requirements.txt instruments/attention_gallery/requirements.hashes pyproject.toml requirements.hashes \
 		install_locked.py | .venv/bin/python
-	.venv/bin/python install_locked.py notebooks,train fa_lib/gallery
+	.venv/bin/python install_locked.py notebooks,train instruments/attention_gallery
 	@touch $@
 
-.venv/.gpu: fa_lib/gpu/requirements.txt fa_lib/gpu/requirements.hashes pyproject.toml requirements.hashes \
+.venv/.gpu: instruments/ptx_machine/requirements.txt instruments/ptx_machine/requirements.hashes pyproject.toml requirements.hashes \
 		install_locked.py | .venv/bin/python
-	.venv/bin/python install_locked.py notebooks,train,test fa_lib/gpu
+	.venv/bin/python install_locked.py notebooks,train,test instruments/ptx_machine
 	@touch $@
 
 .venv/.peers: benchmarks/peers/requirements.txt benchmarks/peers/requirements.hashes .venv/.gpu

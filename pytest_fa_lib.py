@@ -1,6 +1,6 @@
 """fa_lib's pytest plugin: `pytest --fa-lib-kernel package.module:function` runs every check on a kernel.
 
-It stands outside of the package, because pytest imports it at every start, and `fa_lib.testing` brings torch.
+It stands outside of the package, because pytest imports it at every start, and `attention_check.testing` brings torch.
 """
 
 from importlib import metadata, util
@@ -33,6 +33,6 @@ def pytest_configure(config):
     from fa_lib.execution import reader_modules
 
     reader_modules.add(str(config.invocation_params.dir))  # the kernel's module, as the command fa-lib finds it
-    checks = str(Path(util.find_spec("fa_lib").origin).with_name("testing") / "pytest_kernel.py")
+    checks = str(Path(util.find_spec("attention_check").origin).with_name("testing") / "pytest_kernel.py")
     named = config.args_source == config.ArgsSource.ARGS
     config.args[:] = [*config.args, checks] if named else [checks]

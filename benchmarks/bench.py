@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from scipy.stats import wasserstein_distance
 
+from attention_check.gpu.flash_attn import forward
+from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.measure.examine import examine
 from fa_lib import BF16, Precision, Tiling, draw, kernels, round_to, wasserstein
-from fa_lib.check.isolation.isolated_kernel import in_a_process
-from fa_lib.check.measure.examine import examine
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import build
-from fa_lib.gpu.flash_attn import forward
-from fa_lib.gpu.launch import Done, Kernel
 from fa_lib.numerics.tensor_cores import TensorCore
+from ptx_machine.launch import Done, Kernel
 
 
 def ratio(ours, other, turns=5):

@@ -3,11 +3,11 @@ Finished cells stay in build/blamed."""
 
 import os
 
+from attention_gallery.experiments.blamed import CALLS, blamed, settings
 from fa_lib import sweep
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import save_table
-from fa_lib.experiments.blamed import CALLS, blamed, settings
 
 GRID = dict(call=[*CALLS], distribution=["normal", "uniform"], seed=range(3))
 

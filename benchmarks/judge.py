@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from attention_check.judge.findings import Verdict
 from benchmarks import mutants, second_mutants
 from benchmarks.judged import judged
 from benchmarks.mutants import Mutant
 from benchmarks.other_judges import JUDGES, UNASKED
-from fa_lib.check.judge.findings import Verdict
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import ROOT, build
 from fa_lib.execution.pools import workers

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
+from attention_check.judge.errors import SIDE
+from attention_check.judge.findings import Severity
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure.examine import examine
+from attention_check.measure.plan import CheckPlan
+from attention_check.measure.relations import RELATIONS
 from benchmarks.other_judges import condemned
 from fa_lib import kernels
-from fa_lib.check.judge.errors import SIDE
-from fa_lib.check.judge.findings import Severity
-from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.examine import examine
-from fa_lib.check.measure.plan import CheckPlan
-from fa_lib.check.measure.relations import RELATIONS
 
 APART = 1000  # between first seeds: more than a judgement draws
 DEPTH = CheckPlan(  # a few seconds

@@ -5,17 +5,17 @@ import argparse
 import os
 from pathlib import Path
 
+from attention_gallery.entry import installed
+from attention_gallery.experiments.flash_attention_4 import flash_attention_4
+from attention_gallery.experiments.original import CALLS, called, gradients, original
+from attention_gallery.flash_attn_4_kernels import FLASH_ATTN_4, NEEDS
 from fa_lib import sweep
 from fa_lib.commands.record.gpu_machine import FILE, keep
 from fa_lib.execution.paths import GPU, build
 from fa_lib.execution.pools import workers
 from fa_lib.execution.results import save_table
-from fa_lib.experiments.flash_attention_4 import flash_attention_4
-from fa_lib.experiments.original import CALLS, called, gradients, original
-from fa_lib.gallery.entry import installed
-from fa_lib.gallery.flash_attn_4_kernels import FLASH_ATTN_4, NEEDS
-from fa_lib.gpu.nvcc import version
-from fa_lib.gpu.sources import FLASH_ATTN
+from ptx_machine.nvcc import version
+from ptx_machine.sources import FLASH_ATTN
 
 OF_ALL = dict(fmt=["BF16", "FP16"], head_dim=[64, 128], gpu=["A100", "H100"], distribution=["uniform", "normal"])
 GRIDS = {

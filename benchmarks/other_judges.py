@@ -5,8 +5,8 @@ from functools import lru_cache
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention_check.isolation.calls import KernelError, with_kernel_errors
 from benchmarks.mutants.skeleton import repeated, visible
-from fa_lib.check.isolation.calls import KernelError, with_kernel_errors
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.rule import ALLOWED
 from fa_lib.kernels.variants import Call, by_key

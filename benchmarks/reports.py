@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import torch
 
+from attention_check.explain.explain_words import worded
+from attention_check.explain.report_rows import explained, is_cause
+from attention_check.explain.verdict import Explanation, Verdict
+from attention_check.public_reports.report_calls import Call
+from attention_check.public_reports.reports import REPORTS, Report
 from benchmarks.old_wheels import wheels
 from fa_lib import kernels
-from fa_lib.check.explain.explain_words import worded
-from fa_lib.check.explain.report_rows import explained, is_cause
-from fa_lib.check.explain.verdict import Explanation, Verdict
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import ROOT
-from fa_lib.experiments.report_calls import Call
-from fa_lib.experiments.reports import REPORTS, Report
 from fa_lib.kernels.rule import ALLOWED, baseline_for
 from fa_lib.numerics.formats import Format
 
@@ -29,7 +29,8 @@ called a BUG. Five of the 28 are kept back as an examination.
 `fa-lib explain` ([what it does](reference/explain.md)) on {count} public reports in which attention differs. The
 tensors of each are made anew: by the library of then, where it installs and shows it on a CPU ({real} of them, on
 {processor}; `benchmarks/old_wheels`), else by the same call or with the defect in a few lines
-(`fa_lib/experiments/report_calls.py`). The right answer is the maintainers', or our reading where a thread has none.
+(`instruments/attention_check/public_reports/report_calls.py`). The
+right answer is the maintainers', or our reading where a thread has none.
 The last two columns are `torch.testing.assert_close` with its defaults, to the golden value in the output's dtype, and
 the rule of two: no more than twice Baseline's largest error.
 

@@ -5,12 +5,12 @@ own model and inputs in its place."""
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fa_lib.check.judge.captured import judge_model
-from fa_lib.check.probe.probe import Probe
-from fa_lib.check.report.sentences import judgement_text
+from attention_check.judge.captured import judge_model
+from attention_check.plots.model_report import model_report
+from attention_check.probe.probe import Probe
+from attention_check.report.sentences import judgement_text
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import build
-from fa_lib.plots.model_report import model_report
 
 CAPTION = (
     "A decoder with random weights: 4 layers, 8 heads, 2 of them for keys and values, head_dim 32, 512 tokens, BF16, "

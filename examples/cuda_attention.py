@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fa_lib.gpu import Kernel, compile_cuda
+from ptx_machine import Kernel, compile_cuda
 
 THREADS = 128  # of a block, which computes a row of O
 SOURCE = """

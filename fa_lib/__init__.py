@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fa_lib import gpu, kernels, testing, theory
-    from fa_lib.check.explain.explain import explain
+    import ptx_machine as gpu
+    from attention_check import testing
+    from attention_check.explain.explain import explain
+    from fa_lib import kernels, theory
     from fa_lib.execution.sweep import sweep
     from fa_lib.kernels.inputs import draw, load
     from fa_lib.kernels.precision import Precision
@@ -24,13 +26,20 @@ _FORMATS = ("BF16", "E4M3", "E5M2", "FP16", "FP32", "FP64", "TF32", "Format", "r
 _HOMES = dict.fromkeys(_FORMATS, "numerics.formats") | {
     "deviation": "numerics.metrics", "wasserstein": "numerics.metrics", "Precision": "kernels.precision",
     "Tiling": "kernels.tiling", "draw": "kernels.inputs", "load": "kernels.inputs", "sweep": "execution.sweep",
-    "explain": "check.explain.explain",
 }  # fmt: skip
+_INSTRUMENTS = {
+    "gpu": "ptx_machine",
+    "testing": "attention_check.testing",
+    "explain": "attention_check.explain.explain",
+}
 
 
 def __getattr__(name: str):
     if name in _HOMES:
         found = getattr(import_module(f"fa_lib.{_HOMES[name]}"), name)
+    elif name in _INSTRUMENTS:
+        instrument = import_module(_INSTRUMENTS[name])
+        found = getattr(instrument, name, instrument)
     elif name in __all__:
         found = import_module(f"fa_lib.{name}")
     else:

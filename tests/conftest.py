@@ -73,7 +73,7 @@ def edited(tmp_path, monkeypatch):
         for name, text in added.items():
             with open(copy / name, "a") as file:
                 file.write(text)
-        monkeypatch.setattr(fingerprint, "PACKAGE", copy)
+        monkeypatch.setitem(fingerprint.PACKAGES, "fa_lib", copy)
         monkeypatch.setattr(module, "__file__", str(copy.joinpath(*module.__name__.split(".")[1:]).with_suffix(".py")))
 
     return edit

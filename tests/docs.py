@@ -39,11 +39,11 @@ SKIPPED = {  # a command, or a part of a python block -> why it does not run her
     "fa-lib check kernel fa2 --gpu A100 --timeout 300": "25 minutes; " + HOURS_OF_NVCC,
     "fa-lib blame fa2 --gpu A100 -n 256": HOURS_OF_NVCC,
     "pip install --no-deps sageattention==1.0.6": "its kernel is judged by make gallery-gpu",
-    "fa-lib check kernel fa_lib.gallery.triton_kernels:sageattention --gpu H100": "ten minutes; make gallery-gpu",
+    "fa-lib check kernel attention_gallery.triton_kernels:sageattention --gpu H100": "ten minutes; make gallery-gpu",
     "fa-lib check kernel my_package.attention:flash": GIVEN,
     "fa-lib check kernel path/to/file.py:flash": GIVEN,
     'pip install . "fa_lib[gpu] @ git+ADDRESS-OF-THIS-REPOSITORY"': "README installs the same extra",
-    "@parametrize_with_checks": "its kernel and its fault are the reader's; tests/judge/test_testing.py",
+    "@parametrize_with_checks": "its kernel and its fault are the reader's; tests/attention_check/test_testing.py",
     "make wheelhouse": GPU_NEEDED,
     "make launches": GPU_NEEDED,
     "python3 -m pip install --no-index --no-deps --no-compile --target build/site build/wheelhouse/*.whl": GPU_NEEDED,
@@ -151,7 +151,7 @@ def reader(tmp_path_factory):
     q, k, v = torch.randn(3, 1, 2, 64, 64, generator=torch.manual_seed(0)).bfloat16().float().numpy()
     o = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v))).numpy()
     np.savez(own / "call.npz", q=q, k=k, v=v, o=o, o_ref=o * 1.01)
-    (home / "versions.txt").write_text(versions(hashed() | hashed(ROOT / "fa_lib/gpu")))
+    (home / "versions.txt").write_text(versions(hashed() | hashed(ROOT / "instruments/ptx_machine")))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TQDM", "OMP"))}
     elsewhere = [each for each in env["PATH"].split(os.pathsep) if Path(each) != Path(sys.executable).parent]
     env |= dict(PIP_CONSTRAINT=str(home / "versions.txt"), READER=str(own), PIP_QUIET="1")

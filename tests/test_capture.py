@@ -15,17 +15,17 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
+from attention_check.commands import reports
+from attention_check.judge.captured import judge_model, of_gradients
+from attention_check.judge.findings import Judgement, Severity
+from attention_check.measure import captured as capture
+from attention_check.measure.captured_gradients import gradients as gradients_of
+from attention_check.probe.capture import captured
+from attention_check.probe.named_tensors import Reading
+from attention_check.probe.probe import Probe
+from attention_check.probe.skipped import Why, reason_sentence
+from attention_check.report.sentences import judgement_text, sentences_of
 from fa_lib import BF16, draw, kernels
-from fa_lib.check.judge.captured import judge_model, of_gradients
-from fa_lib.check.judge.findings import Judgement, Severity
-from fa_lib.check.measure import captured as capture
-from fa_lib.check.measure.captured_gradients import gradients as gradients_of
-from fa_lib.check.probe.capture import captured
-from fa_lib.check.probe.named_tensors import Reading
-from fa_lib.check.probe.probe import Probe
-from fa_lib.check.probe.skipped import Why, reason_sentence
-from fa_lib.check.report.sentences import judgement_text, sentences_of
-from fa_lib.commands import reports
 from fa_lib.commands.cli import app
 
 pytestmark = pytest.mark.slow

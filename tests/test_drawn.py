@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 from marks import caption, is_named, message, missing, title
 
-from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.measurements import Measurements
-from fa_lib.check.measure.reference_cache import WORST
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure.measurements import Measurements
+from attention_check.measure.reference_cache import WORST
+from attention_check.plots import explain, kernel_report
+from attention_gallery.plots import original
 from fa_lib.execution import results
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.execution.results import recorded
@@ -23,14 +25,11 @@ from fa_lib.plots import (
     biased_rounding,
     block_scales,
     captions,
-    explain,
     growth,
     heads,
-    kernel_report,
     law,
     microbenchmark,
     newer_kernels,
-    original,
     published,
     rescaling,
     rule,

@@ -10,18 +10,18 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from typer.testing import CliRunner
 
 import fa_lib
+from attention_check.conventions.attention import Dialect, attend
+from attention_check.conventions.conventions import CONVENTIONS
+from attention_check.conventions.evidence import Evidence
+from attention_check.conventions.reading import Reader, Unfit
+from attention_check.explain.explain_words import lines
+from attention_check.explain.explanation import explanation
+from attention_check.explain.report_rows import explained, is_cause
+from attention_check.explain.verdict import Verdict
+from attention_check.public_reports.report_calls import drawn
+from attention_check.public_reports.reports import REPORTS
 from fa_lib import kernels
-from fa_lib.check.dialect.attention import Dialect, attend
-from fa_lib.check.dialect.conventions import CONVENTIONS
-from fa_lib.check.dialect.evidence import Evidence
-from fa_lib.check.dialect.reading import Reader, Unfit
-from fa_lib.check.explain.explain_words import lines
-from fa_lib.check.explain.explanation import explanation
-from fa_lib.check.explain.report_rows import explained, is_cause
-from fa_lib.check.explain.verdict import Verdict
 from fa_lib.commands.cli import app
-from fa_lib.experiments.report_calls import drawn
-from fa_lib.experiments.reports import REPORTS
 from fa_lib.numerics.formats import BF16
 
 pytestmark = pytest.mark.slow  # half a minute

@@ -8,10 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from typer.testing import CliRunner
 
 import fa_lib
-from fa_lib.check.explain.explain_words import lines, nearer
-from fa_lib.check.explain.verdict import Verdict
+from attention_check.explain.explain_words import lines, nearer
+from attention_check.explain.verdict import Verdict
+from attention_check.public_reports.report_calls import drawn
 from fa_lib.commands.cli import app
-from fa_lib.experiments.report_calls import drawn
 from tests.test_explain import golden, in_place, side_by_side
 from tests.test_explain_gradients import gradients
 

@@ -8,9 +8,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from typer.testing import CliRunner
 
 import fa_lib
-from fa_lib.check.explain.verdict import Verdict
+from attention_check.explain.verdict import Verdict
+from attention_check.public_reports.report_calls import drawn
 from fa_lib.commands.cli import app
-from fa_lib.experiments.report_calls import drawn
 from tests.test_explain import in_place
 
 N = 192

@@ -92,7 +92,7 @@ def has_ended(path, seconds=20):
 
 def test_what_the_gallery_imports_leaves_no_thread_behind():
     """A fork copies the thread that forks and none beside it: a lock that another held would never be free again."""
-    code = "import os, fa_lib.commands.judge_gallery; print(*(open(f'/proc/self/task/{t}/comm').read() for t in os.listdir('/proc/self/task')))"  # noqa: E501
+    code = "import os, attention_gallery.commands.judge_gallery; print(*(open(f'/proc/self/task/{t}/comm').read() for t in os.listdir('/proc/self/task')))"  # noqa: E501
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, env=os.environ | here(OMP_NUM_THREADS="1"), capture_output=True, text=True, check=True)
     threads = [name for name in done.stdout.split() if name != "jemalloc_bg_thd"]  # jemalloc's knows of forks

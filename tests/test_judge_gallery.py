@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 import torch
 
-from fa_lib.check.judge.findings import Finding, Severity
-from fa_lib.check.measure.measurements import Measurements
-from fa_lib.commands import gallery_rows, judge_gallery
-from fa_lib.commands.gallery_settings import JudgingSettings
+from attention_check.judge.findings import Finding, Severity
+from attention_check.measure.measurements import Measurements
+from attention_gallery import causes
+from attention_gallery.catalogue import ENTRIES
+from attention_gallery.commands import gallery_rows, judge_gallery
+from attention_gallery.commands.gallery_settings import JudgingSettings
 from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.execution.paths import ROOT
-from fa_lib.gallery import causes
-from fa_lib.gallery.catalogue import ENTRIES
 
 ENTRY = ENTRIES["torch_math"]
 LENGTHS = pd.DataFrame([

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from fa_lib import kernels
 from fa_lib.execution import reader_modules
+from fa_lib.execution.kernel_names import on_gpu
 from fa_lib.execution.paths import ROOT
 from fa_lib.execution.reader_modules import module_name
-from fa_lib.execution.kernel_names import on_gpu
 
 pytestmark = pytest.mark.slow
 

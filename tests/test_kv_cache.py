@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from attention_check.commands import reports
+from attention_check.judge.captured import judge_tensors
+from attention_check.measure import kv_cache
+from attention_check.measure.measurements import TensorMeasurements
+from attention_check.report.sentences import judgement_lines
 from fa_lib import BF16, Precision, Tiling, deviation, draw, kernels
-from fa_lib.check.judge.captured import judge_tensors
-from fa_lib.check.measure import kv_cache
-from fa_lib.check.measure.measurements import TensorMeasurements
-from fa_lib.check.report.sentences import judgement_lines
-from fa_lib.commands import reports
 from fa_lib.kernels.quantized_attention import Quantization, attention
 
 

@@ -122,7 +122,7 @@ assert not set(unwanted.split()) & set(sys.modules)
 assert dict(os.environ) == before[0]
 import matplotlib
 style = dict(matplotlib.rcParams)
-import fa_lib.check.measure.examine, fa_lib.execution.results, fa_lib.plots.microbenchmark, fa_lib.plots.ablation
+import attention_check.measure.examine, fa_lib.execution.results, fa_lib.plots.microbenchmark, fa_lib.plots.ablation
 assert dict(matplotlib.rcParams) == style and dict(os.environ) == before[0]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent)

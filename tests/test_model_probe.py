@@ -16,17 +16,17 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fa_lib
+from attention_check.commands import reports
+from attention_check.judge.captured import judge_model
+from attention_check.judge.findings import Severity, Verdict
+from attention_check.measure import captured as capture
+from attention_check.plots.model_report import model_report
+from attention_check.probe.huggingface import register_with_transformers
+from attention_check.probe.probe import Probe
+from attention_check.probe.skipped import Why, reason_sentence
+from attention_check.report.sentences import judgement_text
 from fa_lib import BF16, kernels
-from fa_lib.check.judge.captured import judge_model
-from fa_lib.check.judge.findings import Severity, Verdict
-from fa_lib.check.measure import captured as capture
-from fa_lib.check.probe.huggingface import register_with_transformers
-from fa_lib.check.probe.probe import Probe
-from fa_lib.check.probe.skipped import Why, reason_sentence
-from fa_lib.check.report.sentences import judgement_text
-from fa_lib.commands import reports
 from fa_lib.execution.paths import ROOT
-from fa_lib.plots.model_report import model_report
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def test_the_mask_of_the_worst_call_is_saved_and_nothing_when_writing_fails(tmp_
         assert held.get_tensor("mask").shape[-2:] == (48, 48)
     before = path.read_bytes()
     monkeypatch.setattr(
-        "fa_lib.check.probe.capture.save_file", lambda tensors, at, metadata: at.write_bytes(b"half") and 1 / 0
+        "attention_check.probe.capture.save_file", lambda tensors, at, metadata: at.write_bytes(b"half") and 1 / 0
     )
     with pytest.warns(UserWarning, match="worst.safetensors: division by zero"), probe:
         decoder()(IDS)

@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from fa_lib.check.judge.findings import Judgement
-from fa_lib.commands import judge_gallery
+from attention_check.judge.findings import Judgement
+from attention_gallery import entry
+from attention_gallery.catalogue import CATALOGUES, ON_CUDA
+from attention_gallery.commands import judge_gallery
 from fa_lib.commands.record import gallery, session, steps
 from fa_lib.commands.record.flash_attn_build import name_package
 from fa_lib.commands.record.plan import LIMIT, STEPS, chosen, fits
@@ -19,8 +21,6 @@ from fa_lib.execution import results
 from fa_lib.execution.forked_calls import EndedCall
 from fa_lib.execution.paths import RECORDED, ROOT
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED
-from fa_lib.gallery import entry
-from fa_lib.gallery.catalogue import CATALOGUES, ON_CUDA
 
 SCRIPT = """
 import signal, sys, time

@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 from marks import caption, missing, numbers, title
 
+from attention_gallery.causes import explained
+from attention_gallery.commands import gallery_index
+from attention_gallery.commands import gallery_pages as pages
+from attention_gallery.experiments.finds import FINDS
 from fa_lib import sweep
-from fa_lib.commands import gallery_index
-from fa_lib.commands import gallery_pages as pages
 from fa_lib.execution import manifest, results
 from fa_lib.execution.paths import NOTEBOOKS
-from fa_lib.experiments.finds import FINDS
 from fa_lib.experiments.microbenchmark import BenchmarkSettings, compare, grid, tiles_of_sram
 from fa_lib.experiments.validation import agree
-from fa_lib.gallery.causes import explained
 from fa_lib.numerics.formats import Format
 from fa_lib.numerics.metrics import over_baseline
 from fa_lib.plots import microbenchmark as plots

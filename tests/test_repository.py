@@ -15,11 +15,11 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from attention_gallery.entry import pins
 from fa_lib.execution import claims
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import PUBLISHED, RESULTS, ROOT
 from fa_lib.execution.results import save
-from fa_lib.gallery.entry import pins
 from install_locked import hashed
 
 PARTS = dict(cccl="nvidia-cuda-cccl", crt="nvidia-cuda-crt", cudart="nvidia-cuda-runtime", nvcc="nvidia-cuda-nvcc",

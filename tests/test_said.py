@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attention_check.measure.relations import RELATIONS
+from attention_check.report.sentences import WORDINGS
 from fa_lib import BF16, Precision, theory
-from fa_lib.check.measure.relations import RELATIONS
-from fa_lib.check.report.sentences import WORDINGS
 from fa_lib.execution.claims import published, verdict
 from fa_lib.execution.paths import GPU, RESULTS, ROOT
 from fa_lib.experiments.law import ratios_of

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
+from attention_check.judge.findings import Verdict
 from benchmarks import tolerances
 from benchmarks.mutations import __main__ as mutations
-from fa_lib.check.judge.findings import Verdict
 from fa_lib.execution import claims
 from fa_lib.execution.paths import RECORDED, RESULTS, ROOT
 from fa_lib.experiments.law import law, only_sums, ratios_of

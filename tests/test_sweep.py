@@ -104,7 +104,9 @@ def test_a_name_that_workers_do_not_have_is_refused_with_what_to_do():
     register("of this process", lambda q, k, v: v)
     try:
         with (
-            pytest.raises(ValueError, match=r"^kernel: got 'of this process'; .*, package\.module:function or path/to/file"),
+            pytest.raises(
+                ValueError, match=r"^kernel: got 'of this process'; .*, package\.module:function or path/to/file"
+            ),
             workers(1) as pool,
         ):
             sweep(through, dict(kernel="of this process"), executor=pool)

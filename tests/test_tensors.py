@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from attention_check.commands import reports
+from attention_check.isolation.worker import Outcome
+from attention_check.judge.captured import flags, judge_tensors
+from attention_check.judge.findings import Severity
+from attention_check.measure import captured as capture
+from attention_check.measure.measurements import TensorMeasurements
+from attention_check.plots.tensors_report import RISKS, tensors_report
+from attention_check.probe.named_tensors import Reading
+from attention_check.report.sentences import headline, judgement_text, title
 from fa_lib import BF16, FP16, FP32, draw, kernels
-from fa_lib.check.isolation.worker import Outcome
-from fa_lib.check.judge.captured import flags, judge_tensors
-from fa_lib.check.judge.findings import Severity
-from fa_lib.check.measure import captured as capture
-from fa_lib.check.measure.measurements import TensorMeasurements
-from fa_lib.check.probe.named_tensors import Reading
-from fa_lib.check.report.sentences import headline, judgement_text, title
-from fa_lib.commands import reports
-from fa_lib.plots.tensors_report import RISKS, tensors_report
 
 
 def tensors(heads=2, kv_heads=2, n=40, d=16, dtype=torch.bfloat16):

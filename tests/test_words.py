@@ -21,7 +21,7 @@ READ = sorted(
         "docs/**/*.md",
         "notebooks/*.ipynb",
         "data/published.csv",
-        "fa_lib/check/report/*",
+        "instruments/attention_check/report/*",
         "fa_lib/commands/*.py",
         "fa_lib/plots/*.py",
         "examples/*.py",

@@ -11,10 +11,10 @@ from importlib import invalidate_caches
 
 import pandas as pd
 
+from attention_check.judge.findings import Verdict
 from benchmarks.judge import PAGE, table
 from benchmarks.judged import judged
 from benchmarks.mutations import AUTHORS, FOLDER, author_of, text
-from fa_lib.check.judge.findings import Verdict
 from fa_lib.execution.files import renewed, replacing
 from fa_lib.execution.paths import build
 from fa_lib.execution.pools import workers

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from attention_check.public_reports.report_calls import Call
 from fa_lib.execution.paths import build
-from fa_lib.experiments.report_calls import Call
 
 FOLDER = Path(__file__).parent
 LIBRARIES = {  # thread -> the library of then; the other reports' need a GPU, a phone or a build of gigabytes

@@ -26,7 +26,7 @@ from fa_lib import BF16, FP64, kernels, round_to, wasserstein
 from fa_lib.execution.files import replacing
 from fa_lib.execution.machine import processor
 from fa_lib.execution.paths import build
-from fa_lib.gpu.device import GPU
+from ptx_machine.device import GPU
 
 BITS = 200  # of MPFR and Arb
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernel import attention, carried_in_16_bits
 
-from fa_lib.testing import assert_attention_close, parametrize_with_checks
+from attention_check.testing import assert_attention_close, parametrize_with_checks
 
 
 def inputs(dtype, keys=512):

@@ -1,11 +1,12 @@
 """The one command, `fa-lib` (also `python -m fa_lib`): a page of --help for each thing it does."""
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import typer
 
-from fa_lib.commands import cli_blame, cli_captured, cli_check, cli_dev, cli_explain
+from fa_lib.commands import cli_dev
 from fa_lib.commands.errors import EXIT_CODES, colored
 from fa_lib.execution import process_settings, reader_modules
 from fa_lib.execution.paths import PACKAGE, other_checkout, same_code
@@ -14,10 +15,8 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help=f"Is my attention kernel numerically safe?\n\n{EXIT_CODES}",
 )  # fmt: skip
-app.add_typer(cli_check.app, name="check")
-app.add_typer(cli_explain.app)
-app.add_typer(cli_blame.app)
-app.add_typer(cli_captured.app)
+for instrument in sorted(entry_points(group="fa_lib.commands")):  # add_commands of each instrument that is installed
+    instrument.load()(app, cli_dev.app)
 app.add_typer(cli_dev.app, name="dev")
 
 

@@ -219,34 +219,6 @@ def record(
 
 
 @app.command()
-def gallery(
-    names: Annotated[list[str] | None, typer.Argument(help="kernels, as ggml_decode; all where none is named")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="print the kernels, and which of them can run here")] = False,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="by a short plan: five kernels, three with --gpu, or those named; unpublished"),
-    ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="kernels at a time")] = 2,
-    gpu: Annotated[bool, typer.Option("--gpu", help="GPU kernels, on this CPU in a GPU's arithmetic")] = False,
-) -> None:
-    """Judge the attention kernels that other projects ship: llama.cpp, ONNX Runtime, JAX and more.
-
-    What is done is not done again. All of them together renew data/gallery, docs/gallery and figures/gallery of the
-    checkout. Judge one with all its tables by `fa-lib check kernel gallery:KEY`.
-    """
-    with exit_on_error(kept=f"kernels that are judged are kept in build/: {AGAIN}"):
-        if list_:
-            from fa_lib.gallery import catalogue
-
-            typer.echo(catalogue.listing())
-            return
-        from fa_lib.commands import gallery_pages
-
-        make = gallery_pages.make_modelled if gpu else gallery_pages.make
-        make(names or (), quick, jobs, say=_say)
-
-
-@app.command()
 def bench() -> None:
     """Measure what is promised of speed, each as a ratio in one run; written to build/bench.md."""
     with exit_on_error():

@@ -65,6 +65,6 @@ def say(text: str, err: bool = False) -> None:
     Args:
         err: whether to standard error.
     """
-    from fa_lib.check.isolation.untrusted import Untrusted
+    from fa_lib.execution.untrusted import Untrusted
 
     typer.echo("\n".join(map(Untrusted, text.split("\n"))), err=err)

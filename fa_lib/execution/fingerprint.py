@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from fa_lib.execution.machine import model
+from fa_lib.execution.paths import PACKAGES
 
-PACKAGE = Path(__file__).resolve().parent.parent  # fa_lib
 LIBRARIES = ("torch", "numpy", "gfloat", "numba")
 SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")  # of the environment, that change bits
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
@@ -93,9 +93,13 @@ def of_notebook(cells: Iterable[str], parameters: dict, folder: str | Path) -> s
         texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names += [(text.split(":")[0], "") for text in sorted(texts) if NAMED.fullmatch(text)]
     found = _walked(names, folder)
-    packages = {name.rpartition(".")[0] for name in found if name.split(".")[0] == PACKAGE.name} - {""}
-    beside = [path for name in packages for path in PACKAGE.joinpath(*name.split(".")[1:]).glob("[!.]*.*")]
-    found |= {str(path.relative_to(PACKAGE)): _sha(path) for path in beside if path.suffix != ".py" and path.is_file()}
+    rooms = {tuple(name.split(".")[:-1]) for name in found if name.split(".")[0] in PACKAGES} - {()}
+    beside = {(first, path) for first, *inner in rooms for path in PACKAGES[first].joinpath(*inner).glob("[!.]*.*")}
+    found |= {
+        f"{first}/{path.relative_to(PACKAGES[first])}": _sha(path)
+        for first, path in sorted(beside)
+        if path.suffix != ".py" and path.is_file()
+    }
     return digest(found)
 
 
@@ -117,7 +121,7 @@ def sources(file: str, module: str) -> dict[str, str]:
         module = path.stem
     package = path.name == "__init__.py"
     folder = path.parents[module.count(".") + package]
-    reader = None if PACKAGE in path.parents or _installed(path) else folder
+    reader = None if _is_own(path) or _installed(path) else folder
     return {module: _sha(path)} | _walked(_imports(_text(path), module, package), reader)
 
 
@@ -134,8 +138,8 @@ def _walked(names, reader):
             continue
         seen.add(imported)
         first = imported[0].partition(".")[0]
-        if first == PACKAGE.name:
-            name, path = _own_file(imported, PACKAGE.parent)
+        if first in PACKAGES:
+            name, path = _own_file(imported, PACKAGES[first].parent)
         elif reader is None:
             continue
         else:
@@ -248,7 +252,7 @@ def _sha(path):
 
 
 def _is_own(path):
-    return path.is_relative_to(PACKAGE)
+    return any(path.is_relative_to(package) for package in PACKAGES.values())
 
 
 def _texts(value) -> Iterator[str]:
@@ -267,7 +271,7 @@ def _named_code(text):
     """Compute a digest of the code that "package.module:function" names. Code that is not fa_lib's is not imported for
     that: its whole module counts."""
     module, function = text.split(":")
-    if module.split(".")[0] != PACKAGE.name:
+    if module.split(".")[0] not in PACKAGES:
         file = _located(module)
         if file is None:
             where = "in the current folder or on PYTHONPATH"

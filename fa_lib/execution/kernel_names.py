@@ -2,7 +2,7 @@
 
 import re
 
-ON_GPU = "fa_lib.gpu.on"  # the module that finds kernels of such names
+ON_GPU = "attention_check.gpu.on"  # the module that finds kernels of such names
 
 
 def on_gpu(name: str, gpu: str) -> str:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").exists() else None
+INSTRUMENTS = CHECKOUT / "instruments" if CHECKOUT else PACKAGE.parent
+PACKAGES = {"fa_lib": PACKAGE} | {  # all that one distribution installs
+    name: INSTRUMENTS / name for name in ("ptx_machine", "attention_check", "attention_gallery")
+}
 ROOT = CHECKOUT or PACKAGE / "share"  # of what is read
 NOTEBOOKS = ROOT / "notebooks"
 PUBLISHED = ROOT / "data" / "published.csv"
@@ -38,8 +42,9 @@ def other_checkout(folder: Path) -> Path | None:
 
 
 def same_code(other: Path) -> bool:
-    """Say whether another folder's fa_lib has the modules of the one that runs."""
-    return _modules(other) == _modules(PACKAGE)
+    """Say whether another checkout's fa_lib and instruments have the modules of those that run."""
+    theirs = {name: other.parent / ("." if name == "fa_lib" else "instruments") / name for name in PACKAGES}
+    return all(_modules(theirs[name]) == _modules(package) for name, package in PACKAGES.items())
 
 
 def _modules(package):

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from fa_lib import kernels
 from fa_lib.execution.lookup import lookup
-from fa_lib.gpu.sources import Package, unpacked
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.kernels.tiling import Tiling
 from fa_lib.numerics.formats import BF16
 from fa_lib.numerics.metrics import deviation, over_baseline
+from ptx_machine.sources import Package, unpacked
 
 ANTIBODIES = (  # variable domains as published: trastuzumab's and adalimumab's heavy and light chains
     "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",

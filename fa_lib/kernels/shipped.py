@@ -1,7 +1,7 @@
 """Real kernels in the emulator's words: the arguments with which `tiled` does what they do.
 
 Each is put together from its source. Three were compared with the kernel itself: `torch_cpu`; `fa2_cuda` and
-`fa2_splitkv` by fa_lib.gpu, which runs FlashAttention-2's code on a CPU (`experiments.original`). Left out of CUDA's,
+`fa2_splitkv` by ptx_machine, which runs FlashAttention-2's code on a CPU (`experiments.original`). Left out of CUDA's,
 each a matter of FP32's last bits: the tables of `ex2.approx` (2**y is exact here) and of `rcp.approx`, the
 order in which a warp adds up a row sum, and multiply-adds that a compiler fuses unasked.
 """

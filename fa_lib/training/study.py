@@ -1,6 +1,5 @@
 """The study: arms that differ in exactly one thing from a twin, and how far their weights drift from each other."""
 
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -12,7 +11,6 @@ import pandas as pd
 import torch
 
 from fa_lib import kernels
-from fa_lib.check.probe.probe import Probe
 from fa_lib.execution.fingerprint import digest
 from fa_lib.execution.lookup import lookup
 from fa_lib.execution.sweep import sweep
@@ -22,7 +20,7 @@ from fa_lib.training.devices import repeatable
 from fa_lib.training.distances import Job, compare
 from fa_lib.training.model import TextToImage, noised, sample
 from fa_lib.training.preflight import check_kernel
-from fa_lib.training.run import prepare, run_training, train
+from fa_lib.training.run import prepare, run_training
 from fa_lib.training.run_folder import load_weights
 from fa_lib.training.spec import PRECISIONS, RunSpec
 
@@ -116,43 +114,6 @@ def jobs(pairs: Iterable[str], runs: pd.DataFrame, heads: int = 1) -> list[Job]:
         for pair in pairs
         for seed in runs.seed.unique()
     ]
-
-
-def watch(seed: int, config: Config, steps: int, at: Sequence[int], names: Sequence[str],
-          device: str = "cpu") -> list[dict]:  # fmt: skip
-    """Train with Baseline, and run other kernels on the inputs of each attention call of the steps `at`: the paper's
-    second technique. The training is that of the arm "baseline", bit for bit.
-
-    Args:
-        seed, config, steps, device: as of a RunSpec.
-        at: steps, counted from 0.
-        names: of the other kernels, for `kernels.get`.
-
-    Returns:
-        list of dicts, the rows of `Probe`, with step, layer and kind ("self" or "cross").
-
-    Raises:
-        ValueError: before training, where a step or a kernel does not fit.
-        RuntimeError: a kernel refused a call.
-    """
-    if not set(at) <= set(range(steps)):
-        raise ValueError(f"at: got {at!r}; accepted are steps from 0 to {steps - 1}")
-    probe = Probe(names, queries=None, baseline=None)  # every row; what runs is Baseline itself
-    with repeatable(device):
-        for name, kernel in probe.kernels.items():
-            check_kernel(name, kernel, config, PRECISIONS[ARMS["baseline"].precision], device)
-
-    def at_step(step):
-        def each_call(place, q, k, v, o, **options):
-            probe(q, k, v, o, dict(step=step, layer=place[0], kind=place[1]), **options)
-
-        return each_call if step in at else None
-
-    with tempfile.TemporaryDirectory() as folder:
-        train(RunSpec(ARMS["baseline"], seed, config, steps, every=steps, device=device), folder, watch=at_step)
-    if probe.skipped:
-        raise RuntimeError(f"names: {'; '.join(' '.join(words) for words in probe.skipped)}")
-    return probe.rows
 
 
 def samples(runs: pd.DataFrame, captions: Sequence[str], config: Config, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from attention_check.probe.capture import Capture
+from attention_check.probe.probe import Probe
 from fa_lib import sweep
-from fa_lib.check.probe.capture import Capture
-from fa_lib.check.probe.probe import Probe
 from fa_lib.execution.files import locked_folder, replacing
 from fa_lib.execution.paths import ROOT
 

@@ -14,22 +14,23 @@ from markdown_it import MarkdownIt
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from attention_check.commands import model_process, reports
+from attention_check.explain.standalone_test import standalone
+from attention_check.isolation import isolated_kernel
+from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.judge.conduct import of_conduct
+from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure import way
+from attention_check.measure.examine import examine
+from attention_check.measure.plan import CheckPlan
+from attention_check.probe.capture import Capture
+from attention_check.report.page import page
+from attention_check.report.page_files import PageFiles
+from attention_check.report.sentences import judgement_text
+from attention_gallery.commands import gallery_pages
 from fa_lib import kernels
-from fa_lib.check.explain.standalone_test import standalone
-from fa_lib.check.isolation import isolated_kernel
-from fa_lib.check.isolation.calls import call_kernel
-from fa_lib.check.isolation.isolated_kernel import in_a_process
-from fa_lib.check.judge.conduct import of_conduct
-from fa_lib.check.judge.findings import Finding, Judgement, Severity, Verdict
-from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure import way
-from fa_lib.check.measure.examine import examine
-from fa_lib.check.measure.plan import CheckPlan
-from fa_lib.check.probe.capture import Capture
-from fa_lib.check.report.page import page
-from fa_lib.check.report.page_files import PageFiles
-from fa_lib.check.report.sentences import judgement_text
-from fa_lib.commands import gallery_pages, model_process, reports
 from fa_lib.commands.cli import app
 from fa_lib.commands.errors import say
 
@@ -298,11 +299,12 @@ def test_a_kernel_that_is_right_up_to_4096_keys_fails(monkeypatch):
 
 CHEATS = """
 import inspect
-import fa_lib.numerics.metrics, fa_lib.check.judge.kernel, fa_lib.check.judge.findings, fa_lib.commands.reports
+import fa_lib.numerics.metrics, attention_check.judge.kernel, attention_check.judge.findings
+import attention_check.commands.reports
 import fa_lib.kernels.rule
 fa_lib.numerics.metrics.over_baseline = lambda *_: 1.0
-fa_lib.check.judge.kernel.judge_kernel = fa_lib.commands.reports.judge_kernel = None
-fa_lib.check.judge.findings.Judgement.verdict = property(lambda _: fa_lib.check.judge.findings.Verdict.PASSES)
+attention_check.judge.kernel.judge_kernel = attention_check.commands.reports.judge_kernel = None
+attention_check.judge.findings.Judgement.verdict = property(lambda _: attention_check.judge.findings.Verdict.PASSES)
 fa_lib.kernels.rule.ALLOWED.update(o=1e9)
 
 def f(q, k, v, causal=False, scale=None):

@@ -10,21 +10,21 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from attention_check.commands import reports
+from attention_check.judge.findings import Judgement, Severity, Verdict
+from attention_check.judge.gross_errors import coarse, noisy, scaled
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure.carry import carried, carry
+from attention_check.measure.determinism import repeats
+from attention_check.measure.examine import examine, measure
+from attention_check.measure.plan import CheckPlan
+from attention_check.measure.reference_cache import Inputs
+from attention_check.probe.capture import captured
+from attention_check.report.page_files import PageFiles
+from attention_check.report.sentences import WORDINGS, judgement_text
+from attention_check.testing.checks import result_of
 from fa_lib import kernels
-from fa_lib.check.judge.findings import Judgement, Severity, Verdict
-from fa_lib.check.judge.gross_errors import coarse, noisy, scaled
-from fa_lib.check.judge.kernel import judge_kernel
-from fa_lib.check.measure.carry import carried, carry
-from fa_lib.check.measure.determinism import repeats
-from fa_lib.check.measure.examine import examine, measure
-from fa_lib.check.measure.plan import CheckPlan
-from fa_lib.check.measure.reference_cache import Inputs
-from fa_lib.check.probe.capture import captured
-from fa_lib.check.report.page_files import PageFiles
-from fa_lib.check.report.sentences import WORDINGS, judgement_text
-from fa_lib.commands import reports
 from fa_lib.commands.cli import app
-from fa_lib.testing.checks import result_of
 
 TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=1)
 SDPA = torch.nn.functional.scaled_dot_product_attention

@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fa_lib.check.probe.capture import captured
-from fa_lib.check.probe.named_tensors import Reading
+from attention_check.probe.capture import captured
+from attention_check.probe.named_tensors import Reading
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
 from fa_lib.kernels import inputs

@@ -49,7 +49,7 @@ def test_every_version_is_exact_and_has_hashes_and_the_build_backend_is_pinned(l
 
 def test_the_gallerys_packages_have_hashes_too(locked, monkeypatch):
     """Each that requirements.txt pins has its entry, and pip is asked for hashes of them."""
-    folder = ROOT / "fa_lib/gallery"
+    folder = ROOT / "instruments/attention_gallery"
     known = locked.hashed(folder)
     for line in (folder / "requirements.txt").read_text().splitlines():
         if not line.startswith("#"):

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from attention_check.probe.probe import Probe
 from fa_lib import kernels
-from fa_lib.check.probe.probe import Probe
 
 CALLED = []
 

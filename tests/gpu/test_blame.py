@@ -7,11 +7,11 @@ import torch
 from triton_kernels import coarse_accumulator, coarse_row_sum, coarse_scores, exact_inside, in_parts
 from typer.testing import CliRunner
 
+from attention_check.gpu.blame import blame, source_text, what_if
+from attention_gallery.experiments.blamed import fa2_forward
 from fa_lib import kernels
 from fa_lib.commands.cli import app
 from fa_lib.execution.paths import ROOT
-from fa_lib.experiments.blamed import fa2_forward
-from fa_lib.gpu.blame import blame, source_text, what_if
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import BF16, FP16, FP32
 from fa_lib.theory.rounding_counts import roundings

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fa_lib.gpu import Kernel, compile_cuda
+from ptx_machine import Kernel, compile_cuda
 
 SOURCE = Path(__file__).with_name("operations.cu")
 COUNT = 1 << 15

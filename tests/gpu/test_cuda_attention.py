@@ -4,13 +4,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from attention_check.gpu.blame import blame
+from attention_check.testing import assert_attention_close
 from examples.cuda_attention import attention, kernel
 from fa_lib import kernels
 from fa_lib.commands.cli import app
-from fa_lib.gpu import Kernel
-from fa_lib.gpu.blame import blame
 from fa_lib.numerics.formats import Format
-from fa_lib.testing import assert_attention_close
+from ptx_machine import Kernel
 
 MINE = "examples.cuda_attention:attention"
 

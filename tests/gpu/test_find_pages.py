@@ -8,18 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from attention_gallery import conch_kernels, flag_gems_kernels, lmdeploy_kernels, sglang_kernels
+from attention_gallery.caches import over_bits
+from attention_gallery.catalogue import MODELLED
+from attention_gallery.source_modules import module
 from fa_lib import kernels
 from fa_lib.execution.paths import ROOT
-from fa_lib.gallery import conch_kernels, flag_gems_kernels, lmdeploy_kernels, sglang_kernels
-from fa_lib.gallery.caches import over_bits
-from fa_lib.gallery.catalogue import MODELLED
-from fa_lib.gallery.source_modules import module
-from fa_lib.gpu import GPU, triton
-from fa_lib.gpu.pretended import pretended
-from fa_lib.gpu.sources import unpacked
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import BF16
+from ptx_machine import GPU, triton
+from ptx_machine.pretended import pretended
+from ptx_machine.sources import unpacked
 
 A100 = GPU.of("A100")
 IMPORTED = {  # page -> imports the project's files from its archive, without what else the project would import

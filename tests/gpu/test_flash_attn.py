@@ -8,13 +8,14 @@ from math import inf
 import pytest
 import torch
 
+from attention_check.gpu import flash_attn
+from attention_check.gpu.flash_attn import backward, forward, splits_of
+from attention_check.gpu.flash_attn_kernels import Case, forward_kernels
+from attention_gallery.experiments.original import CALLS, called, gradients, original
 from fa_lib import kernels
-from fa_lib.experiments.original import CALLS, called, gradients, original
-from fa_lib.gpu import GPU, Fault, flash_attn, nvcc
-from fa_lib.gpu.contraction import contracted
-from fa_lib.gpu.flash_attn import backward, forward, splits_of
-from fa_lib.gpu.flash_attn_kernels import Case, forward_kernels
 from fa_lib.kernels.precision import Precision
+from ptx_machine import GPU, Fault, nvcc
+from ptx_machine.contraction import contracted
 
 FEW = 2e-4  # of the outputs: the kernel adds up a row's sum lane by lane, the emulator exactly
 OTHERWISE = {  # where shipped's words leave something out: where a softcap's scale goes, how parts are merged

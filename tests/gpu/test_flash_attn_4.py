@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from fa_lib.gallery.flash_attn_4 import fa4
-from fa_lib.gallery.flash_attn_4_kernels import compiled
-from fa_lib.gpu.device import GPU
+from attention_gallery.flash_attn_4 import fa4
+from attention_gallery.flash_attn_4_kernels import compiled
 from fa_lib.kernels import baseline, tiled
 from fa_lib.kernels.shipped import fa4_cuda, fa4_hopper
+from ptx_machine.device import GPU
 
 EMULATED = {"H100": fa4_hopper, "B200": fa4_cuda}
 

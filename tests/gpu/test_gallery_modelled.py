@@ -8,15 +8,15 @@ import importlib.util
 import pytest
 import torch
 
+from attention_gallery.caches import HELD, over_bits
+from attention_gallery.catalogue import MODELLED
+from attention_gallery.implementations import SHARED, counted
 from fa_lib import kernels
-from fa_lib.gallery.caches import HELD, over_bits
-from fa_lib.gallery.catalogue import MODELLED
-from fa_lib.gallery.implementations import SHARED, counted
-from fa_lib.gpu.sources import unpacked
 from fa_lib.kernels.inputs import draw
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import BF16, Format
 from fa_lib.numerics.metrics import over_baseline
+from ptx_machine.sources import unpacked
 
 QUICK = ("sglang_decode", "sglang_extend", "vllm_unified", "vllm_unified_decode", "vllm_encoder", "conch_paged",
          "conch_varlen", "fla_parallel", "xformers_split_k_a100", "flag_gems_sdpa")  # fmt: skip
@@ -111,7 +111,7 @@ def test_implementations_are_counted_once():
 
 def test_a_constant_value_makes_lmdeploys_cache_nan_and_one_line_mends_it(monkeypatch, tmp_path):
     """docs/gallery/find_lmdeploy.md."""
-    from fa_lib.gallery import lmdeploy_kernels as lmdeploy
+    from attention_gallery import lmdeploy_kernels as lmdeploy
 
     kernel = kernels.get(MODELLED["lmdeploy_decode_int8"].name)
     q, k, v = (BF16(x).bfloat16() for x in draw("normal", 0, (1, 1, 1, 64), (1, 1, 64, 64)))

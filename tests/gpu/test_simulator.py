@@ -5,9 +5,9 @@ import pytest
 import torch
 from mmasim.nv_ptx.sim import MMA, WGMMA, TCGen05MMA
 
-from fa_lib.gpu.device import GPU
-from fa_lib.gpu.matrix import Product
-from fa_lib.gpu.syntax import Instruction
+from ptx_machine.device import GPU
+from ptx_machine.matrix import Product
+from ptx_machine.syntax import Instruction
 
 ARCHITECTURES = {"Ampere": "A100", "Ada Lovelace": "L40S", "Hopper": "H100", "Blackwell": "B200"}
 KINDS = [f"m16n8k{k}.{d}.{x}.{x}.{d}" for k, d, x in (

@@ -6,17 +6,17 @@ from triton import runtime
 from triton_kernels import doubled
 from typer.testing import CliRunner
 
+from attention_check.explain.compare import ComparisonInputs, compare
+from attention_check.testing import assert_attention_close
 from examples.triton_attention import attention
 from fa_lib import kernels
-from fa_lib.check.explain.compare import ComparisonInputs, compare
 from fa_lib.commands.cli import app
-from fa_lib.gpu import Fault, triton
 from fa_lib.kernels.precision import Precision
 from fa_lib.numerics.formats import Format
-from fa_lib.testing import assert_attention_close
+from ptx_machine import Fault, triton
 
 MINE = "examples.triton_attention:attention"
-SAGE = "fa_lib.gallery.triton_kernels:sageattention"
+SAGE = "attention_gallery.triton_kernels:sageattention"
 
 
 def drawn(n, dtype, n_kv=0):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from attention_check.isolation.calls import call_kernel
+from attention_check.measure.shapes import measure_shapes
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import call_kernel
-from fa_lib.check.measure.shapes import measure_shapes
 from fa_lib.execution.results import save
 from fa_lib.execution.sweep import sweep
 from fa_lib.kernels.inputs import draw
@@ -26,8 +26,8 @@ from fa_lib.numerics.formats import Format, round_to
 from fa_lib.numerics.metrics import deviation
 
 KERNELS = ("torch_flash", "torch_cudnn", "torch_efficient", "torch_math", "torch_flex_compiled", "torch_varlen")
-NAMES = [f"fa_lib.gallery.torch_kernels:{key}" for key in KERNELS]
-FLASH_ATTN = "fa_lib.gallery.flash_attn_kernels:flash_attn"
+NAMES = [f"attention_gallery.torch_kernels:{key}" for key in KERNELS]
+FLASH_ATTN = "attention_gallery.flash_attn_kernels:flash_attn"
 SHAPES = {"cuda": ["97", "113 x 203", "causal 203", "GQA 384", "1024", "causal 2048"], "cpu": ["97", "causal 203"]}
 WORKERS = 4  # processes; most of their time is the CPU's
 ORDERS = {"first": False, "last": True}  # the tile of keys that is taken first -> Algorithm.reverse

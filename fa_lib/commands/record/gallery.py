@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fa_lib.commands.gallery_index import RECORDED
-from fa_lib.commands.gallery_pages import summary_line
-from fa_lib.commands.gallery_settings import JudgingSettings
-from fa_lib.commands.judge_gallery import judge_all, rows
+from attention_gallery.catalogue import ON_CUDA
+from attention_gallery.commands.gallery_index import RECORDED
+from attention_gallery.commands.gallery_pages import summary_line
+from attention_gallery.commands.gallery_settings import JudgingSettings
+from attention_gallery.commands.judge_gallery import judge_all, rows
 from fa_lib.execution.results import save
-from fa_lib.gallery.catalogue import ON_CUDA
 
 KEYS = {"cuda": tuple(ON_CUDA), "cpu": ("torch_flash", "torch_math")}  # device -> of its catalogue
 DEPTH = {"cuda": "gpu", "cpu": "rehearsal"}

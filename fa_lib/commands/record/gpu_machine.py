@@ -12,19 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attention_check.isolation.calls import call_kernel
+from attention_gallery.experiments.original import draw_in_format
 from fa_lib import kernels
-from fa_lib.check.isolation.calls import call_kernel
 from fa_lib.execution.files import replacing
 from fa_lib.execution.paths import GPU
 from fa_lib.execution.results import save
-from fa_lib.experiments.original import draw_in_format
 from fa_lib.numerics.formats import Format
 
 FILE = GPU / "fa2_bits.safetensors"
 N, HEADS, HEAD_DIM = 512, 32, 64
 CALLS = [*product(("BF16", "FP16"), ("uniform", "normal"), (False, True))]  # format, distribution, causal
 MODELLED = {(8, 0): "A100", (9, 0): "H100"}  # by compute capability
-NAMES = ("fa_lib.gallery.torch_kernels:torch_flash", "fa_lib.gallery.flash_attn_kernels:flash_attn")
+NAMES = ("attention_gallery.torch_kernels:torch_flash", "attention_gallery.flash_attn_kernels:flash_attn")
 
 
 def inputs(fmt: str, distribution: str) -> list[Tensor]:
@@ -40,7 +40,7 @@ def key(gpu: str, fmt: str, distribution: str, causal: bool) -> str:
 
 def keep(path: Path = FILE) -> None:
     """Write the machine's outputs, o (1, 1, N, HEAD_DIM) for each `key`. Needs nvcc."""
-    from fa_lib.gpu.flash_attn import Options, forward
+    from attention_check.gpu.flash_attn import Options, forward
 
     outputs = {}
     for gpu, (fmt, distribution, causal) in product(MODELLED.values(), CALLS):

@@ -1,4 +1,4 @@
-"""`fa_lib.gpu.special_unit` in torch, so that a GPU can be asked for every FP32 operand: 2^32 of each function."""
+"""`ptx_machine.special_unit` in torch, so that a GPU can be asked for every FP32 operand: 2^32 of each function."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fa_lib.gpu.special_unit import CUT, FRACTION, table
+from ptx_machine.special_unit import CUT, FRACTION, table
 
 NAN = 0x7FFFFFFF
 SLICE = 1 << 25  # operands at a time

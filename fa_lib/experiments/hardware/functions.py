@@ -1,4 +1,4 @@
-"""The special functions of a GPU: the tables that `fa_lib.gpu.special_unit` reads, and samples of every instruction.
+"""The special functions of a GPU: the tables that `ptx_machine.special_unit` reads, and samples of every instruction.
 
 A table is a binade, 2^23 results. They are whole multiples of a power of two, and their differences take a byte each.
 """

@@ -21,7 +21,7 @@ from fa_lib.experiments.hardware.every_operand import every_operand
 from fa_lib.experiments.hardware.exponential import every_16_bit, ex2_table
 from fa_lib.experiments.hardware.probes import facts, rule_of, survivors
 from fa_lib.experiments.hardware.tensor_cores import EXPECTED, vectors, verdict
-from fa_lib.gpu.special_unit import MEASURED
+from ptx_machine.special_unit import MEASURED
 
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 KEYS = (64, 128)  # of the row sums

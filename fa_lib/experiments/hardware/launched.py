@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from attention_gallery.entry import FEW_QUERIES
+from attention_gallery.modelled import GPU as ON
+from attention_gallery.modelled import MODELLED
 from fa_lib import kernels
 from fa_lib.execution.paths import build
-from fa_lib.gallery.entry import FEW_QUERIES
-from fa_lib.gallery.modelled import GPU as ON
-from fa_lib.gallery.modelled import MODELLED
-from fa_lib.gpu.cuda_driver import replay
-from fa_lib.gpu.launches import Launch, recording
 from fa_lib.kernels.inputs import draw
 from fa_lib.numerics.formats import Format
+from ptx_machine.cuda_driver import replay
+from ptx_machine.launches import Launch, recording
 
 FOLDER = build() / "launches"
 GPU = "H100"
@@ -66,7 +66,7 @@ def drawn(shape: Shape, kv_shape: Shape, fmt: str, distribution: str, seed: int)
 def flash(shape: Shape, kv_shape: Shape, fmt: str, distribution: str, seed: int, splits: int = 1,
           gradients: int | None = None, **options) -> None:  # fmt: skip
     """Call FlashAttention-2's forward kernel, and its backward kernels with dO of the seed `gradients`."""
-    from fa_lib.gpu.flash_attn import Options, backward, forward
+    from attention_check.gpu.flash_attn import Options, backward, forward
 
     q, k, v = drawn(shape, kv_shape, fmt, distribution, seed)
     chosen = Options(**options)
@@ -81,7 +81,7 @@ def of_gallery(
 ) -> None:
     """Call a GPU kernel of the gallery, compiled for the gallery's GPU, or for another one."""
     entry = MODELLED[key]
-    kernel = kernels.get(f"fa_lib.gallery.{entry.module}:{key}", gpu=gpu) if gpu else kernels.get(entry.name)
+    kernel = kernels.get(f"attention_gallery.{entry.module}:{key}", gpu=gpu) if gpu else kernels.get(entry.name)
     tensors = drawn(shape, kv_shape, fmt, distribution, 5)
     if entry.module == "llama_cuda":  # has caches of FP16, which hold these values of BF16 exactly
         tensors = [x.half() for x in tensors]

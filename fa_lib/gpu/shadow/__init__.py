@@ -1,2 +1,0 @@
-"""Beside every number that a GPU kernel computes, shadows of it in float64: what it would be if chosen source lines
-made no rounding error. fa_lib.gpu.blame is made of them."""

@@ -1,0 +1,291 @@
+"""`fa-lib check`: a kernel, captured tensors, a model."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fa_lib.commands.errors import EXIT_CODES, exit_on_error, say
+
+if TYPE_CHECKING:
+    from attention_check.probe.named_tensors import Reading
+
+app = typer.Typer(no_args_is_help=True, help=f"Judge a kernel, captured tensors, or a model.\n\n{EXIT_CODES}")
+
+
+def _judged(files, json_file, exit_code):
+    """Read a judgement from its files, print it, write its record, and end with the exit code that it asks for.
+
+    Raises:
+        typer.Exit: always, with the code.
+    """
+    import json
+
+    from attention_check.judge.findings import Severity, Verdict
+    from attention_check.report.sentences import judgement_lines
+    from fa_lib.execution.files import replacing
+    from fa_lib.execution.untrusted import Untrusted
+
+    judgement, record = files.read_back()
+    if json_file is not None:
+        with replacing(json_file) as path:
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    verdicts = {Verdict.PASSES: "green", Verdict.FAILS: "red", Verdict.NOT_JUDGED: "yellow"}
+    groups = {Severity.FAILS: "red", Severity.PASSES: "green"}
+    first, *lines = judgement_lines(judgement, lambda group, text: typer.style(text, fg=groups.get(group), bold=True))
+    first = typer.style(first, fg=verdicts[judgement.verdict], bold=True)
+    typer.echo("\n".join([first, *lines, "", Untrusted(files.page)]))
+    codes = {Verdict.PASSES: 0, Verdict.FAILS: 1, Verdict.NOT_JUDGED: 3}
+    raise typer.Exit(codes[judgement.verdict] if exit_code else 0)
+
+
+def _refuse_others(name, **others):
+    """Refuse options that do not go with the option `name`; others: name -> whether the command line has it.
+
+    Raises:
+        ValueError: the command line has one.
+    """
+    for other, present in others.items():
+        if present:
+            raise ValueError(f"{other}: got it with --{name}, which has no use for it; accepted is one of them")
+
+
+def _run_checks(kernel, checks, json_file, exit_code, device, timeout):
+    """Run checks by name, print a line for each, write their results, and end with the exit code that they ask for.
+
+    Raises:
+        typer.Exit: with the code.
+        ValueError: the device is not cpu; there is no such check, or no such kernel.
+    """
+    import json
+    from dataclasses import asdict
+
+    from attention_check.testing import named
+    from fa_lib.execution.files import replacing
+    from fa_lib.execution.kernel_names import kernel_label
+    from fa_lib.execution.results import provenance
+
+    if device != "cpu":
+        raise ValueError(f"device: got {device!r}; with --check, accepted is cpu")
+    results = named.check_named(kernel, checks, timeout)
+    if json_file is not None:
+        told = {check: asdict(result) for check, result in results.items()}
+        found = dict(kernel=kernel, label=kernel_label(kernel), checks=told)
+        settings = dict(kernel=kernel_label(kernel), checks=[*results])
+        with replacing(json_file) as path:
+            path.write_text(json.dumps(found | provenance(settings), indent=1) + "\n")
+    typer.echo("\n".join(named.check_lines(kernel, results)))
+    raise typer.Exit({None: 3, False: 0, True: 1}[named.failed(results)] if exit_code else 0)
+
+
+def kernel_name(name: str) -> str:
+    """Turn a kernel's name on the command line (gallery:KEY, path/to/file.py:function, gpu:H100:NAME) into the name
+    that `kernels.get` takes."""
+    from fa_lib.execution.kernel_names import on_gpu
+    from fa_lib.execution.reader_modules import module_name
+
+    if name.startswith("gpu:"):
+        _, gpu, own = (*name.split(":", 2), "")[:3]
+        return on_gpu(kernel_name(own), gpu)
+    return f"fa_lib.{name}" if name.startswith("gallery:") else module_name(name)
+
+
+KERNEL_NAMES = "gallery:KEY, path/to/file.py:function, package.module:function, or gpu:H100:NAME"
+OUT = Annotated[str, typer.Option(help="folder for the page and its tables; build/reports here where none is named")]
+JSON = Annotated[Path | None, typer.Option("--json", help="file for the findings, with settings and versions")]
+EXIT_CODE = Annotated[
+    bool, typer.Option("--exit-code", help="exit with 1 where it fails, with 3 where nothing was judged")
+]
+GPU = Annotated[
+    str,
+    typer.Option(
+        help="A100, L40S, H100, H200, B200: kernels run as that GPU computes; H100~1: its approximations changed"
+    ),
+]
+LAYOUT = Annotated[
+    str,
+    typer.Option(
+        help="of the kernel's tensors: bhsd; bshd (batch, sequence, heads, head_dim); varlen, paged: as flash-attn's"
+    ),
+]
+DEVICE = Annotated[str, typer.Option(help="cpu, or cuda")]
+FILE_LAYOUT = Annotated[
+    str, typer.Option("--layout", help="of the file's tensors: bhsd; bshd (batch, sequence, heads, head_dim)")
+]
+CAUSAL = Annotated[
+    bool | None,
+    typer.Option(
+        "--causal/--no-causal", help="whether the call is causal; else as the file says, which it may not contradict"
+    ),
+]
+SCALE = Annotated[
+    float | None, typer.Option(help="of the call's scores; 1 / sqrt(head_dim) if neither this nor the file says")
+]
+SOFTCAP = Annotated[float | None, typer.Option(help="of the call's scores; else as the file says")]
+WINDOW = Annotated[str, typer.Option(help="keys that a row sees to the left and right, as 128,0; -1 for no limit")]
+ALLOW_LARGE = Annotated[bool, typer.Option("--allow-large", help="read files of more than 2 GiB of tensors")]
+
+
+def reading_of(
+    fmt: str, layout: str, causal: bool | None, scale: float | None, softcap: float | None, window: str,
+    allow_large: bool,
+) -> "Reading":  # fmt: skip
+    """Make the Reading of a file's tensors from the command line's options.
+
+    Args:
+        fmt: the format to round to; "" leaves them. window: "left,right", keys; "" for none. Others: as of `Reading`.
+
+    Raises:
+        ValueError: the window is no pair of whole numbers, or another argument does not fit.
+    """
+    from attention_check.probe.named_tensors import Reading
+
+    sides = None
+    if window:
+        try:
+            left, right = (None if int(side) < 0 else int(side) for side in window.split(","))
+        except ValueError:
+            raise ValueError(f"window: got {window!r}; accepted are two whole numbers, as 128,0") from None
+        sides = (left, right)
+    return Reading(fmt, layout, causal, scale, sides, softcap, allow_large)
+
+
+@app.command("kernel")
+def check_kernel(
+    kernel: Annotated[str, typer.Argument(help=f"built-in (flash), {KERNEL_NAMES}")],
+    quick: Annotated[bool, typer.Option("--quick", help="a first look: fewer lengths, shapes and relations")] = False,
+    out: OUT = "",
+    json_file: JSON = None,
+    exit_code: EXIT_CODE = False,
+    device: DEVICE = "cpu",
+    layout: LAYOUT = "bhsd",
+    timeout: Annotated[float, typer.Option(help="seconds that a call may take, in the kernel's own process")] = 60.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="of the drawn inputs; else a new one each time, which the record names")
+    ] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="only this check, by its pytest name, or those with a word in it, as carry; repeatable; makes no page"
+        ),
+    ] = None,
+    tensors: Annotated[
+        Path | None, typer.Option(help="judge it on captured tensors: a file with q, k and v, and dO for gradients")
+    ] = None,
+    allow_large: ALLOW_LARGE = False,
+    gpu: GPU = "",
+) -> None:
+    """Judge a kernel: a function f(q, k, v, causal=..., scale=...) on tensors (batch, heads, sequence, head_dim).
+
+    With --check, only the named checks run, and each is reported in a line; with --tensors, the kernel is judged on the
+    tensors of a file, as by `check tensors`.
+
+    Its options may be called causal or is_causal; scale, softmax_scale, sm_scale or scaling; mask, attn_mask,
+    attention_mask or attn_bias; window or window_size; softcap, logit_softcap or logits_soft_cap; sinks or s_aux. Where
+    it does not take one, the verdict says so.
+
+    It is called as a black box, and judged on the options it has: its error over lengths, shapes and masks, what it
+    carries from tile to tile, inputs that make trouble, bias, determinism. With --gpu no GPU is needed: what Triton
+    compiles is executed on the CPU, as that GPU computes; the kernel `fa2` then is FlashAttention-2's own.
+    """
+    with exit_on_error(json_file):
+        from attention_check.isolation.isolated_kernel import in_a_process
+        from attention_check.measure.second_process import second_process
+        from attention_check.report.page_files import PageFiles
+
+        name = kernel_name(f"gpu:{gpu}:{kernel}" if gpu else kernel)
+        laid_out = name if layout == "bhsd" else f"{name}@{layout}"
+        if check and tensors:
+            raise ValueError("check, tensors: got both; accepted is one of them")
+        if check or tensors:
+            _refuse_others("check" if check else "tensors", quick=quick, seed=seed is not None)
+        if allow_large and not tensors:
+            raise ValueError("allow_large: got it without --tensors; accepted is with captured tensors")
+        if check:
+            if out and json_file is None:
+                json_file = PageFiles.of(out, laid_out).page.with_suffix(".checks.json")
+            return _run_checks(laid_out, check, json_file, exit_code, device, timeout)
+        if tensors:
+            with in_a_process(name, timeout):
+                from attention_check.commands import reports
+
+                reading = reading_of("", "bhsd", None, None, None, "", allow_large)
+                reports.check_tensors(tensors, reading, out, (laid_out, *reports.FELLOWS), device)
+            return _judged(PageFiles.of(out, tensors.stem), json_file, exit_code)
+        files = PageFiles.of(out, laid_out)
+        files.clear()
+        beside = nullcontext() if quick or device != "cpu" else second_process()
+        with in_a_process(name, timeout), beside:  # both begin while the rest is imported
+            from attention_check.commands import reports
+
+            reports.check_kernel(name, "quick" if quick else "report", out, device, layout, seed=seed)
+        _judged(files, json_file, exit_code)
+
+
+@app.command("tensors")
+def check_tensors(
+    file: Annotated[Path, typer.Argument(help=".safetensors, .npz or .pt, with tensors named q, k and v")],
+    fmt: Annotated[str, typer.Option("--format", help="round the tensors to it first: BF16, FP16 or FP32")] = "",
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="kernels to compute, the first is judged; else the one that ran, or flash; repeatable"),
+    ] = None,
+    out: OUT = "",
+    json_file: JSON = None,
+    exit_code: EXIT_CODE = False,
+    device: DEVICE = "cpu",
+    layout: FILE_LAYOUT = "bhsd",
+    causal: CAUSAL = None,
+    scale: SCALE = None,
+    softcap: SOFTCAP = None,
+    window: WINDOW = "",
+    allow_large: ALLOW_LARGE = False,
+) -> None:
+    """Judge captured Q, K and V: which heads are risky, how far kernels are on them, which change would help.
+
+    Every tensor of the file is used, or refused: o (the output that is judged), mask, causal, scale, softcap, window,
+    sinks, dO, under the names that torch and flash-attn give them, too. Nothing is loaded by pickle.
+    """
+    with exit_on_error(json_file):
+        from attention_check.commands import reports
+        from attention_check.report.page_files import PageFiles
+
+        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
+        reading = reading_of(fmt, layout, causal, scale, softcap, window, allow_large)
+        reports.check_tensors(file, reading, out, device=device, **names)
+        _judged(PageFiles.of(out, file.stem), json_file, exit_code)
+
+
+@app.command("model")
+def check_model(
+    function: Annotated[
+        str,
+        typer.Argument(
+            help="path/to/file.py:function or package.module:function; called without arguments, runs the model"
+        ),
+    ],
+    save: Annotated[Path | None, typer.Option(help=".safetensors file for the worst call's tensors")] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option(help="kernels to compute beside the model's own; else flash; repeatable")
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="it is a decoder: no row may see later keys")] = False,
+    out: OUT = "",
+    json_file: JSON = None,
+    exit_code: EXIT_CODE = False,
+) -> None:
+    """Judge a model's attention: every scaled_dot_product_attention call of a run, against the golden value.
+
+    What the model computes has the same bits as without. Try `fa-lib check model examples.check_a_model:run`.
+    """
+    with exit_on_error(json_file):
+        from functools import partial
+
+        from attention_check.commands.model_process import check_model as judged
+        from fa_lib.execution.reader_modules import module_name
+
+        names = dict(names=tuple(map(kernel_name, kernel))) if kernel else {}
+        files = judged(
+            module_name(function, "function"), out, partial(say, err=True), save=save, causal=causal, **names
+        )
+        _judged(files, json_file, exit_code)

@@ -1,0 +1,256 @@
+"""The conventions that a call of attention may follow, likely ones first, and the option that selects each one."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from attention_check.conventions.evidence import Evidence
+
+
+class Kind(StrEnum):
+    """Whether somebody may mean it so, or nobody does."""
+
+    CONVENTION = "convention"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A choice of one aspect of `attention.Dialect`.
+
+    Attributes:
+        aspect, choice: a field of Dialect, and its value.
+        label: what the output is then, after "attention": "with a causal mask aligned top-left".
+        kind: CONVENTION or FAULT.
+        fits: an Evidence -> whether it is another answer than what the caller believes.
+        selects: library -> how to have it, or how to have what the caller believes.
+    """
+
+    aspect: str
+    choice: Any
+    label: str
+    kind: Kind = Kind.CONVENTION
+    fits: Callable[[Evidence], bool] = lambda evidence: True
+    selects: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.aspect}_{self.choice}"
+
+
+def _has(name):
+    def fits(evidence):
+        value = evidence.options.get(name)
+        return value is not None and value is not False
+
+    return fits
+
+
+def _lacks(name):
+    return lambda evidence: not _has(name)(evidence)
+
+
+def _other_scale(evidence):
+    """A scale whose square is not 1 / head_dim."""
+    d, scale = evidence.q.shape[-1], evidence.options.get("scale")
+    return scale is not None and abs(scale * scale * d - 1) > 1e-6
+
+
+def _gqa(evidence):
+    """In the believed layout, or with heads and sequence exchanged."""
+    return any(1 < evidence.k.shape[at] < evidence.q.shape[at] for at in (1, 2))
+
+
+def _other_lengths(evidence):
+    """In the believed layout, or with heads and sequence exchanged."""
+    return evidence.q.shape[1:3] != evidence.k.shape[1:3]
+
+
+def _top_left(evidence):
+    return _other_lengths(evidence) and (_has("causal")(evidence) or _lacks("mask")(evidence))
+
+
+def _boolean(evidence):
+    mask = evidence.options.get("mask")
+    return mask is not None and mask.dtype == torch.bool
+
+
+def _numbers(evidence):
+    mask = evidence.options.get("mask")
+    return mask is not None and mask.dtype != torch.bool
+
+
+def _side(index):
+    """A window that ends on a side, where no causal mask hides it."""
+
+    def fits(evidence):
+        window = evidence.options.get("window")
+        return window is not None and window[index] is not None and not (index and _has("causal")(evidence))
+
+    return fits
+
+
+def _square(evidence):
+    return _has("mask")(evidence) and evidence.q.shape[2] == evidence.k.shape[2]
+
+
+def _triangle(offset):
+    """A mask that hides the keys above a diagonal, which begins in a corner, and no others."""
+
+    def fits(evidence):
+        mask, n_q, n_kv = evidence.options.get("mask"), evidence.q.shape[2], evidence.k.shape[2]
+        if mask is None or n_q == n_kv or mask.shape[-2:] != (n_q, n_kv) or mask[..., 0, 0].numel() != 1:
+            return False
+        visible = mask.reshape(n_q, n_kv) if mask.dtype == torch.bool else mask.reshape(n_q, n_kv) > -math.inf
+        return torch.equal(visible.cpu(), torch.ones(n_q, n_kv, dtype=torch.bool).tril(offset * (n_kv - n_q)))
+
+    return fits
+
+
+def _flat(features):
+    """Whether the last dimension may hold several heads of so many features: the tensors have one head, or one entry
+    (three dimensions, whose first was read as heads) and a last dimension beyond LARGEST_HEAD."""
+
+    def fits(evidence):
+        batch, heads, _, d = evidence.q.shape
+        return (heads == 1 or batch == 1 and d > LARGEST_HEAD) and d > features and d % features == 0
+
+    return fits
+
+
+FAULT = Kind.FAULT
+LARGEST_HEAD = 128  # features; in a tensor of three dimensions a larger last one is taken for several heads
+HEAD_DIMS = (64, 128, 32, 80, 96, 40, 48, 16, 72, 112, 160, 192, 256)
+LAYOUT = {
+    "torch": "scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
+    "flash-attn": "flash_attn_func takes (batch, sequence, heads, head_dim)",
+    "jax": "jax.nn.dot_product_attention takes (batch, sequence, heads, head_dim)",
+    "mlx": "mx.fast.scaled_dot_product_attention takes (batch, heads, sequence, head_dim)",
+    "onnx": "Attention (opset 23) takes (batch, heads, sequence, head_dim), or 3-D with q_num_heads",
+}
+SIDE_BY_SIDE = {
+    "torch": "x.unflatten(-1, (heads, head_dim)).transpose(1, 2) takes them apart",
+    "onnx": "Attention (opset 23) takes them with q_num_heads and kv_num_heads",
+}
+ALIGNED = {
+    "torch": "is_causal=True is top-left; torch.nn.attention.bias.causal_lower_right is bottom-right",
+    "flash-attn": "causal=True is bottom-right, since 2.1",
+    "jax": "is_causal=True is top-left; a mask gives any other",
+    "mlx": 'mask="causal" is bottom-right',
+    "onnx": "is_causal=1 is top-left without a KV cache, bottom-right with past_key",
+}
+BOOLEAN = {
+    "torch": "scaled_dot_product_attention: True is seen; nn.MultiheadAttention: True is hidden",
+    "jax": "mask: True is seen",
+    "mlx": "a boolean mask: True is seen",
+    "onnx": "attn_mask of type bool: True is seen",
+}
+SCALE = {"the scale": "scale= of torch, JAX and MLX, softmax_scale= of flash-attn, the attribute scale of ONNX"}
+
+CONVENTIONS = (
+    Convention("causal", "none", "without the causal mask: rows see later keys", FAULT, _has("causal")),
+    Convention("causal", "top_left", "with its causal mask aligned top-left", fits=_top_left, selects=ALIGNED),
+    Convention("causal", "bottom_right", "with a causal mask", fits=_lacks("causal"), selects=ALIGNED),
+    Convention("layout", "all_bshd", "of tensors read as (batch, sequence, heads, head_dim)", selects=LAYOUT),
+    Convention("layout", "inputs_bshd", "of q, k and v read as (batch, sequence, heads, head_dim)", selects=LAYOUT),
+    Convention("layout", "o_bshd", "with its output as (batch, sequence, heads, head_dim)", selects=LAYOUT),
+    Convention("layout", "q_bshd", "of q read as (batch, sequence, heads, head_dim)", FAULT),
+    Convention("layout", "kv_bshd", "of k and v read as (batch, sequence, heads, head_dim)", FAULT),
+    Convention("layout", "k_bshd", "of k read as (batch, sequence, heads, head_dim)", FAULT),
+    Convention("layout", "v_bshd", "of v read as (batch, sequence, heads, head_dim)", FAULT),
+    Convention("layout", "o_reshaped", "with its output reshaped from (batch, sequence, heads, head_dim), where it "
+               "should be transposed", FAULT),
+    *(Convention("layout", f"{name}_reshaped", f"of {name} read with the strides of (batch, sequence, heads, head_dim)",
+                 FAULT) for name in "qkv"),
+    *(Convention("layout", f"{name}_column_major", f"of {name} read as if its last stride were 1, which it is not: its "
+                 "last two dimensions are exchanged in memory", FAULT) for name in "qkv"),
+    Convention("layout", "o_flat", "with its output as (batch, sequence, heads * head_dim)", selects=SIDE_BY_SIDE),
+    *(Convention("layout", f"flat_{features}", f"of heads of {features} features side by side in the last dimension",
+                 fits=_flat(features), selects=SIDE_BY_SIDE) for features in HEAD_DIMS),
+    Convention("scale", "default", "with the scale 1 / sqrt(head_dim)", fits=_has("scale"), selects=SCALE),
+    Convention("scale", "one", "with the scale 1", selects=SCALE),
+    Convention("scale", "one_over_d", "with the scale 1 / head_dim", selects=SCALE),
+    Convention("scale", "twice", "with its scale applied twice", FAULT, _other_scale),
+    Convention("scale", "sqrt_d", "with scores times sqrt(head_dim)", FAULT),
+    Convention("scale", "log2_e", "with powers of e of scores scaled for powers of 2 (times log2 e)", FAULT),
+    Convention("scale", "ln_2", "with powers of 2 in place of e", FAULT),
+    Convention("mask", "ignored", "without the mask", FAULT, _has("mask")),
+    Convention("mask", "inverted", "with the boolean mask of the other polarity: True is hidden", fits=_boolean,
+               selects=BOOLEAN),
+    Convention("mask", "triangle_bottom_right", "with the mask's triangle aligned bottom-right",
+               fits=_triangle(0), selects=ALIGNED),
+    Convention("mask", "triangle_top_left", "with the mask's triangle aligned top-left",
+               fits=_triangle(1), selects=ALIGNED),
+    Convention("mask", "added", "with the boolean mask added to the scores as 0 and 1", FAULT, _boolean,
+               selects=BOOLEAN),
+    Convention("mask", "truth", "with the mask's numbers taken for truth values: what is not 0 is seen", fits=_numbers,
+               selects=BOOLEAN),
+    Convention("mask", "hidden", "with the mask's numbers taken for truth values: what is not 0 is hidden",
+               fits=_numbers, selects=BOOLEAN),
+    Convention("mask", "negated", "with the mask subtracted", FAULT, _numbers),
+    Convention("mask", "transposed", "with the mask transposed", FAULT, _square),
+    Convention("heads", "interleaved", "with query head h sharing key head h modulo their number", fits=_gqa,
+               selects={"torch": "enable_gqa=True repeats each key head for neighbouring query heads"}),
+    Convention("heads", "reversed", "with its heads in the reverse order", FAULT),
+    Convention("window", "ignored", "without the window", FAULT, _has("window")),
+    Convention("window", "left_longer", "with a window of one key more to the left", fits=_side(0)),
+    Convention("window", "left_shorter", "with a window of one key less to the left", fits=_side(0)),
+    Convention("window", "right_longer", "with a window of one key more to the right", fits=_side(1)),
+    Convention("window", "right_shorter", "with a window of one key less to the right", fits=_side(1)),
+    Convention("window", "both_sides", "with as long a window to the right as to the left",
+               fits=lambda e: _side(0)(e) and not _has("causal")(e)),
+    Convention("softcap", "ignored", "without the softcap", FAULT, _has("softcap")),
+    Convention("softcap", "after_mask", "with the softcap after the mask, so that hidden keys are seen", FAULT,
+               _has("softcap")),
+    Convention("softcap", "before_scale", "with the softcap before the scale", fits=_has("softcap")),
+    Convention("sinks", "ignored", "without the sinks", FAULT, _has("sinks")),
+    Convention("alibi", "falling", "with ALiBi: slopes of arXiv 2108.12409 times the distance subtracted"),
+    Convention("alibi", "rising", "with ALiBi of the other sign: the distance added", FAULT),
+    Convention("causal", "strict", "with a causal mask that hides a row's own key", FAULT),
+    Convention("causal", "one_later", "with a causal mask that shows the next key", FAULT),
+    Convention("causal", "reversed", "with a mask that shows the later keys alone", FAULT),
+    Convention("softmax", "over_queries", "with its softmax over queries", FAULT),
+    Convention("softmax", "over_heads", "with its softmax over heads", FAULT, lambda e: max(e.q.shape[1:3]) > 1),
+    Convention("softmax", "over_batch", "with its softmax over the batch", FAULT, lambda e: e.q.shape[0] > 1),
+    Convention("softmax", "not_divided", "not divided by its row sum", FAULT),
+    Convention("softmax", "plus_one", "with 1 added to the row sum (softmax off by one, a sink of 0)"),
+    Convention("roles", "q_and_k_swapped", "with q and k exchanged", FAULT),
+    Convention("roles", "k_and_v_swapped", "with k and v exchanged", FAULT),
+    Convention("roles", "q_and_v_swapped", "with q and v exchanged", FAULT),
+    Convention("roles", "v_transposed", "with each head of v transposed", FAULT),
+)  # fmt: skip
+BY_CHOICE = {(each.aspect, each.choice): each for each in CONVENTIONS}
+BY_KEY = {each.key: each for each in CONVENTIONS}
+
+
+def what(dialect: Mapping[str, Any]) -> str:
+    """The changes of a Dialect in words: "attention without the mask, with the scale 1"."""
+    names = [BY_CHOICE[change].label for change in dialect.items() if change in BY_CHOICE]
+    if isinstance(order := dialect.get("heads"), tuple):
+        names.append(f"with its heads in the order {', '.join(map(str, order[:8]))}{' ...' if order[8:] else ''}")
+    if isinstance(window := dialect.get("window"), tuple):
+        names.append(f"with a window of {window[0]} keys to the left and {window[1]} to the right")
+    if "keys" in dialect:
+        first, end = dialect["keys"]
+        names.append(f"of keys {first} to {end - 1} alone")
+    text = " ".join(["attention", ", ".join(names)]).rstrip()
+    return f"{dialect['factor']:.4g} times {text}" if "factor" in dialect else text
+
+
+def keys_of(dialect: Mapping[str, Any]) -> str:
+    """The keys of the conventions among the changes of a Dialect, with "+" between them."""
+    return "+".join(BY_CHOICE[change].key for change in dialect.items())
+
+
+def of_keys(keys: str) -> str:
+    """As `what`, of the keys of conventions with "+" between them."""
+    return what({BY_KEY[key].aspect: BY_KEY[key].choice for key in keys.split("+")})
+
+
+def is_of_keys(text: str) -> bool:
+    """Whether a text is what `of_keys` takes."""
+    return all(key in BY_KEY for key in text.split("+"))

@@ -1,0 +1,223 @@
+"""The rows of a call as a dialect reads them: layouts, roles, masks, windows."""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from attention_check.conventions.attention import SOFTMAX_OVER, Dialect, Rows
+from attention_check.conventions.evidence import ENTRIES, HEADS, ROWS, Evidence, spread, taken
+
+LARGEST = 2**28  # bytes of k in float64 that are held at a time
+ALL_ROWS = 2**22  # scores of a head, at most, where a softmax over queries is tried
+LAYOUTS = {  # which tensors are (batch, sequence, heads, head_dim)
+    "all_bshd": "qkvo", "inputs_bshd": "qkv", "o_bshd": "o", "q_bshd": "q", "kv_bshd": "kv", "k_bshd": "k",
+    "v_bshd": "v",
+}  # fmt: skip
+FLAT = "flat_"  # a layout: heads lie side by side in the last dimension, of so many features each
+ROLES = {"q_and_k_swapped": "kqv", "k_and_v_swapped": "qvk", "q_and_v_swapped": "vkq"}
+
+
+class Unfit(ValueError):
+    """A dialect in which the shapes make no call."""
+
+
+class Reader:
+    """Samples the rows of a call, read in one dialect after the other.
+
+    Args:
+        evidence: the call. most: entries of the batch, heads and rows that are sampled at most.
+        places: the indices of those that are taken instead.
+    """
+
+    def __init__(
+        self, evidence: Evidence, most: tuple[int, int, int] = (ENTRIES, HEADS, ROWS),
+        places: tuple[Tensor, Tensor, Tensor] | None = None,
+    ):  # fmt: skip
+        self.places = places
+        k = evidence.k
+        size = max(k.numel() * 8 // max(k.shape[0] * k.shape[1], 1), 1)  # of a head of k in float64
+        room = max(LARGEST // size, 1)  # heads of all entries
+        entries, heads, rows = most
+        self.evidence, self.most = evidence, (max(min(entries, room // heads), 1), max(min(heads, room), 1), rows)
+        self._tensors, self._biases = lru_cache(2)(self._read), lru_cache(4)(self._bias)
+
+    def rows(self, dialect: Dialect) -> Rows:
+        """The sampled rows in a dialect.
+
+        Raises:
+            Unfit: the shapes make no call of attention.
+        """
+        over = SOFTMAX_OVER.get(dialect.softmax)
+        q, k, v, o, S, shape, places = self._tensors(dialect.layout, dialect.roles, dialect.heads, over)
+        reading = dialect.causal, dialect.mask, dialect.window, dialect.keys, dialect.alibi
+        options, heads = self.evidence.options, shape[1]
+        sinks = torch.full((heads,), -math.inf, dtype=torch.float64)
+        if options.get("sinks") is not None and dialect.sinks != "ignored":
+            sinks = options["sinks"].double().cpu().reshape(-1)
+            if len(sinks) != heads:
+                raise Unfit(f"sinks: {len(sinks)} for {heads} heads")
+        if dialect.softmax == "plus_one":  # softmax off by one: a sink of 0 more
+            sinks = torch.logaddexp(sinks, torch.zeros_like(sinks))
+        return Rows(
+            q, k, v, o, S, self._biases(*reading, shape, over), sinks[places[1]].reshape(1, -1, 1, 1),
+            _scale(options, dialect, q.shape[-1]), _softcap(options, dialect), places, shape, dialect,
+        )  # fmt: skip
+
+    def _places(self, shape, over):
+        """Indices of entries, heads and rows; all of the dimension that the softmax is over."""
+        if self.places is not None and over is None:
+            return self.places
+        entries, heads, rows = (
+            spread(count, count if i == over else most) for i, (count, most) in enumerate(zip(shape, self.most))
+        )
+        return entries, heads, rows
+
+    def _read(self, layout, roles, heads, over):
+        q, k, v, o = _laid_out(self.evidence, layout, roles)
+        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        if over == 2 and shape[2] * shape[3] > ALL_ROWS:
+            raise Unfit(f"softmax: {shape[2]} queries and {shape[3]} keys are too many to take all rows")
+        entries, at, rows = places = self._places(shape, over)
+        of_key = at % k.shape[1] if heads == "interleaved" else at // (shape[1] // k.shape[1])
+        of_output = shape[1] - 1 - at if heads == "reversed" else at
+        of_output = torch.tensor(heads)[at] if isinstance(heads, tuple) else of_output
+        q, o = (taken(x, entries, of, rows).double().cpu() for x, of in ((q, at), (o, of_output)))
+        k, v = (x[entries[:, None], of_key].double().cpu() for x in (k, v))
+        return q, k, v, o, q @ k.mT, shape, places
+
+    def _bias(self, causal, mask, window, keys, alibi, shape, over):
+        return _added(self.evidence.options, (causal, mask, window, keys, alibi), self._places(shape, over), shape)
+
+
+def _laid_out(evidence, layout, roles):
+    """q, k, v, o as (batch, heads, sequence, head_dim)."""
+    tensors = dict(q=evidence.q, k=evidence.k, v=evidence.v, o=evidence.o)
+    tensors = {name: as_read(x, name, layout) for name, x in tensors.items()}
+    name, _, misread = layout.partition("_")
+    if misread == "reshaped":  # memory of (batch, sequence, heads, head_dim), taken for (batch, heads, sequence, ...)
+        batch, heads, n, d = tensors[name].shape
+        tensors[name] = tensors[name].reshape(batch, n, heads, d).transpose(1, 2)
+    if misread == "column_major":  # memory of (batch, heads, head_dim, sequence)
+        tensors[name] = tensors[name].mT.reshape(tensors[name].shape)
+    q, k, v = (tensors[name] for name in ROLES.get(roles, "qkv"))
+    v = v.transpose(-1, -2) if roles == "v_transposed" else v
+    o = tensors["o"]
+    if layout == "o_flat":
+        heads, features = q.shape[1], v.shape[-1]
+        if heads == 1 or o.shape[-1] != heads * features or o.numel() != q.shape[:-1].numel() * features:
+            raise Unfit(f"layout: o {tuple(o.shape)} of {heads} heads")
+        o = o.reshape(q.shape[0], q.shape[2], heads, features).transpose(1, 2)
+    fits = q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1] and q.shape[0] == k.shape[0]
+    if not fits or q.shape[1] % k.shape[1] or o.shape != (*q.shape[:-1], v.shape[-1]):
+        raise Unfit(f"layout: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}")
+    return q, k, v, o
+
+
+def as_read(x: Tensor, name: str, layout: str) -> Tensor:
+    """A tensor as (batch, heads, sequence, features), of a Dialect's layout.
+
+    Args:
+        name: that it is laid out as, of "q", "k", "v" and "o".
+
+    Raises:
+        Unfit: heads of so many features do not fill its last dimension.
+    """
+    if layout.startswith(FLAT):
+        features = int(layout.removeprefix(FLAT))
+        if x.shape[-1] % features:
+            raise Unfit(f"layout: heads of {features} features in {name} {tuple(x.shape)}")
+        return x.flatten(0, 1).unflatten(-1, (-1, features)).transpose(1, 2)
+    return x.transpose(1, 2) if name in LAYOUTS.get(layout, "") else x
+
+
+def _scale(options, dialect, d):
+    d = max(d, 1)  # without any feature all scores are 0, whatever the scale
+    believed = options.get("scale") or d**-0.5
+    return {
+        "": believed, "default": d**-0.5, "one": 1.0, "one_over_d": 1 / d, "sqrt_d": d**0.5, "twice": believed**2,
+        "log2_e": believed / math.log(2), "ln_2": believed * math.log(2),
+    }[dialect.scale]  # fmt: skip
+
+
+def _softcap(options, dialect):
+    return None if dialect.softcap == "ignored" else options.get("softcap")
+
+
+def _added(options, reading, places, shape):
+    """What is added to the scores of the sampled rows, (entries, heads, rows, n_kv)."""
+    causal, mask_choice, window, seen_keys, alibi = reading
+    (entries, heads_at, rows), (_, heads, n_q, n_kv) = places, shape
+    own = rows[:, None] + (n_kv - n_q)  # the key of a row, aligned bottom-right
+    keys = torch.arange(n_kv)[None]
+    distance = keys - own  # (rows, n_kv), above 0 for later keys
+    near = torch.ones(len(rows), n_kv, dtype=torch.bool)
+    near &= {
+        "none": near, "bottom_right": distance <= 0, "top_left": keys <= rows[:, None], "strict": distance < 0,
+        "one_later": distance <= 1, "reversed": distance >= 0,
+    }[causal or ("bottom_right" if options.get("causal") else "none")]  # fmt: skip
+    left, right = _window(options, window)
+    near &= torch.ones_like(near) if left is None else distance >= -left
+    near &= torch.ones_like(near) if right is None else distance <= right
+    if seen_keys is not None:
+        near &= (keys >= seen_keys[0]) & (keys < seen_keys[1])
+    bias = torch.zeros(len(entries), len(heads_at), len(rows), n_kv, dtype=torch.float64)
+    if options.get("mask") is not None and mask_choice != "ignored":
+        bias = bias + _masked(options["mask"], mask_choice, entries, heads_at, rows, shape)
+    if alibi:
+        slopes = _slopes(heads)[heads_at, None, None]
+        bias = bias + (-1 if alibi == "falling" else 1) * slopes * distance.abs()
+    return bias.masked_fill(~near, -math.inf)
+
+
+def _slopes(heads):
+    """ALiBi's, (heads,), of arXiv 2108.12409; where they are no power of 2, those of the power below, and every other
+    of those of the power above, as its authors' code has it."""
+    below = 2 ** int(math.log2(heads))
+    powers = 2.0 ** (-8 * torch.arange(1, below + 1).double() / below)
+    between = 2.0 ** (-4 * torch.arange(1, 2 * below, 2).double() / below)
+    return torch.cat([powers, between])[:heads]
+
+
+def _window(options, choice):
+    left, right = options.get("window") or (None, None)
+    if isinstance(choice, tuple):
+        return choice
+    if choice == "ignored":
+        return None, None
+    if choice == "both_sides":
+        return left, left
+    more = {"left_longer": (1, 0), "left_shorter": (-1, 0), "right_longer": (0, 1), "right_shorter": (0, -1)}
+    a, b = more.get(choice, (0, 0))
+    return (None if left is None else left + a), (None if right is None else right + b)
+
+
+def _masked(mask, choice, entries, heads_at, rows, shape):
+    """What a mask adds to the scores of the sampled rows, as a choice reads it."""
+    if choice.startswith("triangle"):
+        own = rows + (shape[3] - shape[2] if choice == "triangle_bottom_right" else 0)
+        return _hiding(torch.arange(shape[3])[None] > own[:, None])
+    if choice == "transposed":
+        mask = mask.transpose(-1, -2)
+    try:
+        mask = mask.expand(shape)
+    except RuntimeError:
+        raise Unfit(f"mask: {tuple(mask.shape)} for scores {shape}") from None
+    mask = taken(mask, entries, heads_at, rows).cpu()
+    if choice == "added":  # 0 and 1 added to the scores
+        return mask.double()
+    if choice == "inverted":
+        return _hiding(mask)
+    if choice == "negated":
+        return -mask.double()
+    if choice == "truth":  # numbers taken for truth values: what is not 0 is seen
+        return _hiding(mask == 0)
+    if choice == "hidden":  # numbers taken for truth values: what is not 0 is hidden
+        return _hiding(mask != 0)
+    return _hiding(~mask) if mask.dtype == torch.bool else mask.double()
+
+
+def _hiding(hidden):
+    """What is added to scores where some are hidden, of the same shape."""
+    return torch.zeros(hidden.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)

@@ -1,0 +1,249 @@
+"""Two kernels on the same inputs: how far they are from the golden value and from each other, and what makes it."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_check.explain.emulations import Emulation, Fit, begun, choices, nearest, smallest_change
+from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.worker import Outcome
+from attention_check.measure.closeness import closeness
+from attention_check.measure.mistakes import EXPLAINED
+from attention_check.probe.capture import AS_IT_IS, captured
+from attention_check.probe.named_tensors import Reading
+from attention_check.probe.sampling import Sample, sampled
+from fa_lib import kernels
+from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.execution.results import finite, provenance
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.rule import baseline_for
+from fa_lib.numerics.formats import BF16, Format, FormatLike
+from fa_lib.numerics.metrics import deviation, over_baseline
+
+ROWS = 256  # of Q for each head that are compared, spread evenly
+DECODED = 24  # of these where B decodes: each is a call of its own
+FEW, CANDIDATES = 12, 4  # rows that all beginnings are tried on; those of them that are tried on more
+EXPLAINED_ROWS, EXPLAINED_HEADS = 64, 4  # that the explanation looks at, where the two differ most
+
+
+@dataclass(frozen=True)
+class ComparisonInputs:
+    """What two kernels are compared on.
+
+    Attributes:
+        on, reading: a file and what is said of it, as `capture.captured` takes them; None draws inputs, for a call with
+            the reading's options.
+        fmt, distribution, n, head_dim, heads, seed: of drawn inputs.
+        decode: A gets the whole call, causally; B each query alone, with the keys up to its own.
+        device: torch's.
+
+    Raises:
+        ValueError: the file cannot be read, a name is not known, or the reading is of a file and there is none.
+    """
+
+    on: str | Path | None = None
+    reading: Reading = AS_IT_IS
+    fmt: FormatLike = BF16
+    distribution: str = "normal"
+    n: int = 1024
+    head_dim: int = 64
+    heads: int = 2
+    seed: int = 0
+    decode: bool = False
+    device: str = "cpu"
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, dict[str, Any], dict[str, str]]:
+        """q, k, v (batch, heads, sequence, head_dim) on the device; options; where they were captured."""
+        if self.on is None:
+            if self.reading.layout != AS_IT_IS.layout or self.reading.allow_large:
+                raise ValueError("layout, allow_large: got one for drawn inputs; accepted is a file with it")
+            fmt, options, about = Format.of(self.fmt), self.reading.options({}), {}
+            shape = (1, self.heads, self.n, self.head_dim)
+            found = [fmt(x).to(fmt.dtype) for x in draw(self.distribution, self.seed, shape)]
+        else:
+            capture = captured(self.on, self.reading)
+            found, options, about = [capture.q, capture.k, capture.v], dict(capture.options), capture.about
+        q, k, v = (x[(None,) * (4 - x.ndim)].flatten(0, -4).to(self.device) for x in found)
+        if "mask" in options:
+            mask = options["mask"].expand(*found[0].shape[:-1], k.shape[-2])
+            options["mask"] = mask[(None,) * (4 - mask.ndim)].flatten(0, -4).to(self.device)
+        if "sinks" in options:
+            options["sinks"] = options["sinks"].to(self.device)
+        if not options.get("causal"):
+            options.pop("causal", None)
+        if self.decode:
+            if q.shape[2] != k.shape[2] or {"mask", "window"} & options.keys():
+                raise ValueError("decode: got fewer queries than keys, a mask or a window; accepted is a call without")
+            options["causal"] = True
+        return q, k, v, options, about
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What `compare` found. A number that is not finite means that an output is not.
+
+    Attributes:
+        a, b: names. question: it. about: where the inputs were captured.
+        blind: compared rows that see no key: what they give is a convention, and they are left out of all that follows.
+        errors: "a", "b" -> max, rmse, times_max and times_rmse (over Baseline's, on the same rows), of o - golden.
+        bounds: "a", "b" -> a row of `closeness.closeness` on the same rows; nothing where there is none.
+        apart: of A's o - B's: max, rmse, times_max (over Baseline's largest error), differing (share of outputs).
+        fits: "a", "b" -> the Emulation as a dict, and explained, the share of the kernel's squared error that it has;
+            empty where the outputs are the same.
+        changes: fields of an Emulation that account for the difference, the fewest; explained: share of the squared
+            difference that they reproduce; None where the outputs are the same.
+    """
+
+    a: str
+    b: str
+    question: ComparisonInputs
+    about: dict[str, str]
+    blind: int
+    errors: dict[str, dict[str, float]]
+    bounds: dict[str, dict[str, Any]]
+    apart: dict[str, float]
+    fits: dict[str, dict[str, Any]]
+    changes: tuple[str, ...]
+    explained: float | None
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether both outputs are within their own bounds, so that the difference is what two right kernels have."""
+        return len(self.bounds) == 2 and all(row["times"] <= 1 for row in self.bounds.values())
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the changes reproduce at least EXPLAINED of the squared difference."""
+        return self.explained is not None and self.explained >= EXPLAINED
+
+    def record(self) -> dict:
+        """All of it as JSON can hold it, with versions."""
+        found = {name: x for name, x in asdict(self).items() if name != "question"}
+        found |= dict(is_rounding=self.is_rounding, is_explained=self.is_explained, enough=EXPLAINED)
+        settings = asdict(self.question) | dict(on=f"{self.question.on or ''}", fmt=f"{Format.of(self.question.fmt)}")
+        return finite(found) | provenance(settings)
+
+
+def compare(a: str, b: str, question: ComparisonInputs | None = None) -> Compared:
+    """Two kernels on the same inputs, and what makes their difference.
+
+    Each is emulated by the Emulation that differs least from it; then the fewest changes from A's to B's are sought
+    that reproduce the difference of the two outputs. They name a cause where the emulated difference is the real one,
+    EXPLAINED of its square or more.
+
+    Args:
+        a, b: names for `kernels.get`.
+
+    Raises:
+        ValueError: there is no such kernel, or it gives no finite output of attention; the inputs cannot be had.
+    """
+    question = question or ComparisonInputs()
+    q, k, v, options, about = question.tensors()
+    fmt = Format.of(q.dtype)
+    sample = sampled(q, k, v, DECODED if question.decode else ROWS, **options)
+    fns = {name: _guarded(name) for name in (a, b)}
+    outs = {
+        "a": sample.taken(fns[a](q, k, v, **options)).double(),
+        "b": _of_b(fns[b], question, sample, q, k, v, options),
+    }
+    golden = kernels.golden(sample.q, sample.k, sample.v, inputs=fmt, **sample.options)
+    seen = sample.seeing(golden)
+    outs = {side: o.where(seen, golden) for side, o in outs.items()}
+    baseline = deviation(
+        baseline_for(fmt)(sample.q, sample.k, sample.v, **sample.options).where(seen, golden), golden, fmt
+    )
+
+    def errors(difference):
+        largest, rmse = difference.abs().max().item(), difference.square().mean().sqrt().item()
+        times = dict(times_max=over_baseline(largest, baseline.max), times_rmse=over_baseline(rmse, baseline.rmse))
+        return dict(max=largest, rmse=rmse) | times
+
+    difference = outs["a"] - outs["b"]
+    distance = errors(difference) | dict(differing=(difference != 0).double().mean().item())
+    fits, changes, explained = _explained(question, sample, outs, golden)
+    close = {side: closeness(o, sample.q, sample.k, sample.v, sample.options) for side, o in outs.items()}
+    return Compared(
+        a, b, question, about, int((~seen).sum()), {side: errors(o - golden) for side, o in outs.items()},
+        {side: row for side, rows in close.items() for row in rows}, distance,
+        {side: asdict(fit.emulation) | dict(explained=fit.explained) for side, fit in fits.items()}, changes, explained,
+    )  # fmt: skip
+
+
+def _guarded(name):
+    fn = kernels.plain(name)
+
+    def call(q, k, v, **options):
+        answer = call_kernel(fn, *(x.clone() for x in (q, k, v)), **options)
+        if answer.outcome != Outcome.ANSWERED:
+            raise ValueError(
+                f"kernel: {kernel_label(name)} {answer.problem}; accepted are kernels that answer on these inputs"
+            )
+        return answer.output.detach()
+
+    return call
+
+
+def _of_b(fn, question, part, q, k, v, options):
+    """The compared rows of B, float64."""
+    if not question.decode:
+        return part.taken(fn(q, k, v, **options)).double()
+    return _decoded(fn, part, {name: x for name, x in options.items() if name != "causal"}).double()
+
+
+def _decoded(fn, part: Sample, options):
+    """The rows of a Sample, each alone with the keys up to its own."""
+    at = _last_keys(part)
+    rows = [
+        fn(part.q[:, :, i : i + 1].contiguous(), *(x[:, :, : j + 1].contiguous() for x in (part.k, part.v)), **options)
+        for i, j in enumerate(at)
+    ]
+    return torch.cat(rows, 2)
+
+
+def _last_keys(part):
+    """The last key that each row of a causal Sample of as many queries as keys sees."""
+    mask, n = part.options["mask"], part.k.shape[2]
+    return [*range(n)] if mask is None else (mask.reshape(-1, mask.shape[-2], n)[0].sum(-1) - 1).tolist()
+
+
+def _most_apart(part, difference):
+    """Of a Sample one entry of the batch, few rows, and few heads (all that share keys): those in which two outputs
+    differ most; and what takes them of a tensor like the Sample's Q."""
+    size = difference.square().sum((2, 3))  # (entries, heads)
+    entry, group = int(size.sum(1).argmax()), part.q.shape[1] // part.k.shape[1]
+    by_group = size[entry].unflatten(0, (-1, group)).sum(1)  # (kv_heads,)
+    groups = by_group.topk(min(max(1, EXPLAINED_HEADS // group), len(by_group))).indices.sort().values
+    small = part.at(entry, groups)
+    fewer = small.every(EXPLAINED_ROWS)
+    return fewer, lambda x: fewer.taken(small.taken(x))
+
+
+def _explained(question, part, outs, golden):
+    """Fits of both sides, the changes and the share of the squared difference that they explain."""
+    if torch.equal(*outs.values()):
+        return {}, (), None
+    small, taken = _most_apart(part, outs["a"] - outs["b"])
+    outs, golden = {side: taken(o) for side, o in outs.items()}, taken(golden)
+    own_options = {name: x for name, x in small.options.items() if name in ("scale", "softcap", "sinks")}
+
+    def emulated(side: str, on: Sample) -> Callable[[Emulation], Tensor]:
+        if side == "b" and question.decode:
+            return cache(lambda emulation: _decoded(emulation, on, own_options))
+        return cache(lambda emulation: emulation(on.q, on.k, on.v, **on.options))
+
+    fmt = Format.of(small.q.dtype)
+    tried, fewer = choices(fmt, small.options), small.every(FEW)
+    first = begun(fmt) if tried["partial"][1:] else [each for each in begun(fmt) if each.partial == "FP32"]
+    fits: dict[str, Fit] = {}
+    emulate = {side: emulated(side, small) for side in outs}
+    for side, o in outs.items():  # B begins from A's as well, so that a field that changes nothing is the same
+        roughly, o_fewer = emulated(side, fewer), fewer.taken(o)
+        ranked = sorted(first, key=lambda each: (roughly(each) - o_fewer).square().sum().item())  # noqa: B023
+        best = [fit.emulation for fit in fits.values()] + ranked[:CANDIDATES]
+        fits[side] = nearest(o, golden, emulate[side], tried, best)
+    return fits, *smallest_change(outs["a"] - outs["b"], fits["a"], fits["b"].emulation, emulate["b"], EXPLAINED)

@@ -1,0 +1,154 @@
+"""How far an output is from a dialect: over its bound, over Baseline's error, over its size."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_check.conventions.attention import Dialect, Rows, attend
+from attention_check.conventions.evidence import Evidence
+from attention_check.conventions.reading import Reader
+from attention_check.conventions.search import ENOUGH, NEAR, UNITS, Fit, Standing, fit, rounding_of
+from attention_check.explain.verdict import Explanation, Verdict
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED, baseline_for
+from fa_lib.numerics.formats import Format
+from fa_lib.numerics.metrics import over_baseline
+from fa_lib.theory.tolerance import tolerance
+
+EVEN = 8.0  # times the median row's error, of the worst row, where errors are spread evenly over rows
+BOUNDS = 30.0  # times the bound, up to which the rule of two may call an error rounding: eager code rounds more
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far sampled rows of an output are from a dialect.
+
+    Attributes:
+        rows: with what they should be where a row does not count. fit: of them. fmt: of the inputs.
+        times_bound: the largest error over its bound; None where there is none. times_rule: over Baseline's largest.
+        nan_rows, hidden_nan, blind_rows: as of an Explanation. count: rows of the whole output.
+        rounding: the residual of an error that is rounding.
+    """
+
+    rows: Rows
+    fit: Fit
+    fmt: Format
+    times_bound: float | None
+    times_rule: float
+    nan_rows: int
+    hidden_nan: int
+    blind_rows: str
+    count: int
+    rounding: float
+
+    @classmethod
+    def of(cls, evidence: Evidence, dialect: Dialect) -> "Distance":
+        rows = Reader(evidence).rows(dialect)
+        golden = attend(rows)
+        standing, blind = Standing.of(rows, golden), _blind(rows)
+        over, (rule, own) = over_bound(rows, golden, evidence), _beside_baseline(rows, golden, evidence.fmt)
+        bound = None if over is None else over.nan_to_num(0.0).max().item()
+        rows = replace(rows, o=rows.o.where(standing.counted[..., None], golden))
+        (batch, heads, n_q, _), rounding = rows.shape, max(rounding_of(evidence, dialect), ENOUGH * own)
+        return cls(
+            rows, fit(rows, golden), evidence.fmt, bound, rule, int(standing.nan.sum()),
+            int(standing.hidden_nan.sum()), blind, batch * heads * n_q, rounding,
+        )  # fmt: skip
+
+    @property
+    def residual(self) -> float:
+        return self.fit.residual
+
+    @property
+    def is_rounding(self) -> bool:
+        """Within its derived bound, or about as near as attention written out step by step."""
+        if self.nan_rows or self.hidden_nan or self.times_bound is None:
+            return False
+        by_rule = self.times_rule <= ALLOWED["o"] and self.residual <= self.rounding
+        return self.times_bound <= 1 or self.times_bound <= BOUNDS and by_rule
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether most rows see a key, or those that see none hold nothing that is strange."""
+        counted = self.fit.of_rows.isfinite().double().mean().item()
+        return counted >= 0.5 or self.blind_rows != "other"
+
+    @property
+    def is_right(self) -> bool:
+        """Near enough, in a dialect that has no bound."""
+        return self.times_bound is None and self.residual <= UNITS * self.fmt.unit_roundoff
+
+    @property
+    def is_even(self) -> bool:
+        """Whether no row is much worse than most."""
+        counted = self.fit.counted
+        return bool(counted.max() <= EVEN * counted.median().clamp(min=1e-300))
+
+    def explained(
+        self, verdict: Verdict, believed: float | None = None, looked_at: int | None = None, **more: Any
+    ) -> Explanation:
+        """An Explanation with these numbers.
+
+        Args:
+            believed: the residual as believed; None is this one. looked_at: rows; None are the sampled ones.
+            more: fields.
+        """
+        looked_at = self.fit.of_rows.numel() if looked_at is None else looked_at
+        fields: dict[str, Any] = (
+            dict(nan_rows=self.nan_rows, hidden_nan=self.hidden_nan, blind_rows=self.blind_rows) | more
+        )
+        return Explanation(
+            verdict, self.rows.dialect.changes(), self.fmt.name, self.times_bound, self.times_rule, self.residual,
+            self.residual if believed is None else believed, rows=(looked_at, self.count), **fields,
+        )  # fmt: skip
+
+
+def over_bound(rows: Rows, golden: Tensor, evidence: Evidence) -> Tensor | None:
+    """The largest error of each row over its bound (`theory.tolerance`), (entries, heads, rows), NaN where a row does
+    not count; None where the dialect has no bound.
+
+    Args:
+        golden: of `attend`.
+    """
+    if not rows.dialect.is_standard or rows.dialect.factor != 1 or not rows.q.numel():
+        return None
+    precision = replace(Precision.kernel(evidence.fmt), output=Format.of(evidence.o.dtype))
+    about = tolerance(*_finite(rows, evidence.fmt), precision=precision, **rows.options())
+    counted = Standing.of(rows, golden).counted
+    times = torch.cat(about.times(rows.o.where(counted[..., None], about.golden)), -1).amax(-1)
+    return times.where(counted, math.nan)
+
+
+def _beside_baseline(rows, golden, fmt):
+    """The largest error of a head over Baseline's largest there, in the worst head; and Baseline's residual on these
+    rows."""
+    counted = Standing.of(rows, golden).counted[..., None]
+    if not rows.dialect.is_standard or not rows.q.numel() or not counted.any():
+        return math.inf, 0.0
+    own, golden = baseline_for(fmt)(*_finite(rows, fmt), **rows.options()).double(), golden / rows.dialect.factor
+    errors = [(x - golden).where(counted, 0.0) for x in (rows.o / rows.dialect.factor, own)]
+    ours, baseline = (error.abs().amax((2, 3)).flatten().tolist() for error in errors)
+    size = golden.where(counted, 0.0).square().sum()
+    residual = (errors[1].square().sum() / size).sqrt().nan_to_num(0.0, 0.0).item()
+    return max(over_baseline(a, b) for a, b in zip(ours, baseline)), residual
+
+
+def _finite(rows, fmt):
+    """q, k and v in a format, without what is not finite: rows that count see none of it."""
+    return tuple(x.nan_to_num(0.0, 0.0, 0.0).to(fmt.dtype) for x in (rows.q, rows.k, rows.v))
+
+
+def _blind(rows):
+    """What rows hold that see no key."""
+    seen = rows.seen[..., 0]
+    if seen.all():
+        return ""
+    found, mean = (x[~seen] for x in (rows.o, rows.v.mean(2, keepdim=True).expand_as(rows.o)))
+    if not found.isfinite().all():
+        return "nan"
+    if not found.any():
+        return "zero"
+    return "mean" if (found - mean).square().mean() <= NEAR**2 * mean.square().mean() else "other"

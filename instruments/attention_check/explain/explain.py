@@ -1,0 +1,201 @@
+"""`explain`, of tensors and of a file: q, k, v, one output or two, and what the reader believes of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_check.conventions.evidence import Evidence
+from attention_check.explain.explain_words import lines
+from attention_check.explain.explanation import explanation
+from attention_check.explain.other_outputs import with_other_outputs
+from attention_check.explain.packed import kept_apart
+from attention_check.explain.verdict import Explanation
+from attention_check.probe.named_tensors import (
+    BESIDE,
+    NAMES,
+    SECOND,
+    STARTS,
+    Reading,
+    by_meaning,
+    narrower_format,
+    option_values,
+)
+from fa_lib.kernels.inputs import tensors
+from fa_lib.kernels.options import Asked, check
+from fa_lib.numerics.formats import Format
+
+TAKEN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def read(path: str | Path, reading: Reading) -> dict[str, Evidence]:
+    """ "o", and "o_ref" where the file holds a second output -> the call with that output.
+
+    Args:
+        path: .safetensors, .npz or .pt without pickle, with q, k, v, o, a second output, what came with o, and options,
+            under any of `named_tensors.NAMES`. Tensors of three dimensions have no batch; of two, no heads either. With
+            cu_seqlens they are (rows of all sequences, heads, head_dim).
+        reading: what the reader says of them. Values in a wider dtype that are all BF16's or FP16's are taken in it.
+
+    Raises:
+        ValueError: names the file, and the tensor that is missing or not accepted.
+    """
+    stored = {name: x.detach() for name, x in tensors(path, reading.allow_large).items()}
+    try:
+        named = by_meaning(stored)
+        for name in ("q", "k", "v", "o"):
+            if name not in named:
+                accepted = ", ".join(NAMES[name])
+                raise ValueError(
+                    f"{name}: it is not in the file, which has {', '.join(stored)}; accepted is {accepted}"
+                )
+        outputs = {name: named[name] for name in ("o", SECOND) if name in named}
+        options = reading.options(option_values(named))
+        q, k, v = (named[name] for name in "qkv")
+        beside, _ = _beside(named)
+        of_second = {name: x for name, x in beside.items() if name in STARTS}
+        return {
+            name: evidence(q, k, v, o, reading, options, beside if name == "o" else of_second)
+            for name, o in outputs.items()
+        }
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _beside(stored):
+    """What came with the output, by their keys in NAMES; and the tensors and options that are none of it. None is not
+    there."""
+    meanings = {name.lower(): what for what in ("dO", *BESIDE, *STARTS) for name in NAMES[what]}
+    beside, rest = {}, {}
+    for name, x in stored.items():
+        what = meanings.get(name.lower())
+        if what in beside:
+            raise ValueError(f"{name}: got it beside another {what}; accepted is one of the two")
+        if x is not None:
+            (beside if what else rest)[what or name] = x
+    return beside, rest
+
+
+def _kept_apart(q, k, starts, options):
+    """The options of packed sequences; starts: of STARTS."""
+    if q.ndim != 3 or k.ndim != 3:
+        raise ValueError(f"q: got shape {tuple(q.shape)}; accepted with cu_seqlens is (rows, heads, head_dim)")
+    if "cu_seqlens" not in starts:
+        raise ValueError("cu_seqlens: it is missing beside cu_seqlens_k; accepted are both, or cu_seqlens alone")
+    return kept_apart(len(q), len(k), starts, dict(options))
+
+
+def _in_order(name: str, x: Tensor, layout: str) -> Tensor:
+    """A tensor as (batch, heads, sequence, features), a log-sum-exp as (batch, heads, sequence): of three dimensions it
+    has no batch, of two no heads either.
+
+    Raises:
+        ValueError: it has no accepted dtype, or another number of dimensions.
+    """
+    x = x[..., 0] if name == "lse" and x.ndim == 4 and x.shape[-1] == 1 else x
+    most = 3 if name == "lse" else 4  # dimensions
+    if not isinstance(x, Tensor) or x.dtype not in TAKEN:
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name}: got {got}; accepted are {', '.join(f'{each}'[6:] for each in TAKEN)}")
+    if not most - 2 <= x.ndim <= most or 0 in x.shape[: most - 1]:
+        accepted = f"{most - 2} to {most} dimensions of at least 1"
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}; accepted are {accepted}")
+    turn = layout == "bshd" and name != "lse" and x.ndim > 2
+    x = x[(None,) * (most - x.ndim)]
+    return x.transpose(1, 2) if turn else x
+
+
+def evidence(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, reading: Reading | None = None,
+    options: Mapping[str, Any] | None = None, beside: Mapping[str, Tensor] | None = None,
+) -> Evidence:  # fmt: skip
+    """The Evidence of tensors in a layout.
+
+    Args:
+        q, k, v, o: of four dimensions, in the layout of `reading`; three are of one batch, two of one head as well.
+        options: of `kernels.options.Asked`, as they are believed.
+        beside: what came with the output, of BESIDE, and dO; and STARTS, where sequences are packed.
+
+    Raises:
+        ValueError: a tensor has another number of dimensions, or no accepted dtype; or the sequences are not accepted.
+    """
+    reading, beside = reading or Reading(), beside or {}
+    layout = reading.layout
+    if starts := {name: x for name, x in beside.items() if name in STARTS}:
+        layout, options = "bshd", _kept_apart(q, k, starts, options or {})
+    found = {name: _in_order(name, x, layout) for name, x in dict(q=q, k=k, v=v, o=o).items()}
+    others = {name: _in_order(name, x, layout) for name, x in beside.items() if name not in STARTS}
+    if len({found[name].dtype for name in "qkv"}) > 1:
+        raise ValueError(f"k: got {found['k'].dtype}, and v in {found['v'].dtype}; accepted is q's, {found['q'].dtype}")
+    fmt = reading.fmt or narrower_format(found)
+    if not fmt and all(torch.equal(x.float().double(), x.double()) for x in found.values() if x.dtype == torch.float64):
+        fmt = "FP32" if found["q"].dtype == torch.float64 else ""
+    if fmt:
+        dtype = Format.of(fmt).dtype
+        found |= {name: found[name].to(dtype) for name in "qkv"}
+        if torch.equal(found["o"].to(dtype).to(found["o"].dtype), found["o"]):
+            found["o"] = found["o"].to(dtype)
+    held = {name: x for name, x in (options or {}).items() if x is not None}
+    call = Evidence(**found, options=held, others=others)
+    _check(call)
+    return call
+
+
+def _check(call):
+    """Raise a ValueError for an option that no call has."""
+    for name in ("keep", "dropout_p"):
+        if name in call.options:
+            raise ValueError(f"{name}: got {call.options[name]!r}; accepted is a call without dropout")
+    batch, heads, n_q, n_kv = *call.q.shape[:3], call.k.shape[2]
+    mask = call.options.get("mask")
+    tensors = torch.ones(1, 1, n_q, 1), torch.ones(1, 1, n_kv, 1), torch.ones(1, 1, n_kv, 1)
+    check(*tensors, **{name: x for name, x in call.options.items() if name not in ("mask", "sinks")})
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(f"mask: got {type(mask).__name__}; accepted is a tensor")
+    layouts = [(batch, heads, n_q, n_kv), (batch, n_q, heads, call.k.shape[1])]  # read so, or the other way
+    if mask is not None and batch == 1 and mask.ndim == 4 and mask.shape[0] == heads:  # heads are in the features
+        layouts.append((heads, mask.shape[1], n_q, n_kv))
+    if mask is not None and not any(_broadcasts(mask.shape, shape) for shape in layouts):
+        raise ValueError(f"mask: got shape {tuple(mask.shape)}; accepted is one that broadcasts to {layouts[0]}")
+
+
+def _broadcasts(shape, to):
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))
+
+
+class Explained(Explanation):
+    """An Explanation that is printed as `fa-lib explain` prints it."""
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+
+def explain_call(call: Evidence) -> Explanation:
+    """What an output is, and what came with it.
+
+    Raises:
+        Unfit: the tensors make no call of attention in any layout.
+    """
+    return with_other_outputs(call, explanation(call))
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, o: Tensor, *, layout: str = "bhsd", **options) -> Explained:
+    """Explain an output of q, k and v: is it rounding or a bug, and why? `print` it to read it.
+
+    Args:
+        q: (batch, heads, n_q, head_dim). k, v: (batch, kv_heads, n_kv, head_dim or d_v). o: (batch, heads, n_q, d_v).
+            No batch, and no heads either, where they have fewer dimensions.
+        layout: "bhsd", or "bshd": (batch, sequence, heads, head_dim).
+        options: what is believed of the call: causal, scale, mask, window, softcap, sinks. What came with the output,
+            where it did: lse, the log-sum-exp of each row's scores (batch, heads, n_q); dO, the output's gradient, in
+            its shape; dq, dk, dv, those of q, k and v for it, in theirs. For packed sequences, tensors (rows of all
+            sequences, heads, head_dim): cu_seqlens, and cu_seqlens_k where keys differ, (sequences + 1,).
+
+    Raises:
+        ValueError: a tensor is not accepted, or the tensors make no call of attention in any layout.
+    """
+    beside, options = _beside(options)
+    Asked.of(**options)
+    return Explained(**vars(explain_call(evidence(q, k, v, o, Reading(layout=layout), options, beside))))

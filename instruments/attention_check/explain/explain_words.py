@@ -1,0 +1,273 @@
+"""An Explanation in words: the verdict in a line, its evidence, and what to do."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attention_check.conventions.conventions import what
+from attention_check.conventions.search import NEAR
+from attention_check.explain.arithmetic import NOT_ARITHMETIC, Computation
+from attention_check.explain.quantized import SMOOTH
+from attention_check.explain.verdict import Explanation, Verdict
+from attention_check.explain.whereabouts import Whereabouts
+from attention_check.report.sentences_cause import subject
+
+SAME = 1.1  # times the other's error: two outputs that are as near
+COMPUTATIONS = {  # key of a Computation -> what has these errors
+    "kernel": "a {fmt} kernel: q, k, v, P and the answer in {fmt}, sums in FP32",
+    "products": "{fmt} products: q, k, v and P rounded to {fmt}, all else in FP32",
+    "cut": "{fmt} products that cut bits off: q, k, v and P truncated to {fmt}",
+    "written": "{fmt} products in unfused code: q, k, v and P, divided by its sum, rounded to {fmt}, all else in FP32",
+    "written_k_scaled": "{fmt} products in unfused code: q, k times the scale, v and P, divided by its sum, rounded to "
+    "{fmt}, all else in FP32",
+    "quantized": "q, k, v and P in {fmt}",
+    "quantized_qkv": "q, k and v in {fmt}",
+    "quantized_kv": "k and v in {fmt}, as in a quantised cache",
+    "quantized_qk": "q and k in {fmt}",
+}
+FORMATS = {SMOOTH: "INT8, K less its mean over keys"}  # of a Computation
+MEANINGS = {  # of a verdict, for who reads it first
+    Verdict.ROUNDING: "The output is attention, as exact as its precision allows: nothing to fix.",
+    Verdict.CONVENTION: "The output is right under another convention than yours: choose one of the two.",
+    Verdict.PRECISION: "The output is the right function in coarser arithmetic: decide whether that is wanted.",
+    Verdict.BUG: "The output is another function than anybody means, or wrong in places: look there.",
+}
+BLIND = {
+    "zero": "Rows that see no key are 0.", "nan": "Rows that see no key are NaN.",
+    "mean": "Rows that see no key are the mean of v.", "other": "Rows that see no key hold other values.",
+}  # fmt: skip
+CHANGES = {  # of an OtherOutput -> what it is
+    "heads_last": "right, with heads after the sequence",
+    "for_each_query_head": "right, one for each query head: sum those of the heads that share one of k and v",
+    "base_2": "right, as the logarithm to base 2: multiply it by ln 2",
+    "negative": "right, with the opposite sign", "maximum": "the largest score of each row alone",
+    "without_maximum": "right, without the largest score of each row: add it",
+    "sum": "the sum of exp(score - largest): its log and the largest score are to be added",
+    "unscaled": "the gradient without the scale: {factor:.4g} times what it should be",
+    "scaled_twice": "the gradient with the scale twice: {factor:.4g} times what it should be",
+    "factor": "{factor:.4g} times the gradient", "without_delta": "the gradient with rowsum(dO * o) left out",
+    "of_the_other": "{other}: dq and dk may be exchanged",
+    "dO_in_memory_order": "the gradient for another dO: the same numbers in another order of heads and sequence",
+}  # fmt: skip
+OUT_OF_SIGHT = (
+    "Out of sight here: what was done to q and k before (RoPE missing or applied twice, a norm), and to o after. "
+    "Compare q, k and v of both sides first."
+)
+
+
+@dataclass(frozen=True)
+class Worded:
+    """An Explanation in words.
+
+    Attributes:
+        verdict: of the output. headline: what it is. reasons: a line each.
+        beside: of the log-sum-exp and the gradients: a verdict, None where they were not judged, and its lines.
+    """
+
+    verdict: Verdict
+    headline: str
+    reasons: list[str]
+    beside: list[tuple[Verdict | None, list[str]]]
+
+    @property
+    def gravest(self) -> tuple[Verdict, str]:
+        """The worst verdict of the output, its log-sum-exp and its gradients, and what is said first of it."""
+        groups = [(self.verdict, self.headline), *((verdict, group[0]) for verdict, group in self.beside if verdict)]
+        return max(groups, key=lambda group: [*Verdict].index(group[0]))
+
+
+def worded(found: Explanation, name: str = "o") -> Worded:
+    """An Explanation in words; name: of the output."""
+    verdict = {
+        Verdict.ROUNDING: _rounding, Verdict.CONVENTION: _convention, Verdict.PRECISION: _precision,
+        Verdict.BUG: _bug,
+    }[found.verdict](found, name)  # fmt: skip
+    headline, *reasons = [*verdict, *_shared(found)]
+    return Worded(found.verdict, headline, reasons, [*_beside(found)])
+
+
+def lines(found: Explanation, name: str = "o") -> list[str]:
+    """As `worded`, a line each: the verdict, and under it its reasons."""
+    words = worded(found, name)
+    groups = [(words.verdict, [words.headline, *words.reasons]), *words.beside]
+    return [
+        f"{'NOT JUDGED' if verdict is None else verdict.name}: {line}" if i == 0 else f"  {line}"
+        for verdict, group in groups for i, line in enumerate(group)
+    ]  # fmt: skip
+
+
+def nearer(found: Mapping[str, Explanation]) -> str:
+    """Which of two outputs is nearer to attention as believed; found: its name -> its Explanation."""
+    first, other = sorted(found, key=lambda name: (bool(found[name].nan_rows + found[name].hidden_nan),
+                                                   found[name].believed))  # fmt: skip
+    a, b = (found[name] for name in (first, other))
+    if a.believed == math.inf:
+        return "Under your options neither makes a call of attention."
+    nan = {name: " where it is finite" if found[name].nan_rows else "" for name in found}
+    off = {name: f"{found[name].believed:.2g} of its size{nan[name]}" for name in found}
+    if a.verdict == b.verdict == Verdict.ROUNDING:
+        both = f"Both are rounding, {first} off by {off[first]}, {other} by {off[other]}"
+        return f"{both}: two right implementations differ so."
+    if not b.nan_rows and b.believed <= SAME * a.believed:
+        return f"Under your options both are as near to attention: off by {off[first]}, and by {off[other]}."
+    return f"Under your options {first} is nearer to attention: off by {off[first]}, {other} by {off[other]}."
+
+
+def _beside(found):
+    """What came with the output and is right, in one group, then one for each that is not."""
+    right = [each for each in found.others if each.verdict == Verdict.ROUNDING]
+    if right:
+        names, verb = ", ".join(each.name for each in right), "is" if len(right) == 1 else "are"
+        of = f" for {what(found.dialect)}" if found.dialect else ""
+        text = f"{names} {verb} right{of}, as exact as {found.fmt} allows."
+        yield Verdict.ROUNDING, [text, *dict.fromkeys(line for each in right for line in _coverage(each))]
+    for each in found.others:
+        if each.verdict != Verdict.ROUNDING:
+            yield each.verdict, [f"{each.name} is {_other(each, found)}.", *_coverage(each)]
+    if found.not_judged:
+        yield None, [f"{found.not_judged}."]
+
+
+def _coverage(each):
+    looked_at, of = each.looked_at
+    if looked_at < of:
+        yield f"{looked_at:,} of {of:,} {'rows' if each.name == 'lse' else 'heads of k and v'} were looked at."
+
+
+def _other(each, found):
+    if each.change == "dialect":
+        kind = "log-sum-exp" if each.name == "lse" else "gradient"
+        believed = "" if found.dialect else " as you believe it"
+        return f"the {kind} of {what(each.dialect)}; o is {what(found.dialect)}{believed}"
+    if each.change:
+        return CHANGES[each.change].format(factor=each.factor, other={"dq": "dk", "dk": "dq"}.get(each.name))
+    size = "(root mean square)" if each.name == "lse" else "of its size"
+    off = f"off by {each.residual:.2g} {size}; its largest error is {each.times:.2g} times the largest that is rounding"
+    if each.verdict == Verdict.PRECISION:
+        return f"in coarser arithmetic: {off}"
+    if each.where is not None and each.where.is_known:
+        return f"wrong in {_where(each.where)}: {off}"
+    return f"not that of {what(found.dialect)}: {off}"
+
+
+def _rounding(found, name):
+    rest = " Nothing to fix." if found.is_rounding else ""
+    yield f"{name} is attention of q, k and v, as exact as {found.fmt} allows.{rest}"
+    yield from _bound(found)
+
+
+def _convention(found, name):
+    yield f"{name} is right under another convention: it is {what(found.dialect)}."
+    yield from _believed(found)
+    yield from _bound(found)
+    yield from _selects(found)
+
+
+def _precision(found, name):
+    arithmetic = f": {_computation(found.arithmetic)}" if found.arithmetic else ""
+    yield f"{name} is {what(found.dialect)}, in coarser arithmetic than its {found.fmt} inputs allow{arithmetic}."
+    if found.dialect:
+        yield from _believed(found)
+    yield f"Its error is {found.residual:.2g} of its size."
+    yield from _bound(found)
+    if found.arithmetic is None:
+        yield "It is about the same in every row, and no computation that was tried has it: it may be another function."
+
+
+def _bug(found, name):
+    if found.hidden_nan:
+        yield f"{name} hides NaN: {_rows(found.hidden_nan)} finite, though q, or what is seen of k and v, is not."
+        yield from _they(found)
+        return
+    if found.nan_rows:
+        yield f"{name} is wrong in its NaN: {_rows(found.nan_rows)} not finite, though all that is seen is."
+        yield from _they(found)
+        yield "Where whole blocks of keys are hidden, exp(-inf + inf) makes NaN; else look for an overflow."
+        return
+    if found.dropout:
+        yield f"{name} is {what(found.dialect)} with dropout left on, of about {found.dropout:.0%} of the weights."
+        return
+    if found.constant is not None:
+        yield f"Every value of {name} is {found.constant:g}; attention of these q, k and v is not constant."
+        return
+    if found.where is not None:
+        yield f"{name} is {what(found.dialect)}, but wrong in {_where(found.where)}."
+        if found.part is not None:
+            yield f"There it is {what(found.part)}."
+        yield f"Over all rows that were tried it is off by {found.residual:.2g} of its size."
+        return
+    if (found.dialect or found.arithmetic) and found.residual <= NEAR:
+        wrong = found.arithmetic and found.arithmetic.key in NOT_ARITHMETIC
+        yield f"{name} is {_computation(found.arithmetic) if wrong else what(found.dialect)}."
+        yield from _believed(found)
+        yield from _bound(found)
+        if found.arithmetic and not wrong:
+            yield f"What has its error: {_computation(found.arithmetic)}."
+        yield from _selects(found)
+        return
+    if found.residual <= NEAR:
+        yield f"{name} is {what(found.dialect)}, but not to rounding: it is off by {found.residual:.2g} of its size."
+        yield from _bound(found)
+        return
+    size = f"{found.residual:.0%} of" if found.residual < 10 else f"{found.residual:.2g} times"
+    yield f"{name} is no attention of these q, k and v that was tried: it is off by {size} its size."
+    yield OUT_OF_SIGHT
+
+
+def _believed(found):
+    if found.believed == float("inf"):
+        yield "Under your options the shapes do not fit."
+    else:
+        yield f"Under your options it is off by {found.believed:.2g} of its size; read so, by {found.residual:.2g}."
+
+
+def _selects(found):
+    for convention in found.conventions:
+        for library, option in convention.selects.items():
+            yield f"{library}: {option}."
+
+
+def _bound(found):
+    if found.times_bound is not None:
+        rule = f", and {found.times_rule:.2g} times Baseline's largest" if found.times_rule < 1e300 else ""
+        yield f"Its largest error is {found.times_bound:.2g} of what a right {found.fmt} kernel may have{rule}."
+
+
+def _computation(found: Computation) -> str:
+    words = COMPUTATIONS.get(found.key)
+    text = words.format(fmt=FORMATS.get(found.fmt, found.fmt)) if words else subject(vars(found))
+    return f"{text} ({found.share:.0%} of the squared error)"
+
+
+def _where(where: Whereabouts) -> str:
+    axes = ("entry", "entries", where.entries), ("head", "heads", where.heads), ("row", "rows", where.rows), (
+        "feature", "features", where.features)  # fmt: skip
+    parts = [f"{one if _is_one(ranges) else many} {_listed(ranges)}" for one, many, ranges in axes if ranges]
+    share = "under 1%" if where.share < 0.005 else f"{where.share:.0%}"
+    return f"{', '.join(parts) or 'places without a pattern'} ({share} of the rows)"
+
+
+def _is_one(ranges):
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+
+
+def _they(found):
+    """Where rows are that are finite and should not be, or the other way."""
+    if found.where is not None and found.where.is_known:
+        yield f"They are in {_where(found.where)}."
+
+
+def _rows(count):
+    return "1 row is" if count == 1 else f"{count:,} rows are"
+
+
+def _listed(ranges):
+    return ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in ranges)
+
+
+def _shared(found):
+    if found.blind_rows:
+        yield BLIND[found.blind_rows]
+    looked_at, of = found.rows
+    if looked_at < of:
+        yield f"{looked_at:,} of {of:,} rows were looked at."

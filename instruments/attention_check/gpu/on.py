@@ -1,0 +1,184 @@
+"""Kernels in a GPU's arithmetic, by name: `kernels.get("package.module:function", gpu="H100")` is a function that
+launches Triton or CUDA kernels, `kernels.get("fa2", gpu="A100")` FlashAttention-2's own CUDA kernel.
+
+As one text, for workers and the command line: "attention_check.gpu.on:H100:package.module:function",
+"attention_check.gpu.on:A100:fa2".
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
+
+from attention_check.gpu.flash_attn import Options, backward, forward
+from fa_lib import kernels
+from ptx_machine.device import GPU
+from ptx_machine.memory import NANS, Unwritten
+from ptx_machine.pretended import pretended
+from ptx_machine.triton_driver import triton
+
+FA2 = "fa2"
+LAUNCHES_ITSELF = "gpu"  # the parameter of a function that does not need Triton's driver
+
+
+def kernel(name: str | Callable, gpu: str | GPU) -> Callable:
+    """Return a kernel that runs on CPU tensors in a GPU's arithmetic.
+
+    Args:
+        name: "fa2", for FlashAttention-2's; or a function that launches Triton kernels, or CUDA kernels as
+            `ptx_machine.Kernel`, or its name for `kernels.get`; or one with a parameter `gpu`, which gives it to its
+            `Kernel`s.
+        gpu: a GPU, or its name.
+
+    Returns:
+        A function f(q, k, v, ...) of tensors (batch, heads, n, head_dim). It raises Unwritten, a Fault, where its
+        output, or a gradient, depends on memory of torch.empty that nobody wrote.
+
+    Raises:
+        ValueError: there is no such kernel, or no such GPU.
+        ImportError: the kernel cannot be imported, and Triton is not installed.
+    """
+    gpu = GPU.of(gpu)
+    if name == FA2:
+        return flash_attention_2(gpu)
+    try:
+        fn = kernels.get(name)
+    except ValueError as error:
+        if find_spec("triton") is None:  # a module of Triton kernels imports it
+            raise ImportError("Triton is not installed: pip install 'fa_lib[gpu]', on Linux") from error
+        raise
+    if LAUNCHES_ITSELF in inspect.signature(fn).parameters:
+        return wraps(fn)(partial(fn, gpu=gpu))
+
+    @wraps(fn)
+    def in_its_arithmetic(q, k, v, **options):
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+            return _InItsArithmetic.apply(fn, gpu, options, q, k, v)
+
+        def run(unwritten):
+            with _believing(gpu, unwritten):
+                return fn(q, k, v, **options)
+
+        return _of_written_memory(run, lambda o: o if isinstance(o, (tuple, list)) else [o])
+
+    return in_its_arithmetic
+
+
+@contextmanager
+def _believing(gpu: GPU, unwritten: int) -> Iterator[None]:
+    """Run what is inside as on a GPU. unwritten: the value of the bytes of torch.empty."""
+    with pretended(gpu, unwritten), triton(gpu) if find_spec("triton") is not None else nullcontext():
+        yield
+
+
+def _of_written_memory(run: Callable, tensors: Callable[[Any], Sequence]) -> Any:
+    """Return run(NANS): what a kernel computes where memory that nobody has written is NaN.
+
+    Args:
+        run: of the value of its bytes. tensors: of a result, those that it has.
+
+    Raises:
+        Unwritten: it has NaN where it has numbers with zeros in that memory.
+    """
+    result = run(NANS)
+    nan = [(i, x) for i, x in enumerate(tensors(result)) if isinstance(x, Tensor) and x.isnan().any()]
+    other = tensors(run(0)) if nan else ()
+    for i, x in nan:
+        from_unwritten = x.isnan() & ~other[i].isnan()
+        if from_unwritten.any():
+            count, first = int(from_unwritten.sum()), (*from_unwritten.nonzero()[0].tolist(),)
+            raise Unwritten(
+                f"returns what memory holds that nobody wrote: {count:,} of {x.numel():,} elements, {first} is the "
+                "first, are NaN where torch.empty holds NaN, and numbers where it holds zeros"
+            )
+    return result
+
+
+def __getattr__(name):
+    """Return the kernel of a name GPU:KERNEL.
+
+    Raises:
+        AttributeError: the name has no colon.
+        ImportError, ValueError: as `kernel`.
+    """
+    gpu, colon, of = name.partition(":")
+    if not colon:
+        raise AttributeError(f"attention_check.gpu.on has no {name!r}")
+    return kernel(of, gpu)
+
+
+class _InItsArithmetic(torch.autograd.Function):
+    """A function of GPU kernels whose backward pass, which comes later, launches kernels on the same GPU."""
+
+    @staticmethod
+    def forward(ctx, fn, gpu, options, *inputs):
+        ctx.gpu = gpu
+        ctx.inputs = [x.detach().requires_grad_(needed) for x, needed in zip(inputs, ctx.needs_input_grad[3:])]
+
+        def run(unwritten):
+            with torch.enable_grad(), _believing(gpu, unwritten):
+                o = fn(*ctx.inputs, **options)
+            return o if isinstance(o, Tensor) else o[0]
+
+        ctx.run, ctx.o = run, _of_written_memory(run, lambda o: [o])
+        result = ctx.o.detach()
+        if not ctx.o.requires_grad:
+            ctx.mark_non_differentiable(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        inputs = tuple(x for x in ctx.inputs if x.requires_grad)
+
+        def run(unwritten):
+            o = ctx.o if unwritten == NANS else ctx.run(unwritten)
+            with _believing(ctx.gpu, unwritten):  # torch.autograd.grad would end the pretence for what it calls
+                return _engine_run_backward((o,), gradients, False, False, inputs, True, accumulate_grad=False)
+
+        results = iter(_of_written_memory(run, lambda results: results))
+        return None, None, None, *(next(results) if x.requires_grad else None for x in ctx.inputs)
+
+
+def flash_attention_2(gpu: GPU) -> Callable:
+    """Return FlashAttention-2's kernels as flash_attn_func calls them, with gradients. A head_dim that is no multiple
+    of 8 is padded with zeros, as there.
+
+    Returns:
+        A function of q (batch, heads, n_q, head_dim), k and v (batch, heads_kv, n_kv, head_dim), and options.
+    """
+
+    def fa2(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """FlashAttention-2, from flash-attn's source."""
+        left, right = (-1 if side is None else side for side in window or (None, None))
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        options = Options(causal, (left, right), softcap or 0.0, scale)
+        more = -q.shape[-1] % 8
+        q, k, v = (F.pad(x, (0, more)) if more else x for x in (q, k, v))
+        o = _FlashAttention2.apply(q, k, v, options, gpu)
+        return o[..., : o.shape[-1] - more] if more else o
+
+    return fa2
+
+
+class _FlashAttention2(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, options, gpu):
+        o, lse = forward(q, k, v, options, gpu=gpu)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options, ctx.gpu = options, gpu
+        return o
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        q, k, v, o, lse = ctx.saved_tensors
+        return *backward(gradients[0], (q, k, v), (o, lse), ctx.options, gpu=ctx.gpu), None, None

@@ -1,0 +1,199 @@
+"""From the tables of captured tensors, and of a model's calls, to findings."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from attention_check.isolation.worker import UNSUPPORTED, Outcome
+from attention_check.judge.bound import of_bound
+from attention_check.judge.conduct import of_conduct
+from attention_check.judge.errors import wrong_gradients
+from attention_check.judge.findings import Finding, Judgement, Severity, within
+from attention_check.measure.captured import FINITE, OVERFLOWS, ROUNDED, UNDEFINED, cheapest
+from attention_check.measure.kv_cache import BEARS
+from attention_check.measure.measurements import TensorMeasurements
+from attention_check.measure.wrong_answers import FAR, furthest
+from attention_check.probe.probe import summary
+from fa_lib.kernels.rule import ALLOWED
+
+UNDERFLOW = 1e-3  # of a row's probability
+FEW = 64  # rows: of fewer in FP32, which Baseline is in too, its largest error may be small by luck
+LITTLE = 0.5  # of rows that see their own key: fewer do not by padding alone
+
+
+def judge_tensors(
+    names: Sequence[str], found: TensorMeasurements, about: Mapping[str, str] | None = None
+) -> Judgement:  # fmt: skip
+    """Captured tensors: they pass where the first of the named kernels is within the rule on every head that has one,
+    and its error is not that of another attention. With fewer than FEW rows in FP32, being within its own bound is
+    enough. Where Baseline itself overflows there is no rule: on such heads an output is held to its own bound, and
+    where it has none on any head, they are not judged.
+
+    Args:
+        names: kernels; the first is judged. about: of the Capture.
+    """
+    about, far, cached = about or {}, found.deviations, found.caches
+    findings = [*of_conduct(found.conduct)]
+    for name in names:
+        rows, judged = far[far.kernel == name], name == names[0]
+        bad = rows[rows.outcome != Outcome.ANSWERED]
+        if len(bad):
+            where = dict(kernel=name, outcome=bad.outcome.iloc[0], problem=bad.problem.iloc[0])
+            findings.append(Finding("refused", Severity.FAILS if judged else Severity.REPORTED, where))
+            continue
+        rows = rows[rows.times_max.notna()]
+        if not len(rows):
+            continue
+        worst = rows.loc[rows.times_max.idxmax()]
+        where = dict(kernel=name, head=int(worst["head"]), heads=len(rows))
+        few_rows = _few(worst.get("fmt"), worst.get("rows"), found.bound)
+        severity = _ruled(worst.times_max, few_rows) if judged else Severity.REPORTED
+        findings.append(Finding("head_error", severity, where, worst.times_max, ALLOWED["o"] if judged else None))
+    findings += [*of_bound(found.bound, names[0]), *_no_yardstick(names[0], far)]
+    findings += [*of_gradients(found.gradients), *_blind(far)]
+    if "beside" in about:
+        findings.append(Finding("beside", Severity.REPORTED, dict(tensors=about["beside"])))
+    if "layer" in about:
+        findings.append(Finding("captured", Severity.REPORTED, dict(about)))
+    for what, heads in flags(found.risks).items():
+        if heads:
+            findings.append(Finding(what, Severity.REPORTED, dict(heads=heads)))
+    for base, rows in found.changes.items():
+        best = cheapest(rows) or dict(change=None, times_less=None)
+        where = dict(base=base, change=best["change"])
+        what = "finite_change" if best["times_less"] == math.inf else "change"
+        findings.append(Finding(what, Severity.REPORTED, where, best["times_less"]))
+    if len(cached):
+        for cache, rows in cached.groupby("cache", sort=False):
+            far_off = rows["head"][~(rows.relative <= BEARS)].tolist()  # NaN too
+            where = dict(cache=cache, heads=far_off, of=len(rows))
+            findings.append(Finding("cache", Severity.REPORTED, where, rows.relative.max(skipna=False), BEARS))
+    return Judgement("tensors", names[0], tuple(findings))
+
+
+def _few(fmt, rows, close):
+    """Whether there are too few rows for the rule, and outputs are within their own bounds: `closeness.closeness`."""
+    return fmt == "FP32" and rows < FEW and len(close) > 0 and bool((close.times <= 1).all())
+
+
+def _ruled(times, few):
+    """What a largest error over Baseline's means for the verdict."""
+    return Severity.REPORTED if few and times > ALLOWED["o"] else within(times, ALLOWED["o"])
+
+
+def _blind(far):
+    """Rows that see no key."""
+    if "blind" in far and (rows := int(far[far.kernel == ROUNDED].blind.sum())):
+        yield Finding("blind_rows", Severity.REPORTED, dict(rows=rows))
+
+
+def _no_yardstick(judged, far):
+    """Heads where Baseline's output, or the golden value itself, is not finite, with the error of the judged kernel: it
+    fails where that is another answer."""
+    if "yardstick" not in far:
+        return
+    for stick in (OVERFLOWS, UNDEFINED):
+        rows = far[far.yardstick == stick]
+        if len(rows):
+            own = rows.relative[rows.kernel == judged].max()  # NaN where it has none
+            where = dict(heads=[*map(int, dict.fromkeys(rows["head"]))], kernel=judged)
+            yield Finding(f"baseline_{stick}", Severity.FAILS if own > FAR else Severity.REPORTED, where, own, FAR)
+
+
+def judge_model(
+    subject: str, table: pd.DataFrame, baseline: str | None = "baseline",
+    skipped: Mapping[tuple[str, str], int] | None = None, nonfinite: Mapping | None = None, causal: bool = False,
+    close: Sequence[Mapping] = (),
+) -> Judgement:  # fmt: skip
+    """A model, by the table of a Probe: it passes where, in every layer, the largest error of the attention that ran is
+    within the rule, as times Baseline's largest, and no call held a NaN or an infinity. Where no call was compared, it
+    is not judged.
+
+    Args:
+        baseline, skipped, nonfinite: of the Probe. causal: no row may see a later key than its own.
+        close: rows of `closeness.Furthest`.
+    """
+    found, findings, close = summary(table, baseline), [], pd.DataFrame([*close])
+    if nonfinite:
+        where = {name: nonfinite[name] for name in ("model", "step", "layer", "call", "tensor") if name in nonfinite}
+        findings.append(Finding("nonfinite", Severity.FAILS, where))
+    ran = table[(table.kernel == "ran") & (table.against == "golden")]
+    by_layer = ran.assign(fmt=ran.get("fmt", "")).groupby(["model", "layer"])
+    calls = by_layer.agg(rows=("rows", "sum"), fmt=("fmt", "first"))
+    for (model, layer), row in found.iterrows():
+        for kernel, times in row.items():
+            where = dict(model=model, layer=layer, kernel=kernel)
+            judged = kernel == "ran" and not math.isnan(times)
+            at = calls.loc[(model, layer)]
+            severity = _ruled(times, _few(at.fmt, at.rows, close)) if judged else Severity.REPORTED
+            findings.append(Finding("layer_error", severity, where, times, ALLOWED["o"] if judged else None))
+    own = [f for f in findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
+    if not any(f.severity != Severity.REPORTED or f.number is not None for f in own):
+        findings.insert(0, Finding("nothing_compared", Severity.REPORTED))
+    findings += [*of_bound(close, "attention"), *_of_masks(table, causal)]
+    for (kernel, why), count in dict(skipped or {}).items():
+        findings.append(Finding("skipped", Severity.REPORTED, dict(kernel=kernel, why=why), count))
+    return Judgement("model", subject, tuple(findings))
+
+
+def _of_masks(table, causal):
+    """What the masks of calls show: that they do nothing. Of calls with as many queries as keys, too: keys behind a
+    row's own, which a decoder may not see, and rows that do not see their own key, as under a mask of the other
+    polarity. Of others, that they do not."""
+    if "later" not in table:
+        return
+    names = [name for name in ("model", "step", "layer", "call") if name in table]
+    calls = table.drop_duplicates(names)
+    idle = calls[calls.masked == 0] if "masked" in calls else calls[:0]
+    if len(idle):
+        where = {name: f"{idle.iloc[0][name]}" for name in names}
+        yield Finding("idle_mask", Severity.REPORTED, dict(calls=len(idle), of=len(calls)) | where)
+    uneven = calls[calls.later.isna() & (calls.get("n_q", 2) != 1)]  # a single query is the last, and sees none behind
+    if causal and len(uneven):
+        yield Finding("later_unknown", Severity.REPORTED, dict(calls=len(uneven), of=len(calls)))
+    calls = calls[calls.later.notna()]
+    for what, rows in (("sees_later", calls[calls.later > 0]), ("own_hidden", calls[calls.own < LITTLE])):
+        if len(rows):
+            first = rows.iloc[0]
+            where = dict(calls=len(rows), of=len(calls)) | {name: f"{first[name]}" for name in names}
+            share = rows.later.max() if what == "sees_later" else 1 - rows.own.min()
+            fails = what == "sees_later" and causal
+            yield Finding(what, Severity.FAILS if fails else Severity.REPORTED, where, share)
+
+
+def flags(risky: pd.DataFrame) -> dict[str, list[int]]:
+    """Findings of a table of `captured.risks` -> the heads they hold for: "biased_output" (several keys attain the
+    maximum, and V has mostly one sign), "one_signed" (V alone), "underflow" (of P, above UNDERFLOW)."""
+    bias = (risky.repeated > 0.01) & (risky.one_sided > 0.5)
+    found = dict(
+        biased_output=bias, one_signed=(risky.one_sided > 0.5) & ~bias, underflow=risky.mass > UNDERFLOW
+    )  # fmt: skip
+    return {what: risky["head"][heads].tolist() for what, heads in found.items()}
+
+
+def of_gradients(table: pd.DataFrame) -> Iterator[Finding]:
+    """What is found in a table of `gradients`: as in the judgement of a kernel, a gradient beyond the rule of three is
+    told, and one that is another gradient counts against it. A gradient without a yardstick is told, and no other one
+    passes beside it."""
+    if not len(table):
+        return
+    if (table.outcome != Outcome.ANSWERED).any():
+        row = table.iloc[0]
+        severity = Severity.REPORTED if row.outcome in UNSUPPORTED else Severity.FAILS
+        yield Finding("captured_gradients", severity, dict(problem=row.problem))
+        return
+    measured, without = table[table.yardstick == FINITE], [*table.tensor[table.yardstick != FINITE]]
+    if without:
+        yield Finding("captured_gradients", Severity.REPORTED, dict(without=without))
+    wrong = wrong_gradients(measured, "times_max", ALLOWED["dq"])
+    if len(wrong):
+        worst = furthest(wrong)
+        where = dict(tensor=worst.tensor, wrong=True)
+        yield Finding("captured_gradients", Severity.FAILS, where, worst.relative, FAR)
+    elif len(measured):
+        worst = measured.loc[measured.times_max.idxmax()]
+        limit = ALLOWED[worst.tensor]
+        passes = worst.times_max <= limit and not without
+        severity = Severity.PASSES if passes else Severity.REPORTED
+        yield Finding("captured_gradients", severity, dict(tensor=worst.tensor), worst.times_max, limit)

@@ -1,0 +1,239 @@
+"""Captured Q, K, V: how risky each head is, how far kernels are on it, and the cheapest change that helps."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attention_check.isolation.calls import Answer, call_kernel, nonfinite
+from attention_check.isolation.worker import Outcome
+from attention_check.measure.reference_cache import BIASED, draw_inputs
+from attention_check.probe.capture import AS_IT_IS, captured
+from attention_check.probe.named_tensors import Reading
+from fa_lib import kernels
+from fa_lib.kernels.algorithm import Algorithm
+from fa_lib.kernels.options import Options, finite, visible_rows
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rows import by_rows
+from fa_lib.kernels.rule import baseline_for
+from fa_lib.kernels.tiling import Tiling
+from fa_lib.kernels.variants import Variant, by_key
+from fa_lib.numerics.formats import FP16, FP32, TF32, Format
+from fa_lib.numerics.metrics import deviation, over_baseline
+
+CHANGES = by_key([  # cheapest first
+    Variant("reverse", "keys in the other order", algorithm=dict(reverse=True), cost="nothing"),
+    Variant("offset", "P raised by 2^4", algorithm=dict(p_exponent_offset=4), cost="a constant"),
+    Variant("splits", "8 splits, merged", algorithm=dict(splits=8), cost="a merge at the end"),
+    Variant("row_sum", "l in FP32", dict(row_sum=FP32), cost="a register a row"),
+    Variant("accumulator", "O in FP32", dict(accumulator=FP32), cost="head_dim registers a row"),
+    Variant("carried", "O and l in FP32", dict(accumulator=FP32, row_sum=FP32), cost="head_dim + 1 registers a row"),
+    Variant("scores", "scores in FP32", dict(scores=FP32, exponent=FP32), cost="the scores' registers twice"),
+    Variant("as_shipped", "scores, O and l in FP32",
+            dict(scores=FP32, exponent=FP32, accumulator=FP32, row_sum=FP32), cost="nearly what shipped kernels hold"),
+    Variant("probs_fp16", "P and V in FP16", dict(probs=FP16), cost="a cast of V"),
+    Variant("probs_tf32", "P in TF32", dict(probs=TF32), cost="P V at half the speed"),
+    Variant("output", "output in FP32", dict(output=FP32), cost="twice the bytes of O"),
+])  # fmt: skip
+UNCHANGED = Variant("nothing", "nothing")
+KINDS = ("normal", "uniform", "sink", "repeated maxima", "one-signed V", "peaked", BIASED)  # of `example`
+CARRIES = {"as_shipped": (Precision.kernel, "fa2"), "every_step": (Precision.uniform, "fa1")}
+ROUNDED = "golden_rounded"  # in the column of kernels: the golden value rounded to q's dtype
+RAN = "ran"  # there, too: the kernel that ran when the tensors were captured
+YARDSTICKS = FINITE, OVERFLOWS, UNDEFINED = "finite", "overflows", "undefined"  # Baseline; the last: golden values too
+BETTER = 0.75  # of the error before: a change that saves less is none
+
+
+def example(n: int = 512, head_dim: int = 64, seed: int = 0) -> list[torch.Tensor]:
+    """Q, K, V in BF16 of one head for each of KINDS, (1, heads, n, head_dim)."""
+    heads = [draw_inputs(kind, seed, n, head_dim) for kind in KINDS]
+    return [torch.cat(each, 1).bfloat16() for each in zip(*heads)]
+
+
+def read(path: str | Path, reading: Reading = AS_IT_IS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict]:
+    """Q, K, V of a file, and how they were used.
+
+    Args, Raises: as `capture.captured`, which has what else the file holds.
+
+    Returns:
+        q, k, v: (batch, heads, sequence, head_dim), or any leading dimensions. options: of a kernel.
+    """
+    capture = captured(path, reading)
+    return capture.q, capture.k, capture.v, capture.options
+
+
+def risks(q, k, v, options: dict | None = None, block_kv: int = 64) -> list[dict]:
+    """What makes a head risky.
+
+    Args:
+        options: causal, scale, mask. block_kv: tiles, for the rescales.
+
+    Returns:
+        rows, one per head (over the batch): head; repeated: share of rows whose maximum is attained by several keys,
+        scores in FP32; ones: keys per row whose P is 1 once rounded to q's format, mean; spread: standard deviation of
+        a row's visible scores, mean; lost: share of the visible P that rounding to the format makes 0; mass: the
+        probability lost so, of the worst row; one_sided: |sum of v| / sum of |v| over the keys, mean over head_dim:
+        1 is V of one sign; rescales: that raise a row's maximum, mean.
+    """
+    fmt, options = Format.of(q.dtype), dict(options or {})
+    exact = replace(Precision.uniform("FP64"), scores=FP32)
+    of = Options.of(q, k, v, **options)
+
+    def rows(q_i, k, v, scores):
+        S = scores(q_i, k, 0)  # (rows, n_kv)
+        visible = -math.inf != S
+        S = exact.scores(S)
+        m = S.amax(-1, keepdim=True)  # (rows, 1)
+        P = torch.exp(S - m.where(m != -math.inf, 0.0))
+        count = visible.sum(-1, keepdim=True).clamp(min=1)
+        mean = torch.where(visible, S, 0.0).sum(-1, keepdim=True) / count
+        spread = (torch.where(visible, S - mean, 0.0).square().sum(-1, keepdim=True) / count).sqrt()
+        gone = (fmt(P) == 0) & visible & (P > 0)
+        return torch.cat([
+            ((m == S) & visible).sum(-1, keepdim=True) > 1, ((fmt(P) == 1) & visible).sum(-1, keepdim=True), spread,
+            gone.sum(-1, keepdim=True) / count, (P * gone).sum(-1, keepdim=True) / P.sum(-1, keepdim=True).clamp(min=1),
+        ], -1).double()  # fmt: skip
+
+    found = by_rows(rows, (q, k, v), exact, of, features=5, width=k.shape[-2])  # (batch, heads, n_q, 5)
+    found = by_head(found)
+    precision = Precision.kernel(fmt)
+    tiling = Tiling(64, block_kv)
+    rescales = by_head(kernels.rescales(q, k, tiling=tiling, precision=precision, **options)[..., None].double())
+    sided = by_head((v.double().sum(-2).abs() / v.double().abs().sum(-2).clamp(min=1e-300))[..., None, :])
+    group = len(found) // len(sided)
+    return [
+        dict(
+            head=head, repeated=x[:, 0].mean().item(), ones=x[:, 1].mean().item(), spread=x[:, 2].mean().item(),
+            lost=x[:, 3].mean().item(), mass=x[:, 4].max().item(), one_sided=sided[head // group].mean().item(),
+            rescales=rescales[head].mean().item(),
+        )
+        for head, x in enumerate(found)
+    ]  # fmt: skip
+
+
+def by_head(x):
+    """(heads, batch * rows, features) of (batch, heads, rows, features), whatever dimensions lead."""
+    x = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def answered(
+    q: Tensor, k: Tensor, v: Tensor, options: dict, names: Sequence[str], ran: Tensor | None = None
+) -> dict[str, Answer]:
+    """What kernels give on these tensors.
+
+    Args:
+        names: kernels, and RAN where `ran` is given: what a kernel made of these tensors when they were captured.
+    """
+    return {name: _answer(name, (q, k, v), options, ran) for name in names}
+
+
+def deviations(q: Tensor, k: Tensor, v: Tensor, options: dict, answers: Mapping[str, Answer]) -> list[dict]:
+    """How far kernels are from the golden value on these tensors, by head.
+
+    Args:
+        answers: of `answered`.
+
+    Returns:
+        rows: head, kernel (ROUNDED first: no kernel that returns q's dtype does better), max, rmse and relative (of the
+        Deviation), times_max and times_rmse over Baseline's (`rule.baseline_for`; NaN where Baseline's output is not
+        finite), fmt (of the inputs), rows (that see a key), yardstick (of YARDSTICKS), blind (rows that see no key:
+        what they give is a convention, and does not count), outcome and problem (of `call_kernel`). A kernel with a
+        problem is one row without head and numbers.
+    """
+    fmt = Format.of(q.dtype)
+    golden = kernels.golden(q, k, v, inputs=fmt, **options)
+    seen = _seen((q, k, v), options)
+    baseline, rows = baseline_for(fmt)(q, k, v, **options).where(seen, golden), []
+    right = {name: a.output for name, a in answers.items() if a.outcome == Outcome.ANSWERED}
+    outs = {ROUNDED: fmt(golden)} | {name: o.where(seen, golden) for name, o in right.items()}
+    blind = by_head((~seen).expand(*golden.shape[:-1], 1)).sum((1, 2)).tolist()
+    yardsticks = [yardstick_of(b, g, fmt) for b, g in zip(by_head(baseline), by_head(golden))]
+    for name, out in outs.items():
+        for head, (o, g) in enumerate(zip(by_head(out), by_head(golden))):
+            stick, largest, rmse = yardsticks[head]
+            numbers = dict.fromkeys(("max", "rmse", "relative", "times_max", "times_rmse"), math.nan)
+            if stick != UNDEFINED:
+                d = deviation(o, g, fmt)
+                times = dict(times_max=over_baseline(d.max, largest), times_rmse=over_baseline(d.rmse, rmse))
+                numbers = dict(max=d.max, rmse=d.rmse, relative=d.relative) | times
+            about = dict(fmt=fmt.name, rows=len(g) - blind[head], yardstick=stick, blind=blind[head])
+            rows.append(dict(head=head, kernel=name) | numbers | about | dict(outcome=Outcome.ANSWERED, problem=""))
+    refused = {name: answer for name, answer in answers.items() if name not in outs}
+    return rows + [
+        dict(head=math.nan, kernel=name, outcome=a.outcome, problem=a.problem) for name, a in refused.items()
+    ]
+
+
+def yardstick_of(baseline: Tensor, golden: Tensor, fmt: Format) -> tuple[str, float, float]:
+    """One of YARDSTICKS for what Baseline gave, of the golden value's shape, and its largest and root mean square
+    error; NaN where there is none."""
+    if not golden.isfinite().all():
+        return UNDEFINED, math.nan, math.nan
+    if not baseline.isfinite().all():
+        return OVERFLOWS, math.nan, math.nan
+    own = deviation(baseline, golden, fmt)
+    return FINITE, own.max, own.rmse
+
+
+def _answer(name, tensors, options, ran) -> Answer:
+    """Of a kernel, or of what ran; NaN counts in rows that see a key."""
+    q, k, v = tensors
+    if name == RAN:
+        found = Answer(ran)
+        if not finite(ran):
+            found = Answer(ran, Outcome.MALFORMED, f"returned {nonfinite(ran, q, k, v, options)}")
+    else:
+        found = call_kernel(kernels.plain(name), *(x.clone() for x in tensors), **options)
+    if found.finite or not finite(o := found.output.where(_seen(tensors, options), 0.0)):
+        return found
+    return Answer(o)
+
+
+def _seen(tensors, options):
+    """Whether each row sees a key, what broadcasts to (..., n_q, 1)."""
+    return visible_rows(*tensors, **options)[..., None]
+
+
+def changes(q, k, v, options: dict, base: str) -> list[dict]:
+    """What each of CHANGES makes of the error of a kernel.
+
+    Args:
+        base: of CARRIES: a kernel that carries FP32, or q's format.
+
+    Returns:
+        rows, cheapest first: change (a key of CHANGES; "nothing" first), times_less: root mean square error with
+        nothing changed over that with the change, geometric mean over heads; infinite where the change makes an output
+        finite that was not.
+    """
+    fmt = Format.of(q.dtype)
+    make, name = CARRIES[base]
+    precision, algorithm, rows, before = make(fmt), Algorithm.of(name), [], torch.zeros(0)
+    golden = kernels.golden(q, k, v, inputs=fmt, **options)
+    for change in (UNCHANGED, *CHANGES.values()):
+        if not _changes_something(change, precision, algorithm):
+            continue
+        changed = change.of(precision, algorithm)
+        o = kernels.tiled(q.double(), k.double(), v.double(), tiling=Tiling(64, 64), **changed, **options)
+        rmse = by_head(o - golden).square().mean((1, 2)).sqrt().nan_to_num(nan=math.inf)  # (heads,)
+        before = before if rows else rmse
+        wrong = ((rmse > 0) & (before > 0) | ~before.isfinite()) & (rmse.isfinite() | before.isfinite())
+        less = (before[wrong] / rmse[wrong]).log().mean().exp().item() if wrong.any() else 1.0
+        rows.append(dict(change=change.key, times_less=less))
+    return rows
+
+
+def _changes_something(change, precision, algorithm):
+    """Whether a kernel has not got a Variant's formats already, and can be given its algorithm."""
+    if "p_exponent_offset" in change.algorithm and algorithm.name == "fa1":
+        return False
+    finer = [getattr(precision, step).precision < fmt.precision for step, fmt in change.steps.items()]
+    return any(finer) or not finer
+
+
+def cheapest(rows: list[dict]) -> dict | None:
+    """The first of `changes` that brings the error below BETTER of what it was, or None."""
+    return next((row for row in rows[1:] if row["times_less"] > 1 / BETTER), None)

@@ -1,0 +1,106 @@
+"""An output beside its own derived bound, and which mistake or rounding has its error."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_check.measure.mistakes import Cause, Rows, causes
+from attention_check.probe.sampling import Sample
+from fa_lib.kernels.precision import Precision
+from fa_lib.numerics.formats import Format
+from fa_lib.theory.tolerance import BLOCK, Tolerance, tolerance
+
+NO_CAUSE = dict(key="", same=False, share=0.0, fmt="", tiles=0, factor=1.0)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """An output beside the bound of a kernel that carries FP32 (`tolerance`). tensors: q, k, v; options: the call's."""
+
+    o: Tensor
+    tensors: tuple[Tensor, Tensor, Tensor]
+    options: dict[str, Any]
+    precision: Precision
+    about: Tolerance
+    times: Tensor  # of every output, and of each row along the golden value: (*lead, n_q, d_v + 1)
+
+    @classmethod
+    def of(
+        cls, o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], about: Tolerance | None = None
+    ) -> "Beside":
+        """o: in q's dtype, or stored in a wider one; what it is where a row sees no key does not count. about: of the
+        call, of a kernel that carries FP32 and stores o's dtype, where it is known."""
+        precision = Precision.kernel(q.dtype)
+        if o.dtype != torch.float64:
+            precision = replace(precision, output=Format.of(o.dtype))
+        about = about or tolerance(q, k, v, precision=precision, **options)
+        output = o.detach().double().where(about.seen, 0.0)
+        return cls(output, (q, k, v), options, precision, about, torch.cat(about.times(output), -1))
+
+    @property
+    def over(self) -> Tensor:
+        """Rows with an error beyond its bound: (*lead, n_q)."""
+        return (self.times > 1).any(-1)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the output, the golden value and every bound are."""
+        return bool(self.times.isfinite().all() and self.about.bound.isfinite().all())
+
+    def cause(self) -> dict[str, Any]:
+        """The first of `causes`, as a dict; NO_CAUSE where there is none."""
+        found = self.causes()
+        return asdict(found[0]) if found else NO_CAUSE
+
+    def causes(self) -> list[Cause]:
+        """What explains the worst rows (`mistakes.causes`); nothing where no row is beyond its bound."""
+        if not self.over.any():
+            return []
+        rows = Rows.worst(
+            self.times, self.o, self.about.golden, self.tensors, self.precision.inputs, self.options
+        )  # fmt: skip
+        return causes(rows, self.precision, BLOCK)
+
+
+def closeness(o: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """How far an output is from the golden value, over its own bound, and what has its error: one row, or none where
+    the golden value or a bound is not finite.
+
+    Args:
+        o: (batch, heads, n_q, d_v). options: of the call.
+
+    Returns:
+        times: the largest error over its output's or its row's bound; rows, of: rows beyond it, and rows; key, same,
+        share, fmt, tiles, factor: of `Beside.cause`.
+    """
+    found = Beside.of(o, q, k, v, options)
+    if not found.finite:
+        return []
+    own = dict(times=found.times.max().item(), rows=int(found.over.sum()), of=found.over.numel())
+    return [own | found.cause()]
+
+
+class Furthest:
+    """Of the calls of a Probe, that it is called with, the one whose output is furthest beyond its bound; calls whose
+    golden value or a bound is not finite do not count."""
+
+    def __init__(self):
+        self.rows, self.of = 0, 0
+        self.worst: Beside | None = None
+
+    def __call__(self, part: Sample, o: Tensor) -> None:
+        """part: the compared rows of a call; o: what the kernel that ran gave for them, float64."""
+        found = Beside.of(o, part.q, part.k, part.v, part.options)
+        if not found.finite:
+            return
+        self.rows, self.of = self.rows + int(found.over.sum()), self.of + found.over.numel()
+        if self.worst is None or found.times.max() > self.worst.times.max():
+            self.worst = found
+
+    def table(self) -> list[dict[str, Any]]:
+        """As `closeness` of that call, with the rows of all calls; nothing where there was none."""
+        if self.worst is None:
+            return []
+        return [dict(times=self.worst.times.max().item(), rows=self.rows, of=self.of) | self.worst.cause()]

@@ -1,0 +1,298 @@
+"""What somebody's kernel can do: formats, shapes, options and gradients, each asked for once."""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import Any
+
+import pandas as pd
+import torch
+
+from attention_check.conventions.attention import Dialect
+from attention_check.conventions.evidence import Evidence
+from attention_check.isolation.calls import KernelError, call_kernel, kernel_errors, with_kernel_errors
+from attention_check.isolation.worker import Outcome
+from attention_check.measure import wrong_answers
+from attention_check.measure.capability import (
+    CAPABILITIES,
+    FIRST,
+    FORMATS,
+    GRADIENTS,
+    GRADIENTS_AT,
+    GRADIENTS_WITH,
+    HEAD_DIM,
+    HEAD_DIMS,
+    LARGE,
+    OPTIONS,
+    SINKS_GRADIENT,
+    at_head_dim,
+    kernel_fn,
+    masks_by_default,
+    parameters,
+)
+from fa_lib import kernels
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.layouts import first_output
+from fa_lib.kernels.options import finite
+from fa_lib.kernels.readings import READINGS
+from fa_lib.kernels.sequential import sequential
+from fa_lib.kernels.variants import Call
+from fa_lib.numerics.formats import FP32, FP64, Format
+
+OTHER_LAYOUT = "layout_all_bshd"  # the key of a convention
+ADAPTED = {OTHER_LAYOUT: "bshd"} | {key: key for key in READINGS}  # keys of conventions, and names for `kernels.get`
+NAMED, BY_DEFAULT = "named", "causal_by_default"
+REFUSALS = ("raises NotImplementedError: ", "raises ValueError: ")
+NO_BACKWARD = ("raises NotImplementedError: ", "raises RuntimeError: ")  # torch's, of an output without a graph
+AWAY, TIMES = 0.05, 4  # of another head_dim, and of gradients with an option: beyond both, as a distance and over that
+# at its own head_dim and without the option, it is wrong there
+
+
+def contract(
+    kernel: str | Callable, head_dim: int = 64, device: str = "cpu", causal: bool = False, queries: int | None = None,
+    head_dims: Iterable[int] | None = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What a kernel can do.
+
+    Args:
+        causal: every call is asked for with a causal mask: for a kernel that has no other.
+        queries: the last so many of each call alone, for a kernel that is called for one after the other; None is all.
+        head_dims: asked for beside HEAD_DIMS; None: neither is asked for, of a kernel that is compiled for each.
+
+    Returns:
+        rows: asked, dim, head_dim, outcome, note, problem, times. Formats come first.
+            asked: a format, the key of a Capability, LARGE, GRADIENTS, GRADIENTS_AT, GRADIENTS_WITH of a
+                key of OPTIONS, or SINKS_GRADIENT.
+            dim: the head_dim that HEAD_DIM and GRADIENTS_AT ask for; 0 of others.
+            outcome: ANSWERED, REFUSED (it raises, or answers in another format than that asked for), MALFORMED (as
+            `call_kernel` has it) or WRONG (it answers another question).
+            note: "causal_only" (a format, asked for with `causal`), BY_DEFAULT (a format: the kernel masks causally
+            where it is not told otherwise, and was told), "top_left" (causal, aligned as torch's is_causal),
+            of a wrong answer what it looks like (of `wrong_answers.diagnose`), "layout_o_bshd" (its output is right,
+            and transposed), "bhsd" (asked for in the layout bshd, it reads the other one), NAMED (of what it refuses:
+            its parameters have the options' names, and it says neither that it lacks them nor what is accepted), or "".
+            problem: what it raises or returns instead, in words, or "".
+            times: of FP32 and FP64, the error over that of sums in the format, one term after the other; else NaN.
+    """
+    asker = _Asker(kernel, head_dim, device, causal, queries)
+    answered_formats = [fmt for fmt in FORMATS if asker.ask(f"{fmt}", fmt, FIRST) == Outcome.ANSWERED]
+    if not answered_formats:
+        return asker.rows
+    fmt, answered = answered_formats[0], set()
+    for each in CAPABILITIES:
+        if head_dims is None and each.key == HEAD_DIM:
+            continue
+        if answered.issuperset(each.needs) and asker.ask(each.key, fmt, each.call) == Outcome.ANSWERED:
+            answered.add(each.key)
+    for d in head_dims or ():
+        if d not in HEAD_DIMS:
+            asker.ask(HEAD_DIM, fmt, at_head_dim(d))
+    asker.ask(LARGE.key, fmt, LARGE, times=64)
+    if asker.ask_gradients(fmt) == Outcome.ANSWERED:
+        for row in [*asker.rows]:
+            if row["asked"] == HEAD_DIM and row["outcome"] == Outcome.ANSWERED:
+                asker.ask_gradients_at(fmt, row["dim"])
+        for key in OPTIONS:
+            if key in answered:
+                asker.ask_gradients_with(fmt, key)
+    if "sinks" in answered:
+        asker.ask_sinks_gradient(fmt)
+    return asker.rows
+
+
+def right_lengths(kernel: str | Callable, head_dim: int, device: str, causal: bool) -> list[dict[str, Any]]:
+    """Rows as of `contract` of the lengths at which a kernel that is wrong at that of FIRST is right."""
+    asker, fmt = _Asker(kernel, head_dim, device, causal, None), FORMATS[0]
+    for each in CAPABILITIES:
+        if each.key.startswith("length_"):
+            q, k, v, options = asker.inputs_of(fmt, each.call, 2)
+            answer = call_kernel(asker.fn, q, k, v, **options)
+            if answer.outcome == Outcome.ANSWERED:
+                golden = kernels.golden(q, k, v, inputs=fmt, **options)
+                if wrong_answers.distance(answer.output, golden) <= wrong_answers.FAR:
+                    asker.row(each.key)
+    return asker.rows
+
+
+class _Asker:
+    """Asks a kernel, see `contract` for its arguments, and keeps the rows."""
+
+    def __init__(self, kernel, head_dim, device, causal, queries):
+        self.kernel, self.fn, self.head_dim, self.device = kernel, kernel_fn(kernel, causal), head_dim, device
+        self.causal, self.queries = causal, queries
+        self.by_default = masks_by_default(kernels.plain(kernel))
+        self.options = dict(causal=True) if causal else {}
+        self.rows: list[dict[str, Any]] = []
+        self.distances: dict[Format, float] = {}  # of the first answer in each format
+        self.gradients_off = 0.0  # the largest distance of dQ, dK and dV
+
+    def ask(self, asked: str, fmt: Format, call: Call, times: float = 1) -> Outcome:
+        """A call of normal inputs, Q so many times as large."""
+        first = call is FIRST
+        q, k, v, options = self.inputs_of(fmt, call, 2, times)
+        answer = call_kernel(_typed(self.fn) if first else self.fn, q, k, v, **options)
+        outcome, note, over = answer.outcome, "", math.nan
+        if outcome == Outcome.ANSWERED and times == 1:  # else a score's own rounding may turn the softmax
+            golden = kernels.golden(q, k, v, inputs=fmt, **options)
+            off, limit = wrong_answers.distance(answer.output, golden), wrong_answers.FAR
+            if first:
+                self.distances[fmt] = off
+                if fmt in (FP32, FP64):
+                    over = off / (wrong_answers.distance(sequential(q, k, v, **options), golden) or math.ulp(1.0))
+            if asked == HEAD_DIM:
+                limit = _limit(self.distances[fmt])
+            if off > limit:
+                outcome, note = _compared(Evidence(q, k, v, answer.output, options), limit)
+        elif outcome == Outcome.MALFORMED and answer.o is None:
+            note = wrong_answers.transposed_output(self.fn, q, k, v, options)
+        elif outcome == Outcome.REFUSED and call.options and not answer.problem.startswith(REFUSALS):
+            note = NAMED if call.options.keys() <= (parameters(self.fn) or {}).keys() else ""
+        if note == OTHER_LAYOUT and str(self.kernel).endswith("@bshd"):  # its layout is the other one of the two
+            note = "bhsd"
+        if first and outcome == Outcome.ANSWERED:
+            note = "causal_only" if self.causal else BY_DEFAULT if self.by_default else note
+        dim = call.head_dim if asked == HEAD_DIM else None
+        return self.row(asked, outcome, note, answer.problem, dim or 0, over)
+
+    def ask_gradients(self, fmt: Format) -> Outcome:
+        """Whether it has gradients, all of them finite."""
+        q, k, v = (x.requires_grad_() for x in self._inputs(fmt, (1, 2, 256, self.head_dim)))
+        answered = False
+        try:
+            total = with_kernel_errors(self.fn)(q, k, v).float().sum()
+            answered = True
+            grads = torch.autograd.grad(total, (q, k, v))
+        except KernelError as error:
+            defect = answered and not str(error).startswith(NO_BACKWARD)
+            return self.row(GRADIENTS, error.outcome, NAMED if defect else "", str(error))
+        if all(map(finite, grads)):
+            due = self._golden_gradients(q, k, v, self.options, torch.ones_like(q, dtype=torch.float64))
+            self.gradients_off = max(map(wrong_answers.distance, grads, due))
+            return self.row(GRADIENTS)
+        return self.row(GRADIENTS, Outcome.MALFORMED, problem="returns NaN or infinite values in dQ, dK or dV")
+
+    def ask_gradients_at(self, fmt: Format, d: int) -> Outcome:
+        """Whether the gradients of 64 queries, or the last so many, and 64 keys are right at another head_dim."""
+        return self._ask_gradients(GRADIENTS_AT, fmt, Call(GRADIENTS_AT, 64, 64, head_dim=d), d)
+
+    def ask_gradients_with(self, fmt: Format, key: str) -> Outcome:
+        """Whether the gradients are right with an option, a key of OPTIONS."""
+        return self._ask_gradients(GRADIENTS_WITH[key], fmt, Call(key, 256, 256, options=OPTIONS[key]))
+
+    def _ask_gradients(self, asked, fmt, call, dim=0):
+        q, k, v, options = self.inputs_of(fmt, call, 1)
+        q, k, v = (x.contiguous().requires_grad_() for x in (q, k, v))
+        dO = fmt(draw("normal", 1, q.shape)[0]).to(self.device, fmt.dtype)
+        try:
+            ours = torch.autograd.grad(with_kernel_errors(self.fn)(q, k, v, **options), (q, k, v), dO)
+        except KernelError as error:
+            return self.row(asked, error.outcome, problem=str(error), dim=dim)
+        due = self._golden_gradients(q, k, v, options, dO)
+        limit = _limit(self.gradients_off)
+        wrong = [name for name, a, b in zip(("dQ", "dK", "dV"), ours, due) if _far(a, b, limit)]
+        if not wrong:
+            return self.row(asked, dim=dim)
+        return self.row(asked, Outcome.WRONG, problem=f"returns another {' and '.join(wrong)}", dim=dim)
+
+    def _golden_gradients(self, q, k, v, options, dO):
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(kernels.golden(*exact, inputs=FP64, **options), exact, dO.double())
+
+    def ask_sinks_gradient(self, fmt: Format) -> Outcome:
+        """Whether the sinks have a gradient, and the right one."""
+        q, k, v = self._inputs(fmt, (1, 2, 256, self.head_dim))
+
+        def gradient(kernel, **options):
+            sinks = torch.tensor([6.0, 4.0], device=self.device, requires_grad=True)
+            o = first_output(kernel(q, k, v, sinks=sinks, **self.options, **options))
+            return torch.autograd.grad(o.float().sum(), sinks)[0]
+
+        try:
+            with kernel_errors():
+                ours = gradient(self.fn)
+        except KernelError as error:
+            return self.row(SINKS_GRADIENT, error.outcome, problem=str(error))
+        exact = gradient(kernels.golden, inputs=fmt)
+        if _far(ours, exact.double()):
+            return self.row(SINKS_GRADIENT, Outcome.WRONG, "other")
+        return self.row(SINKS_GRADIENT)
+
+    def inputs_of(self, fmt, call, batch, times=1.0):
+        """Q, so many times as large, K, V and the options of a call; its last queries alone where these are few."""
+        q, k, v = draw("normal", 0, *call.shapes(self.head_dim, batch=batch))
+        q, k, v = (fmt(x).to(self.device, fmt.dtype) for x in (q * times, k, v[..., : call.v_dim]))
+        options: dict[str, Any] = {name: _placed(x, self.device, fmt.dtype) for name, x in call.options.items()}
+        if self.queries:
+            q = q[..., -self.queries :, :]
+            options = {name: x[..., -self.queries :, :] if name == "mask" else x for name, x in options.items()}
+        return q, k, v, options | self.options
+
+    def _inputs(self, fmt, shape):
+        return (fmt(x).to(self.device, fmt.dtype) for x in draw("normal", 0, shape))
+
+    def row(self, asked, outcome=Outcome.ANSWERED, note="", problem="", dim=0, times=math.nan):
+        of = dict(asked=asked, dim=dim, head_dim=self.head_dim)
+        self.rows.append(of | dict(outcome=outcome, note=note, problem=problem, times=times))
+        return outcome
+
+
+def formats(asked: pd.DataFrame) -> list[str]:
+    """The formats that a table of `contract` says yes to."""
+    answered = set(asked.asked[asked.outcome == Outcome.ANSWERED])
+    return [f"{fmt}" for fmt in FORMATS if f"{fmt}" in answered]
+
+
+def other_convention(asked: pd.DataFrame) -> tuple[str, ...]:
+    """Return the keys of the conventions that a kernel follows instead, by a table of `contract`, where `kernels.get`
+    can adapt it: in all its formats, or for its boolean masks. Empty: there is none."""
+    plain = asked[asked.asked.isin([f"{fmt}" for fmt in FORMATS]) & (asked.outcome != Outcome.REFUSED)]
+    masks = asked[(asked.asked == "boolean_mask") & (asked.outcome == Outcome.WRONG)]
+    for rows in (plain, masks):
+        notes = {*rows.note}
+        keys = tuple(notes.pop().split("+")) if len(notes) == 1 else ("",)
+        if all(key in ADAPTED for key in keys):
+            return keys
+    return ()
+
+
+def adapted(kernel: str | Callable, keys: Iterable[str]) -> str | Callable:
+    """Return a kernel that is adapted to conventions, by their keys; the name of one that is named."""
+    readings = [ADAPTED[key] for key in keys]
+    return "@".join((kernel, *readings)) if isinstance(kernel, str) else reduce(kernels.read_as, readings, kernel)
+
+
+def _typed(fn):
+    """A kernel that says so where it answers in another dtype: it does not have the format."""
+
+    def call(q, k, v, **options):
+        o = first_output(fn(q, k, v, **options))
+        if isinstance(o, torch.Tensor) and o.dtype != q.dtype:
+            raise KernelError(Outcome.REFUSED, f"returns {o.dtype}, where {q.dtype} is due")
+        return o
+
+    return call
+
+
+def _compared(call, limit):
+    """Outcome and note of an answer of the right shape, an Evidence, whose distance from attention's is above a
+    limit."""
+    if call.options.get("causal") and wrong_answers.residual(call, Dialect(causal="top_left")) <= limit:
+        return Outcome.ANSWERED, "top_left"
+    return Outcome.WRONG, wrong_answers.diagnose(call)
+
+
+def _limit(own):
+    """Of a distance, where a kernel's own is known of another call."""
+    return min(wrong_answers.FAR, max(AWAY, TIMES * own))
+
+
+def _far(o, golden, limit=wrong_answers.FAR):
+    """NaN is far from everything."""
+    return not wrong_answers.distance(o, golden) <= limit
+
+
+def _placed(x, device, dtype):
+    """An option as the kernel gets it; what is added to the scores is in the inputs' dtype."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(device, dtype if x.ndim > 1 and x.is_floating_point() else x.dtype)

@@ -1,0 +1,59 @@
+"""Whether a call that is made again gives the same bits."""
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import torch
+
+from attention_check.isolation.calls import KernelError, call_kernel, with_kernel_errors
+from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
+from fa_lib.kernels.inputs import draw
+from fa_lib.numerics.formats import BF16, FP32, Format
+
+
+def repeats(
+    kernel: str | Callable,
+    fmt: str,
+    runs: int,
+    n: int = 256,
+    head_dim: int = 64,
+    device: str = "cpu",
+    able: Capabilities = ALL_CAPABILITIES,
+) -> dict:
+    """A cell: how many different outputs, and gradients, one call gives when it is made again and again.
+
+    Returns:
+        dict: runs, outputs, gradients (distinct; 1 is deterministic), None where the kernel gives none; apart: the most
+        that an output differs from the first call's, in ulp (of BF16 in FP32) at it or at the root mean square of all.
+    """
+    form, fn = Format.of(fmt), kernel_fn(kernel, able.causal)
+    tensors = [form(x).to(device, form.dtype) for x in draw("normal", 0, (1, 2, n, head_dim))]
+    answers = [o for _ in range(runs) if (o := call_kernel(fn, *tensors).o) is not None]
+    outputs, gradients = {_digest(o) for o in answers}, set()
+    try:
+        tensors = [x.requires_grad_() for x in tensors]
+        for _ in range(runs if able.gradients else 0):
+            grads = torch.autograd.grad(with_kernel_errors(fn)(*tensors).float().sum(), tensors)
+            gradients.add(b"".join(_digest(g) for g in grads))
+    except KernelError:  # it has none: `contract` says why
+        gradients.clear()
+    counts = dict(runs=runs, outputs=len(outputs) or None, gradients=len(gradients) or None)
+    return counts | dict(apart=_apart([o.double().cpu() for o in answers], BF16 if form == FP32 else form))
+
+
+def _apart(answers, fmt):
+    if not answers:
+        return math.nan
+    first = answers[0]
+    ulp = fmt.ulp(first.abs().clamp(min=first.square().mean().sqrt().item()))
+    worst = 0.0
+    for o in answers[1:]:
+        same = (o == first) | (o.isnan() & first.isnan())
+        apart = ((o - first).abs() / ulp).masked_fill(same, 0)
+        worst = max(worst, apart.nan_to_num(math.inf, math.inf).max().item())  # NaN beside a number is as far
+    return worst
+
+
+def _digest(x):
+    return hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest()

@@ -1,0 +1,88 @@
+"""Is an error that breaks the rule the kernel's, or one draw's? More draws of the same call tell.
+
+The rule divides two largest errors, the kernel's and Baseline's, and each is the error of one output, most often of a
+large one. A kernel that rounds its scores to 16 bits, as Baseline does, is right, and yet single draws of normal inputs
+take it beyond twice Baseline's error. What is beyond the rule in one draw is therefore drawn again, and counts if a
+second draw is beyond it, too. One draw beyond AT_ONCE times the rule counts as it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from attention_check.isolation.worker import Outcome
+
+MORE = 8  # draws of a call of which one is beyond the rule
+AT_ONCE = 2  # times what is allowed
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Of a table with a row a draw, which has seed and outcome, too.
+
+    Attributes:
+        call: columns that tell one call from another. times: the largest error over Baseline's.
+    """
+
+    call: tuple[str, ...]
+    times: str
+
+
+OF_LENGTHS = Columns(("fmt", "distribution", "n", "queries"), "times_max")  # rows of `examine.measure`
+OF_SHAPES = Columns(("shape", "head_dim", "fmt", "tensor"), "ratio")  # rows of `shapes.measure_shapes`
+
+
+def worst_draws(rows: pd.DataFrame, columns: Columns, allowed: float) -> pd.DataFrame:
+    """One row a call, that of its worst draw.
+
+    Returns:
+        The row, with alone: its error over Baseline's; draws: of the call that were answered; and in the column of that
+        error what counts (`counted`). An answer that is not finite is infinitely far off; NaN: no draw was answered.
+    """
+    found = []
+    for _, draws in rows.groupby([*columns.call], sort=False):
+        times = _times(draws, columns)
+        worst = draws.loc[times.idxmax()] if len(times) else draws.iloc[0]
+        about = dict(alone=times.max(), draws=len(times))
+        found.append({**worst, columns.times: counted(times, allowed)} | about)
+    return pd.DataFrame(found)
+
+
+def counted(times: pd.Series, allowed: float) -> float:
+    """Of the errors over Baseline's in all draws of a call the one that counts: the largest; the second largest, where
+    the largest alone is beyond what is allowed and is no more than AT_ONCE times that, and the call was drawn again."""
+    largest = times.nlargest(2)
+    lone = len(times) > MORE and allowed < largest.max() <= AT_ONCE * allowed and largest.min() <= allowed
+    return float(largest.min() if lone else times.max())
+
+
+def drawn_again(
+    rows: pd.DataFrame, columns: Columns, allowed: float, again: Callable[[pd.Series, range], pd.DataFrame]
+) -> pd.DataFrame:
+    """A table with MORE draws of each call of which a single draw is beyond the rule, the worst first, until a call
+    surely breaks it, which decides, or there is none left. A call is drawn again once.
+
+    Args:
+        rows: of one kernel. again: of the row of a call and seeds -> rows of these draws.
+    """
+    done: set[tuple] = set()
+    while len(rows):
+        calls = worst_draws(rows, columns, allowed)
+        left = [tuple(call) not in done for call in calls[[*columns.call]].to_numpy()]
+        broken = calls[left & (calls[columns.times] > allowed).to_numpy()]
+        if not len(broken):
+            break
+        worst = broken.loc[broken[columns.times].idxmax()]
+        own = rows[(rows[[*columns.call]] == worst[[*columns.call]]).all(axis=1)]
+        if worst.alone > AT_ONCE * allowed or (_times(own, columns) > allowed).sum() > 1:
+            break
+        done.add(tuple(worst[[*columns.call]]))
+        first = int(own.seed.max()) + 1
+        rows = pd.concat([rows, again(worst, range(first, first + MORE))], ignore_index=True)
+    return rows
+
+
+def _times(draws, columns):
+    """Of the draws that were answered."""
+    return draws[columns.times][draws.outcome == Outcome.ANSWERED].fillna(np.inf)

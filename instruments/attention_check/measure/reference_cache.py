@@ -1,0 +1,196 @@
+"""Inputs that kernels are measured on, and the golden value and Baseline's error there, kept in files for the next."""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_check.measure.second_process import result
+from fa_lib import kernels
+from fa_lib.execution.files import replacing
+from fa_lib.execution.fingerprint import code_version, digest
+from fa_lib.experiments import biased_rounding
+from fa_lib.kernels.inputs import DISTRIBUTIONS, draw
+from fa_lib.kernels.rule import baseline_for
+from fa_lib.numerics.formats import BF16, FP16, FP32, Format
+from fa_lib.numerics.metrics import deviation
+from fa_lib.theory.worst_inputs import worst_inputs
+
+BIASED = "two maxima"  # V > 0: the inputs that make a BF16 accumulator drift
+WORST = "worst found"  # the worst that a search found for a kernel that carries BF16
+ORDINARY = ("uniform", "normal")
+TROUBLE = (*(name for name in DISTRIBUTIONS if name not in ORDINARY), BIASED, WORST)
+OUTPUTS = 1024  # compared at least: the largest error of a few could be small by luck, Baseline's too
+ROWS = 512  # of O that are compared at most, spread evenly: with head_dim 64, of 32,768 outputs
+
+_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Q, K, V that kernels are measured on, rounded to a format.
+
+    With one query and head_dim 64 there would be 64 outputs, so that there are 16 heads then: always as many as make
+    OUTPUTS outputs.
+
+    Attributes:
+        fmt: name of the format. distribution: of `inputs.DISTRIBUTIONS`, or BIASED or WORST. n: keys.
+        queries: None is as many as keys; fewer are for kernels the last ones. seed, head_dim, device: as always.
+        causal: whether kernels mask.
+
+    Raises:
+        ValueError: BIASED or WORST with fewer queries than keys, which they have not.
+    """
+
+    fmt: str
+    distribution: str
+    n: int
+    seed: int
+    queries: int | None = None
+    head_dim: int = 64
+    causal: bool = False
+    device: str = "cpu"
+
+    def __post_init__(self):
+        if self.queries is not None and self.distribution in (BIASED, WORST):
+            raise ValueError(f"queries: got {self.queries}; accepted with {self.distribution!r} is None")
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim) in the format's dtype."""
+        q, k, v = _drawn(self)
+        return q.clone(), k.clone(), v.clone()  # a kernel may change its own
+
+    def rows(self) -> Tensor:
+        """The rows of O that are compared: int64 (rows,)."""
+        n_q = self.queries or self.n
+        return torch.linspace(0, n_q - 1, min(n_q, ROWS), dtype=torch.float64).round().long()
+
+    def compared(self, kernel: Callable, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Those rows (1, heads, rows, d_v) of what a kernel with a mask gives, and no other ones computed."""
+        rows = self.rows()
+        if self.causal:  # aligned bottom-right
+            last = rows + k.shape[-2] - q.shape[-2]
+            options["mask"] = (torch.arange(k.shape[-2]) <= last[:, None]).to(q.device)
+        return kernel(q[..., rows.to(q.device), :], k, v, **options)
+
+
+@lru_cache(maxsize=1)
+def _drawn(inputs):
+    fmt, d = Format.of(inputs.fmt), inputs.head_dim
+    heads = -(-OUTPUTS // ((inputs.queries or inputs.n) * d))
+    found = _before_rounding(inputs.distribution, inputs.seed, inputs.n, d, inputs.queries, heads)
+    if inputs.distribution in DISTRIBUTIONS and fmt in (BF16, FP16, FP32):  # draws are on FP32's grid: torch's rounding
+        return tuple(x.to(inputs.device, fmt.dtype) for x in found)  # is one, and that of fmt, five times faster
+    return tuple(fmt(x).to(inputs.device, fmt.dtype) for x in found)
+
+
+def draw_inputs(distribution: str, seed: int, n: int, head_dim: int, queries: int | None = None, heads: int = 1):
+    """Q (1, heads, queries, head_dim), K and V (1, heads, n, head_dim), float64, of a name of `inputs.DISTRIBUTIONS`,
+    or of BIASED or WORST, which have one head and as many queries as keys."""
+    if distribution == WORST:
+        return result(worst_inputs, n, seed, head_dim)
+    if distribution == BIASED:
+        return biased_rounding.problem(2, "positive", seed, n=n, rows=n, head_dim=head_dim)[:3]
+    return draw(distribution, seed, (1, heads, queries or n, head_dim), (1, heads, n, head_dim))
+
+
+_before_rounding = lru_cache(maxsize=1)(draw_inputs)  # one draw serves every format
+
+
+def reference_values(inputs: Inputs) -> dict[str, Tensor]:
+    """What every kernel is held to on some Inputs: `golden`, the golden value's rows (1, heads, rows, head_dim), and
+    `baseline`: max, rmse and outwards (`bias_away_from_zero`) of Baseline (`rule.baseline_for`) on the same rows."""
+    fmt, tensors = Format.of(inputs.fmt), inputs.tensors()
+    golden = inputs.compared(kernels.golden, *tensors, inputs=fmt)
+    baseline = inputs.compared(baseline_for(fmt), *tensors)
+    d = deviation(baseline, golden, fmt)
+    numbers = torch.tensor([d.max, d.rmse, bias_away_from_zero(baseline, golden, fmt)], dtype=torch.float64)
+    return dict(golden=golden.cpu(), baseline=numbers)
+
+
+def bias_away_from_zero(o: Tensor, golden: Tensor, fmt: Format) -> float:
+    """Mean signed difference of o to the golden value, of one shape, rounded to fmt, the best an output can be (some
+    inputs make that rounding biased itself); positive where it points away from zero; in ulp at the golden value's
+    root mean square."""
+    golden = golden.cpu()
+    error = (o.detach().double().cpu() - fmt(golden)) / fmt.ulp(golden.square().mean().sqrt())
+    return (error * golden.sign()).mean().item()
+
+
+def fitted(o: Tensor, golden: Tensor) -> tuple[float, float]:
+    """The factor of the golden value that is nearest to an output of its shape, and the share of its squared error
+    that this factor makes; 1 and 0 where there is no error."""
+    o, golden = o.detach().double().cpu(), golden.cpu()
+    error = (o - golden).square().sum().item()
+    if not error:
+        return 1.0, 0.0
+    factor = ((o * golden).sum() / golden.square().sum()).item()
+    return factor, 1 - (o - factor * golden).square().sum().item() / error
+
+
+def bits(o: Tensor, fmt: Format) -> int:
+    """The fewest significant bits that hold every output, finite numbers of a format; 0 where all are 0. Among some
+    hundred outputs of a kernel one has all the bits of the format, unless it computes in a coarser one."""
+    significands, _ = torch.frexp(o.detach().double().cpu())
+    integers = (significands.abs() * 2.0**fmt.precision).round().long().flatten().numpy()
+    any_set = int(np.bitwise_or.reduce(integers))
+    return fmt.precision - ((any_set & -any_set).bit_length() - 1) if any_set else 0
+
+
+@contextmanager
+def cache_in(folder: str | Path) -> Iterator[None]:
+    """Where `cached` finds files, and leaves them; an empty folder keeps nothing."""
+    token = _FOLDER.set(Path(folder) if folder else None)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+
+
+def cached(fn: Callable[[Any], dict[str, Tensor]], about: Any) -> dict[str, Tensor]:
+    """fn(about), with the same bits from a file if there is one, of the same code, versions and arguments; or from the
+    second process, if that has them.
+
+    Args:
+        fn: gives tensors by name. about: a dataclass of numbers and texts. (Neither names a stranger's kernel: what is
+            kept serves all of them.)
+    """
+    folder = _FOLDER.get()
+    if folder is None:
+        return result(fn, about)
+    path = folder / fn.__name__ / f"{digest([_code(fn, about.device), asdict(about)])[:24]}.npz"
+    found = _read(path)
+    if found is None:
+        found = result(fn, about)
+        archive = io.BytesIO()
+        arrays: dict[str, Any] = {name: x.cpu().numpy() for name, x in found.items()}
+        np.savez(archive, **arrays)
+        with replacing(path) as new:
+            new.write_bytes(hashlib.sha256(archive.getvalue()).digest() + archive.getvalue())
+    return found
+
+
+def _read(path):
+    """The tensors of a file; None where it is absent, cut short or damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
+        return None
+    with np.load(io.BytesIO(content[32:]), allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+@lru_cache
+def _code(fn, device):
+    return code_version(fn, [dict(device=device)])

@@ -1,0 +1,119 @@
+"""Relations that no attention kernel may break: asked of a black box, exact or to a derived bound."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities, kernel_fn
+from attention_check.measure.relations import batch, matches
+from attention_check.measure.relations import gradients as gradient
+from attention_check.measure.relations import masks as mask
+from attention_check.measure.relations import values as value
+from attention_check.measure.relations.gradient_sums import gradient_sums
+from attention_check.measure.relations.subject import KernelUnderTest
+from fa_lib.execution.lookup import lookup
+from fa_lib.numerics.formats import Format
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What must hold.
+
+    Attributes:
+        key: as tables hold it.
+        says: one sentence: what must hold.
+        source: the public thread or paper that shows why it is asked.
+        ask: a generator of rows (`subject.cases`) from a KernelUnderTest; its docstring derives the bound.
+        bits: the mathematics says the same bits: a difference within rounding is reported.
+        nan_is_told: NaN in the answer is reported, and not counted.
+        counts: a break counts against the kernel; False: it is reported, as a gradient beyond the rule of three is.
+        unit: of what the number counts, in words.
+    """
+
+    key: str
+    says: str
+    source: str
+    ask: Callable[[KernelUnderTest], Iterator[dict]]
+    bits: bool = False
+    nan_is_told: bool = False
+    counts: bool = True
+    unit: str = "apart"
+
+
+RELATIONS = {each.key: each for each in (
+    Relation("two_runs", "The same call gives the same bits.",
+             "turboderp-org/exllamav3#316", batch.two_runs, bits=True),
+    Relation("batch_invariance", "A row of Q has the same bits alone and in a batch.",
+             "vllm-project/vllm#51902", batch.batch_invariance, bits=True),
+    Relation("permutation", "Heads and queries in another order give the same outputs in that order.",
+             "Dao-AILab/flash-attention#47", batch.permutation, bits=True),
+    Relation("permuted_keys", "Keys in another order, with their values, give the same output.",
+             "arXiv:1810.00825", batch.permuted_keys),
+    Relation("strides", "Inputs give the same bits however they lie in memory.",
+             "Dao-AILab/flash-attention#2670", batch.strides, bits=True),
+    Relation("constant_values", "A value that is the same for every key is the output.",
+             "modular/modular#6591", value.constant_values),
+    Relation("powers_of_two", "V times a power of two gives O times that power, bit for bit.",
+             "NVIDIA/TransformerEngine#3248", value.powers_of_two, bits=True),
+    Relation("tiny_values", "Values below FP16's smallest normal number are not taken as 0.",
+             "olcf/olcf-user-docs#478", value.tiny_values),
+    Relation("every_key", "A query that matches one key gets that key's value.",
+             "NVIDIA/cudnn-frontend#861", matches.every_key),
+    Relation("score_shift", "A constant added to all scores of a row changes nothing.",
+             "arXiv:1805.02867", value.score_shift),
+    Relation("causality", "Later keys and values do not change earlier outputs.",
+             "NVIDIA/TransformerEngine#3248", mask.causality, bits=True),
+    Relation("prefill_decode", "Decoding token by token and in chunks gives what prefill gives.",
+             "flashinfer-ai/flashinfer#4382", mask.prefill_decode),
+    Relation("masked_values", "Hidden keys and values change nothing.",
+             "tenstorrent/tt-metal#54833", mask.masked_values, bits=True),
+    Relation("low_scores", "Hidden keys stay hidden where all scores are far below 0.",
+             "TransformerLensOrg/TransformerLens#318", mask.low_scores),
+    Relation("masked_nan", "Hidden keys and values may be NaN or infinite.",
+             "unslothai/unsloth#9848", mask.masked_nan, bits=True, nan_is_told=True),
+    Relation("hidden_row", "A row that sees no key is 0.",
+             "huggingface/transformers#38690", mask.hidden_row, bits=True),
+    Relation("packed_sequences", "Sequences packed in one call, hidden from each other, give what each gives alone.",
+             "PrimeIntellect-ai/prime-rl#2943", mask.packed_sequences),
+    Relation("window", "A window of all keys hides none, and one of no other key leaves the own value.",
+             "huggingface/transformers#35691", mask.window),
+    Relation("window_edges", "A window shows its last key, and hides the one behind.",
+             "huggingface/transformers#39408", mask.window_edges, bits=True),
+    Relation("sinks", "A sink takes exactly its share of the weight, and gives no value.",
+             "modular/modular#6591", value.sinks),
+    Relation("splits", "Parts of the keys merged by their log-sum-exp give the whole.",
+             "arXiv:2501.01005", value.splits),
+    Relation("dv_sum", "The sum of dV over keys is the sum of dO over rows.",
+             "Dao-AILab/flash-attention#2552", gradient.dv_sum),
+    Relation("gradient_sums", "Small terms of dQ, dK and dV arrive beside a large one.",
+             "facebookresearch/xformers#467", gradient_sums, counts=False, unit="ulp off"),
+    Relation("hidden_gradients", "Keys that no row sees have gradients of 0.",
+             "Dao-AILab/flash-attention#2698", gradient.hidden_gradients, bits=True),
+    Relation("hidden_row_gradients", "A row that sees no key changes no gradient.",
+             "Dao-AILab/flash-attention#1947", gradient.hidden_row_gradients),
+    Relation("constant_gradients", "Where V is the same for every key, dQ and dK are 0.",
+             "Dao-AILab/flash-attention#2896", gradient.constant_gradients),
+)}  # fmt: skip
+
+
+def relate(
+    kernel: str | Callable, key: str, fmt: str, head_dim: int = 64, device: str = "cpu",
+    able: Capabilities = ALL_CAPABILITIES, seed: int = 0, n: int = 256,
+) -> list[dict]:  # fmt: skip
+    """A cell: one relation, asked of one kernel.
+
+    Args:
+        kernel: as `kernels.plain` takes it. key: of RELATIONS. fmt: name of the inputs' format.
+        able: what `contract` found. n: keys of most cases.
+
+    Returns:
+        rows: relation, case, outcome, number, limit, problem. outcome: "bitwise" (the difference is 0), "rounding" (it
+        is within the limit), "breaks", "not_asked" (the kernel raises, or has no such option) or "broken" (it returns
+        something of no use), "convention" (another answer, which many kernels give; problem names it). number,
+        limit: of `subject.Found`.
+
+    Raises:
+        ValueError: there is no such kernel, relation or format.
+    """
+    relation, fn = lookup("key", key, RELATIONS), kernel_fn(kernel, able.causal)
+    subject = KernelUnderTest(fn, Format.of(fmt), head_dim, device, able, seed, n)
+    return [dict(relation=key) | row for row in relation.ask(subject)]

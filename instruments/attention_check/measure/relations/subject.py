@@ -1,0 +1,193 @@
+"""A kernel as relations ask it: inputs for it, its answers, and how far two right answers may lie apart."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import wraps
+
+import torch
+from torch import Tensor
+
+from attention_check.isolation.calls import KernelError, call_or_raise, with_kernel_errors
+from attention_check.isolation.worker import UNSUPPORTED, Outcome
+from attention_check.measure.capability import ALL_CAPABILITIES, Capabilities
+from fa_lib import kernels
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.options import finite
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED, baseline_for, rounds_scores_twice
+from fa_lib.numerics.formats import BF16, FP64, Format
+from fa_lib.numerics.metrics import over_baseline
+
+BITWISE, ROUNDING, BREAKS, NOT_ASKED, BROKEN = "bitwise", "rounding", "breaks", "not_asked", "broken"
+CONVENTION = "convention"  # another answer than the relation's, which many kernels give: reported, not counted
+
+
+@dataclass(frozen=True)
+class KernelUnderTest:
+    """A kernel and the inputs that it is asked on.
+
+    Attributes:
+        fn: called fn(q, k, v, **options).
+        fmt: of Q, K and V. head_dim, device, seed: of every draw. n: keys, where a relation names no other number.
+        able: where it says that the kernel always masks causally, every call asks for that. kept: what `allowed` found.
+    """
+
+    fn: Callable
+    fmt: Format = BF16
+    head_dim: int = 64
+    device: str = "cpu"
+    able: Capabilities = ALL_CAPABILITIES
+    seed: int = 0
+    n: int = 256
+    kept: dict = field(default_factory=dict, compare=False, repr=False)
+
+    def draw(
+        self, n_q: int = 0, n_kv: int = 0, batch: int = 2, heads: int = 2, kv_heads: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normal Q (batch, heads, n_q, head_dim), K and V (batch, kv_heads, n_kv, head_dim) in the format's dtype; n
+        queries or keys and as many heads of K as of Q where none are named."""
+        shape = (batch, heads, n_q or self.n, self.head_dim)
+        kv_shape = (batch, kv_heads or heads, n_kv or self.n, self.head_dim)
+        q, k, v = (self.rounded(x) for x in draw("normal", self.seed, shape, kv_shape))
+        return q, k, v
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """A float64 tensor of any shape in the format's dtype, on the device."""
+        return self.fmt(x.double()).to(self.device, self.fmt.dtype)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        """The kernel's output (batch, heads, n_q, d_v).
+
+        Raises:
+            KernelError: REFUSED where it raises; MALFORMED where it returns no tensor of q's dtype and the shape that
+                is due, or NaN or infinite values.
+        """
+        o = self.anything(q, k, v, **options)
+        if not finite(o):
+            problem = f"returns {int((~o.isfinite()).sum())} NaN or infinite values of {o.numel()}"
+            raise KernelError(Outcome.MALFORMED, problem)
+        return o
+
+    def anything(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        """The kernel's output (batch, heads, n_q, d_v), NaN and infinite values too."""
+        return call_or_raise(self.fn, self._all(options), q, k, v).detach()
+
+    def gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, ...]:
+        """The kernel's dQ, dK and dV, in the shapes of q, k and v.
+
+        Raises:
+            KernelError: REFUSED where it has none; MALFORMED where they hold NaN or infinite values.
+        """
+        if not self.able.gradients:
+            raise KernelError(Outcome.REFUSED, "has no gradients")
+        inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        grads = torch.autograd.grad(with_kernel_errors(self.fn)(*inputs, **self._all(options)), inputs, dO)
+        if not all(map(finite, grads)):
+            raise KernelError(Outcome.MALFORMED, "returns NaN or infinite values in dQ, dK or dV")
+        return grads
+
+    def allowed_gradients(self, dO: Tensor, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[float, ...]:
+        """As `allowed`, of dQ, dK and dV: ALLOWED times Baseline's largest error in each."""
+        of = dict(precision=rounds_scores_twice(self.fmt)), dict(precision=Precision.uniform(FP64))
+        both = []
+        for how in of:
+            tensors = [x.detach().double().requires_grad_() for x in (q, k, v)]
+            o = kernels.reference(*tensors, **how, **self._all(options))
+            both.append(torch.autograd.grad(o, tensors, dO.double()))
+        return tuple(ALLOWED[d] * (a - b).abs().max().item() for d, a, b in zip(("dq", "dk", "dv"), *both))
+
+    def golden(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        """The golden value of a call, float64 (batch, heads, n_q, d_v)."""
+        return kernels.golden(q, k, v, inputs=self.fmt, **self._all(options))
+
+    def allowed(self, q: Tensor, k: Tensor, v: Tensor, **options) -> float:
+        """How far a kernel within the rule may be from the golden value: ALLOWED["o"] times Baseline's largest error on
+        the same call. Two answers within the rule are at most twice that apart, |a - b| <= |a - g| + |b - g|; so are a
+        kernel's answers to two calls that have one golden value."""
+        arguments = (q, k, v, *options.values())
+        key = (*options, *(_digest(x) if isinstance(x, Tensor) else x for x in arguments))
+        if key not in self.kept:  # the cases of a relation often ask the same
+            self.kept[key] = self._allowed(q, k, v, **options)
+        return self.kept[key]
+
+    def _allowed(self, q, k, v, **options):
+        golden = self.golden(q, k, v, **options)
+        baseline = baseline_for(self.fmt)(q, k, v, **self._all(options))
+        return ALLOWED["o"] * (baseline.double() - golden).abs().max().item()
+
+    def _all(self, options):
+        return (dict(causal=True) if self.able.causal else {}) | options
+
+
+def _digest(x):
+    return hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest(), tuple(x.shape)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one case of a relation gave.
+
+    Attributes:
+        number: the largest difference of what should be equal, in the units of what is compared; NaN where an answer
+            holds NaN.
+        limit: up to which two right answers may differ; 0 where none is allowed.
+        problem: in words, "" where there is none.
+        convention: what is given instead, by convention, in words; "" where nothing is.
+    """
+
+    number: float
+    limit: float = 0.0
+    problem: str = ""
+    convention: str = ""
+
+    @property
+    def times(self) -> float:
+        """How many times its limit the number is."""
+        return over_baseline(self.number, self.limit)
+
+    @property
+    def outcome(self) -> str:
+        if self.number == 0:
+            return BITWISE
+        if self.convention:
+            return CONVENTION
+        return ROUNDING if self.number <= self.limit else BREAKS
+
+
+def difference(a: Tensor, b: Tensor | float, limit: float = 0.0) -> Found:
+    """How far two answers of one shape are apart; 0 is the same bits (and signs of zero do not count)."""
+    difference = (a.double() - (b.double() if isinstance(b, Tensor) else b)).abs()
+    return Found(math.nan if difference.isnan().any() else difference.max().item(), limit)
+
+
+def not_asked(why: str) -> KernelError:
+    """What a case raises that does not fit the kernel."""
+    return KernelError(Outcome.REFUSED, why)
+
+
+Ask = Callable[[KernelUnderTest], Iterator[dict]]
+
+
+def cases(*names: str) -> Callable[[Callable[[KernelUnderTest, str], Found]], Ask]:
+    """Of one case's function (subject, case) -> Found the generator subject -> rows of every case: case, outcome,
+    number, limit, problem. A kernel that raises is not asked; one that returns something unusable is broken."""
+
+    def over(measure: Callable[[KernelUnderTest, str], Found]) -> Ask:
+        @wraps(measure)
+        def ask(subject: KernelUnderTest) -> Iterator[dict]:
+            for case in names:
+                row = dict(case=case, number=math.nan, limit=math.nan)
+                try:
+                    found = measure(subject, case)
+                except KernelError as error:
+                    outcome = NOT_ASKED if error.outcome in UNSUPPORTED else BROKEN
+                    yield row | dict(outcome=outcome, problem=str(error))
+                else:
+                    numbers = dict(number=found.number, limit=found.limit)
+                    yield row | numbers | dict(outcome=found.outcome, problem=found.convention or found.problem)
+
+        return ask
+
+    return over

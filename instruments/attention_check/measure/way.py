@@ -1,0 +1,84 @@
+"""How a kernel is called: at which head_dim, under which convention, one query at a time or all of them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from attention_check.isolation.calls import FAULTS
+from attention_check.isolation.worker import Outcome
+from attention_check.measure.capability import GRADIENTS, Capabilities
+from attention_check.measure.contract import ADAPTED, adapted, contract, formats, other_convention, right_lengths
+
+USUAL, UNUSUAL = (64, 128, 32), (256, 192, 96, 80, 40)  # head_dims that are tried
+ONE_QUERY = "one_query"
+NARROW = {  # conventions of a kernel that takes few calls -> the head_dims they are tried at
+    (): UNUSUAL, (ONE_QUERY,): (*USUAL, *UNUSUAL), ("v_512",): (576,), ("v_128",): (192,), ("v_512", ONE_QUERY): (576,),
+    ("v_128", ONE_QUERY): (192,),
+}  # fmt: skip
+TAKES = (ONE_QUERY, "v_512", "v_128")  # conventions of NARROW
+QUERIES = 16  # of a call, for a kernel that is called for one after the other
+
+
+@dataclass(frozen=True)
+class Way:
+    """Attributes:
+    kernel: adapted to its conventions. conventions: their keys. asked: the table of `contract`. head_dim: of most
+        calls. able: what it can do.
+    """
+
+    kernel: str | Callable
+    conventions: tuple[str, ...]
+    asked: pd.DataFrame
+    head_dim: int
+    able: Capabilities
+
+
+def way_of(
+    kernel: str | Callable, device: str = "cpu", queries: int | None = None, head_dims: Iterable[int] | None = (),
+    follow: Iterable[str] = ADAPTED,
+) -> Way:  # fmt: skip
+    """How a kernel is called. One that raises at every call is tried at other head_dims, with one query at a time, and
+    with a V of another head_dim, before it is given up.
+
+    Args:
+        queries, head_dims: as of `contract`. follow: keys of conventions under which it is judged.
+    """
+    way = Way(kernel, (), *probe_capabilities(kernel, device, queries, head_dims))
+    while (more := other_convention(way.asked)) and {*more} <= {*follow} and not {*more} & {*way.conventions}:
+        own = adapted(way.kernel, more)
+        way = Way(own, (*way.conventions, *more), *probe_capabilities(own, device, queries, head_dims))
+    first = way.asked.iloc[0]
+    if not formats(way.asked) and first.outcome == Outcome.WRONG:
+        right = right_lengths(way.kernel, way.head_dim, device, way.able.causal)
+        return replace(way, asked=pd.concat([way.asked, pd.DataFrame(right)], ignore_index=True))
+    if head_dims is None or not (way.asked.outcome == Outcome.REFUSED).all():
+        return way
+    for more, tried_at in NARROW.items():
+        own, few = adapted(way.kernel, more), QUERIES if ONE_QUERY in more else queries
+        found = Way(own, (*way.conventions, *more), *probe_capabilities(own, device, few, head_dims, tried_at))
+        if formats(found.asked):
+            return found
+    return way
+
+
+def probe_capabilities(
+    kernel: str | Callable, device: str, queries: int | None = None, head_dims: Iterable[int] | None = (),
+    tried_at: Iterable[int] = USUAL,
+) -> tuple[pd.DataFrame, int, Capabilities]:  # fmt: skip
+    """The table of `contract`, the head_dim it is of, and its Capabilities. head_dim is the first that the kernel has
+    in some format, without a mask or else causally. What it broke or got wrong at others before stands in the table
+    too; where it has none, the first of those that it broke or got wrong is told, and not that it refuses another."""
+    tried = []
+    for head_dim in tried_at:
+        for causal in (False, True):
+            asked = pd.DataFrame(contract(kernel, head_dim, device, causal, queries, head_dims))
+            if formats(asked):
+                faults = [other[other.outcome.isin(FAULTS)] for was, other in tried if was == causal]
+                gradients = (asked.outcome[asked.asked == GRADIENTS] == Outcome.ANSWERED).any()
+                able = Capabilities(bool(gradients), causal, bool((asked.note == "top_left").any()))
+                return pd.concat([asked, *faults], ignore_index=True), head_dim, able
+            tried.append((causal, asked))
+    telling = [asked for _, asked in tried if asked.outcome.isin(FAULTS).any()]
+    asked = (telling or [tried[0][1]])[0]
+    return asked, int(asked.head_dim.iloc[0]), Capabilities()

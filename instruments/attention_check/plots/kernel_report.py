@@ -1,0 +1,190 @@
+"""The figure of a report on somebody's kernel."""
+
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from attention_check.judge.findings import Judgement
+from attention_check.measure.carry import LOST
+from attention_check.measure.measurements import Measurements
+from attention_check.measure.reference_cache import BIASED, WORST
+from attention_check.report import sentences
+from attention_check.report.anchors import PICTURES
+from attention_check.report.sentences_kernel import NAMES, queries_in_words
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.numerics.confidence import interval
+from fa_lib.plots.captions import captioned
+from fa_lib.plots.style import (  # fmt: skip
+    BLUE,
+    DIM,
+    INK,
+    INPUTS,
+    READABLE,
+    RUST,
+    band,
+    by_seed,
+    minor_2_and_5,
+    no_minor_ticks,
+    panels_of,
+    plain_ticks,
+    styled,
+)
+
+BESIDE = {"as_shipped": ("as shipped, emulated", ":"), "every_step": ("all in the format, emulated", "--")}
+TROUBLE = {BIASED: "two maxima, V > 0", WORST: "worst found by search"}  # beside INPUTS
+MARKERS = {"accumulator": ("o", "full"), "row_sum": ("s", "none")}
+
+
+@styled
+def kernel_report(judgement: Judgement, found: Measurements, caption: str) -> Figure | None:
+    """Draw four panels about a kernel: the precision of its sums, the growth of its error, the rule, and hard inputs.
+
+    Args:
+        judgement: of the kernel.
+        found: the measurements.
+        caption: of the figure.
+
+    Returns:
+        The figure; None for a kernel that runs in no format.
+    """
+    if not len(found.lengths):
+        return None
+    figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.4))
+    for ax, (key, draw) in zip(axes.flat, _drawings(judgement, found).items()):
+        draw(ax)
+        ax.set_title(PICTURES[key].title)
+    return captioned(figure, sentences.title(judgement), caption)
+
+
+@styled
+def kernel_panels(judgement: Judgement, found: Measurements) -> dict[str, Figure]:
+    """Draw the four panels of `kernel_report` as a figure each, without a title.
+
+    Returns:
+        dict of key of `anchors.PICTURES` -> figure; {} for a kernel that runs in no format.
+    """
+    return panels_of(_drawings(judgement, found), dict(sides=(4.4, 4.0))) if len(found.lengths) else {}
+
+
+def _drawings(judgement, found):
+    return {
+        "sums": partial(_sums, sums=found.sums),
+        "growth": partial(_growth, lengths=found.lengths, kernel=judgement.subject),
+        "rule": partial(_rule, shapes=found.shapes),
+        "sides": partial(_inputs, inputs=found.inputs),
+    }
+
+
+def _sums(ax, sums):
+    worst = sums.groupby(["what", "fmt", "keys"])[["lost", "all"]].max().reset_index()  # over numbers of queries
+    for sum_name, (marker, fill) in MARKERS.items():
+        for fmt, rows in worst[worst.what == sum_name].groupby("fmt", sort=False):
+            ax.plot(
+                rows["keys"], rows.lost.clip(lower=0.05), marker=marker, ms=4, lw=1.2, fillstyle=fill,
+                color=READABLE[fmt][0], label=f"{sentences.SUMS[sum_name]}, {fmt}",
+            )  # fmt: skip
+    all_lost = worst.groupby("keys")["all"].max()
+    ax.plot(all_lost.index, all_lost, color=DIM, lw=1, ls=":", label="every tile lost")
+    ax.axhline(LOST, color=INK, lw=1.2)
+    ax.annotate(f"{LOST} ulp", (1, LOST), (0, 3), textcoords="offset points", fontsize=8)
+    ax.set(xscale="log", yscale="log", xticks=[1, 4, 16, 64, 256], ylim=(0.04, 4000))
+    no_minor_ticks(ax.xaxis)
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+    ax.legend(loc="upper right", ncols=2)
+    ax.set(ylabel="lost of the sum (ulp)", xlabel="keys whose terms add up to 0.45 ulp")
+
+
+def _growth(ax, lengths, kernel):
+    """Draw the kernel in the format where its error is largest, for each inputs at the number of queries where it
+    is."""
+    own = lengths[lengths.kernel == kernel]
+    worst = own.loc[own.times_max.idxmax()] if own.times_max.notna().any() else own.iloc[0]
+    beside = lengths[(lengths.kernel != kernel) & (lengths.fmt == worst.fmt)]
+    own = own[own.fmt == worst.fmt].assign(few=lambda t: t.queries.where(t.queries < t.n, 0))
+    for distribution, color, marker in (("uniform", RUST, "o"), ("normal", BLUE, "s")):
+        for name, rows in beside[beside.distribution == distribution].groupby("kernel", sort=False):
+            values = by_seed(rows, "n", "times_max")
+            label, ls = BESIDE[name]
+            label = label if distribution == "uniform" else None
+            ax.plot(values.index, values.mean(axis=1), color=color, lw=0.9, ls=ls, label=label)
+        rows = own[own.distribution == distribution]
+        queries = rows.groupby("few").times_max.mean().fillna(0).idxmax()
+        words = queries_in_words(int(queries)) if queries else "N queries"
+        band(ax, _by_draw(rows[rows.few == queries]), color, marker, f"{INPUTS[distribution]}, {words}")
+    ax.axhline(ALLOWED["o"], color=INK, lw=1.2)
+    ax.set(xscale="log", yscale="log", xticks=_legible(sorted(own.n.unique())), xlabel="sequence length N (keys)")
+    no_minor_ticks(ax.xaxis)
+    minor_2_and_5(ax.yaxis)
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
+    ax.set_ylabel(f"largest error / Baseline's, {worst.fmt}")
+    ax.set_ylim(top=5 * ax.get_ylim()[1])  # room for the legend
+    ax.legend(loc="upper left")
+
+
+def _legible(lengths):
+    """Select those of ascending lengths whose labels have room between them on a logarithmic axis."""
+    legible = lengths[:1]
+    for n in lengths[1:]:
+        if n >= 1.5 * legible[-1]:
+            legible.append(n)
+    return legible
+
+
+def _by_draw(rows):
+    """Make a frame, N x draws. Where a length has fewer draws than another, their mean stands for the missing ones."""
+    frame = pd.DataFrame({n: group.times_max.reset_index(drop=True) for n, group in rows.groupby("n")})
+    return frame.fillna(frame.mean()).T
+
+
+def _rule(ax, shapes):
+    tensors = [tensor for tensor in ALLOWED if len(shapes) and (shapes.tensor == tensor).any()]
+    rng = np.random.default_rng(0)
+    for i, tensor in enumerate(tensors):
+        for (fmt, rows), shift in zip(shapes[shapes.tensor == tensor].groupby("fmt", sort=False), (-0.18, 0.18)):
+            at = i + shift + rng.uniform(-0.1, 0.1, len(rows))
+            ax.plot(
+                at, rows.ratio, READABLE[fmt][1], color=READABLE[fmt][0], ms=3, mew=0,
+                label=fmt if i == 0 else None,
+            )  # fmt: skip
+        ax.plot([i - 0.42, i + 0.42], [ALLOWED[tensor]] * 2, color=INK, lw=1.2)
+    ax.set(yscale="log", xticks=range(len(tensors)), xticklabels=[NAMES.get(t, "output") for t in tensors])
+    minor_2_and_5(ax.yaxis)
+    plain_ticks(ax.yaxis)
+    ax.set_ylabel("largest error / Baseline's")
+    if len(tensors):
+        ax.legend(loc="upper left")
+
+
+def _inputs(ax, inputs):
+    names = list(dict.fromkeys(inputs.distribution))[::-1]
+    for (fmt, rows), shift in zip(inputs.groupby("fmt", sort=False), (0.16, -0.16)):
+        color, marker = READABLE[fmt]
+        for i, name in enumerate(names):
+            mean, low, high = interval(rows[rows.distribution == name].outwards)
+            style = dict(color=color, marker=marker, ms=4.5, lw=1.4, capsize=2)
+            if name == WORST:  # the search takes either side: only the size of the error is shown
+                high = 0.0
+            else:
+                label = fmt if name == names[-1] else None
+                ax.errorbar(mean, i + shift, xerr=[[mean - low], [high - mean]], label=label, **style)
+                own = rows[rows.distribution == name].baseline_outwards.mean()
+                label = "Baseline's" if label and fmt == inputs.fmt.iloc[0] else None
+                ax.plot(own, i + shift, marker, ms=7, mfc="none", mec=DIM, mew=1, label=label, zorder=0)
+            times = rows[rows.distribution == name].times_max.mean()
+            if times > ALLOWED["o"]:
+                at = dict(xytext=(4, -3), textcoords="offset points", fontsize=7.5, color=color)
+                ax.annotate(f"{times:.1f} × Baseline", (high, i + shift), **at)
+    ax.axvline(0, color=INK, lw=1)
+    low, high = ax.get_xlim()
+    ax.set_xlim(min(low, -0.1), max(high, 0.1))
+    ax.set(yticks=range(len(names)), yticklabels=[(INPUTS | TROUBLE)[name] for name in names])
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    ax.set_xlabel("mean error away from zero (ulp), 95 % interval")
+    ax.grid(axis="x")
+    if len(names):
+        ax.legend(loc="best")

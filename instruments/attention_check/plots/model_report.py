@@ -1,0 +1,93 @@
+"""The figure of a probe: each kernel's error at every layer of a model."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from attention_check.judge.findings import Judgement
+from attention_check.probe.probe import summary
+from attention_check.report import sentences
+from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.plots.captions import captioned
+from fa_lib.plots.style import BLUE, DIM, INK, RUST, minor_2_and_5, panels_of, plain_ticks, styled
+
+DRAWN = {  # kernel: label, colour, marker
+    "ran": ("what the model ran", INK, "P"),
+    "as_shipped": ("Flash as shipped", RUST, "o"),
+    "every_step": ("Flash, every step in the format", BLUE, "s"),
+}
+POINTS = " Small points: a head at a step; large ones: the layer's largest error over Baseline's largest."
+
+
+@styled
+def model_report(judgement: Judgement, table: pd.DataFrame, caption: str, baseline: str = "baseline") -> Figure | None:
+    """Draw the largest errors of kernels in a model over Baseline's: a small point for each layer, head and step, a
+    large one for each layer, as in `probe.summary`.
+
+    Args:
+        judgement: of the probe.
+        table: of a Probe with a baseline.
+        caption: of the figure.
+        baseline: name of the baseline.
+
+    Returns:
+        The figure; None where nothing was compared.
+    """
+    worst = summary(table, baseline)
+    if not len(worst):
+        return None
+    figure, ax = plt.subplots(figsize=(8, 1.6 + 0.48 * len(worst)))
+    _layers(ax, table, worst)
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return captioned(figure, sentences.title(judgement), caption + POINTS)
+
+
+@styled
+def model_panels(table: pd.DataFrame, baseline: str = "baseline") -> dict[str, Figure]:
+    """Draw the figure of `model_report` without a title and a caption.
+
+    Returns:
+        dict of the key "layers" of `anchors.PICTURES` -> figure; {} where nothing was compared.
+    """
+    worst = summary(table, baseline)
+    if not len(worst):
+        return {}
+
+    def layers(ax):
+        _layers(ax, table, worst)
+        ax.figure.legend(loc="outside lower left", ncols=1)
+
+    return panels_of(dict(layers=layers), dict(layers=(4.8, 1.9 + 0.42 * len(worst))))
+
+
+def _layers(ax, table, worst):
+    rows = table[table.against == "golden"]
+    rng = np.random.default_rng(0)
+    for i, name in enumerate(worst):
+        label, color, marker = DRAWN.get(name, (kernel_label(name), DIM, "D^v<>"[i % 5]))
+        shift = 0.7 * ((i + 0.5) / len(worst.columns) - 0.5)
+        ratios = {layer: group.ratio for layer, group in rows[rows.kernel == name].groupby(["model", "layer"])}
+        for y, layer in enumerate(worst.index):
+            if layer not in ratios:  # refused
+                continue
+            at = y + shift + rng.uniform(-0.2, 0.2, len(ratios[layer])) / len(worst.columns)
+            ax.plot(ratios[layer], at, marker, color=color, ms=3, mew=0.6, mfc="none")
+            ax.plot(worst[name][layer], y + shift, marker, color=color, ms=7, label=label)
+            label = None
+    for level, label, line in ((1, "as far as Baseline", "-"), (ALLOWED["o"], "the rule's limit", ":")):
+        ax.axvline(level, color=INK, lw=0.9, ls=line, zorder=0)
+        at = dict(xycoords=("data", "axes fraction"), textcoords="offset points", ha="center", fontsize=7)
+        ax.annotate(label, (level, 1), (0, 3), **at)
+    ax.set(xscale="log", xlabel="largest error / Baseline's", ylim=(len(worst) - 0.5, -0.5))
+    ax.set_yticks(range(len(worst)), labels=_names(worst.index))
+    plain_ticks(ax.xaxis)
+    minor_2_and_5(ax.xaxis)
+    ax.grid(False)
+
+
+def _names(places):
+    """Name the layers; with their model's name where there are several models."""
+    several = len({model for model, _ in places}) > 1
+    return [f"{model} {layer}" if several else layer.removeprefix("model.") or model for model, layer in places]

@@ -1,0 +1,128 @@
+"""The figure of a report on captured tensors."""
+
+from functools import partial
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from attention_check.isolation.worker import Outcome
+from attention_check.judge.findings import Judgement
+from attention_check.measure.captured import BETTER, CHANGES
+from attention_check.report import sentences, sentences_captured
+from attention_check.report.anchors import PICTURES
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.plots.captions import captioned
+from fa_lib.plots.style import BLUE, BROWN, DIM, INK, PURPLE, RUST, minor_2_and_5, panels_of, plain_ticks, styled
+
+RISKS = {  # column of `captured.risks` -> heading, what its full colour means
+    "repeated": ("rows with\nseveral\nmaxima", 1),
+    "ones": ("P = 1,\nkeys\nper row", 4),
+    "one_sided": ("V of\none\nsign", 1),
+    "spread": ("spread\nof\nscores", 10),
+    "lost": ("share of\nP that\nis lost", 1),
+    "mass": ("most\nprobability\nlost", 1e-3),
+    "rescales": ("rescales\nper row", 8),
+}
+
+
+@styled
+def tensors_report(
+    judgement: Judgement, risky: pd.DataFrame, far: pd.DataFrame, better: dict, caption: str, most: int = 24
+) -> Figure:
+    """Draw a line for each head: its risks, and the errors of kernels on it; and how much each change would help.
+
+    Args:
+        judgement: of the tensors.
+        risky: of `captured.risks`.
+        far: of `captured.deviations`.
+        better: base -> rows of `captured.changes`.
+        caption: of the figure.
+        most: number of heads to draw, those with the largest errors.
+    """
+    drawings, heads = _drawings(risky, far, better, most)
+    height = max(4.5, 0.34 * len(heads) + 2.6)
+    figure, axes = plt.subplots(1, 3, figsize=(13.5, height), width_ratios=(1.25, 0.8, 1.1))
+    for ax, (key, draw) in zip(axes, drawings.items()):
+        draw(ax)
+        ax.set_title(PICTURES[key].title)
+    if len(risky) > most:
+        caption += f" {shortened(risky, most)}"
+    return captioned(figure, sentences.title(judgement), caption)
+
+
+@styled
+def tensors_panels(risky: pd.DataFrame, far: pd.DataFrame, better: dict, most: int = 24) -> dict[str, Figure]:
+    """Draw the three panels of `tensors_report` as a figure each, without a title: key of `anchors.PICTURES` ->
+    figure."""
+    drawings, heads = _drawings(risky, far, better, most)
+    height = 0.3 * len(heads) + 1.6
+    return panels_of(
+        drawings, dict(risks=(4.8, max(3.6, height)), errors=(4.8, max(4.2, height + 0.6)), changes=(4.8, 4.2))
+    )
+
+
+def shortened(risky: pd.DataFrame, most: int = 24) -> str:
+    """Write a sentence where not all heads are drawn; else ""."""
+    return f"The {most} heads with the largest errors of {len(risky)}." if len(risky) > most else ""
+
+
+def _drawings(risky, far, better, most):
+    """Make the functions that draw into axes, key -> function; and list the heads that they draw."""
+    answered = far[far.outcome == Outcome.ANSWERED]
+    worst = answered.groupby("head").times_max.max().sort_values(ascending=False)
+    heads = sorted(worst.index[:most].astype(int))
+    return {
+        "risks": partial(_risks, risky=risky.set_index("head").loc[heads]),
+        "errors": partial(_errors, far=answered[answered["head"].isin(heads)], heads=heads),
+        "changes": partial(_changes, better=better),
+    }, heads
+
+
+def _risks(ax, risky):
+    import seaborn  # two seconds that a report on a kernel is spared
+
+    values = risky[[*RISKS]] / [full for _, full in RISKS.values()]
+    labels = risky[[*RISKS]].map("{:.2g}".format)
+    seaborn.heatmap(
+        values.clip(0, 1), ax=ax, annot=labels, fmt="", cmap="Oranges", vmin=0, vmax=1.4, cbar=False,
+        annot_kws=dict(fontsize=7.5, color=INK),
+    )  # fmt: skip
+    ax.set_ylabel("head")
+    ax.set_xticklabels([label for label, _ in RISKS.values()], fontsize=7, rotation=0)
+    ax.tick_params(axis="y", rotation=0)
+    ax.tick_params(length=0)
+    ax.grid(False)
+
+
+def _errors(ax, far, heads):
+    styles = ((INK, "|"), (BLUE, "s"), (PURPLE, "D"), (RUST, "o"), (DIM, "^"), (BROWN, "v"))
+    for (color, marker), name in zip(styles, dict.fromkeys(far.kernel)):
+        rows = far[far.kernel == name].set_index("head").loc[heads]
+        label = sentences_captured.named(name)
+        style = dict(ms=11, mew=1.6, zorder=4) if marker == "|" else dict(ms=5)
+        ax.plot(rows.times_max, range(len(heads)), marker, color=color, ls="", label=label, **style)
+    ax.axvline(ALLOWED["o"], color=INK, lw=1.2)
+    ax.set(xscale="log", ylim=(len(heads) - 0.5, -0.5), yticks=range(len(heads)), yticklabels=heads)
+    plain_ticks(ax.xaxis)
+    minor_2_and_5(ax.xaxis)
+    ax.set(xlabel="largest error / Baseline's", ylabel="head")
+    ax.grid(axis="y")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=7.5, ncols=2)
+
+
+def _changes(ax, better):
+    changes = {row["change"] for rows in better.values() for row in rows[1:]}
+    names = [key for key in CHANGES if key in changes]  # cheapest first
+    for (base, rows), color, shift in zip(better.items(), (BLUE, RUST), (-0.2, 0.2)):
+        at = [names.index(row["change"]) + shift for row in rows[1:]]
+        factors = [row["times_less"] for row in rows[1:]]
+        bars = ax.barh(at, [x - 1 for x in factors], 0.36, left=1, color=color, label=f"of {base}")
+        ax.bar_label(bars, [f"{x:.1f} ×" if x >= 1 / BETTER else "" for x in factors], fontsize=7, padding=2)
+    ax.axvline(1, color=INK, lw=1)
+    ax.set(xscale="log", yticks=range(len(names)), ylim=(len(names) - 0.5, -0.5))
+    ax.set_yticklabels([f"{CHANGES[key].label}\ncosts {CHANGES[key].cost}" for key in names], fontsize=7)
+    plain_ticks(ax.xaxis)
+    minor_2_and_5(ax.xaxis)
+    ax.set_xlabel("root mean square error, before / after")
+    ax.legend(loc="upper right")

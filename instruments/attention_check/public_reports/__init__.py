@@ -1,0 +1,1 @@
+"""Public reports of attention that differs, each made anew by a call."""

@@ -1,0 +1,86 @@
+"""Where on its page a finding comes from: pictures and tables, and what each picture shows."""
+
+from dataclasses import dataclass
+
+from attention_check.judge.findings import Judgement
+from attention_check.report.sentences import sentences_of
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A panel of a report's figure. title: the question that it answers; shows: how it is read."""
+
+    title: str
+    shows: str
+
+
+PICTURES = {
+    "sums": Picture(
+        "Does it lose small terms of a large sum?",
+        "One large term and many small ones are added up. Below the line the sum is right to the rounding of the "
+        "output. A kernel that keeps the sum in BF16 or FP16 from tile to tile loses what each tile adds. The most "
+        "that is lost for 1, 16 and 256 queries is shown.",
+    ),
+    "growth": Picture(
+        "Does its error grow with N?",
+        "The largest error over Baseline's on the same outputs (at least 1,024), for the format and the numbers of "
+        "queries where it is largest. Beside it two emulated kernels: one as shipped, one with every step in the "
+        "format. The line is the rule, at most 2.",
+    ),
+    "rule": Picture(
+        "Is it within the rule, over shapes and masks?",
+        "The largest error over Baseline's, a point for each shape. The lines are the rule: at most 2 for the output, "
+        "3 for gradients, which are reported, and counted only where they are wrong by more than 20 %.",
+    ),
+    "sides": Picture(
+        "Do its errors have a side?",
+        "The mean signed difference to the golden value rounded to the format; hollow marks are Baseline's. Below 0.05 "
+        "ulp nothing is called a bias: an output that is rounded once scatters by 0.29 ulp.",
+    ),
+    "risks": Picture(
+        "How risky is each head?",
+        "Rows with several maxima: more than one key attains the row's largest score; P is exactly 1 there, and with V "
+        "of one sign rounding O to 16 bits is biased. V of one sign: |sum| over the sum of sizes; errors of a "
+        "low-precision carry then add up. Rescales: how often a tile of 64 keys raises a row's maximum.",
+    ),
+    "errors": Picture(
+        "How far is each kernel on it?",
+        "The largest error over Baseline's; the line is the rule, at most 2. The bar is the golden value rounded to "
+        "the output's format: no kernel does better.",
+    ),
+    "changes": Picture(
+        "Which change lowers the error?",
+        "How much smaller each change makes the error of an emulated kernel, the cheapest first; geometric mean over "
+        "heads.",
+    ),
+    "layers": Picture(
+        "How far is attention, layer by layer?",
+        "Small points: a head at a step; large ones: the layer's largest error over Baseline's largest.",
+    ),
+}
+SOURCES = {  # what of a finding -> keys of pictures and of tables, the first first
+    "carry": ("sums",), "sum_error": ("sums",), "growth": ("growth", "lengths"), "error": ("growth", "lengths"),
+    "chance": ("growth", "lengths", "rule", "shapes"),
+    "problem": ("lengths", "inputs"), "outputs": ("rule", "shapes"), "gradients": ("rule", "shapes"),
+    "wrong_gradient": ("rule", "shapes"), "worst_input": ("sides", "inputs"), "outwards": ("sides", "inputs"),
+    "coverage": ("lengths",), "rounded_splits": ("splits",), "relation": ("relations",),
+    "relations": ("relations",), "repeats": ("repeats",), "noise": ("repeats",), "rounding_mode": ("rounding",),
+    "scale": ("lengths",), "coarse": ("lengths",),
+    **dict.fromkeys(("not_run", "not_attention", "only_fp64", "answer", "convention", "takes", "top_left", "alignment",
+                     "causal_only", "causal_by_default", "unsupported", "raises", "less_than_format",
+                     "on_gpu"), ("asked",)),
+    **dict.fromkeys(("hangs", "crashes", "exits", "unasked", "prints", "leaks", "state", "draws"), ("conduct",)),
+    "head_error": ("errors", "heads"), "refused": ("errors", "heads"), "change": ("changes", "better"),
+    "finite_change": ("better",),
+    **dict.fromkeys(("baseline_overflows", "baseline_undefined", "blind_rows", "beside"), ("heads",)),
+    **dict.fromkeys(("biased_output", "one_signed", "underflow"), ("risks", "risky")),
+    "captured_gradients": ("gradients",), **dict.fromkeys(("bound", "mistake"), ("bound", "heads")),
+    "cache": ("caches",), "layer_error": ("layers", "by_layer"),
+    **dict.fromkeys(("sees_later", "own_hidden", "idle_mask", "later_unknown"), ("by_layer",)),
+}  # fmt: skip
+
+
+def alternative_text(key: str, judgement: Judgement) -> str:
+    """The alternative text of a picture: its question, and every finding that comes from it."""
+    sentences = [one for group in sentences_of(judgement).values() for one in group if key in SOURCES.get(one.what, ())]
+    return " ".join([PICTURES[key].title, *(one.line for one in sentences)])

@@ -1,0 +1,71 @@
+"""The files of a judgement: an old one's go before a new one begins, and what was written is read back."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attention_check.judge.findings import Judgement
+from fa_lib.execution.files import replacing
+from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.execution.paths import reports
+
+RECORD = "judgement.json"
+
+
+@dataclass(frozen=True)
+class PageFiles:
+    """Attributes:
+    page: the HTML file, written last. folder: of the tables and of RECORD, beside it.
+    """
+
+    page: Path
+
+    @classmethod
+    def of(cls, out: str | Path, name: str) -> "PageFiles":
+        """The files of a judgement of `name`, whatever characters it has, in the folder `out`; empty: `paths.reports`.
+
+        Raises:
+            ValueError: out is named as a page is.
+        """
+        if Path(out).suffix in (".html", ".htm"):
+            raise ValueError(f"out: got {out}; accepted is a folder: the page in it is named after what was judged")
+        name = re.sub(r"[^\w.-]+", "_", kernel_label(name)).lstrip(".") or "unnamed"  # "..": the folder above
+        return cls((Path(out) if out else reports()).resolve() / f"{name}.html")
+
+    @property
+    def folder(self) -> Path:
+        return self.page.with_suffix("")
+
+    def clear(self) -> None:
+        """Remove an old page of this name, its tables and its record: none stands for a check that fails to end."""
+        for old in (self.page, self.folder / RECORD, *self.folder.glob("*.csv")):
+            old.unlink(missing_ok=True)
+
+    def write(self, record: dict, page: str) -> None:
+        """The record of a judgement, then its page."""
+        with replacing(self.folder / RECORD) as path:
+            path.write_text(json.dumps(record, indent=1) + "\n")
+        with replacing(self.page) as path:
+            path.write_text(page, encoding="utf-8")
+
+    def read_back(self) -> tuple[Judgement, dict[str, Any]]:
+        """The judgement that the files hold, and its record.
+
+        Raises:
+            OSError, ValueError: there is none, or it contradicts itself.
+        """
+        if not self.page.exists():
+            raise OSError(f"{self.page}: no page was written")
+        path = self.folder / RECORD
+        try:
+            record = json.loads(path.read_text())
+            judgement = Judgement.of(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}: got {type(error).__name__} reading it; accepted is a judgement's record"
+            ) from error
+        if judgement.verdict.value != record.get("verdict"):
+            raise ValueError(f"{path}: its findings and its verdict contradict each other")
+        return judgement, record

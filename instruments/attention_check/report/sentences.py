@@ -1,0 +1,157 @@
+"""From findings to sentences, for terminal, page and figures' titles. Nothing reads them back."""
+
+from collections.abc import Callable
+
+from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
+from attention_check.measure.capability import NAMED_OPTIONS
+from attention_check.measure.relations import RELATIONS
+from attention_check.report import (
+    sentences_captured,
+    sentences_conduct,
+    sentences_contract,
+    sentences_gross_errors,
+    sentences_kernel,
+    sentences_relations,
+)
+from attention_check.report.capability_labels import label
+from attention_check.report.sentence import Sentence, as_times, folded, gravity
+from attention_check.report.sentences_captured import KERNELS, named
+from attention_check.report.sentences_cause import subject
+from attention_check.report.sentences_kernel import CASTS, SUMS, noted
+from fa_lib.execution.untrusted import Untrusted
+
+VERDICTS = {Verdict.PASSES: "passes", Verdict.FAILS: "fails", Verdict.NOT_JUDGED: "is not judged"}
+HEADINGS = {  # of findings, by what they mean for the verdict
+    Severity.FAILS: "Counts against it", Severity.REPORTED: "Reported, not counted", Severity.PASSES: "Holds",
+}  # fmt: skip
+
+
+def headline(judgement: Judgement) -> Untrusted:
+    """The verdict, with its cause where one is known, and, of a kernel, what could not be asked: "flash passes. Not
+    asked, since it takes no option that is called so: softcap, sinks."."""
+    on = {"tensors": " on these tensors"}.get(judgement.kind, "")
+    judged = named(judgement.subject)
+    if judgement.kind == "tensors" and judgement.subject in KERNELS:
+        judged = judged.capitalize()
+    found = cause(judgement)
+    why = f": {BECAUSE[found[0].what](found[0], found)}" if found else ""
+    text = f"{judged} {VERDICTS[judgement.verdict]}{on}{why}."
+    if judgement.kind == "model" and any(f.what == "sees_later" for f in judgement.findings) and judgement.passed:
+        text += " Its rows see later keys: it was not judged as a decoder."
+    left, raising = not_judged(judgement, "unsupported"), not_judged(judgement, "raises")
+    text += f" Not asked, since it takes no option that is called so: {', '.join(left)}." if left else ""
+    text += f" Not judged, since it raises an error that is no refusal: {', '.join(raising)}." if raising else ""
+    return Untrusted(text)
+
+
+def cause(judgement: Judgement) -> list[Finding]:
+    """The findings that the headline gives as the cause of a failure: those of the first of BECAUSE, the gravest
+    first; empty where there are none. What fails comes before a rounding that is only reported, and has its error."""
+    if judgement.verdict != Verdict.FAILS:
+        return []
+    failing = sorted((f for f in judgement.findings if f.severity == Severity.FAILS), key=gravity)
+    rounded = [f for f in judgement.findings if f.severity == Severity.REPORTED and f.what in ROUNDED_BY]
+    reported = [f for f in rounded if f.where.get("same", True)]
+    found = [[f for f in findings if f.what == what] for findings in (failing, reported) for what in BECAUSE]
+    return next(filter(None, found), [])
+
+
+def not_judged(judgement: Judgement, what: str) -> list[str]:
+    """Options that a kernel was not judged on, by findings of one kind; of a kernel that fails none are named."""
+    if judgement.kind != "kernel" or judgement.verdict == Verdict.FAILS:
+        return []
+    refused = [asked for f in judgement.findings if f.what == what for asked in f.where["asked"]]
+    return [label(asked) for asked in refused if asked in NAMED_OPTIONS]
+
+
+def title(judgement: Judgement) -> str:
+    """Of a figure: the headline, and of a kernel the sums that it carries in low precision, of a model its error."""
+    causes = cause(judgement)
+    if judgement.kind == "kernel" and not any(f.what == "carry" for f in causes):
+        carries = judgement.carries
+        sums = "not seen" if carries is None else _sums(carries) or "no"
+        splits = any(f.what == "rounded_splits" for f in judgement.findings)
+        also = "; it rounds partial results" if splits and not causes else ""
+        return f"{headline(judgement)} Low precision carried from tile to tile: {sums}{also}"
+    if judgement.kind == "model":
+        own = [f.number for f in judgement.findings if f.what == "layer_error" and f.where["kernel"] == "ran"]
+        if own and None not in own:
+            largest = max(number for number in own if number is not None)
+            error = f"attention's largest error is at most {as_times(largest)} × Baseline's"
+            return f"{headline(judgement)} In each layer, over all its heads, {error}"
+    return headline(judgement).removesuffix(".")
+
+
+def judgement_text(judgement: Judgement) -> str:
+    """The headline and every sentence, as one text."""
+    texts = [
+        text for group in sentences_of(judgement).values() for one in group for text in (one.line, one.more, one.remedy)
+    ]
+    return " ".join([headline(judgement), *filter(None, texts)])
+
+
+def judgement_lines(
+    judgement: Judgement, heading: Callable[[Severity, str], str] = lambda severity, text: text
+) -> list[str]:
+    """The headline, then a line for each finding and for what to change; of what holds one line for all.
+
+    Args:
+        heading: gives the heading of the findings of a severity as it is to be shown.
+    """
+    lines: list[str] = [headline(judgement)]
+    for severity, group in sentences_of(judgement).items():
+        top = heading(severity, f"{HEADINGS[severity]}:")
+        if severity == Severity.PASSES:
+            lines += ["", f"{top} {'. '.join(one.text for one in group)}."]
+            continue
+        lines += ["", top]
+        for seen, more in folded(group):
+            lines += [f"  {text}" for one in seen for text in (one.line, one.remedy) if text]
+            lines += [f"  and {len(more)} more like these"] if more else []
+    return lines
+
+
+def sentences_of(judgement: Judgement) -> dict[Severity, list[Sentence]]:
+    """Every finding in words, by what it means for the verdict. What fails stands first, and what counts for a verdict
+    of "passes" before what does not count; in each the gravest first."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in judgement.findings:
+        groups.setdefault(finding.what, []).append(finding)
+    sentences = [one for what, findings in groups.items() for one in WORDINGS[what](findings)]
+    order = [Severity.FAILS, Severity.REPORTED, Severity.PASSES]
+    if judgement.passed:
+        order = [Severity.PASSES, Severity.REPORTED]
+    found = {severity: [one for one in sentences if one.severity == severity] for severity in order}
+    return {severity: group for severity, group in found.items() if group}
+
+
+def _asked_for(at):
+    return f"asked for {label(at['asked'], at['dim'])} it {noted(at['outcome'], at['note'], at['problem'])}"
+
+
+def _sums(names):
+    return " and ".join(says for name, says in SUMS.items() if name in names)
+
+
+BECAUSE: dict[str, Callable[[Finding, list[Finding]], str]] = {  # what of findings -> the cause, by the gravest and all
+    "sees_later": lambda f, _: "its rows see later keys, which a causal model may not",
+    "mistake": lambda f, _: f"{subject(f.where)} has its very error",
+    "coarse": lambda f, _: f"for {f.where['fmt']} it computes in a coarser format ({f.number:.0f} significant bits)",
+    "scale": lambda f, _: f"its outputs are attention's times {f.number:.4g}",
+    "noise": lambda f, _: "its outputs differ from call to call",
+    "answer": lambda f, _: _asked_for(f.where),
+    "carry": lambda _, found: (
+        f"it carries its {_sums({f.where['sum'] for f in found})} in low precision from tile to tile"
+    ),
+    "rounded_splits": lambda f, _: f"it rounds partial results to {f.where['fmt']}",
+    "rounding_mode": lambda f, _: f"its casts of {CASTS[f.where['what']]} drop bits",
+    "bound": lambda f, _: f"{subject(f.where)} has its very error",
+    "relation": lambda f, _: (
+        "what should hold of every attention kernel does not: "
+        f'"{RELATIONS[f.where["relation"]].says.removesuffix(".")}"'
+    ),
+}
+ROUNDED_BY = ("rounded_splits", "bound")  # of BECAUSE: reported, and not counted
+OF = (sentences_kernel, sentences_contract, sentences_relations, sentences_captured, sentences_conduct,
+      sentences_gross_errors)  # fmt: skip
+WORDINGS = {what: words for module in OF for what, words in module.WORDINGS.items()}

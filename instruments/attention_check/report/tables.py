@@ -1,0 +1,267 @@
+"""The tables of a check as a reader wants them: what decides in front, the gravest row first, few digits, all text.
+
+A column `breaks`, of truth values, says of which rows the rule is broken, or an answer is at fault.
+"""
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+
+from attention_check.isolation.calls import FAULTS
+from attention_check.isolation.worker import Outcome
+from attention_check.judge.relations import uncounted_breaks
+from attention_check.measure.captured import CHANGES, ROUNDED
+from attention_check.measure.draws import OF_LENGTHS, OF_SHAPES, worst_draws
+from attention_check.measure.relations import RELATIONS
+from attention_check.measure.relations.subject import BITWISE, BREAKS, BROKEN, CONVENTION, NOT_ASKED, ROUNDING
+from attention_check.probe.probe import summary
+from attention_check.report.capability_labels import label
+from attention_check.report.sentences_cause import subject
+from attention_check.report.sentences_kernel import CASTS, MODES, NAMES, noted
+from fa_lib.execution.kernel_names import kernel_label
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.numerics.confidence import interval
+
+BROKE = "breaks"  # the column
+RELATED = {
+    BITWISE: "same bits",
+    ROUNDING: "within rounding",
+    BREAKS: "breaks",
+    BROKEN: "no answer",
+    CONVENTION: "a convention",
+}
+OUTCOMES = {
+    Outcome.ANSWERED: "right", Outcome.REFUSED: "not supported", Outcome.WRONG: "wrong", Outcome.MALFORMED: "broken",
+    Outcome.ENDED: "no answer", Outcome.NOT_CALLED: "not asked",
+}  # fmt: skip
+COLUMNS = dict(fmt="format", distribution="inputs", n="N", o="output", dq="dQ", dk="dK", dv="dV")
+TEXTS = (  # columns that hold no numbers: the others are aligned at the right
+    "answer", "asked for", "note", "format", "inputs", "shape", "problem", "what must hold", "case", "BF16", "FP16",
+    "FP32", "of", "into", "casts", "kernel", "change", "cost", "layer", "model", "what", "detail", "first at",
+    "merged in", "gradient", "what has this error",
+)  # fmt: skip
+
+
+def by_call(asked: pd.DataFrame) -> pd.DataFrame:
+    """A table of `contract`: the answer, what was asked, and a note in words. head_dims with one answer are one row."""
+    lines: dict = {}
+    for i, row in enumerate(asked.itertuples()):
+        merged = row.dim and row.outcome not in FAULTS  # faults stay one by one
+        lines.setdefault((row.asked, row.outcome) if merged else i, []).append(row)
+    order = {Outcome.REFUSED: 1, Outcome.ANSWERED: 2}
+    rows = [
+        {
+            BROKE: row.outcome in FAULTS, "answer": OUTCOMES[row.outcome],
+            "asked for": label(row.asked, *(each.dim for each in line)),
+            "head_dim": row.head_dim, "note": noted(row.outcome, row.note, row.problem),
+        }
+        for line in sorted(lines.values(), key=lambda line: order.get(line[0].outcome, 0)) for row in line[:1]
+    ]  # fmt: skip
+    table = pd.DataFrame(rows)
+    return table if asked.head_dim.nunique() > 1 else table.drop(columns="head_dim")
+
+
+def by_length(lengths: pd.DataFrame, kernel: str) -> pd.DataFrame:
+    """A table of `measure` over N: a line for each format, inputs, N and number of queries."""
+    own = lengths[lengths.kernel == kernel] if len(lengths) else lengths
+    if not len(own):
+        return own[[]]
+    of = own.groupby([*OF_LENGTHS.call], sort=False)
+    worst = worst_draws(own, OF_LENGTHS, ALLOWED["o"]).set_index([*OF_LENGTHS.call]).times_max
+    errors = pd.DataFrame({
+        "worst / Baseline's": worst, "mean / Baseline's": of.times_max.mean(), "largest error": of["max"].mean(),
+        "root mean square": of.rmse.mean(),
+    })  # fmt: skip
+    fault = of.outcome.agg(lambda outcomes: outcomes.isin(FAULTS).any())
+    rows = _numbers(errors).assign(**{BROKE: fault | (worst > ALLOWED["o"])}).reset_index().rename(columns=COLUMNS)
+    front = [BROKE, "worst / Baseline's", "mean / Baseline's", "format", "inputs", "N", "queries"]
+    return _sorted(rows[[*front, "largest error", "root mean square"]], worst.to_numpy())
+
+
+def by_input(inputs: pd.DataFrame) -> pd.DataFrame:
+    """A table of `measure` on inputs that make trouble: a line for each format and inputs."""
+    if not len(inputs):
+        return inputs
+    lines, worst = [], []
+    for (fmt, distribution), rows in inputs.groupby(["fmt", "distribution"], sort=False):
+        mean, low, high = interval(rows.outwards)
+        worst.append(rows.times_max.mean())
+        line = {BROKE: bool(rows.outcome.isin(FAULTS).any()), "error / Baseline's": _number(worst[-1])}
+        line |= dict(fmt=fmt, distribution=distribution)
+        line |= {"away from zero (ulp)": _signed(mean), "95 % interval": f"{_signed(low)} to {_signed(high)}"}
+        line |= {"Baseline's (ulp)": _signed(rows.baseline_outwards.mean())}
+        lines.append(line | dict(problem=rows.problem.iloc[0]))
+    found = pd.DataFrame(lines).rename(columns=COLUMNS)
+    return _sorted(found if found.problem.any() else found.drop(columns="problem"), worst)
+
+
+def by_shape(shapes: pd.DataFrame) -> pd.DataFrame:
+    """A table of `measure_shapes`: error over Baseline's, "!" where it is beyond what is allowed; a line for each
+    shape and format, a column for each tensor."""
+    if not len(shapes):
+        return shapes
+    index = ["shape", "head_dim", "fmt"]
+    each = [worst_draws(rows, OF_SHAPES, ALLOWED[tensor]) for tensor, rows in shapes.groupby("tensor", sort=False)]
+    calls = pd.concat(each, ignore_index=True)
+    beyond = (calls.outcome == Outcome.ANSWERED) & ~(calls.ratio <= calls.tensor.map(ALLOWED))
+    wide = calls.assign(ratio=calls.ratio.map(_number) + beyond.map({True: " !", False: ""}))
+    wide = wide.pivot(index=index, columns="tensor", values="ratio").fillna("–")
+    wide = wide[[tensor for tensor in ALLOWED if tensor in wide]]
+    outputs = calls.assign(beyond=beyond)[calls.tensor == "o"].set_index(index)
+    broke = (outputs.beyond | outputs.outcome.isin(FAULTS)).reindex(wide.index)
+    wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None)
+    found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index().rename(columns=COLUMNS)
+    front = [name for name in found if name not in ("shape", "head_dim", "format")]
+    return _sorted(found[[*front, "shape", "head_dim", "format"]], outputs.ratio.reindex(wide.index).to_numpy())
+
+
+def by_relation(related: pd.DataFrame) -> pd.DataFrame:
+    """A table of `relate`: a line for each case that was asked, a column for each format."""
+    answered = related[related.outcome != NOT_ASKED] if len(related) else related
+    if not len(answered):
+        return answered
+    says = answered.key.map(lambda key: RELATIONS[key].says)
+    distances = ": " + answered.number.map("{:.2g}".format) + " of " + answered.limit.map("{:.2g}".format)
+    cells = answered.outcome.map(RELATED) + distances.where(answered.outcome.isin((ROUNDING, BREAKS)), "")
+    uncounted = uncounted_breaks(answered)
+    cells = cells.mask(uncounted, cells.mask(answered.number.isna(), "NaN") + ", not counted")
+    rows = answered.assign(told=cells, **{"what must hold": says})
+    index = ["what must hold", "case"]
+    wide = rows.pivot(index=index, columns="fmt", values="told").fillna("")
+    broke = (rows.outcome.isin((BREAKS, BROKEN)) & ~uncounted).groupby([rows[name] for name in index]).any()
+    equal = rows.outcome.eq(BITWISE).groupby([rows[name] for name in index]).all()
+    order = pd.MultiIndex.from_tuples(dict.fromkeys(zip(says, rows.case)), names=index)
+    wide = wide.assign(**{BROKE: broke}).rename_axis(columns=None).loc[order]
+    found = wide[[BROKE, *wide.columns.drop(BROKE)]].reset_index()
+    return _sorted(found[[*found.columns.drop(index), *index]], 1.0 - equal.loc[order].to_numpy())
+
+
+def by_repeats(repeats: pd.DataFrame) -> pd.DataFrame:
+    """A table of `repeats`: how many different results of one call."""
+    return pd.DataFrame([
+        {"different": f"{row[of]:.0f}", "of": of, "runs": f"{row['runs']}"}
+        for row in repeats.to_dict("records") for of in ("outputs", "gradients") if pd.notna(row[of])
+    ])  # fmt: skip
+
+
+def by_rounding(rounding: pd.DataFrame) -> pd.DataFrame:
+    """A table of `rounding_mode`: how casts round; those that were seen."""
+    seen = rounding[rounding["mode"].isin([*MODES])] if len(rounding) else rounding
+    return pd.DataFrame([
+        {BROKE: row.mode == "truncates" and row.what != "inputs", "casts": MODES[row.mode], "of": CASTS[row.what],
+         "into": row.into} for row in seen.itertuples()
+    ])  # fmt: skip
+
+
+def by_splits(splits: pd.DataFrame) -> pd.DataFrame:
+    """A table of `rounded_splits`: how much of the kernel's squared error each emulation explains."""
+    if not len(splits) or splits.explained.isna().all():
+        return splits[[]]
+    explained = splits.explained.astype(float)
+    merged = [row.fmt if row.low_merge else "FP32" for row in splits.itertuples()]
+    columns = {"explained": explained.map("{:.0%}".format), "parts": splits.splits.astype(str), "merged in": merged}
+    rows = pd.DataFrame(columns)
+    return _sorted(rows, explained.to_numpy())
+
+
+def by_conduct(conduct: pd.DataFrame) -> pd.DataFrame:
+    """A table of `isolated_kernel.IsolatedKernel.conduct`."""
+    if not len(conduct):
+        return conduct
+    return pd.DataFrame({
+        "times": conduct.times.astype(str), "what": conduct.what, "detail": conduct.detail,
+        "first at": conduct["at"].where(~conduct.on_import.astype(bool), "import"),
+    })  # fmt: skip
+
+
+def by_change(better: Mapping[str, list[dict]]) -> pd.DataFrame:
+    """base -> rows of `captured.changes`: a line for each change, the cheapest first."""
+    return pd.DataFrame([
+        {"error / with the change": f"{row['times_less']:.2f}", "kernel": base,
+         "change": CHANGES[row["change"]].label, "cost": CHANGES[row["change"]].cost}
+        for base, rows in better.items() for row in rows[1:]
+    ])  # fmt: skip
+
+
+def by_head(risky: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured.risks`, four digits."""
+    return risky.round(4).astype(str)
+
+
+def by_kernel(far: pd.DataFrame, named: Callable[[str], str]) -> pd.DataFrame:
+    """A table of `captured.deviations`: for each head every kernel's largest error over Baseline's, the kernel that is
+    judged in front. named: writes a kernel's name for readers."""
+    ran = far[far.outcome == Outcome.ANSWERED]
+    if not len(ran):
+        return far[[]]
+    names = sorted(dict.fromkeys(ran.kernel), key=ROUNDED.__eq__)
+    wide = ran.pivot(index="head", columns="kernel", values="times_max")[names].rename_axis(columns=None)
+    found = _numbers(wide).rename(columns=named).assign(head=[f"{int(head)}" for head in wide.index])
+    return _sorted(found.reset_index(drop=True), wide[names[0]].to_numpy())
+
+
+def by_gradient(found: pd.DataFrame) -> pd.DataFrame:
+    """A table of `captured_gradients.gradients`: a line for each gradient."""
+    ran = found[found.outcome == Outcome.ANSWERED] if len(found) else found
+    return pd.DataFrame([
+        {"largest error / Baseline's": _number(row.times_max), "root mean square, of its own": f"{row.relative:.2g}",
+         "gradient": NAMES[row.tensor]} for row in ran.itertuples()
+    ])  # fmt: skip
+
+
+def by_bound(close: pd.DataFrame) -> pd.DataFrame:
+    """A table of `closeness.closeness` or `bounds.bounds`: the largest error over its own bound, and rows beyond it."""
+    return pd.DataFrame([
+        {BROKE: row.times > 1, "largest error / its bound": _number(row.times), "rows beyond it": f"{row.rows:,}",
+         "rows": f"{row.of:,}", "what has this error": subject(row._asdict()) if row.key else "",
+         **(dict(inputs=row.distribution, format=row.judged) if "judged" in close else {})}
+        for row in close.itertuples()
+    ])  # fmt: skip
+
+
+def by_cache(cached: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+    """A table of `kv_cache.caches`: for each head how far a cache moves O, the head that suffers most in front.
+    labels: of caches."""
+    if not len(cached):
+        return cached
+    wide = cached.pivot(index="head", columns="cache", values="relative").rename_axis(columns=None)
+    wide = wide[[key for key in labels if key in wide]]
+    found = wide.map("{:.1%}".format).rename(columns=labels).assign(head=[f"{head}" for head in wide.index])
+    return _sorted(found.reset_index(drop=True), wide.iloc[:, 0].to_numpy())
+
+
+def by_layer(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
+    """A table of a Probe: for each layer the largest error of every kernel over Baseline's, that which ran in front."""
+    worst = summary(table, baseline)
+    if not len(worst):
+        return worst
+    front = sorted(worst.columns, key="ran".__ne__)
+    broke = {BROKE: worst.ran > ALLOWED["o"]} if "ran" in worst else {}
+    found = _numbers(worst[front]).assign(**broke).rename_axis(columns=None)
+    found = found[[*broke, *front]].rename(columns=kernel_label).reset_index()
+    return found[[*found.columns.drop(["model", "layer"]), "model", "layer"]]
+
+
+def _number(value):
+    """Two digits after the point, fewer of what is large; a dash where there is none."""
+    return "–" if pd.isna(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _numbers(table):
+    """Errors, which may be small, in three digits; their quotients as `_number` has them."""
+    return pd.DataFrame({
+        name: column.map(_number if column.abs().max() >= 0.1 else "{:.1e}".format) for name, column in table.items()
+    }, index=table.index)  # fmt: skip
+
+
+def _signed(number):
+    """Three digits, and no "-0.000"."""
+    return f"{round(number, 3) + 0.0:+.3f}"
+
+
+def _sorted(table, gravity):
+    """The gravest rows first: those that break the rule, then by a number, the largest first."""
+    broke = table[BROKE].astype(bool) if BROKE in table else pd.Series(False, table.index)
+    keys = pd.DataFrame({"broke": broke.to_numpy(), "gravity": pd.Series(gravity).to_numpy(dtype=float)})
+    order = keys.sort_values(["broke", "gravity"], ascending=False, kind="stable", na_position="last").index
+    return table.iloc[order].reset_index(drop=True)

@@ -1,0 +1,23 @@
+"""Attention kernels that other projects ship, each behind f(q, k, v, causal=False, scale=None) on torch tensors.
+
+`attention_gallery.catalogue` names them, ENTRIES on a CPU and ON_CUDA on a GPU:
+`kernels.get("attention_gallery:mlx_sdpa")`. Tensors are (batch, heads, n, head_dim), causal is aligned bottom-right, and
+what a kernel lacks raises NotImplementedError. Their libraries are no requirement of fa_lib: requirements.txt pins those
+of CPU kernels, and each is imported when its kernel is called.
+"""
+
+from attention_gallery.catalogue import CATALOGUES
+
+
+def __getattr__(name):
+    """Find the kernel of a key of ENTRIES or ON_CUDA.
+
+    Raises:
+        AttributeError: there is no such key.
+        ImportError: the kernel cannot run here; it says why.
+    """
+    matches = [entries[name] for entries in CATALOGUES.values() if name in entries]
+    if not matches:
+        accepted = ", ".join(dict.fromkeys(key for entries in CATALOGUES.values() for key in entries))
+        raise AttributeError(f"attention_gallery has no kernel {name!r}; accepted are {accepted}")
+    return next((entry for entry in matches if not entry.problem), matches[0]).kernel()

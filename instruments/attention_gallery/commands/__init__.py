@@ -1,0 +1,1 @@
+"""The commands that judge the gallery and write its pages."""

@@ -1,0 +1,126 @@
+"""PyTorch's memory-efficient attention, the CUTLASS kernel that scaled_dot_product_attention takes for a mask and for
+FP32, compiled from the headers of the torch that is installed.
+
+Line numbers are of torch 2.13, ATen/native/transformers/cuda/mem_eff_attention. q, k, v and o are (batch, heads, n,
+head_dim); o is in q's dtype.
+"""
+
+from functools import cache
+from math import inf, nan
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attention_gallery.adapters import in_4_dims, only_dtypes, repeated, softmax_scale, swapped, without_gradients
+from ptx_machine.device import GPU
+from ptx_machine.launch import Kernel, Structure
+from ptx_machine.memory import NANS
+from ptx_machine.nvcc import compile_cuda
+from ptx_machine.sources import FLASH_ATTN, unpacked  # for CUTLASS: torch has no copy of it in its wheel
+
+TYPES = {torch.bfloat16: "cutlass::bfloat16_t", torch.float16: "cutlass::half_t", torch.float32: "float"}
+TILES = ((64, 64, 64), (64, 128, 128), (32, 128, 65536))  # queries, keys, largest head_dim: kernels/cutlassF.h, line 27
+BOTTOM_RIGHT = 2  # CausalFromBottomRight: kernel_forward.h, line 95
+BIAS_MULTIPLE = 16  # of keys, in memory, of a mask
+FIELDS = (  # of Params: kernel_forward.h, line 133
+    *"query_ptr key_ptr value_ptr attn_bias_ptr output_ptr output_accum_ptr scale head_dim head_dim_value".split(),
+    *"num_queries num_keys custom_mask_type o_strideM num_batches num_heads".split(),
+    *(f"{x}_stride{axis}" for x in ("q", "k", "v", "bias") for axis in "MHB"),
+)
+SOURCE = """// torch {version}
+#include <ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h>
+#include <cstddef>
+
+using Attention = PyTorchMemEffAttention::AttentionKernel<{dtype}, cutlass::arch::Sm80, true, {tile}, true, true>;
+using Params = Attention::Params;
+__global__ void __launch_bounds__(Attention::kNumThreads, Attention::kMinBlocksPerSm) fmha(Params p) {{
+    if (p.advance_to_block()) Attention::attention_kernel(p);
+}}
+extern "C" __device__ unsigned sizes[] = {{
+    sizeof(Attention::SharedStorage), Attention::kNumWarpsPerBlock, Attention::kNeedsOutputAccumulatorBuffer,
+    Attention::kAlignmentQ, sizeof(Params)}};
+extern "C" __device__ unsigned layout[] = {{{fields}}};
+"""
+
+
+def cutlass_fmha(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None,
+    gpu: str | GPU = "A100",
+) -> Tensor:  # fmt: skip
+    """Call the forward kernel as aten::_efficient_attention_forward does, without dropout and log-sum-exp, which
+    inference does not ask for.
+
+    A causal mask is the kernel's own, aligned bottom-right, as torch.nn.attention.bias.causal_lower_right asks for it.
+    FP32 is multiplied as three products of TF32.
+
+    Args:
+        q, k, v, causal, scale: as for all kernels, BF16, FP16 or FP32.
+        mask: bool or to be added to the scores, (..., n_q, n_kv), as scaled_dot_product_attention's attn_mask.
+        gpu: a GPU, or its name.
+
+    Raises:
+        NotImplementedError: a head_dim for which torch has no such kernel, another dtype, a gradient, or causal with
+            more queries than keys: the kernel then hides nothing in the first blocks of queries (kernel_forward.h, line
+            848, compares with a negative offset as if it had no sign).
+    """
+    without_gradients(q, k, v, "gradients of torch's CUTLASS kernel: its backward kernel is not called here")
+    only_dtypes(q, tuple(TYPES), "torch's memory-efficient attention")
+    kernel, tile, (shared, warps, buffer, alignment, size), layout = _compiled(q.dtype, q.shape[3], GPU.of(gpu))
+    if q.shape[3] % alignment:
+        raise NotImplementedError(f"torch has this kernel for a head_dim that is a multiple of {alignment} alone")
+    (batch, heads, n_q, head_dim), n_kv = q.shape, k.shape[2]
+    if causal and n_q > n_kv:
+        raise NotImplementedError(f"causal with {n_q} queries and {n_kv} keys: a query would see no key")
+    k, v = repeated(q, k, v)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    o = torch.full((batch, n_q, heads, head_dim), nan, dtype=q.dtype)
+    bias = None if mask is None else _bias(mask, q, n_kv)  # (batch, heads, n_q, n_kv), in q's dtype
+    values = dict(
+        query_ptr=q, key_ptr=k, value_ptr=v, attn_bias_ptr=bias, output_ptr=o, scale=softmax_scale(q, scale),
+        output_accum_ptr=torch.full(o.shape, nan) if buffer else None, head_dim=head_dim, head_dim_value=head_dim,
+        num_queries=n_q, num_keys=n_kv, custom_mask_type=BOTTOM_RIGHT if causal else 0, o_strideM=o.stride(1),
+        num_batches=batch, num_heads=heads,
+    )  # fmt: skip
+    for name, x in dict(q=q, k=k, v=v, bias=bias).items():
+        if x is not None:
+            values |= {f"{name}_stride{axis}": x.stride(dim) for dim, axis in enumerate("BHM")}
+    grid = -(-n_q // tile[0]), heads, batch
+    kernel(grid, (32, warps), shared, Structure(layout, size, values), unwritten=NANS)
+    return swapped(o)
+
+
+def _bias(mask: Tensor, q: Tensor, n_kv: int) -> Tensor:
+    """Make of a mask what scaled_dot_product_attention gives the kernel: numbers to be added, in q's dtype, with room
+    for a multiple of 16 keys.
+
+    Returns:
+        (batch, heads, n_q, n_kv), expanded from the mask's own shape.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, -inf)
+    wide = in_4_dims(mask.to(q.dtype))
+    assert wide is not None  # of a mask
+    room = torch.nn.functional.pad(wide, (0, -n_kv % BIAS_MULTIPLE))[..., :n_kv]  # (1 or batch, 1 or heads, n_q, n_kv)
+    return room.expand(*q.shape[:3], n_kv)
+
+
+@cache
+def _compiled(dtype: torch.dtype, head_dim: int, gpu: GPU) -> tuple[Kernel, tuple[int, ...], list[int], dict]:
+    """Compile the first kernel of torch's list that a head_dim fits in.
+
+    Returns:
+        (kernel, its tile, the numbers that SOURCE calls sizes, field of Params -> (offset, size)).
+    """
+    tile = next(tile for tile in TILES if head_dim <= tile[2])
+    fields = ", ".join(f"offsetof(Params, {field}), sizeof(Params::{field})" for field in FIELDS)
+    text = SOURCE.format(
+        version=torch.__version__, dtype=TYPES[dtype], tile=", ".join(map(str, tile)), fields=fields
+    )  # fmt: skip
+    cutlass = unpacked(FLASH_ATTN) / "csrc" / "cutlass" / "include"
+    headers = Path(torch.__file__).parent / "include"  # not hashed: the text holds torch's version
+    include = [Path(__file__).with_name("headers_torch"), cutlass]
+    kernel = Kernel(compile_cuda(text, include=include, flags=("-std=c++20", "-isystem", str(headers))), gpu=gpu)
+    numbers = kernel.variable("layout").view("uint32").tolist()
+    layout = {field: (numbers[2 * i], numbers[2 * i + 1]) for i, field in enumerate(FIELDS)}
+    return kernel, tile, kernel.variable("sizes").view("uint32").tolist(), layout

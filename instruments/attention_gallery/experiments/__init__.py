@@ -1,0 +1,1 @@
+"""Questions to kernels of other projects, each a pure function from parameters to rows."""

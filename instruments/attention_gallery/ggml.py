@@ -1,0 +1,245 @@
+"""ggml's flash attention on CPU, which llama.cpp and whisper.cpp run: ggml_flash_attn_ext, called by ctypes.
+
+Nothing is built: the wheels xllamacpp (llama.cpp) and pywhispercpp (whisper.cpp) hold ggml's shared libraries. As
+llama.cpp does, Q is given in FP32 and K, V in the type of the KV cache. Below 64 queries ggml takes a path that goes
+key by key; where V is stored in FP16 that path adds up O in FP16 (ggml-cpu/ops.cpp,
+ggml_compute_forward_flash_attn_ext_f16_one_chunk).
+
+For each kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. Errors are those of `Ggml`.
+"""
+
+import ctypes
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import files
+
+import torch
+from torch import Tensor
+
+from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, visible
+
+TYPES = {"FP32": 0, "FP16": 1, "q4_0": 2, "q8_0": 8, "BF16": 30}  # enum ggml_type of ggml.h
+DTYPES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
+STORED = {name: dtype for dtype, name in DTYPES.items()}
+PREC_F32 = 10  # of enum ggml_prec: llama.cpp asks for FP32 in every model; the CPU kernel computes the same without
+PROMPT = 64  # queries from which ggml takes its path for prompts, not that of decoding
+BLOCK = 32  # values that share a scale in q4_0 and q8_0
+MASK_ROWS = 64  # ggml wants the mask's rows padded to a multiple of GGML_KQ_MASK_PAD
+FILES = {  # wheel -> the beginnings of its shared libraries that hold ggml
+    "xllamacpp": ("xllamacpp/xllamacpp.",),
+    "pywhispercpp": ("pywhispercpp.libs/libggml-base-", "pywhispercpp.libs/libggml-cpu-"),
+}
+SCRATCH = 64 << 20  # bytes for the graph and the kernel's own buffers
+
+
+class _Parameters(ctypes.Structure):  # struct ggml_init_params
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+_pointer, _int, _long, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {  # of ggml.h and ggml-cpu.h: the result, then the arguments
+    "ggml_init": (_pointer, _Parameters),
+    "ggml_free": (None, _pointer),
+    "ggml_new_tensor_4d": (_pointer, _pointer, _int, _long, _long, _long, _long),
+    "ggml_get_data": (_pointer, _pointer),
+    "ggml_row_size": (ctypes.c_size_t, _int, _long),
+    "ggml_view_4d": (_pointer, _pointer, _pointer, *[_long] * 4, *[ctypes.c_size_t] * 4),
+    "ggml_flash_attn_ext": (_pointer, *[_pointer] * 5, _float, _float, _float),
+    "ggml_flash_attn_ext_set_prec": (None, _pointer, _int),
+    "ggml_new_graph": (_pointer, _pointer),
+    "ggml_build_forward_expand": (None, _pointer, _pointer),
+    "ggml_quantize_chunk": (ctypes.c_size_t, _int, _pointer, _pointer, _long, _long, _long, _pointer),
+    "ggml_graph_compute_with_ctx": (_int, _pointer, _pointer, _int),
+    "ggml_cpu_init": (None,),
+    "ggml_version": (ctypes.c_char_p,),
+}
+
+
+@cache
+def _functions(wheel):
+    """Load ggml's functions, name -> function, from the shared libraries of an installed wheel."""
+    paths = [file.locate() for start in FILES[wheel] for file in files(wheel) or () if str(file).startswith(start)]
+    libraries = [ctypes.CDLL(str(path)) for path in paths]  # no RTLD_GLOBAL: two versions of ggml share a process
+    functions = {}
+    for name, (result, *arguments) in _SIGNATURES.items():
+        functions[name] = next(getattr(library, name) for library in libraries if hasattr(library, name))
+        functions[name].restype, functions[name].argtypes = result, arguments
+    functions["ggml_cpu_init"]()
+    return functions
+
+
+def version(wheel: str) -> str:
+    """Return the version of ggml inside a wheel of FILES, such as "0.13.1"."""
+    return _functions(wheel)["ggml_version"]().decode()
+
+
+@dataclass(frozen=True)
+class Ggml:
+    """A way to call ggml_flash_attn_ext: `Ggml(...)(q, k, v, causal=..., scale=...)`. K and V are stored once, as in a
+    KV cache, and each call of ggml gets the keys that its last query sees.
+
+    Attributes:
+        wheel: the wheel of FILES that holds ggml.
+        k, v: the types of TYPES that K and V are stored in; None is their own dtype.
+        threads: number of threads; ggml divides the keys among them where there is one query, and the queries
+            otherwise.
+        precise: whether o is FP32, as ggml returns it, and not in q's dtype.
+        queries: the most queries of one call of ggml; None is all.
+        fewest: queries below which a call is refused, because another path of ggml takes it.
+    """
+
+    wheel: str = "xllamacpp"
+    k: str | None = None
+    v: str | None = None
+    threads: int = 2
+    precise: bool = False
+    queries: int | None = None
+    fewest: int = 1
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+        """Compute attention.
+
+        Args:
+            q, k, v: (batch, heads, n, head_dim) in FP32, FP16 or BF16.
+            causal: whether a query sees no later keys, aligned bottom-right.
+            scale: None is 1 / sqrt(head_dim).
+
+        Returns:
+            o: (batch, heads, n_q, head_dim of v).
+
+        Raises:
+            NotImplementedError: ggml does not have this dtype or head_dim, or there are fewer queries than `fewest`.
+            ValueError: storing K or V in a type that is no quantised one changes their values, so that the results
+                would not differ by the type alone.
+            RuntimeError: ggml reports an error.
+        """
+        only_dtypes(q, (torch.float16, torch.bfloat16, torch.float32), "ggml")
+        if q.shape[2] < self.fewest:
+            raise NotImplementedError(f"below {self.fewest} queries ggml takes its path of decoding: {q.shape[2]} here")
+        kinds = [kind or DTYPES[q.dtype] for kind in (self.k, self.v)]
+        for name, x, kind in (("k", k, kinds[0]), ("v", v, kinds[1])):
+            if kind not in STORED and x.shape[-1] % BLOCK:
+                raise NotImplementedError(
+                    f"ggml quantises blocks of {BLOCK} values: head_dim of {name} is {x.shape[-1]}, and no multiple"
+                )
+            if kind in STORED and not torch.equal(x.to(STORED[kind]).to(x.dtype), x):
+                raise ValueError(f"{name}: some values change when stored as {kind}; accepted are values that it holds")
+        ggml, n_q, outputs = _functions(self.wheel), q.shape[2], []
+        with _context(ggml, 4 * (k.numel() + v.numel())) as cache:
+            tensors = [_tensor(ggml, cache, x, kind) for x, kind in zip((k, v), kinds)]
+            one_call = [(slice(0, n_q), k.shape[2])]
+            for rows, keys in calls_of(n_q, k.shape[2], self.queries, causal) if self.queries else one_call:
+                views = [(tensor, x.shape, kind, keys) for tensor, x, kind in zip(tensors, (k, v), kinds)]
+                mask = causal and rows.stop - rows.start > 1
+                outputs.append(self._attend(ggml, q[:, :, rows], views, softmax_scale(q, scale), mask))
+        o = torch.cat(outputs, 1).transpose(1, 2).contiguous()
+        return o if self.precise else o.to(q.dtype)
+
+    def _attend(self, ggml, q, views, scale, causal):
+        """Make one call of ggml: o (batch, n_q, heads, head_dim of v), FP32. views: of K and V, arguments of
+        `_view`."""
+        (batch, heads, n_q, _), (_, shape, _, keys) = q.shape, views[1]
+        o = torch.empty(batch, n_q, heads, shape[-1])
+        mask_size = 2 * (n_q + MASK_ROWS) * keys if causal else 0
+        with _context(ggml, 4 * (q.numel() + o.numel()) + mask_size) as context:
+            mask = _tensor(ggml, context, _causal_mask(n_q, keys), "FP16") if causal else None
+            tensors = _tensor(ggml, context, q, "FP32"), *(_view(ggml, context, *view) for view in views)
+            out = ggml["ggml_flash_attn_ext"](context, *tensors, mask, scale, 0.0, 0.0)
+            ggml["ggml_flash_attn_ext_set_prec"](out, PREC_F32)
+            graph = ggml["ggml_new_graph"](context)
+            ggml["ggml_build_forward_expand"](graph, out)
+            status = ggml["ggml_graph_compute_with_ctx"](context, graph, self.threads)
+            if status:
+                raise RuntimeError(f"ggml_graph_compute_with_ctx returns status {status}")
+            ctypes.memmove(o.data_ptr(), ggml["ggml_get_data"](out), 4 * o.numel())
+        return o
+
+
+@contextmanager
+def _context(ggml, size):
+    """Open a context of ggml with room for `size` bytes of tensors, and for its graph and buffers."""
+    context = ggml["ggml_init"](_Parameters(size + SCRATCH, None, False))
+    try:
+        yield context
+    finally:
+        ggml["ggml_free"](context)
+
+
+def _view(ggml, context, tensor, shape, kind, keys):
+    """Make a view of the first `keys` keys of a tensor of `_tensor`, which has the shape (batch, heads, n,
+    head_dim)."""
+    batch, heads, n, width = shape
+    row = ggml["ggml_row_size"](TYPES[kind], width)  # bytes
+    return ggml["ggml_view_4d"](context, tensor, width, keys, heads, batch, row, row * n, row * n * heads, 0)
+
+
+def _tensor(ggml, context, x, kind):
+    """Store x (batch, heads, n, head_dim) as a ggml tensor of type `kind`; ggml counts dimensions from the last."""
+    tensor = ggml["ggml_new_tensor_4d"](context, TYPES[kind], *reversed(x.shape))
+    data = ggml["ggml_get_data"](tensor)
+    x = x.detach().to(STORED.get(kind, torch.float32)).contiguous()
+    if kind in STORED:
+        ctypes.memmove(data, x.data_ptr(), x.numel() * x.element_size())
+    else:
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        ggml["ggml_quantize_chunk"](TYPES[kind], x.data_ptr(), data, 0, rows, width, None)
+    return tensor
+
+
+def _causal_mask(n_q, n_kv):
+    """Make the mask, FP16 (1, 1, n_q up to a multiple of MASK_ROWS, n_kv): 0 where a key is visible, else -inf."""
+    rows = torch.zeros(n_q + -n_q % MASK_ROWS, n_kv, dtype=torch.float16)
+    rows[:n_q].masked_fill_(~visible(n_q, n_kv), -math.inf)
+    return rows[None, None]
+
+
+def ggml_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call llama.cpp's ggml, all queries in one call, as in reading a prompt of PROMPT tokens or more."""
+    return Ggml(fewest=PROMPT)(q, k, v, causal, scale)
+
+
+def ggml_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call llama.cpp's ggml, one query in each call, as in decoding."""
+    return Ggml(queries=1)(q, k, v, causal, scale)
+
+
+def ggml_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call llama.cpp's ggml, 32 queries in each call, as in speculative decoding and small batches."""
+    return Ggml(queries=32)(q, k, v, causal, scale)
+
+
+def ggml_decode_1_thread(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call `ggml_decode` on one thread, which adds up all keys in one sum."""
+    return Ggml(threads=1, queries=1)(q, k, v, causal, scale)
+
+
+def ggml_decode_v_fp32(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call `ggml_decode` with the same values of V stored in FP32: one type is changed, and ggml adds up O in FP32."""
+    return Ggml(v="FP32", queries=1)(q, k, v, causal, scale)
+
+
+def ggml_q8_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call llama.cpp's ggml with a KV cache of q8_0, one query in each call."""
+    return Ggml(k="q8_0", v="q8_0", queries=1)(q, k, v, causal, scale)
+
+
+def ggml_q4_0(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call llama.cpp's ggml with a KV cache of q4_0, one query in each call."""
+    return Ggml(k="q4_0", v="q4_0", queries=1)(q, k, v, causal, scale)
+
+
+def whisper_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call whisper.cpp's ggml, all queries in one call, as in its encoder and prompts of PROMPT tokens or more."""
+    return Ggml("pywhispercpp", fewest=PROMPT)(q, k, v, causal, scale)
+
+
+def whisper_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call whisper.cpp's ggml, one query in each call, as in decoding."""
+    return Ggml("pywhispercpp", queries=1)(q, k, v, causal, scale)
+
+
+def whisper_few(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call whisper.cpp's ggml, 32 queries in each call, as its beam search and speculative decoding have."""
+    return Ggml("pywhispercpp", queries=32)(q, k, v, causal, scale)

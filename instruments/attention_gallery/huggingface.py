@@ -1,0 +1,83 @@
+"""The attention of transformers and diffusers, as their models call it.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_gallery.adapters import in_4_dims, repeated, seen, softmax_scale, swapped
+
+
+def _module(q, k) -> Any:
+    """Stands for the torch module that calls transformers' attention functions: it has the attributes they read."""
+    return SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
+
+
+def transformers_eager(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Call eager_attention_forward of transformers' Llama: softmax in FP32, then P rounded to the inputs' format."""
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    mask = seen(q, k, causal, mask)
+    if mask is not None and mask.dtype == torch.bool:  # as its models write them
+        mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, torch.finfo(q.dtype).min)
+    o, _ = eager_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
+    return swapped(o)
+
+
+def transformers_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Call transformers' "sdpa" with a mask in every case, as in a batch of padded texts."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    n_q, n_kv = q.shape[2], k.shape[2]
+    mask = seen(q, k, causal, mask)
+    mask = torch.ones(n_q, n_kv, dtype=torch.bool) if mask is None else mask
+    mask = mask if mask.ndim == 4 else mask.expand(q.shape[0], len(mask) if mask.ndim == 3 else 1, n_q, n_kv)
+    o, _ = sdpa_attention_forward(_module(q, k), q, k, v, mask, scaling=softmax_scale(q, scale))
+    return swapped(o)
+
+
+def diffusers_native(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Call diffusers' dispatch_attention_fn with its backend "native".
+
+    Raises:
+        NotImplementedError: causal with n_q unlike n_kv, or with another mask.
+    """
+    from diffusers.models.attention_dispatch import attention_backend, dispatch_attention_fn
+
+    if causal and (q.shape[2] != k.shape[2] or mask is not None):
+        raise NotImplementedError(
+            "diffusers' causal mask goes with no other, and is aligned top-left; accepted are as many queries as keys"
+        )
+    shared_heads = q.shape[1] != k.shape[1]
+    with attention_backend("native"):
+        o = dispatch_attention_fn(
+            *map(swapped, (q, k, v)), attn_mask=in_4_dims(mask), is_causal=causal, scale=scale, enable_gqa=shared_heads
+        )
+    return swapped(o)
+
+
+def diffusers_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Compute attention as diffusers' AttnProcessor does: Attention.get_attention_scores, then torch.bmm with V.
+
+    Raises:
+        NotImplementedError: causal.
+    """
+    from diffusers.models.attention_processor import Attention
+
+    if causal:
+        raise NotImplementedError("diffusers' AttnProcessor has no causal mask; its callers give none")
+    k, v = repeated(q, k, v)
+    module = Attention(query_dim=q.shape[3], heads=1, dim_head=q.shape[3])
+    module.scale = softmax_scale(q, scale)
+    P = module.get_attention_scores(q.flatten(0, 1), k.flatten(0, 1))  # (batch * heads, n_q, n_kv)
+    return torch.bmm(P, v.flatten(0, 1)).unflatten(0, q.shape[:2])

@@ -1,0 +1,300 @@
+"""llama.cpp's flash attention on CUDA, from llama-cpp-python's source package, on a CPU in a GPU's arithmetic.
+
+Calls are made as llama.cpp makes them with flash attention on: Q is FP32, K and V lie in a KV cache of FP16, q8_0 or
+q4_0, whose part in use is padded to 256 keys, a mask in FP16 hides the padding, and O is FP32. Line numbers are of
+vendor/llama.cpp/ggml/src/ggml-cuda, where no other folder is named.
+
+For each kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype. A batch is a number of sequences with
+a cache of their own each. Errors are those of `LlamaCuda`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_gallery.adapters import calls_of, only_dtypes, softmax_scale, without_gradients
+from attention_gallery.llama_cuda_kernels import (
+    ADA,
+    BLOCK,
+    BLOCK_BYTES,
+    Kernels,
+    blocks_of_streams,
+    divisor,
+    mma_kernels,
+    parts_of_keys,
+    storing_kernel,
+    tile_kernels,
+    vec_kernels,
+)
+from ptx_machine.device import GPU
+from ptx_machine.memory import NANS
+
+PADDED = 256  # keys that the cache grows by (src/llama-kv-cache.cpp, line 1265), also FATTN_KQ_STRIDE
+PROMPT = 512  # queries of a call: n_ubatch, llama.cpp's default and llama-cpp-python's (llama_cpp/llama.py, line 77)
+SPARE = 64  # the most queries of a tile
+MANY = 1024  # queries from which each tile of them learns first how many keys it sees (fattn-common.cuh, line 1117)
+WIDTHS = {  # kernel -> its head_dims, where all heads of Q, K and V have one
+    "mma": (64, 80, 96, 112, 128, 256), "vec": (64, 128, 256), "tile": (40, 64, 72, 80, 96, 112, 128, 256),
+}  # fmt: skip
+STORING = 256  # threads of a block that stores values in the cache (set-rows.cu)
+
+
+@dataclass(frozen=True)
+class LlamaCuda:
+    """A way to call llama.cpp's ggml_cuda_flash_attn_ext: `LlamaCuda(...)(q, k, v, causal=..., scale=...)`.
+
+    Attributes:
+        cache: the type of K and V in the cache: "F16", "q8_0" or "q4_0".
+        kernel: "mma", "vec" or "tile"; None is what ggml_cuda_get_best_fattn_kernel (fattn.cu) chooses.
+        queries: the most queries of a call, where the mask is causal; without, llama.cpp wants all in one call.
+        decodes: whether each call has one query, causal or not.
+        crowded: whether a block of fattn-mma-f16 works on all keys of its queries, as in a call with many heads; else
+            blocks share the keys out where the call alone does not fill the GPU.
+        gpu: a GPU, or its name.
+    """
+
+    cache: str = "F16"
+    kernel: str | None = None
+    queries: int = PROMPT
+    decodes: bool = False
+    crowded: bool = False
+    gpu: str | GPU = "A100"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+        """Compute attention.
+
+        Args:
+            q, k, v: (batch, heads, n, head_dim) in FP16, with a quantised cache also BF16, which is stored from FP32.
+            causal: whether a query sees no later keys, aligned bottom-right.
+            scale: None is 1 / sqrt(head_dim).
+
+        Returns:
+            o: (batch, heads, n_q, head_dim), FP32 rounded to q's dtype.
+
+        Raises:
+            NotImplementedError: llama.cpp does not have this dtype, head_dim or gradient, or a query sees no key.
+        """
+        if self.cache == "F16":
+            only_dtypes(q, (torch.float16,), "llama.cpp's KV cache (its kernels convert BF16, fattn.cu, line 522)")
+        only_dtypes(q, (torch.float16, torch.bfloat16), f"llama.cpp's KV cache of {self.cache} here")
+        without_gradients(q, k, v, "llama.cpp's CUDA kernels of attention have no gradients")
+        if v.shape != k.shape or q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
+            raise NotImplementedError("llama.cpp wants one head_dim for Q, K and V here, and heads that share K evenly")
+        batch, n_q, n_kv, gpu = q.shape[0], q.shape[2], k.shape[2], GPU.of(self.gpu)
+        size = n_kv + -n_kv % PADDED
+        rows = [_stored(x, self.cache, gpu) for x in (k, v)]
+        caches = [x.new_zeros(batch, size, *x.shape[2:]) for x in rows]  # (batch, size, heads_kv, head_dim or bytes)
+        outputs, filled = [], 0
+        for which, keys in calls_of(n_q, n_kv, 1 if self.decodes else self.queries if causal else n_q, causal):
+            for cache, x in zip(caches, rows):  # unused places stay zero, as in llama.cpp's cache
+                cache[:, filled:keys] = x[:, filled:keys]
+            filled = keys
+            part = q[:, :, which].float().transpose(1, 2).contiguous()  # (batch, queries, heads, head_dim), FP32
+            mask = _mask(batch, part.shape[1], keys, causal)
+            outputs.append(self._attend(part, caches, mask, softmax_scale(q, scale), gpu))
+        return torch.cat(outputs, 1).transpose(1, 2).contiguous().to(q.dtype)
+
+    def _attend(self, q, caches, mask, scale, gpu):
+        """Make one call: o (batch, n_q, heads, head_dim), FP32, of q in that layout and mask (batch, 1, n_q, keys)."""
+        (_, n_q, heads, d), heads_kv = q.shape, caches[0].shape[2]
+        kernel = self.kernel or chosen(heads // heads_kv, n_q, d, self.cache, gpu)
+        if d not in WIDTHS[kernel]:
+            raise NotImplementedError(f"llama.cpp's {kernel} kernel has head_dim {WIDTHS[kernel]}; {d} came")
+        if kernel != "vec" and self.cache != "F16":
+            caches = [_halved(x, self.cache) for x in caches]  # launch_fattn converts them, need_f16_K and need_f16_V
+        if kernel == "mma":
+            kernels = mma_kernels(d, *_columns_mma(n_q, heads // heads_kv), gpu)
+        elif kernel == "tile":
+            kernels = tile_kernels(d, *_columns_tile(n_q, heads // heads_kv), gpu)
+        else:
+            kernels = vec_kernels(d, self.cache, gpu)
+        return _launch(kernels, q, caches, mask, scale, gpu, self.crowded)
+
+
+def chosen(shared: int, n_q: int, head_dim: int, cache: str, gpu: GPU) -> str:
+    """Choose the kernel, as ggml_cuda_get_best_fattn_kernel of fattn.cu does with a padded cache, a mask and one
+    sequence, for a GPU from Ampere on: "mma", "vec" or "tile".
+
+    Args:
+        shared: heads of Q that share one of K and V.
+        n_q: queries of a call.
+        head_dim: of Q, K and V.
+        cache: the type of K and V in the cache.
+        gpu: the GPU.
+    """
+    if head_dim in (40, 72):
+        return "tile"
+    if head_dim not in WIDTHS["vec"]:
+        return "mma"
+    newer = gpu.capability >= ADA
+    if cache != "F16" and n_q <= (2 if newer else 1):
+        return "vec"
+    if cache == "F16" and newer and n_q == 1 and not (shared > 4 and head_dim >= 256):
+        return "vec"
+    return "vec" if shared == n_q == 1 else "mma"
+
+
+def _columns_mma(n_q: int, shared: int) -> tuple[int, int]:
+    """Queries and heads of a block: ggml_cuda_flash_attn_ext_mma_f16_switch_ncols2 and _ncols1 in fattn.cu."""
+    heads = 8 if shared > 4 else 4 if shared > 2 else 2 if shared > 1 else 1
+    return next(columns for columns in (8, 16, 32, 64) if n_q <= columns // heads or columns == 64) // heads, heads
+
+
+def _columns_tile(n_q: int, shared: int) -> tuple[int, int]:
+    """Queries and heads of a block: launch_fattn_tile_switch_ncols2 and _ncols1 in fattn-tile.cuh."""
+    few = shared > 4 or n_q <= 16
+    heads = next(count for count in (8, 4, 2, 1) if shared % count == 0) if few else 1
+    smallest = max(heads, 2)
+    sizes = [columns for columns in (2, 4, 8, 16, 32) if columns >= smallest]
+    return next(columns for columns in sizes if n_q <= columns // heads or columns == 32) // heads, heads
+
+
+def _launch(kernels: Kernels, q: Tensor, caches: list[Tensor], mask: Tensor, scale: float, gpu: GPU, crowded: bool):
+    """Launch an attention kernel and what belongs to it: launch_fattn in fattn-common.cuh."""
+    (batch, n_q, heads, d), heads_kv, n_kv = q.shape, caches[0].shape[2], mask.shape[-1]
+    of_rows, of_heads = -(-n_q // kernels.rows), -(-heads // heads_kv // kernels.heads)
+    tiles, of_keys = of_rows * of_heads * heads_kv * batch, -(-n_kv // kernels.keys)
+    o = torch.full((batch, n_q, heads, d), math.nan)
+    out, meta, counts, parts = o, None, None, 1
+    if n_q >= MANY or batch > 1:
+        counts = torch.full((of_rows * batch,), -1, dtype=torch.int32)
+        strides = mask.stride(2) // 2, mask.stride(0) // 2  # in pairs
+        grid = of_rows, batch
+        kernels.kernel("flash_attn_mask_to_KV_max")(grid, (PADDED // 2,), 0, mask, counts, n_kv // PADDED, *strides)
+    if kernels.streams:
+        most = kernels.occupancy * gpu.processors
+        blocks = tiles if crowded else blocks_of_streams(tiles, of_keys, most, gpu)
+        grid = (blocks,)
+        if tiles % blocks:
+            meta = torch.full((blocks * kernels.rows * kernels.heads * (2 + d // 2), 2), math.nan)
+    else:
+        parts = parts_of_keys(tiles, of_keys, kernels.occupancy, gpu)
+        grid = of_rows, parts, of_heads * heads_kv * batch
+        if parts > 1:
+            out = torch.full((batch, n_q, heads, parts, d), math.nan)
+            meta = torch.full((batch, n_q, heads, parts, 2), math.nan)
+    arguments: list[Any] = [q, *caches, mask, None, counts, out, meta]
+    arguments += [scale, 0.0, 1.0, 1.0, 1 << int(math.log2(heads)), 0.0]  # no ALiBi, no softcap
+    arguments += [d, divisor(n_q), heads, batch, *_bytes(q)]
+    arguments += [d, n_kv, heads_kv, batch, *_bytes(caches[0]), *_bytes(caches[1])]
+    arguments += [n_q, 1, batch, 2 * mask.stride(2), 2 * mask.stride(1), 2 * mask.stride(0)]
+    # tiles of V read a little behind their last row, where head_dim is no multiple of 64, and drop what they read
+    unwritten = None if d % 64 == 0 else NANS
+    block = 32, kernels.threads // 32
+    kernels.kernel(kernels.name)(grid, block, kernels.shared, *arguments, unwritten=unwritten)
+    if kernels.streams:
+        _mend(kernels, o, meta, grid[0], (tiles, of_rows, of_heads, of_keys), heads_kv)
+    elif parts > 1:
+        kernels.kernel("flash_attn_combine_results")((n_q, heads, batch), (d,), 8 * parts, out, meta, o, parts)
+    return o
+
+
+def _mend(kernels: Kernels, o: Tensor, meta: Tensor | None, blocks: int, counts: tuple, heads_kv: int) -> None:
+    """Combine the parts of tiles that several blocks worked on."""
+    (_, n_q, heads, d), (tiles, of_rows, of_heads, of_keys) = o.shape, counts
+    shared, grid = heads // heads_kv, (kernels.rows, kernels.heads)
+    if blocks % tiles == 0 and blocks > tiles:
+        by = of_rows * of_heads * heads_kv, of_rows * of_heads, of_rows
+        numbers = n_q, heads, heads_kv, blocks, shared, blocks // tiles
+        fixup = kernels.kernel("flash_attn_stream_k_fixup_uniform")
+        fixup((tiles, *grid), (d,), 0, o, meta, *numbers, *map(divisor, by))
+    elif tiles % blocks:
+        by = of_keys * of_rows * of_heads * heads_kv, of_keys * of_rows * of_heads, of_keys * of_rows, of_keys
+        fixup = kernels.kernel("flash_attn_stream_k_fixup_general")
+        fixup((blocks, *grid), (d,), 0, o, meta, n_q, heads, shared, of_keys * tiles, *map(divisor, by))
+
+
+def _bytes(x: Tensor) -> tuple[int, int, int]:
+    """Return the strides of (batch, n, heads, head_dim) in bytes: of n, of heads, of batch."""
+    batch, n, heads, _ = (step * x.element_size() for step in x.stride())
+    return n, heads, batch
+
+
+def _mask(batch: int, n_q: int, n_kv: int, causal: bool) -> Tensor:
+    """Make the mask, FP16 (batch, 1, n_q, n_kv up to a multiple of PADDED): 0 where a key is visible, else -inf.
+
+    SPARE rows of zeros lie behind it: flash_attn_mask_to_KV_max (fattn-common.cuh, line 698) reads whole tiles of
+    queries, past the end of the mask. llama.cpp has other tensors of its buffer there, which hide nothing.
+    """
+    keys = torch.arange(n_kv + -n_kv % PADDED)
+    last = torch.arange(n_kv - n_q, n_kv) if causal else torch.full((n_q,), n_kv - 1)
+    rows = torch.zeros(batch * n_q + SPARE, len(keys), dtype=torch.float16)
+    mask = rows[: batch * n_q].view(batch, 1, n_q, -1)
+    return mask.masked_fill_(keys[None] > last[:, None], -math.inf)
+
+
+def _stored(x: Tensor, cache: str, gpu: GPU) -> Tensor:
+    """Store x (batch, heads, n, head_dim) in a cache's type: (batch, n, heads, head_dim) FP16, or bytes for it."""
+    x = x.detach().float().transpose(1, 2).contiguous()
+    if cache == "F16":
+        return x.half()
+    if x.shape[-1] % BLOCK:
+        raise NotImplementedError(f"ggml quantises blocks of {BLOCK} values: head_dim is {x.shape[-1]}, no multiple")
+    blocks = x.numel() // BLOCK
+    data = torch.zeros(blocks * BLOCK_BYTES[cache], dtype=torch.uint8)
+    storing_kernel(cache, gpu)((-(-blocks // STORING),), (STORING,), 0, x, data, blocks)
+    return data.view(*x.shape[:3], -1)
+
+
+def _halved(x: Tensor, cache: str) -> Tensor:
+    """Convert a quantised cache to FP16, (batch, n, heads, head_dim): ggml_get_to_fp16_cuda of convert.cu."""
+    blocks = x.unflatten(-1, (-1, BLOCK_BYTES[cache]))
+    factor = blocks[..., :2].contiguous().view(torch.float16).float()
+    codes = blocks[..., 2:].contiguous()
+    numbers = codes.view(torch.int8).float() if cache == "q8_0" else torch.cat((codes & 15, codes >> 4), -1) - 8.0
+    return (numbers * factor).half().flatten(-2)
+
+
+def llama_cuda_mma(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
+) -> Tensor:
+    """Call llama.cpp's kernel for prompts, fattn-mma-f16, 512 queries in each causal call."""
+    return LlamaCuda(kernel="mma", gpu=gpu)(q, k, v, causal, scale)
+
+
+def llama_cuda_mma_crowded(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
+) -> Tensor:
+    """Call `llama_cuda_mma`, launched as where so many heads are in a call that no blocks share the keys of a query: 24
+    heads of head_dim 64 with 512 queries are such a call on an A100 (fattn-common.cuh, should_use_stream_k)."""
+    return LlamaCuda(kernel="mma", crowded=True, gpu=gpu)(q, k, v, causal, scale)
+
+
+def llama_cuda_decode(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
+) -> Tensor:
+    """Call llama.cpp with one query in each call, by the kernel that it chooses: on an A100 fattn-mma-f16 where heads
+    share K and V, and fattn-vec where not."""
+    return LlamaCuda(decodes=True, gpu=gpu)(q, k, v, causal, scale)
+
+
+def llama_cuda_vec(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
+) -> Tensor:
+    """Call llama.cpp's fattn-vec with one query in each call, also where heads share K and V, as newer GPUs do."""
+    return LlamaCuda(kernel="vec", decodes=True, gpu=gpu)(q, k, v, causal, scale)
+
+
+def llama_cuda_q8_0(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
+) -> Tensor:
+    """Call llama.cpp with a KV cache of q8_0, one query in each call."""
+    return LlamaCuda("q8_0", decodes=True, gpu=gpu)(q, k, v, causal, scale)
+
+
+def llama_cuda_q4_0(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
+) -> Tensor:
+    """Call llama.cpp with a KV cache of q4_0, one query in each call."""
+    return LlamaCuda("q4_0", decodes=True, gpu=gpu)(q, k, v, causal, scale)
+
+
+def llama_cuda_tile(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, gpu: str | GPU = "A100"
+) -> Tensor:
+    """Call llama.cpp's kernel without tensor cores, fattn-tile, 512 queries in each causal call: for head_dim 40 and
+    72, and on Volta for few queries. It adds up O in FP16, but on a GTX 10 in FP32 (common.cuh, line 271)."""
+    return LlamaCuda(kernel="tile", gpu=gpu)(q, k, v, causal, scale)

@@ -1,0 +1,92 @@
+"""OpenVINO's CPU plugin: its operation ScaledDotProductAttention, in a model of that one operation.
+
+q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_gallery.adapters import bf16_bits, from_bf16_bits, in_4_dims, only_dtypes, repeated, seen, softmax_scale
+
+NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+THREADS = 2
+
+
+def computes_fp16_in_bf16() -> bool:
+    """Return whether this processor has instructions for BF16 and none for FP16: a hint of FP16 then means BF16."""
+    import openvino
+
+    formats = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in formats and "FP16" not in formats
+
+
+@cache
+def _model(kind, precision, masked, scale, head_dims):
+    """Compile the model. kind, precision: names of NAMES, of its tensors and of INFERENCE_PRECISION_HINT; head_dims: of
+    q, k and v."""
+    import openvino
+    from openvino import opset13
+
+    dtype = getattr(openvino.Type, kind)
+    inputs = [opset13.parameter(openvino.PartialShape([-1, -1, -1, d]), dtype) for d in head_dims]
+    if masked:
+        inputs.append(opset13.parameter(openvino.PartialShape([-1] * 4), openvino.Type.boolean))
+        mask = inputs[-1]
+    else:  # scale is the fifth input, so that a mask has to be given: one 0 for all scores
+        mask = opset13.convert(opset13.constant(np.zeros((1, 1), np.float32)), dtype)
+    factor = opset13.convert(opset13.constant(np.array(scale, np.float32)), dtype)
+    o = opset13.scaled_dot_product_attention(*inputs[:3], attention_mask=mask, scale=factor, causal=False)
+    model = openvino.Model([opset13.result(o)], inputs, "attention")
+    config = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": THREADS}
+    return openvino.Core().compile_model(model, "CPU", config)
+
+
+def _openvino_tensor(x, kind):
+    """Copy a tensor into one of OpenVINO's; numpy has no BF16, so its bits go as FP16 and are labelled BF16."""
+    import openvino
+
+    if kind == "bf16":
+        return openvino.Tensor(bf16_bits(x).view(np.float16), openvino.Shape(list(x.shape)), openvino.Type.bf16)
+    return openvino.Tensor(x.detach().contiguous().numpy())
+
+
+def _call(q, k, v, mask, scale, kind):
+    only_dtypes(q, tuple(NAMES), "OpenVINO")
+    if mask is not None and mask.dtype != torch.bool:
+        raise NotImplementedError(f"this model of OpenVINO's takes a boolean mask; this one is {mask.dtype}")
+    precision, (k, v) = NAMES[q.dtype], repeated(q, k, v)
+    dims = (q.shape[3], k.shape[3], v.shape[3])
+    model = _model(kind or precision, precision, mask is not None, softmax_scale(q, scale), dims)
+    tensors = [x.float() if kind == "f32" else x for x in (q, k, v)]
+    feed = [_openvino_tensor(x, kind or precision) for x in tensors]
+    request = model.create_infer_request()
+    request.infer(dict(enumerate(feed + ([] if mask is None else [_openvino_tensor(in_4_dims(mask), "")]))))
+    out = request.get_output_tensor(0)
+    if out.element_type.get_type_name() == "bf16":
+        return from_bf16_bits(out.data.view(np.int16)).reshape(*q.shape[:3], dims[2]).to(q.dtype)
+    return torch.from_numpy(np.array(out.data)).to(q.dtype)
+
+
+def openvino_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Run a model in the inputs' format, with that format as INFERENCE_PRECISION_HINT.
+
+    Raises:
+        NotImplementedError: FP64, or a mask that is added.
+    """
+    return _call(q, k, v, seen(q, k, causal, mask), scale, "")
+
+
+def openvino_sdpa_fp32_model(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Run a model in FP32, with the inputs' format as INFERENCE_PRECISION_HINT.
+
+    Raises:
+        NotImplementedError: FP64, or a mask that is added.
+    """
+    return _call(q, k, v, seen(q, k, causal, mask), scale, "f32")

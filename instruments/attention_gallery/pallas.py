@@ -1,0 +1,173 @@
+"""The attention kernels of jax.experimental.pallas.ops, written for TPU and GPU: in Pallas' interpret mode on CPU, and
+those for GPUs compiled by Triton on CUDA.
+
+Interpret mode runs a kernel's own operations in their formats, tile by tile, by XLA; a sum inside one product is the
+CPU's. Lengths that are no multiple of a tile are padded, and padded keys are hidden by the kernel's own means. For each
+kernel q, k, v and o are (batch, heads, n, head_dim); o is in q's dtype, and FP64 raises NotImplementedError.
+"""
+
+from contextlib import contextmanager
+from functools import cache, partial
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from attention_gallery.adapters import (
+    padded,
+    queries_at_a_time,
+    repeated,
+    softmax_scale,
+    swapped,
+    through_jax,
+    to_jax,
+    without_gradients,
+)
+
+TILE = 128  # of queries and of keys, in the TPU kernels by default
+DECODE_SPLIT = 16  # the fewest keys of one split of the decode kernel
+
+
+@contextmanager
+def _interpreted():
+    """Run every pallas_call in interpret mode, for kernels that do not pass `interpret` on."""
+    from jax.experimental import pallas
+
+    real = pallas.pallas_call
+
+    def call(*args, **options):
+        return real(*args, **options | dict(interpret=True))
+
+    with mock.patch.object(pallas, "pallas_call", call):
+        yield
+
+
+def _segments(q, k):
+    """Mark padded rows: None where the keys are whole tiles; else for Q and for K int32 (batch, n with padding), 1 for
+    their own rows and 0 for padded ones. They are arguments of a compiled function, so that one function serves all
+    lengths of as many tiles."""
+    import jax.numpy as jnp
+
+    if k.shape[2] % TILE == 0:
+        return None
+    lengths = q.shape[2], k.shape[2]
+    own = ((jnp.arange(n + -n % TILE) < n).astype(jnp.int32) for n in lengths)
+    return tuple(jnp.broadcast_to(row, (q.shape[0], len(row))) for row in own)
+
+
+@cache
+def _tpu_flash(causal, scale):
+    import jax
+    from jax.experimental.pallas.ops.tpu import flash_attention as tpu
+
+    def fn(segments, q, k, v):
+        ids = segments and tpu.SegmentIds(*segments)
+        return tpu.flash_attention(q, k, v, segment_ids=ids, causal=causal, sm_scale=scale)
+
+    return jax.jit(fn)
+
+
+def pallas_tpu_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call jax.experimental.pallas.ops.tpu.flash_attention, with its default tiles.
+
+    Raises:
+        NotImplementedError: causal with n_q unlike n_kv.
+    """
+    if causal and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("Pallas' TPU flash attention aligns its causal mask top-left; it needs n_q = n_kv")
+    fn = partial(_tpu_flash(causal, softmax_scale(q, scale)), _segments(q, k))
+    k, v = repeated(q, k, v)
+    with _interpreted():
+        return through_jax(fn, *(padded(x, TILE) for x in (q, k, v)))[:, :, : q.shape[2]]
+
+
+@cache
+def _splash(offset, scale, heads, n_q, n_kv):
+    """Compile the function for padded lengths; offset: of the causal mask, or None."""
+    import jax
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    mask = masks.FullMask((n_q, n_kv)) if offset is None else masks.CausalMask((n_q, n_kv), offset=offset)
+    kernel = splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * heads), interpret=True)
+
+    def fn(segments, q, k, v):
+        ids = segments and splash.SegmentIds(*segments)
+        return jax.vmap(kernel)((q * scale).astype(q.dtype), k, v, ids)
+
+    return jax.jit(fn)
+
+
+def pallas_splash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call splash_attention of jax.experimental.pallas.ops.tpu; it has no scale, so its callers multiply Q, as here."""
+    n_q, n_kv, segments = q.shape[2], k.shape[2], _segments(q, k)
+    q, k, v = (padded(x, TILE) for x in (q, *repeated(q, k, v)))
+    offset = n_kv - n_q if causal else None
+    fn = _splash(offset, softmax_scale(q, scale), q.shape[1], q.shape[2], k.shape[2])
+    return through_jax(partial(fn, segments), q, k, v)[:, :, :n_q]
+
+
+@cache
+def _gpu_mha(causal, scale, interpret):
+    import jax
+    from jax.experimental.pallas.ops.gpu.attention import mha
+
+    def fn(q, k, v):
+        how = dict(segment_ids=None, sm_scale=scale, causal=causal, interpret=interpret)
+        return swapped(mha(*map(swapped, (q, k, v)), **how))
+
+    return jax.jit(fn)
+
+
+def pallas_gpu_mha(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call jax.experimental.pallas.ops.gpu.attention.mha (Pallas Triton), with its default tiles.
+
+    Raises:
+        NotImplementedError: causal with n_q unlike n_kv, a length above a tile that is no multiple of it or below it
+            and no power of two, or V of another head_dim.
+    """
+    if causal and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("Pallas' GPU mha aligns its causal mask top-left; it needs n_q = n_kv")
+    for name, n in (("queries", q.shape[2]), ("keys", k.shape[2])):
+        if n > TILE and n % TILE:
+            raise NotImplementedError(f"Pallas' GPU mha has no partial tile: {n} {name}; it needs multiples of {TILE}")
+        if n & (n - 1) and n < TILE:  # it becomes a block's size; interpret mode takes it, and has NaN for gradients
+            raise NotImplementedError(f"Pallas' blocks are powers of two on a GPU; got {n} {name}")
+    if q.shape[3] != v.shape[3]:
+        raise NotImplementedError(f"Pallas' GPU mha needs one head_dim; q has {q.shape[3]} and v {v.shape[3]}")
+    return through_jax(_gpu_mha(causal, softmax_scale(q, scale), q.device.type == "cpu"), q, *repeated(q, k, v))
+
+
+@cache
+def _gpu_decode(scale, k_splits, interpret):
+    import jax
+    from jax.experimental.pallas.ops.gpu.decode_attention import gqa
+
+    def fn(q, k, v, lengths):  # q (batch, heads, 1, head_dim); lengths (batch,), or None for all keys
+        how = dict(kv_seq_len=lengths, sm_scale=scale, k_splits=k_splits, interpret=interpret)
+        return gqa(q[:, :, 0], swapped(k), swapped(v), **how)[:, :, None]
+
+    return jax.jit(fn)
+
+
+def decode_in_splits(k_splits: int):
+    """Make the kernel jax.experimental.pallas.ops.gpu.decode_attention.gqa, which divides the keys into `k_splits`
+    parts and writes each part's O in the inputs' format before it adds them up; one query in each call. The kernel
+    raises NotImplementedError where an input requires a gradient."""
+
+    def decode(q, k, v, causal=False, scale=None):
+        without_gradients(q, k, v, "Pallas' decode attention has no gradients")
+        n_kv = k.shape[2]
+        split = DECODE_SPLIT if n_kv <= TILE * k_splits else TILE
+        k, v = (padded(x, split * k_splits) for x in (k, v))
+        own = k.shape[2] == n_kv
+        lengths = None if own else to_jax(torch.full(q.shape[:1], n_kv, dtype=torch.int32, device=q.device))
+        fn = _gpu_decode(softmax_scale(q, scale), k_splits, q.device.type == "cpu")
+        return through_jax(partial(fn, lengths=lengths), q, k, v)
+
+    return queries_at_a_time(decode, 1)
+
+
+def pallas_gpu_decode(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Call the kernel of `decode_in_splits` with 16 splits, its default."""
+    return decode_in_splits(16)(q, k, v, causal, scale)

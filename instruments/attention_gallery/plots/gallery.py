@@ -1,0 +1,207 @@
+"""The figures of the gallery: its defects, a row each; every call path; and its finds, each with two kinds of evidence
+of its cause."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from attention_gallery.implementations import JUDGED, counted, project
+from fa_lib.kernels.rule import ALLOWED
+from fa_lib.plots.captions import captioned
+from fa_lib.plots.style import BASELINE, FLASH, GREY, INK, SOFTMAX, band, plain_ticks, styled
+
+QUERIES = {  # of the table's columns times_<key> -> label, colour, marker
+    "1": ("1 query, as in decoding", SOFTMAX, "o"),
+    "16": ("16 queries", SOFTMAX, "s"),
+    "many": ("as many queries as keys", BASELINE, "^"),
+}
+MOST = 3000  # of the axis; what is larger, or not finite, stands there
+OTHERWISE = "fails by NaN, gradients or another relation, not by this error"
+
+
+@styled
+def defects(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """Draw a row for each defect, and for what differs, from the least to the largest error of its call paths; all
+    other call paths are one row.
+
+    Args:
+        tables: device -> rows of `causes.explained`, with found.
+    """
+    rows = pd.concat([_judged(table).assign(on=_on(device)) for device, table in tables.items()])
+    rows["defect"] = rows.defect.where(rows.defect != "", rows.key).where(rows.verdict != "passes", "")
+    groups = [same for _, same in rows[rows.verdict != "passes"].groupby(["verdict", "defect"])]
+    groups.sort(key=lambda same: (same.verdict.iloc[0] == "fails", _by_error(same), same.worst.max()))
+    groups.insert(0, rows[rows.verdict == "passes"])
+    figure, ax = plt.subplots(figsize=(8, 0.245 * len(groups) + 1.2))
+    labels = []
+    for y, same in enumerate(groups):
+        first, passes = same.iloc[0], same.verdict.iloc[0] == "passes"
+        color = INK if passes else FLASH if first.verdict == "fails" and _by_error(same) else GREY
+        ax.hlines(y, same.least.min(), same.worst.max(), color=color, lw=1.2)
+        look: dict[str, Any] = dict(ms=5, mfc="none") if first.verdict == "differs" else dict(ms=5)
+        ax.plot(same.worst, [y] * len(same), ls="", marker="o", color=color, **look)
+        if first.verdict == "fails" and not _by_error(same):
+            ax.plot(0.25, y, marker="x", color=FLASH, ms=6, mew=1.6, clip_on=False)
+        who = ", ".join(dict.fromkeys(map(project, same.to_dict("records"))))
+        labels.append(f"{same.groupby('project').ngroups} projects" if passes else f"{who}, {first.on}")
+        words = f"{len(same)} call paths: pass" if passes else first.found
+        words = f"differs: {words}" if first.verdict == "differs" else words
+        ax.annotate(words, (1, y), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+                    fontsize=7.5, color=INK, annotation_clip=False)  # fmt: skip
+    _axis(ax, len(groups), labels)
+    ax.set_xlabel("largest error over Baseline's")
+    marks: dict[str, Any] = dict(ls="", ms=5)
+    ax.plot([], [], marker="o", color=FLASH, label="fails by its error", **marks)
+    ax.plot([], [], marker="x", color=FLASH, label="fails by what stands at the right", mew=1.6, **marks)
+    ax.plot([], [], marker="o", color=GREY, mfc="none", label="differs", **marks)
+    ax.legend(loc="lower right", fontsize=7)
+    counts = counted(rows.to_dict("records"))
+    title = f"{counts.paths} call paths of {counts.projects} projects: {counts.fail} fail, by {counts.defects} defects"
+    caption = (
+        "A dot is a call path. Baseline: plain attention in the same format. Caches of 4 and 8 bits are compared with "
+        "exact attention on what they store."
+    )
+    return captioned(figure, title, caption)
+
+
+@styled
+def every_path(tables: Mapping[str, pd.DataFrame], caption: str) -> Figure:
+    """Draw a row for each judged call path, the one with the largest error above, with its cause at the right; a panel
+    for each device.
+
+    Args:
+        tables: device -> rows of `causes.explained`: key, project, verdict, found (a few words), over_bits, times_1,
+            times_16, times_many.
+    """
+    parts = {device: _judged(rows) for device, rows in tables.items()}
+    heights = [0.235 * len(rows) + 0.6 for rows in parts.values()]
+    figure, axes = plt.subplots(
+        len(parts), 1, figsize=(10.5, sum(heights) + 1.0), height_ratios=heights, sharex=True, squeeze=False
+    )
+    for ax, (device, rows) in zip(axes[:, 0], parts.items()):
+        _rows(ax, rows)
+        ax.set_title(f"{device}: {(rows.verdict == 'fails').sum()} of {len(rows)} fail")
+        ax.set_xlabel("largest error over Baseline's, worst of the formats, lengths and ordinary inputs")
+    axes[0, 0].legend(loc="lower right", fontsize=7.5)
+    title = "Every call path: orange names fail or differ by their error; × by something else, named at the right"
+    return captioned(figure, title, caption)
+
+
+def _on(device):
+    """Name a device in three words."""
+    return "on a CPU" if device == "CPU" else "on a GPU"
+
+
+def _by_error(rows):
+    """Whether the worst of some rows is beyond the rule by its error."""
+    return bool((rows.worst > ALLOWED["o"]).any())
+
+
+def _judged(table):
+    """Select the kernels that have a verdict, the one with the largest error last. A kernel with a cache of few bits
+    has one error, over what its bits cost."""
+    rows = table[table.verdict.isin(JUDGED)].copy()
+    columns = [f"times_{key}" for key in QUERIES]
+    rows = rows.reindex(columns=rows.columns.union([*columns, "over_bits"], sort=False))
+    few = rows.over_bits.notna()
+    rows.loc[few, columns] = np.nan
+    errors = rows[[*columns, "over_bits"]].clip(upper=MOST)
+    rows["worst"], rows["least"] = errors.max(axis=1), errors.min(axis=1)
+    rows["passing"] = rows.verdict == "passes"
+    return rows.sort_values(["passing", "worst"], ascending=[False, True]).reset_index(drop=True)
+
+
+def _rows(ax, rows):
+    y = np.arange(len(rows))
+    ax.hlines(y, rows.least, rows.worst, color=GREY, lw=0.8)
+    for key, (label, color, marker) in QUERIES.items():
+        fill = "none" if key == "1" else color
+        ax.plot(
+            rows[f"times_{key}"].clip(upper=MOST), y, ls="", color=color, mfc=fill, marker=marker, ms=5, label=label
+        )
+    ax.plot(rows.over_bits, y, ls="", color=INK, marker="D", ms=4.5, label="over the error that 4 or 8 bits cost")
+    other = ~rows.passing & (rows.worst <= ALLOWED["o"])
+    ax.plot([0.22] * other.sum(), y[other], ls="", color=FLASH, marker="x", mew=1.6, ms=6, label=OTHERWISE)
+    _axis(ax, len(rows), [f"{row.project}: {row.key}" for row in rows.itertuples()])
+    for label, row in zip(ax.get_yticklabels(), rows.itertuples()):
+        label.set_color(FLASH if row.worst > ALLOWED["o"] else INK)
+    for at, row in zip(y, rows.itertuples()):
+        words = f"differs: {row.found}" if row.verdict == "differs" else row.found
+        ax.annotate(words, (1, at), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                    va="center", fontsize=7, color=INK, annotation_clip=False)  # fmt: skip
+
+
+def _axis(ax, count, labels):
+    """Name the rows; draw the rule's line."""
+    ax.axvline(ALLOWED["o"], color=INK, lw=1.0)
+    ax.annotate(
+        f"the rule: {ALLOWED['o']:g}", (ALLOWED["o"], count - 0.4), (4, 0), textcoords="offset points", fontsize=7
+    )
+    ax.set(xscale="log", xlim=(0.2, MOST), ylim=(-0.7, count + 0.2), yticks=range(count))
+    ax.set_yticklabels(labels, fontsize=7.5)
+    plain_ticks(ax.xaxis)
+    ax.grid(axis="y", lw=0.3)
+
+
+WHO = {  # of `finds.error_rows` -> label, colour, marker
+    "kernel": ("the kernel", FLASH, "o"),
+    "emulated": ("emulated, that step rounded", BASELINE, "x"),
+    "changed": ("control: in FP32", GREY, "v"),
+}
+PANELS = {  # find -> title, column along the axis, its label, tensor of the rule, what the control has in FP32
+    "ggml": ("ggml:\nO in FP16, key by key", "n", "keys, one query, two threads", "o", "V"),
+    "ringattention": ("ringattention:\nevery step in BF16", "n", "keys and queries", "o", "scores, sums, output"),
+    "pallas_decode": ("Pallas decode:\nparts in BF16", "splits", "parts of 4,096 keys", "o", "Q, K, V and all else"),
+    "openvino": ("OpenVINO:\nFP16 cut to BF16", "n", "keys, 64 queries", "o", "Q, K, V and all else"),
+    "torch_backward": (
+        "torch: dV in BF16,\nblock by block",
+        "queries",
+        "rows of 256 keys",
+        "dv",
+        "the emulation's sums",
+    ),
+}
+
+
+@styled
+def finds(tables: dict[str, pd.DataFrame], caption: str) -> Figure:
+    """Draw the largest error over Baseline's of the kernel and of a control, above; and the largest error of an
+    emulation that rounds the step in question over the kernel's, below.
+
+    Args:
+        tables: find -> rows of `experiments.finds`, uniform inputs.
+    """
+    figure, axes = plt.subplots(2, len(tables), figsize=(11.8, 5.0), squeeze=False, sharex="col", sharey="row",
+                                height_ratios=(1.7, 1))  # fmt: skip
+    ratios = []
+    for (above, below), (find, rows) in zip(axes.T, tables.items()):
+        title, column, label, tensor, control = PANELS[find]
+        times = rows.pivot(index=[column, "seed"], columns="who", values="times_max")
+        for kind in ("kernel", "changed"):
+            name, color, marker = WHO[kind]
+            band(above, times[kind].unstack("seed"), color, marker, name if kind == "kernel" else None)
+        above.axhline(ALLOWED[tensor], color=INK, lw=1.2)
+        above.annotate(f"control, in FP32:\n{control}", (0.03, times.changed.min()), (0, -5), ("axes fraction", "data"),
+                       "offset points", fontsize=7, color=INK, va="top")  # fmt: skip
+        ratio = (times.emulated / times.kernel).dropna()
+        band(below, ratio.unstack("seed"), BASELINE, "x", None)
+        below.axhline(1, color=INK, lw=0.9)
+        ratios += [*ratio]
+        above.set(xscale="log", yscale="log", title=title, xticks=sorted(rows[column].unique()))
+        below.set(xlabel=label)
+        above.minorticks_off()
+        plain_ticks(above.xaxis)
+        below.tick_params(axis="x", labelrotation=45)
+    plain_ticks(axes[0][0].yaxis)
+    axes[0][0].set_ylim(axes[0][0].get_ylim()[0] / 20)  # room for words
+    axes[0][0].legend(loc="upper left", fontsize=7)
+    axes[0][0].set_ylabel("largest error over Baseline's")
+    axes[1][0].set(ylabel="emulation's largest\nerror / kernel's", ylim=(0.85, 1.15))
+    span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return captioned(
+        figure, f"Five finds on CPUs: emulating the coarse step gives {span} of the kernel's error", caption
+    )

@@ -1,0 +1,71 @@
+"""Figure 2c: FlashAttention-2's own CUDA kernel beside the emulator."""
+
+import math
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attention_gallery.experiments.original import CALLS, CHOICES
+from fa_lib.plots.captions import POINTS, captioned
+from fa_lib.plots.points import Mark, points
+from fa_lib.plots.style import BASELINE, FLASH, GREEN, ORANGE, styled
+
+LEAST = 2e-7  # drawn for no difference, on a logarithmic axis
+
+
+@styled
+def original_kernel(table: pd.DataFrame, calls: pd.DataFrame, caption: str) -> Figure:
+    """Draw figure 2c: the share of outputs whose bits are not the emulator's, by modelling choice, and by call.
+
+    Args:
+        table: of `experiments.original.original`.
+        calls: of `experiments.original.called`.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(10.6, 4.8), width_ratios=(1, 1.15))
+    longest = table[table.n == table.n.max()]
+    first = longest[(longest.fmt == "BF16") & (longest.head_dim == 64) & ~longest.causal & (longest.gpu == "H100")]
+    inputs = {"uniform": Mark("uniform inputs", FLASH, "o"), "normal": Mark("normal inputs", BASELINE, "s")}
+    labels = {choice.key: choice.label for choice in CHOICES.values()}
+    points(axes[0], _on_log_axis(first), "shown", ("choice", labels), ("distribution", inputs), legend="upper right")
+    setting = f"(BF16, N = {longest.n.max()}, head_dim 64, no mask, H100)"
+    axes[0].set_title(f"each row undoes one choice of the model\n{setting}")
+    model_rows, labels = _every_call(longest[longest.choice == "model"], calls)
+    marks = {
+        f"{distribution} {gpu}": Mark(f"{distribution}, {gpu}", color, marker)
+        for (distribution, gpu), color, marker in zip(
+            (("uniform", "A100"), ("uniform", "H100"), ("normal", "A100"), ("normal", "H100")),
+            (FLASH, ORANGE, BASELINE, GREEN), "oDs^",
+        )
+    }  # fmt: skip
+    kinds = model_rows.assign(kind=model_rows.distribution + " " + model_rows.gpu)
+    points(axes[1], kinds, "shown", ("call", labels), ("kind", marks), legend="upper right")
+    axes[1].set_title(f"the whole model, by call, inputs and GPU\n(N = {longest.n.max()} where none is named)")
+    for ax in axes:
+        _log(ax)
+    by = ["call", "gpu", "distribution"]
+    least = 1 - model_rows.groupby([*by, "fmt"]).different.mean().max()
+    share = math.floor(1000 * least) / 10
+    words = f"FlashAttention-2's own CUDA kernel gives the emulator's bits in at least {share:g} % of outputs"
+    return captioned(figure, f"Figure 2c. {words}", caption + POINTS + ' At "none" no output differs.')
+
+
+def _on_log_axis(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(shown=table.different.clip(lower=LEAST))
+
+
+def _every_call(model: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Concatenate the rows of both tables; and return the labels of their calls, key -> label."""
+    words = model.fmt + ", head_dim " + model.head_dim.astype(str) + model.causal.map({True: ", causal", False: ""})
+    labels = {word: word for word in sorted(words.unique())}
+    labels |= {call.key: call.label for call in CALLS.values() if call.key in {*calls.call}}
+    rows_of_both = pd.concat([model.assign(call=words), calls])
+    return _on_log_axis(rows_of_both), labels
+
+
+def _log(ax: Axes) -> None:
+    ax.set(xscale="log", xlabel="share of outputs whose bits differ", xlim=(LEAST / 1.6, 1))
+    powers = range(-6, 1)
+    ax.set_xticks([LEAST, *(10.0**k for k in powers)], labels=["none", "", *(f"$10^{{{k}}}$" for k in powers[1:])])
+    ax.axvspan(LEAST / 1.6, 1.6 * LEAST, color="#eeeeee", zorder=0, lw=0)

@@ -1,0 +1,224 @@
+"""Instructions by which the threads of a warp see one another's values: shfl, vote, match, redux, movmatrix, mma.
+The text: PTX ISA, "Warp-wide" instructions under data movement, parallel synchronization and matrices."""
+
+from collections.abc import Callable
+from functools import reduce
+
+import numpy as np
+
+from ptx_machine.device import GPU
+from ptx_machine.floats import FLOATS
+from ptx_machine.lanes import DTYPES, WARP, Lanes, refuse
+from ptx_machine.matrix import Product
+from ptx_machine.memory import BadAccess
+from ptx_machine.operands import Addresses, both, source, sources, targets
+from ptx_machine.syntax import Instruction, Operand
+from ptx_machine.warp import Step, Warp
+
+LANE = np.arange(WARP)
+
+
+def lanes_of(mask: Lanes) -> Lanes:
+    """Turn 32 bits, (32,) with one number in all lanes, into the lanes that are set, bool (32,)."""
+    return (mask.astype(np.uint64) >> LANE.astype(np.uint64)) & np.uint64(1) == 1
+
+
+def as_bits(mask: Lanes) -> np.uint32:
+    """Turn lanes, bool (32,), into 32 bits."""
+    return np.uint32((mask.astype(np.uint64) << LANE.astype(np.uint64)).sum())
+
+
+def partners(instruction: Instruction, names: Addresses) -> Callable[[Warp], tuple[Lanes, Lanes]]:
+    """Return the function of a warp that gives, for shfl, the lane whose value each lane gets, and whether it lies in
+    the lane's segment, (32,) each: a lane keeps its own value where it does not.
+
+    Raises:
+        ValueError: its mode is not modelled.
+    """
+    mode = instruction.words[2]
+    if mode not in ("up", "down", "bfly", "idx"):
+        raise refuse(instruction, f"{mode} is not modelled")
+    by, clamp = (source(operand, "u32", instruction, names) for operand in instruction.operands[2:4])
+
+    def of(warp):
+        b, c = by(warp).astype(np.int64) & 31, clamp(warp).astype(np.int64)
+        segment, limit = c >> 8 & 31, c & 31
+        low = LANE & segment
+        high = low | (limit & ~segment)
+        partner = {"up": LANE - b, "down": LANE + b, "bfly": LANE ^ b, "idx": low | (b & ~segment)}[mode]
+        inside = partner >= high if mode == "up" else partner <= high
+        return np.where(inside, partner, LANE), inside
+
+    return of
+
+
+def shuffle(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of shfl: each lane gets the value of another lane of its segment; p: whether there is such a lane.
+
+    Raises:
+        ValueError: its mode is not modelled.
+    """
+    into, into_p = both(instruction.operands[0], instruction)
+    value, of = source(instruction.operands[1], "u32", instruction, names), partners(instruction, names)
+
+    def step(warp, mask):
+        partner, inside = of(warp)
+        absent = mask & ~mask[partner]
+        if absent.any():
+            lane = int(absent.argmax())
+            raise BadAccess(lane, f"it reads lane {partner[lane]}, which takes no part")
+        warp.write(into, value(warp)[partner], mask)
+        if into_p is not None:
+            warp.write(into_p, inside, mask)
+
+    return step
+
+
+def vote(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of vote: all, any, uni, ballot."""
+    mode = instruction.words[2]
+    (into,) = targets(instruction.operands[0], instruction)
+    value = source(instruction.operands[1], "pred", instruction, names)
+
+    def step(warp, mask):
+        x = value(warp) & mask
+        results = {
+            "all": x[mask].all(), "any": x.any(), "uni": x[mask].all() or not x.any(), "ballot": as_bits(x),
+        }[mode]  # fmt: skip
+        warp.write(into, np.full(WARP, results), mask)
+
+    return step
+
+
+def match(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of match. any: the lanes with the same value; all: all lanes, if all have one value, else none."""
+    mode, kind = instruction.words[1], instruction.types[-1]
+    into, into_p = both(instruction.operands[0], instruction)
+    value = source(instruction.operands[1], kind, instruction, names)
+
+    def step(warp, mask):
+        x = value(warp)
+        lanes = np.array([as_bits(mask & (x == number)) for number in x], np.uint32)
+        if mode == "all":
+            everyone = bool((x[mask] == x[mask][0]).all())
+            lanes = np.full(WARP, as_bits(mask) if everyone else 0, np.uint32)
+            if into_p is not None:
+                warp.write(into_p, np.full(WARP, everyone), mask)
+        warp.write(into, lanes, mask)
+
+    return step
+
+
+def reduction(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of redux: every lane gets the same result. Of FP32 there are min and max: of a number and NaN the
+    number, or with the word NaN it is NaN; +0 > -0.
+
+    Raises:
+        ValueError: its operation is not modelled.
+    """
+    operation, (kind,) = instruction.words[2], instruction.types
+    operations = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+             "xor": np.bitwise_xor}  # fmt: skip
+    if kind == "f32" and operation in ("min", "max") and "abs" not in instruction.words:
+        of_two = FLOATS[operation](
+            Instruction((operation, *instruction.words[3:]), (None,) * 3, None, instruction.line)
+        )
+
+        def joined(x: Lanes) -> Lanes:
+            return reduce(of_two.run, x[1:, None], x[:1])[0]
+    elif operation not in operations or kind[0] == "f":
+        raise refuse(instruction, "that operation is not modelled")
+    else:
+
+        def joined(x: Lanes) -> Lanes:
+            return reduce(operations[operation], x[1:], x[0])
+
+    (into,) = targets(instruction.operands[0], instruction)
+    value = source(instruction.operands[1], kind, instruction, names)
+
+    def step(warp, mask):
+        warp.write(into, np.full(WARP, joined(value(warp)[mask]), DTYPES[kind]), mask)
+
+    return step
+
+
+def active(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of activemask: the lanes that execute it together."""
+    (into,) = targets(instruction.operands[0], instruction)
+
+    def step(warp, mask):
+        warp.write(into, np.full(WARP, as_bits(mask)), mask)
+
+    return step
+
+
+def elect(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of elect: the first of the lanes that take part."""
+    into, into_p = both(instruction.operands[0], instruction)
+
+    def step(warp, mask):
+        leader = int(mask.argmax())
+        if into is not None:
+            warp.write(into, np.full(WARP, leader, np.uint32), mask)
+        warp.write(into_p, leader == LANE, mask)
+
+    return step
+
+
+def transpose(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of movmatrix: it transposes a matrix of 8 x 8 in 16 bits."""
+    (into,) = targets(instruction.operands[0], instruction)
+    value = source(instruction.operands[1], "b32", instruction, names)
+
+    def step(warp, mask):
+        halves = np.ascontiguousarray(value(warp))[:, None].view(np.uint16).reshape(8, 8)
+        warp.write(into, np.ascontiguousarray(halves.T).reshape(WARP, 2).view(np.uint32)[:, 0], mask)
+
+    return step
+
+
+def multiply(instruction: Instruction, names: Addresses, gpu: GPU) -> Step:
+    """Make the step of mma.sync.
+
+    Raises:
+        ValueError: its product is not modelled.
+    """
+    product = Product(instruction, gpu)
+    into = targets(instruction.operands[0], instruction)
+    a, b, c = (sources(operand, "b32", instruction, names) for operand in instruction.operands[1:4])
+    got = tuple(map(len, (into, a, b, c)))
+    if got != product.registers:
+        raise refuse(instruction, f"got {got} registers of D, A, B and C; accepted are {product.registers}")
+
+    def step(warp, mask):
+        results = product(*([np.ascontiguousarray(value(warp)) for value in values] for values in (a, b, c)))
+        for register, bits in zip(into, results):
+            if register is not None:
+                warp.write(register, bits, mask)
+
+    return step
+
+
+def members(instruction: Instruction, names: Addresses):
+    """Return the function of a warp that gives the lanes which must execute an instruction together, bool (32,): those
+    of its last operand, or all. None: it may be executed by any lanes."""
+    name, words = instruction.name, instruction.words
+    of_a_warp = words[:2] == ("bar", "warp")
+    if "sync" not in words or (name in ("bar", "barrier", "mbarrier", "cp") and not of_a_warp):
+        return None
+    if "aligned" in words or name in ("mma", "ldmatrix", "stmatrix", "movmatrix"):
+        return lambda warp: np.ones(WARP, bool)
+    operand: Operand = instruction.operands[-1]
+    mask = source(operand, "u32", instruction, names)
+
+    def lanes_of_operand(warp: Warp) -> Lanes:
+        free = warp.alive & ~warp.blocked
+        return lanes_of(np.full(WARP, mask(warp)[int(free.argmax())]))
+
+    return lanes_of_operand
+
+
+EXCHANGES = {
+    "shfl": shuffle, "vote": vote, "match": match, "redux": reduction, "activemask": active, "elect": elect,
+    "movmatrix": transpose,
+}  # fmt: skip

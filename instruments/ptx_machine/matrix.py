@@ -1,0 +1,145 @@
+"""mma.sync: how a warp's registers hold matrices, and the product. The text: PTX ISA, "Warp Level Matrix
+Multiply-Accumulate Instructions", the figures of fragments.
+
+Lane t of group g (t = lane % 4, g = lane // 4) holds, in register r, neighbours along the sum: of A in row
+g + 8 (r % 2), of B in column g. How neighbours lie depends on how many a register holds.
+"""
+
+import re
+
+import numpy as np
+import torch
+
+from fa_lib.numerics import sum_loops
+from fa_lib.numerics.tensor_cores import TensorCore
+from ptx_machine.carriers import bits_of, carried
+from ptx_machine.device import GPU
+from ptx_machine.lanes import WARP, Lanes, refuse
+from ptx_machine.syntax import BITS, Instruction
+
+SHAPES = {  # (M, N, K) by the bits of an element
+    8: ((16, 8, 16), (16, 8, 32)),
+    16: ((16, 8, 8), (16, 8, 16)),
+    32: ((16, 8, 4), (16, 8, 8)),
+}
+WIDTHS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+WHOLE = ("s8", "u8")  # types of whole numbers, whose sums are exact
+T, G = np.arange(WARP) % 4, np.arange(WARP) // 4
+ALLOWED = {"mma", "sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4"}
+
+
+def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
+    """Convert the bits of factors, of any shape, to float64 of that shape."""
+    if kind in WHOLE:
+        return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
+    if kind in ("e4m3", "e5m2"):
+        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
+        return torch.from_numpy(bits).view(dtype).to(torch.float64).numpy()
+    if kind == "tf32":  # the hardware leaves out what is below its 10 bits
+        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    return carried(bits if kind == "bf16" else bits.view(np.float16), kind)
+
+
+def summed(core: TensorCore, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
+    """Compute C + A B, float64 (m, n), as a matrix unit sums, of float64 A (m, k), B (k, n), C (m, n)."""
+    if A.shape[1] <= core.block and not core.two_level and np.isfinite(A.sum() + B.sum() + C.sum()):
+        D = np.empty(C.shape)
+        rule = core.inputs.emin, core.block, core.F, 0
+        sum_loops.chained(A, B, C, D, rule, core.result.grid, core.to_nearest)
+        return D
+    return core.matmul(*(torch.from_numpy(np.ascontiguousarray(x)) for x in (A, B, C))).numpy()
+
+
+class Product:
+    """The product of one mma.sync instruction.
+
+    Attributes:
+        shape: (M, N, K).
+        a, b: types of the factors.
+        registers: numbers of registers of 32 bits that a lane has of D, A, B and C.
+        gives, takes: types of the result, and of the matrix that the product is added to.
+
+    Raises:
+        ValueError: the instruction is not modelled on this GPU.
+    """
+
+    def __init__(self, instruction: Instruction, gpu: GPU):
+        words = instruction.words
+        shape = next((word for word in words if re.fullmatch(r"m\d+n\d+k\d+", word)), "")
+        m, n, k = (int(x) for x in re.findall(r"\d+", shape)) if shape else (0, 0, 0)
+        self.shape, self.gpu, self.saturated = (m, n, k), gpu, "satfinite" in words
+        types = instruction.types
+        if len(types) != 4 or {*words} - ALLOWED - {shape, *types}:
+            raise refuse(instruction, "its kind of matrices is not modelled")
+        self.gives, self.a, self.b, self.takes = types
+        if self.a not in WIDTHS or self.b not in WIDTHS or self.shape not in SHAPES[WIDTHS[self.a]]:
+            raise refuse(instruction, "matrices of that type and shape are not modelled")
+        self.whole, (m, n, k) = self.a in WHOLE, self.shape
+        elements = (m * n, self.gives), (m * k, self.a), (k * n, self.b), (m * n, self.takes)
+        self.registers = tuple(count * BITS[kind] // (32 * WARP) for count, kind in elements)
+        if self.whole != (self.gives == "s32") or self.gives != self.takes:
+            raise refuse(instruction, "accepted is a result of the type that it is added to")
+        if not self.whole:
+            if self.a != self.b:
+                raise refuse(instruction, "factors of two types are not modelled")
+            try:
+                self.core = gpu.core(self.a, self.gives)
+            except ValueError as error:
+                raise refuse(instruction, str(error)) from None
+
+    def __call__(self, a: list[Lanes], b: list[Lanes], c: list[Lanes]) -> list[Lanes]:
+        """Compute the registers of the result, (32,) each, from the registers of A, B and C; all are bits."""
+        A, B = self._left(a), self._right(b)
+        C = _from_rows(c, self.takes)
+        if self.whole:
+            D = A.astype(np.int64) @ B.astype(np.int64) + C.astype(np.int64)
+            D = np.clip(D, -(1 << 31), (1 << 31) - 1) if self.saturated else D
+            return _to_rows(D.astype(np.int32).view(np.uint32), 32)
+        D = summed(self.core, A, B, C)
+        bits = bits_of(D.reshape(-1), self.gives).view(f"uint{BITS[self.gives]}")
+        return _to_rows(bits.reshape(D.shape), BITS[self.gives])
+
+    def _left(self, registers: list[Lanes]) -> np.ndarray:
+        """Assemble A (M, K) from its registers."""
+        m, _, k = self.shape
+        x = _elements(registers, self.a)  # (registers, 32, elements of one)
+        e = x.shape[-1]
+        A = np.zeros((m, k), x.dtype)
+        for r, values in enumerate(x):
+            A[(G + 8 * (r % 2))[:, None], (e * T + 4 * e * (r // 2))[:, None] + np.arange(e)] = values
+        return A
+
+    def _right(self, registers: list[Lanes]) -> np.ndarray:
+        """Assemble B (K, N) from its registers."""
+        _, n, k = self.shape
+        x = _elements(registers, self.b)
+        e = x.shape[-1]
+        B = np.zeros((k, n), x.dtype)
+        for r, values in enumerate(x):
+            B[(e * T + 4 * e * r)[:, None] + np.arange(e), G[:, None]] = values
+        return B
+
+
+def _elements(registers: list[Lanes], kind: str) -> np.ndarray:
+    """Unpack registers to (registers, 32, elements of a register), float64."""
+    bits = np.stack([np.ascontiguousarray(x) for x in registers])[..., None]
+    return numbers(bits.view(f"uint{WIDTHS[kind]}"), kind)
+
+
+def _from_rows(registers: list[Lanes], kind: str) -> np.ndarray:
+    """Assemble C (16, 8): each lane has two neighbours in row g, then two in row g + 8."""
+    if kind == "f16":
+        pairs = [x[:, None].view(np.float16).astype(np.float64) for x in registers]
+    else:
+        dtype = np.float32 if kind == "f32" else np.int32
+        values = [x.view(dtype).astype(np.float64 if kind == "f32" else np.int64) for x in registers]
+        pairs = [np.stack(values[i : i + 2], 1) for i in (0, 2)]
+    return np.concatenate([x.reshape(8, 8) for x in pairs])
+
+
+def _to_rows(bits: np.ndarray, width: int) -> list[Lanes]:
+    """Split (16, 8) into registers, the reverse of `_from_rows`."""
+    pairs = [np.ascontiguousarray(bits[i : i + 8]).reshape(WARP, 2) for i in (0, 8)]
+    if width == 16:
+        return [np.ascontiguousarray(x).view(np.uint32)[:, 0] for x in pairs]
+    return [np.ascontiguousarray(x[:, i]) for x in pairs for i in (0, 1)]

@@ -1,0 +1,272 @@
+"""mov, ld, st, cp.async, ldmatrix and their like: values from registers and memory to others. The text: PTX ISA, "Data
+Movement and Conversion Instructions".
+
+A copy by cp.async is done at once: a kernel that waits for it, as it must, sees no difference.
+"""
+
+import numpy as np
+
+from ptx_machine.lanes import DTYPES, WARP, Lanes, raw, refuse
+from ptx_machine.memory import LOCAL, PARAMETERS, SHARED
+from ptx_machine.operands import Addresses, address, into_shared, source, sources, targets, whole
+from ptx_machine.syntax import BITS, Instruction, Operand, Register, Vector, parts
+from ptx_machine.warp import Step, Warp
+
+SPACES = ("param", "global", "shared", "local", "const")
+HINTS = (  # of caches, order and visibility: a machine that executes in order ignores them
+    "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster", "nc", "ca", "cg",
+    "cs", "lu", "cv", "wb", "wt", "L1", "L2", "unified", "async", "to",
+)  # fmt: skip
+
+
+def space_of(instruction: Instruction) -> str:
+    """Return the space of memory that an instruction names, or "generic"."""
+    spaces = [word.split("::")[0] for word in instruction.words if word.split("::")[0] in SPACES]
+    return spaces[0] if spaces else "generic"
+
+
+def check_hints(instruction: Instruction, *known: str) -> None:
+    """Check that all words of an instruction are hints, spaces, types, or of `known`.
+
+    Raises:
+        ValueError: a word is not.
+    """
+    for word in instruction.words[1:]:
+        plain = word.split("::")[0]
+        if plain not in (*HINTS, *SPACES, *known, *BITS) and not word.startswith(("L1::", "L2::")):
+            raise refuse(instruction, f"{word} is not modelled")
+
+
+def move(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of mov: of a register, a constant or an address; it also packs and unpacks vectors."""
+    kind = instruction.types[-1]
+    to, operand = instruction.operands
+    if isinstance(operand, Vector):
+        return _pack(instruction, names)
+    if isinstance(to, Vector):
+        return _unpack(instruction)
+    value, (into,) = source(operand, kind, instruction, names), targets(to, instruction)
+
+    def step(warp, mask):
+        warp.write(into, value(warp), mask)
+
+    return step
+
+
+def _pack(instruction: Instruction, names: Addresses) -> Step:
+    to, operand = instruction.operands
+    kind, count = instruction.types[-1], len(parts(operand))
+    item_kind = f"b{BITS[kind] // count}"
+    values_of, (into,) = sources(operand, item_kind, instruction, names), targets(to, instruction)
+
+    def step(warp, mask):
+        values = np.stack([value(warp) for value in values_of], 1)
+        warp.write(into, values.view(raw(kind))[:, 0], mask)
+
+    return step
+
+
+def _unpack(instruction: Instruction) -> Step:
+    to, operand = instruction.operands
+    kind = instruction.types[-1]
+    into = targets(to, instruction)
+    value = source(operand, kind, instruction, {})
+    dtype = raw(f"b{BITS[kind] // len(into)}")
+
+    def step(warp, mask):
+        values = np.ascontiguousarray(value(warp)).view(raw(kind))[:, None].view(dtype)
+        for i, register in enumerate(into):
+            if register is not None:
+                warp.write(register, np.ascontiguousarray(values[:, i]), mask)
+
+    return step
+
+
+def to_generic(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of cvta: between addresses of a space and generic ones.
+
+    Raises:
+        ValueError: addresses are not of 64 bits.
+    """
+    kind, back = instruction.types[-1], "to" in instruction.words
+    space = space_of(instruction)
+    base = np.uint64({"shared": SHARED, "local": LOCAL, "param": PARAMETERS}.get(space, 0))
+    value, (into,) = (
+        source(instruction.operands[1], "u64", instruction, names),
+        targets(instruction.operands[0], instruction),
+    )
+    if kind != "u64":
+        raise refuse(instruction, "addresses of 64 bits are modelled")
+
+    def step(warp, mask):
+        x = value(warp)
+        warp.write(into, x - base if back else x + base, mask)
+
+    return step
+
+
+def load(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of ld.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
+    check_hints(instruction, "v2", "v4", "v8")
+    kind, space = instruction.types[-1], space_of(instruction)
+    into = targets(instruction.operands[0], instruction)
+    at = address(instruction.operands[1], instruction, names)
+    size = BITS[kind] // 8
+
+    def step(warp, mask):
+        data = warp.block.memory.load(space, at(warp), size * len(into), mask, warp.local)
+        values = data.view(DTYPES[kind])
+        for i, register in enumerate(into):
+            if register is not None:
+                warp.write(register, np.ascontiguousarray(values[:, i]), mask)
+
+    return step
+
+
+def store(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of st.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
+    check_hints(instruction, "v2", "v4", "v8")
+    kind, space = instruction.types[-1], space_of(instruction)
+    at = address(instruction.operands[0], instruction, names)
+    values = sources(instruction.operands[1], kind, instruction, names)
+
+    def step(warp, mask):
+        data = np.stack([np.ascontiguousarray(value(warp)) for value in values], 1)
+        warp.block.memory.store(space, at(warp), data.view(np.uint8), mask, warp.local)
+
+    return step
+
+
+WAITS = ("commit_group", "wait_group", "wait_all")  # of cp.async: the copies are done already
+
+
+def bytes_read(instruction: Instruction) -> Operand:
+    """Return the operand of cp.async that has the number of bytes to read; None: all are read.
+
+    Raises:
+        ValueError: a predicate says it, which is not modelled.
+    """
+    behind = instruction.operands[3:]
+    more = [x for x in behind if not (isinstance(x, Register) and x.type == "b64")]  # that is a cache policy
+    if more and isinstance(more[0], Register) and more[0].type == "pred":
+        raise refuse(instruction, "a predicate that ignores the source is not modelled")
+    return more[0] if more else None
+
+
+def copy(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of cp.async, from global to shared memory; where it reads fewer bytes than it writes, zeros follow.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
+    words, operands = instruction.words, instruction.operands
+    if words[2] in WAITS:
+        return lambda warp, mask: None
+    if words[2] not in ("ca", "cg"):
+        raise refuse(instruction, "of cp.async only copies of a thread are modelled, not bulk ones")
+    to, of = (address(operand, instruction, names) for operand in operands[:2])
+    size = whole(operands[2], instruction)
+    count_of = bytes_read(instruction)
+    byte_count = source(count_of, "u32", instruction, names) if count_of is not None else None
+
+    def step(warp, mask):
+        memory, values = warp.block.memory, np.zeros((WARP, size), np.uint8)
+        count = np.full(WARP, size) if byte_count is None else np.minimum(byte_count(warp), size)
+        for length in np.unique(count[mask]):
+            lanes = mask & (count == length)
+            if length == size:
+                values[lanes] = memory.load("global", of(warp), size, lanes, warp.local)[lanes]
+            elif length:
+                _load_bytes(warp, of(warp), int(length), lanes, values)
+        memory.store("shared", into_shared(to(warp)), values, mask, warp.local)
+
+    return step
+
+
+def _load_bytes(warp: Warp, at: Lanes, count: int, mask: Lanes, values: np.ndarray) -> None:
+    for i in range(count):
+        values[mask, i] = warp.block.memory.load("global", at + np.uint64(i), 1, mask, warp.local)[mask, 0]
+
+
+def matrices(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of ldmatrix and stmatrix: one, two or four matrices of 8 x 8 in 16 bits. The first lanes have the
+    addresses of the rows; each lane gets two neighbours of a row, or, transposed, of a column.
+
+    Raises:
+        ValueError: it is not modelled.
+    """
+    words = instruction.words
+    check_hints(instruction, "sync", "aligned", "x1", "x2", "x4", "trans", "m8n8")
+    count = next(int(word[1]) for word in words if word in ("x1", "x2", "x4"))
+    transposed, loads = "trans" in words, instruction.name == "ldmatrix"
+    place, registers = instruction.operands[:: 1 if not loads else -1]
+    at = address(place, instruction, names)
+    if loads:
+        into = targets(registers, instruction)
+    else:
+        values = sources(registers, "b32", instruction, names)
+
+    def starts(warp):
+        return into_shared(at(warp))[: 8 * count]
+
+    def row_lanes(warp):
+        rows = np.zeros(WARP, np.uint64)
+        rows[: 8 * count] = starts(warp)
+        return rows, np.arange(WARP) < 8 * count
+
+    def load_step(warp, mask):
+        rows, lanes = row_lanes(warp)
+        data = warp.block.memory.load("shared", rows, 16, lanes, warp.local)[: 8 * count]
+        halves = data.view(np.uint16).reshape(count, 8, 8)
+        halves = halves.transpose(0, 2, 1) if transposed else halves
+        for register, bits in zip(into, np.ascontiguousarray(halves).reshape(count, WARP, 2).view(np.uint32)[..., 0]):
+            if register is not None:
+                warp.write(register, bits, mask)
+
+    def store_step(warp, mask):
+        rows, lanes = row_lanes(warp)
+        halves = np.stack([value(warp) for value in values])[..., None].view(np.uint16).reshape(count, 8, 8)
+        halves = np.ascontiguousarray(halves.transpose(0, 2, 1) if transposed else halves)
+        out = np.zeros((WARP, 16), np.uint8)
+        out[: 8 * count] = halves.reshape(8 * count, 8).view(np.uint8)
+        warp.block.memory.store("shared", rows, out, lanes, warp.local)
+
+    return load_step if loads else store_step
+
+
+def in_space(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of isspacep: whether a generic address lies in a space."""
+    space = space_of(instruction)
+    value = source(instruction.operands[1], "u64", instruction, names)
+    (into,) = targets(instruction.operands[0], instruction)
+    base = {"shared": SHARED, "local": LOCAL}
+
+    def step(warp, mask):
+        x = value(warp)
+        window = {name: (x >= np.uint64(start)) & (x < np.uint64(start + (1 << 32))) for name, start in base.items()}
+        inside = window[space] if space in window else ~(window["shared"] | window["local"])
+        warp.write(into, inside, mask)
+
+    return step
+
+
+def nothing(instruction: Instruction, names: Addresses) -> Step:
+    """Make the step of fences, prefetches and others without effect in a machine that executes in order."""
+    return lambda warp, mask: None
+
+
+MOVES = {
+    "mov": move, "cvta": to_generic, "ld": load, "ldu": load, "st": store, "cp": copy, "ldmatrix": matrices,
+    "stmatrix": matrices, "isspacep": in_space, "membar": nothing, "fence": nothing,
+    "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
+    "createpolicy": nothing,
+    "griddepcontrol": nothing, "setmaxnreg": nothing,
+}  # fmt: skip

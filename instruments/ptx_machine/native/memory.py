@@ -1,0 +1,254 @@
+"""Loads and stores, on LLVM's lanes. An access that is a fault, or whose lanes are in several tensors, changes nothing
+and is left to the numpy machine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from ptx_machine.lanes import WARP
+from ptx_machine.memory import SHARED
+from ptx_machine.native.emitter import Emitter, Memory, NotNative
+from ptx_machine.native.encode import Field
+from ptx_machine.native.vectors import I1, I8, I32, I64, POINTER, Builder, lanes
+from ptx_machine.syntax import BITS
+
+NONE = (1 << 64) - 1
+
+
+def addresses(e: Emitter, slot: int, register: str) -> ir.Value:
+    """Emit [register + offset], 64 bits; the offset is in the next slot."""
+    b = e.b
+    bits = e.value(slot, register, register)
+    offset = b.splat(e.slot(slot + 1))
+    if BITS[register] == 64:
+        return b.add(bits, offset)
+    return b.and_(b.add(b.zext(bits, lanes(I64)), offset), b.all(0xFFFFFFFF, lanes(I64)))
+
+
+def into_shared(e: Emitter, at: ir.Value) -> ir.Value:
+    """Emit `operands.into_shared`."""
+    b = e.b
+    return b.select(b.icmp_unsigned(">=", at, b.all(SHARED, at)), b.sub(at, b.all(SHARED, at)), at)
+
+
+class Window(NamedTuple):
+    """Where the accesses of an instruction lie: the address of byte 0 as they count it, and that of its flag among the
+    bytes that were written, or 0 where there are no flags."""
+
+    start: ir.Value
+    flags: ir.Value
+
+
+def window(e: Emitter, space: str, at: ir.Value, size: int, mask: ir.Value) -> Window:
+    """Emit the window of a space, where all accesses are inside it and aligned; else leave the instruction to the numpy
+    machine. Generic accesses must all lie in shared memory, or all in one tensor.
+
+    Raises:
+        NotNative: the space is another one.
+    """
+    b = e.b
+    low = b.intrinsic("vector.reduce.umin", [b.select(mask, at, b.all(NONE, at))], I64)
+    high = b.intrinsic("vector.reduce.umax", [b.select(mask, at, b.all(0, at))], I64)
+    if size > 1:
+        odd = b.intrinsic("vector.reduce.or", [b.select(mask, at, b.all(0, at))], I64)
+        e.needs(b.icmp_unsigned("==", b.and_(odd, I64(size - 1)), I64(0)))
+    end = b.add(high, I64(size))
+    e.needs(b.icmp_unsigned(">=", end, high))
+    if space == "global":
+        inside(e, low, end)
+        return Window(I64(0), I64(0))
+    if space == "generic":
+        return _generic(e, low, end)
+    field = {"shared": Memory.SHARED, "param": Memory.PARAMETERS}.get(space)
+    if field is None:
+        raise NotNative
+    e.needs(b.icmp_unsigned("<=", end, e.of(Memory(field + 1))))
+    return Window(e.of(field), e.of(Memory.WRITTEN) if space == "shared" else I64(0))
+
+
+def _generic(e: Emitter, low: ir.Value, end: ir.Value) -> Window:
+    b, first = e.b, I64(SHARED)
+    in_shared, in_global, behind = (b.append_basic_block() for _ in range(3))
+    b.cbranch(b.icmp_unsigned(">=", low, first), in_shared, in_global)
+    b.position_at_end(in_shared)
+    e.needs(b.icmp_unsigned("<=", b.sub(end, first), e.of(Memory.SHARED_SIZE)))
+    flags = e.of(Memory.WRITTEN)
+    flags = b.select(b.icmp_unsigned("!=", flags, I64(0)), b.sub(flags, first), I64(0))
+    found = [(b.sub(e.of(Memory.SHARED), first), flags, b.block)]
+    b.branch(behind)
+    b.position_at_end(in_global)
+    inside(e, low, end)
+    found.append((I64(0), I64(0), b.block))
+    b.branch(behind)
+    b.position_at_end(behind)
+    start, flag_start = b.phi(I64), b.phi(I64)
+    for one, flag, block in found:
+        start.add_incoming(one, block)
+        flag_start.add_incoming(flag, block)
+    return Window(start, flag_start)
+
+
+def accesses(e: Emitter, space: str, slot: int, register: str, size: int, local: int) -> tuple[ir.Value, Window]:
+    """Emit the addresses of a load or store, and their window. slot: of the address; local: of the bytes of local
+    memory of a lane.
+
+    Raises:
+        NotNative: the space is another one.
+    """
+    b, at = e.b, addresses(e, slot, register)
+    if space != "local":
+        return at, window(e, space, at, size, e.mask)
+    of_lane = e.slot(local)
+    high = b.intrinsic("vector.reduce.umax", [b.select(e.mask, at, b.all(0, at))], I64)
+    odd = b.intrinsic("vector.reduce.or", [b.select(e.mask, at, b.all(0, at))], I64)
+    end = b.add(high, I64(size))
+    e.needs(b.and_(b.icmp_unsigned("<=", end, of_lane), b.icmp_unsigned(">=", end, high)))
+    e.needs(b.icmp_unsigned("==", b.and_(odd, I64(size - 1)), I64(0)))
+    lane = ir.Constant(lanes(I64), [I64(i) for i in range(WARP)])
+    start = b.add(b.ptrtoint(e.registers, I64), I64(Field.LOCAL))
+    return b.add(at, b.mul(lane, b.splat(of_lane))), Window(start, I64(0))
+
+
+def place_of(b: Builder, start: ir.Value, listed: ir.Value, lane: ir.Value | int) -> ir.Value:
+    """Emit a pointer to the beginning of a lane's access. listed: all lanes' addresses, in memory."""
+    offset = I64(8 * lane) if isinstance(lane, int) else b.mul(lane, I64(8))
+    return b.inttoptr(b.add(start, b.get(b.at(listed, offset), I64, 8)), POINTER)
+
+
+def inside(e: Emitter, low: ir.Value, end: ir.Value) -> None:
+    """Return NOT_DONE from the function unless one span contains all bytes from low to end."""
+    b = e.b
+    spans, count = e.of(Memory.SPANS, POINTER), e.of(Memory.SPAN_COUNT)
+    before = b.block
+    loop, covered, next_one, out = (b.append_basic_block() for _ in range(4))
+    b.branch(loop)
+    b.position_at_end(loop)
+    i = b.phi(I64)
+    i.add_incoming(I64(0), before)
+    more = b.icmp_unsigned("<", i, count)
+    b.cbranch(more, next_one, out)
+    b.position_at_end(next_one)
+    start = b.get(b.at(spans, b.mul(i, I64(16))), I64, 8)
+    stop = b.get(b.at(spans, b.add(b.mul(i, I64(16)), I64(8))), I64, 8)
+    fits = b.and_(b.icmp_unsigned(">=", low, start), b.icmp_unsigned("<=", end, stop))
+    i.add_incoming(b.add(i, I64(1)), next_one)
+    b.cbranch(fits, covered, loop)
+    b.position_at_end(out)
+    b.ret(I64(0))
+    b.position_at_end(covered)
+
+
+def each_lane(e: Emitter, mask: ir.Value, work) -> None:
+    """Emit a loop that does work(b, lane) for each lane of the mask; the lane's number is an int64."""
+    b = e.b
+    bits = b.bitcast(mask, I32)
+    before, loop, body, behind, out = b.block, *(b.append_basic_block() for _ in range(4))
+    b.branch(loop)
+    b.position_at_end(loop)
+    i = b.phi(I64)
+    i.add_incoming(I64(0), before)
+    is_active = b.trunc(b.lshr(bits, b.trunc(i, I32)), I1)
+    b.cbranch(is_active, body, behind)
+    b.position_at_end(body)
+    work(b, i)
+    b.branch(behind)
+    b.position_at_end(behind)
+    after = b.add(i, I64(1))
+    i.add_incoming(after, behind)
+    b.cbranch(b.icmp_unsigned("<", after, I64(WARP)), loop, out)
+    b.position_at_end(out)
+
+
+def listed(e: Emitter, at: ir.Value) -> ir.Value:
+    """Store addresses in memory, for a loop over lanes."""
+    place = e.b.room(at.type)
+    e.b.put(at, place, 16)
+    return place
+
+
+def load(e: Emitter, space: str, kind: str, registers: list[str], of: str) -> None:
+    """Emit ld. Its slots are of the results, then of the address, a register of type `of`, of its offset, and of the
+    bytes of local memory.
+
+    A wider register is filled with zeros, or with the sign of a type that has one.
+
+    Raises:
+        NotNative: the space is constant, or a register is narrower than the type.
+    """
+    if any(BITS[register] < BITS[kind] for register in registers):
+        raise NotNative
+    size, count = BITS[kind] // 8, len(registers)
+    at, (start, flags) = accesses(e, space, count, of, size * count, count + 2)
+    place = listed(e, at)
+    written(e, flags, place, size * count)
+    element = ir.IntType(BITS[kind])
+    targets = [(e.place(i), BITS[register]) for i, register in enumerate(registers)]
+
+    def work(b, lane):
+        start_of_lane = place_of(b, start, place, lane)
+        for i, (target, bits) in enumerate(targets):
+            value = b.get(b.at(start_of_lane, i * size), element)
+            if bits > BITS[kind]:
+                value = (b.sext if kind[0] == "s" else b.zext)(value, ir.IntType(bits))
+            b.put(value, b.at(target, b.mul(lane, I64(bits // 8))))
+
+    each_lane(e, e.mask, work)
+
+
+@contextmanager
+def asked(e: Emitter, flags: ir.Value) -> Iterator[None]:
+    """Emit operations that are done only where there are flags of the bytes that were written: they are not at 0."""
+    b = e.b
+    inner, behind = b.append_basic_block(), b.append_basic_block()
+    b.cbranch(b.icmp_unsigned("!=", flags, I64(0)), inner, behind)
+    b.position_at_end(inner)
+    yield
+    b.branch(behind)
+    b.position_at_end(behind)
+
+
+def written(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
+    """Return NOT_DONE from the function unless all bytes that are read were written."""
+    with asked(e, flags):
+        kind = ir.IntType(8 * size)  # the flags of an access at once
+        ones, all_written = kind(int.from_bytes(b"\1" * size, "little")), e.b.room(kind)
+        e.b.put(ones, all_written)
+
+        def work(b, lane):
+            b.put(b.and_(b.get(all_written, kind), b.get(place_of(b, flags, place, lane), kind)), all_written)
+
+        each_lane(e, e.mask, work)
+        e.needs(e.b.icmp_unsigned("==", e.b.get(all_written, kind), ones))
+
+
+def mark(e: Emitter, flags: ir.Value, place: ir.Value, size: int) -> None:
+    """Note that the stored bytes were written."""
+    ones = ir.Constant(lanes(I8, size), [I8(1)] * size)
+    with asked(e, flags):
+        each_lane(e, e.mask, lambda b, lane: b.put(ones, place_of(b, flags, place, lane)))
+
+
+def store(e: Emitter, space: str, kind: str, registers: list[str], to: str) -> None:
+    """Emit st. Its slots are of the address, a register of type `to`, of its offset, of the values, the lower bits of a
+    wider register, and of the bytes of local memory.
+
+    Raises:
+        NotNative: the space is constant, or a register is narrower than the type.
+    """
+    if any(BITS[register] < BITS[kind] for register in registers):
+        raise NotNative
+    size, count = BITS[kind] // 8, len(registers)
+    at, (start, flags) = accesses(e, space, 0, to, size * count, count + 2)
+    place = listed(e, at)
+    element = ir.IntType(BITS[kind])
+    values = [(e.place(2 + i), BITS[register] // 8) for i, register in enumerate(registers)]
+
+    def work(b, lane):
+        start_of_lane = place_of(b, start, place, lane)
+        for i, (value, width) in enumerate(values):  # little-endian: the lower bits are first
+            b.put(b.get(b.at(value, b.mul(lane, I64(width))), element), b.at(start_of_lane, i * size))
+
+    each_lane(e, e.mask, work)
+    mark(e, flags, place, size * count)

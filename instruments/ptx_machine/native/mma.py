@@ -1,0 +1,266 @@
+"""mma.sync on LLVM's lanes, as a `TensorCore` sums: the same steps as `sum_loops.chained`, eight columns at a time.
+
+Where a factor is NaN, or C is, so is the result. Infinite numbers, and results, are left to the numpy machine.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from fa_lib.numerics.sum_torch import NOTHING
+from fa_lib.numerics.tensor_cores import TensorCore
+from ptx_machine.matrix import WIDTHS
+from ptx_machine.native.emitter import Emitter, NotNative
+from ptx_machine.native.floats import halves
+from ptx_machine.native.vectors import DOUBLE, FLOAT, HALF, I8, I16, I32, I64, Builder, lanes
+
+COLUMNS = 8
+D8, L8, E8 = lanes(DOUBLE, COLUMNS), lanes(I64, COLUMNS), lanes(I32, COLUMNS)
+BY_TURNS = ir.Constant(lanes(I32, 64), [I32(i // 2 + 32 * (i % 2)) for i in range(64)])  # of two registers
+FIELD = 0x7FF0000000000000  # of a float64's exponent
+SIZES = {DOUBLE: 8, I32: 4}  # bytes of an element
+
+
+def element_of(kind: str) -> ir.Type:
+    """Return the type that carries an element of a matrix."""
+    return I32 if kind in ("s8", "u8") else DOUBLE
+
+
+def exponents(b: Builder, x: ir.Value, emin: int) -> ir.Value:
+    """Emit floor(log2 |x|), at least emin; NOTHING of 0."""
+    kind = x.type
+    wide, short = (lanes(each, kind.count) for each in (I64, I32))
+    field = b.and_(b.lshr(b.bitcast(x, wide), b.all(52, wide)), b.all(0x7FF, wide))
+    e = b.sub(b.trunc(field, short), b.all(1023, short))
+    e = b.select(b.icmp_signed("<", e, b.all(emin, e)), b.all(emin, e), e)
+    return b.select(b.fcmp_unordered("ueq", x, b.all(0.0, x)), b.all(int(NOTHING), e), e)
+
+
+def power_of_two(b: Builder, e: ir.Value) -> ir.Value:
+    """Emit 2**e as float64."""
+    return b.bitcast(b.shl(b.sext(b.add(e, b.all(1023, e)), L8), b.all(52, L8)), D8)
+
+
+def clamp(b: Builder, x: ir.Value, low: int, high: int) -> ir.Value:
+    """Emit whole numbers x limited to low .. high."""
+    x = b.select(b.icmp_signed("<", x, b.all(low, x)), b.all(low, x), x)
+    return b.select(b.icmp_signed(">", x, b.all(high, x)), b.all(high, x), x)
+
+
+def rounded(b: Builder, x: ir.Value, core: TensorCore) -> ir.Value:
+    """Emit x rounded to the core's result, as `rounding_loops.nearest` and `sum_loops._toward_zero` do."""
+    precision, low, high, largest, over = core.result.grid
+    field = clamp(b, b.and_(b.bitcast(x, L8), b.all(FIELD, L8)), int(low), int(high))
+    add = ((53 - precision) << 52) + (1 << 51)
+    c = b.bitcast(b.add(field, b.all(add, field)), D8)
+    size = b.intrinsic("fabs", [x])
+    r = b.intrinsic("fabs", [b.fsub(b.fadd(x, c), c)])
+    if not core.to_nearest:
+        step = b.bitcast(b.sub(field, b.all((precision - 1) << 52, field)), D8)
+        r = b.fsub(r, b.select(b.fcmp_ordered(">", r, size), step, b.all(0.0, r)))
+    r = b.select(b.fcmp_ordered(">", r, b.all(float(largest), r)), b.all(float(over), r), r)
+    return b.intrinsic("copysign", [r, x])
+
+
+def elements(e: Emitter, slot: int, count: int, kind: str) -> ir.Value:
+    """Unpack the elements of registers in slots from `slot` on, one register after another, and return their place:
+    float64, or 32 bits where they are whole.
+
+    Raises:
+        NotNative: the type is another one.
+    """
+    b = e.b
+    per = 32 // WIDTHS[kind]
+    element = element_of(kind)
+    place = b.room(lanes(element, 32 * per), count)
+    for r in range(count):
+        bits = b.get(e.place(slot + r), lanes(I32), 16)
+        target = b.at(place, SIZES[element] * 32 * per * r)
+        if kind in ("s8", "u8"):
+            extend = b.sext if kind == "s8" else b.zext
+            b.put(extend(b.bitcast(bits, lanes(I8, 128)), lanes(I32, 128)), target)
+            continue
+        if kind == "tf32":
+            x = b.bitcast(b.and_(bits, b.all(0xFFFFE000, bits)), lanes(FLOAT))
+        elif kind == "bf16":
+            pairs = b.bitcast(bits, lanes(I16, 64))
+            x = b.bitcast(b.shl(b.zext(pairs, lanes(I32, 64)), b.all(16, lanes(I32, 64))), lanes(FLOAT, 64))
+        elif kind == "f16":
+            halves()
+            x = b.bitcast(bits, lanes(HALF, 64))
+        else:
+            raise NotNative
+        b.put(b.fpext(x, lanes(DOUBLE, 32 * per)), target)
+    return place
+
+
+def factors(e: Emitter, slot: int, shape: tuple[int, int, int], kinds: tuple[str, str]) -> tuple[ir.Value, ir.Value]:
+    """Assemble A and B by rows from the registers in slots from `slot` on, laid out as the figures of PTX's text
+    show."""
+    b, (m, n, k) = e.b, shape
+    element, per = element_of(kinds[0]), 32 // WIDTHS[kinds[0]]
+    size, of_a, of_b = SIZES[element], m * k * WIDTHS[kinds[0]] // 1024, k * n * WIDTHS[kinds[1]] // 1024
+    a_place, b_place = elements(e, slot, of_a, kinds[0]), elements(e, slot + of_a, of_b, kinds[1])
+    A, B = b.room(element, m * k), b.room(element, k * n)
+
+    def move(place, at, matrix, index):
+        b.put(b.get(b.at(place, size * at), element), b.at(matrix, size * index))
+
+    for lane in range(32):
+        for i in range(per):
+            along, across = per * (lane % 4) + i, lane // 4
+            for r in range(of_a):
+                row, column = across + 8 * (r % 2), along + 4 * per * (r // 2)
+                move(a_place, 32 * per * r + per * lane + i, A, k * row + column)
+            for r in range(of_b):
+                move(b_place, 32 * per * r + per * lane + i, B, n * (along + 4 * per * r) + across)
+    return A, B
+
+
+def two_registers(e: Emitter, slot: int) -> ir.Value:
+    """Read half of a matrix of 32 bits by rows, 64 elements, from the two registers in slots from `slot` on, whose
+    elements of one lane are neighbours."""
+    pair = [e.b.get(e.place(slot + i), lanes(I32), 16) for i in range(2)]
+    return e.b.shuffle_vector(*pair, BY_TURNS)
+
+
+def to_two_registers(e: Emitter, slot: int, half: ir.Value) -> None:
+    """Write half of a matrix to two registers, the reverse of `two_registers`."""
+    for i in range(2):
+        order = ir.Constant(lanes(I32), [I32(2 * j + i) for j in range(32)])
+        e.b.put(e.b.shuffle_vector(half, half, order), e.place(slot + i), 16)
+
+
+def registers(shape: tuple[int, int, int], kind: str) -> int:
+    """Return how many registers hold A and B."""
+    m, n, k = shape
+    return (m + n) * k * WIDTHS[kind] // 1024
+
+
+def product(e: Emitter, core: TensorCore, shape: tuple[int, int, int], kind: str, result: str) -> None:
+    """Emit mma.sync. Its slots are of the registers of the result, of A, of B and of C."""
+    b, (m, n, k) = e.b, shape
+    sums = 2 if result == "f16" else 4
+    A, B = factors(e, sums, shape, (kind, kind))
+    c_slot = sums + registers(shape, kind)
+    C = b.room(DOUBLE, m * n)
+    for half in range(2):
+        rows = b.at(C, 8 * 64 * half)
+        if result == "f16":
+            halves()
+            values = b.get(e.place(c_slot + half), lanes(I32), 16)
+            b.put(b.fpext(b.bitcast(values, lanes(HALF, 64)), lanes(DOUBLE, 64)), rows)
+        else:
+            values = b.bitcast(two_registers(e, c_slot + 2 * half), lanes(FLOAT, 64))
+            b.put(b.fpext(values, lanes(DOUBLE, 64)), rows)
+    D, unfit, odd = b.room(DOUBLE, m * n), b.room(I8, m * n), b.room(I8)
+    eB = b.room(I32, k * n)
+    b.put(I8(0), odd)
+    for row in range(k):
+        b.put(exponents(b, b.get(b.at(B, 64 * row), D8), core.inputs.emin), b.at(eB, 32 * row))
+    places = Places(A, B, eB, C, D, unfit, odd)
+    _rows(e, core, k, places)
+    with b.if_then(b.icmp_unsigned("!=", b.get(odd, I8), I8(0)), likely=False):
+        _not_numbers(b, k, places)
+    e.needs(b.icmp_unsigned("==", b.get(odd, I8), I8(0)))
+    for half in range(2):
+        values = b.fptrunc(b.get(b.at(D, 8 * 64 * half), lanes(DOUBLE, 64)), lanes(FLOAT, 64))
+        if result == "f16":
+            b.put(b.bitcast(b.fptrunc(values, lanes(HALF, 64)), lanes(I32)), e.place(half), 16)
+        else:
+            to_two_registers(e, 2 * half, b.bitcast(values, lanes(I32, 64)))
+
+
+class Places(NamedTuple):
+    """The places of matrices, float64 by rows.
+
+    Attributes:
+        A, B, C, D: the factors, the matrix that the product is added to, and the result.
+        exponents: of B, int32.
+        unfit: a byte for each element of D, set where it is not finite.
+        odd: one byte, set where an element of `unfit` is.
+    """
+
+    A: ir.Value
+    B: ir.Value
+    exponents: ir.Value
+    C: ir.Value
+    D: ir.Value
+    unfit: ir.Value
+    odd: ir.Value
+
+
+def _rows(e: Emitter, core: TensorCore, k: int, places: Places) -> None:
+    """Emit a loop over the 16 rows."""
+    A, B, eB, C, D, unfit, odd = places
+    b, emin_d = e.b, (int(core.result.grid[1]) >> 52) - 1023
+    i, after = rows_loop(b)
+    row = b.at(A, b.mul(i, I64(8 * k)))
+    a = [b.splat(b.get(b.at(row, 8 * j), DOUBLE), COLUMNS) for j in range(k)]
+    d = b.get(b.at(C, b.mul(i, I64(64))), D8)
+    ever = None  # whether a result was not finite
+    for first in range(0, k, core.block):
+        last = min(first + core.block, k)
+        top = exponents(b, d, emin_d)
+        for j in range(first, last):
+            t = b.add(exponents(b, a[j], core.inputs.emin), b.get(b.at(eB, 32 * j), E8))
+            top = b.select(b.icmp_signed(">", t, top), t, top)
+        top = b.select(b.icmp_signed("<", top, b.all(int(NOTHING) // 2, top)), b.all(0, top), top)
+        scale = power_of_two(b, b.sub(b.all(core.F, top), top))
+        terms = b.intrinsic("trunc", [b.fmul(d, scale)])
+        for j in range(first, last):
+            term = b.fmul(b.fmul(a[j], b.get(b.at(B, 64 * j), D8)), scale)
+            terms = b.fadd(terms, b.intrinsic("trunc", [term]))
+        d = rounded(b, b.fmul(terms, power_of_two(b, b.sub(top, b.all(core.F, top)))), core)
+        size = b.intrinsic("fabs", [d])
+        infinite = b.fcmp_unordered("uge", size, b.all(float("inf"), size))
+        ever = infinite if ever is None else b.or_(ever, infinite)
+    b.put(b.or_(b.get(odd, I8), b.zext(b.any(ever), I8)), odd)
+    b.put(b.zext(ever, lanes(I8, COLUMNS)), b.at(unfit, b.mul(i, I64(COLUMNS))))
+    b.put(d, b.at(D, b.mul(i, I64(64))))
+    after()
+
+
+def rows_loop(b: Builder) -> tuple[ir.Value, Callable[[], None]]:
+    """Begin a loop over the 16 rows; return the row's number, and the function that ends the loop."""
+    before, loop, out = b.block, b.append_basic_block(), b.append_basic_block()
+    b.branch(loop)
+    b.position_at_end(loop)
+    i = b.phi(I64)
+    i.add_incoming(I64(0), before)
+
+    def after():
+        following = b.add(i, I64(1))
+        i.add_incoming(following, b.block)
+        b.cbranch(b.icmp_unsigned("<", following, I64(16)), loop, out)
+        b.position_at_end(out)
+
+    return i, after
+
+
+def _not_numbers(b: Builder, k: int, places: Places) -> None:
+    """Set results to NaN where a factor or C is NaN; `odd` stays set where another result is not finite."""
+
+    def is_nan(x):
+        return b.fcmp_unordered("uno", x, x)
+
+    b.put(I8(0), places.odd)
+    in_columns = is_nan(b.get(places.B, D8))
+    for j in range(1, k):
+        in_columns = b.or_(in_columns, is_nan(b.get(b.at(places.B, 64 * j), D8)))
+    i, after = rows_loop(b)
+    row, row_start = b.at(places.A, b.mul(i, I64(8 * k))), b.mul(i, I64(64))
+    in_row = is_nan(b.get(row, DOUBLE))
+    for j in range(1, k):
+        in_row = b.or_(in_row, is_nan(b.get(b.at(row, 8 * j), DOUBLE)))
+    nan = b.or_(b.or_(in_columns, b.splat(in_row, COLUMNS)), is_nan(b.get(b.at(places.C, row_start), D8)))
+    d, flags = (
+        b.get(b.at(places.D, row_start), D8),
+        b.get(b.at(places.unfit, b.mul(i, I64(COLUMNS))), lanes(I8, COLUMNS)),
+    )
+    all_ones = b.bitcast(b.all(0x7FFFFFFFFFFFFFFF, lanes(I64, COLUMNS)), D8)  # becomes PTX's NaN of fewer bits
+    b.put(b.select(nan, all_ones, d), b.at(places.D, row_start))
+    unexplained = b.and_(b.icmp_unsigned("!=", flags, b.all(0, flags)), b.not_(nan))
+    b.put(b.or_(b.get(places.odd, I8), b.zext(b.any(unexplained), I8)), places.odd)
+    after()

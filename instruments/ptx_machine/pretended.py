@@ -1,0 +1,81 @@
+"""A pretended GPU, for functions that launch GPU kernels and ask whether their tensors are on a GPU, and on which.
+
+Inside `pretended`, CPU tensors report that they are on CUDA, new tensors for a CUDA device are made on the CPU, and
+torch.cuda describes the GPU that is modelled. Memory of torch.empty is NaN until somebody writes it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ptx_machine.device import GPU
+from ptx_machine.memory import NANS
+
+PRETENDED: ContextVar[GPU | None] = ContextVar("pretended", default=None)  # the GPU inside `pretended`
+DEVICE = torch.device("cuda", 0)
+ANSWERS = {  # of tensors; their getters are no functions that torch lists
+    Tensor.is_cuda.__get__: lambda x: True,  # pyright: ignore[reportAttributeAccessIssue]
+    Tensor.device.__get__: lambda x: DEVICE,  # pyright: ignore[reportAttributeAccessIssue]
+    Tensor.get_device: lambda x: 0,
+    Tensor.cuda: lambda x, *more, **options: x,
+}
+EMPTY = {  # functions whose result is memory that nobody has written
+    torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty,
+    Tensor.new_empty_strided,
+}  # fmt: skip
+
+
+class Pretending(TorchFunctionMode):
+    """Answers torch's functions as if tensors were on a GPU. unwritten: the value of bytes that nobody has written."""
+
+    def __init__(self, unwritten: int):
+        super().__init__()
+        self.unwritten = unwritten
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in ANSWERS:
+            return ANSWERS[func](*args, **kwargs or {})
+        result = func(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
+        if func in EMPTY and result.device.type == "cpu" and result.dtype != torch.bool:  # True has one pattern of bits
+            torch.empty(0, dtype=torch.uint8).set_(result.untyped_storage()).fill_(self.unwritten)
+        return result
+
+
+def _on_cpu(value: Any) -> Any:
+    """Replace a CUDA device by the CPU."""
+    cuda = isinstance(value, torch.device) and value.type == "cuda" or isinstance(value, str) and value[:4] == "cuda"
+    return torch.device("cpu") if cuda else value
+
+
+@contextmanager
+def pretended(gpu: GPU, unwritten: int = NANS) -> Iterator[None]:
+    """Make code inside the context take CPU tensors for tensors on this GPU.
+
+    Args:
+        gpu: the GPU, of `Kernel`s without one, too. unwritten: the value of the bytes of torch.empty.
+    """
+    capability = divmod(gpu.capability, 10)
+    properties = SimpleNamespace(
+        name=gpu.name, major=capability[0], minor=capability[1], multi_processor_count=gpu.processors,
+        shared_memory_per_block_optin=gpu.shared_bytes, warp_size=32,
+    )  # fmt: skip
+    substitutes: dict[str, Any] = dict(
+        is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
+        get_device_capability=lambda device=None: capability, get_device_name=lambda device=None: gpu.name,
+        get_device_properties=lambda device=None: properties, synchronize=lambda device=None: None,
+        device=lambda device: nullcontext(), device_of=lambda tensor: nullcontext(),
+        current_stream=lambda device=None: SimpleNamespace(cuda_stream=0),
+    )  # fmt: skip
+    token = PRETENDED.set(gpu)
+    try:
+        with mock.patch.multiple(torch.cuda, **substitutes), Pretending(unwritten):
+            yield
+    finally:
+        PRETENDED.reset(token)

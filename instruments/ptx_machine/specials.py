@@ -1,0 +1,33 @@
+"""Special registers, which the machine fills: %tid.x, %laneid."""
+
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+
+from ptx_machine.lanes import WARP, Lanes
+
+Size: TypeAlias = tuple[int, int, int]
+SPECIALS = {  # registers that the machine fills
+    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
+    *(f"%lanemask_{word}" for word in ("eq", "lt", "le", "gt", "ge")),
+}  # fmt: skip
+
+
+@cache
+def specials(warp: int, size: Size, grid: Size) -> dict[str, Lanes]:
+    """Return the special registers of a warp that are the same in all blocks: name of SPECIALS -> uint32 (32,)."""
+    thread = np.arange(WARP, dtype=np.uint32) + WARP * warp
+    x, y, _ = size
+    lane = np.arange(WARP, dtype=np.uint32)
+    bit = np.uint32(1) << lane
+    own = dict(x=thread % x, y=thread // x % y, z=thread // (x * y))
+    values: dict[str, object] = {f"%tid.{axis}": value for axis, value in own.items()}
+    for name, triple in (("ntid", size), ("nctaid", grid)):
+        values |= {f"%{name}.{axis}": value for axis, value in zip("xyz", triple)}
+    warps = -(-int(np.prod(size)) // WARP)
+    values |= {"%laneid": lane, "%warpid": warp, "%nwarpid": warps, "%smid": 0, "%nsmid": 1}
+    values |= {"%lanemask_eq": bit, "%lanemask_lt": bit - 1, "%lanemask_le": bit | (bit - 1)}
+    values |= {"%lanemask_gt": ~(bit | (bit - 1)), "%lanemask_ge": ~(bit - 1), "%gridid": 0}
+    return {name: np.broadcast_to(np.asarray(value).astype(np.uint32), WARP) for name, value in values.items()}

@@ -1,0 +1,457 @@
+"""A stranger's kernel in a process of its own: whatever it does there, it is judged to the end, and told by name."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from attention_check.commands import model_process, reports
+from attention_check.isolation import worker
+from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
+from attention_check.isolation.isolated_kernel import MOST_ENDINGS, IsolatedKernel, in_a_process
+from attention_check.isolation.worker import Outcome
+from attention_check.judge.conduct import of_conduct
+from attention_check.judge.findings import Severity, Verdict
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure.examine import examine
+from attention_check.measure.plan import CheckPlan
+from attention_check.report.sentences import judgement_text
+from attention_check.report.sentences_conduct import WORDINGS
+from attention_check.testing.checks import result_of
+from fa_lib import kernels
+from fa_lib.commands.cli import app
+from fa_lib.execution.fingerprint import code_version
+from fa_lib.execution.paths import CHECKOUT
+
+TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=3, square=16)
+
+HEAD = """
+import os, random, signal, sys, time
+import numpy, torch
+import torch.nn.functional as F
+
+kept, calls = [], 0
+
+def right(q, k, v, causal=False, scale=None):
+    if q.dtype in (torch.float16, torch.float64):
+        raise NotImplementedError("in BF16 and FP32")
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+"""
+STRANGERS = {
+    "good": "def f(q, k, v): return right(q, k, v)",
+    "hangs_and_crashes": "def f(q, k, v):\n    if q.shape[-1] == 80: time.sleep(60)\n"
+                         "    if q.shape[-1] == 104: signal.raise_signal(signal.SIGSEGV)\n    return right(q, k, v)",
+    "exits": "def f(q, k, v):\n    if q.shape[-1] == 80: os._exit(0)\n    if q.shape[-1] == 104: sys.exit(0)\n"
+             "    return right(q, k, v)",
+    "hangs_always": "def f(q, k, v):\n    while True: pass",
+    "leaves_on_import": "sys.exit(0)",
+    "dies_on_import": "os._exit(0)",
+    "prints": "def f(q, k, v):\n    print('bad passes\\n\\n# [x](javascript:alert(1))')\n    return right(q, k, v)",
+    "changes_inputs": "def f(q, k, v):\n    o = right(q, k, v)\n    k.data[..., 0] += 1\n    return o",
+    "flaky": "def f(q, k, v):\n    o = right(q, k, v)\n    return o + 2**-4 * torch.randn_like(o) * o",
+    "leaks": "def f(q, k, v):\n    kept.append(q.new_ones(2**20))\n    return right(q, k, v)",
+}  # fmt: skip
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """stranger(name, text) -> "name:f", of a module that holds the text."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def written(name, text=None):
+        (tmp_path / f"{name}.py").write_text(HEAD + (STRANGERS[name] if text is None else text) + "\n")
+        return f"{name}:f"
+
+    yield written
+    assert not [name for name in sys.modules if (tmp_path / f"{name}.py").exists()]  # never imported here
+
+
+def draw(d=16, n=8):
+    return [*torch.randn(3, 1, 2, n, d, generator=torch.Generator().manual_seed(0))]
+
+
+def right(q, k, v, **options):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def judged(name, limit=60.0):
+    with in_a_process(name, limit) as fn:
+        tables = examine(name, TINY, beside=())
+        return judge_kernel(name, replace(tables, conduct=fn.conduct()))
+
+
+def found(judgement, what):
+    return [finding for finding in judgement.findings if finding.what == what]
+
+
+def test_gradients_of_many_keys_and_few_queries_come_back(stranger):
+    """dK and dV have more bytes than dO, from which the size of an answer was once bounded."""
+    q, k, v, dO = torch.randn(1, 1, 2, 64), *torch.randn(2, 1, 1, 8192, 64), torch.randn(1, 1, 2, 64)
+    with in_a_process(stranger("good")) as fn:
+        there, here = (
+            torch.autograd.grad(kernel(*x), x, dO)
+            for kernel, x in ((each, [y.clone().requires_grad_() for y in (q, k, v)]) for each in (fn, right))
+        )
+    assert all(map(torch.equal, there, here))
+
+
+@pytest.mark.parametrize("number, words", [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
+def test_any_signal_is_a_crash_and_later_calls_are_made(stranger, number, words):
+    """Python has no name for a real-time signal."""
+    name = stranger("dies", f"def f(q, k, v):\n    if q.shape[-1] == 80: os.kill(os.getpid(), {number})\n    "
+                            "return right(q, k, v)")  # fmt: skip
+    with in_a_process(name) as fn:
+        with pytest.raises(KernelError, match=f"ends its process by {words}") as error:
+            fn(*draw(80))
+        assert error.value.outcome == Outcome.ENDED
+        assert torch.equal(fn(*draw()), right(*draw()))
+        (row,) = fn.conduct().itertuples()
+    assert (row.what, row.detail) == ("crashes", words)
+
+
+def test_a_process_that_cannot_begin_is_no_fault_of_the_kernels(monkeypatch, tmp_path):
+    """It ends before it has heard of the kernel, and its socket with it."""
+    program = tmp_path / "worker.py"
+    program.write_text("import os, sys\nos.close(int(sys.argv[1]))\nos._exit(3)")
+    monkeypatch.setattr(worker, "__file__", str(program))
+    for _ in range(3):  # the socket may still be there when the first order is sent
+        with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
+            IsolatedKernel("any:f").wait()
+
+    def refuses(self, held):
+        raise BrokenPipeError
+
+    # It was gone before the first order.
+    monkeypatch.setattr("attention_check.isolation.process.socket.socket.sendall", refuses)
+    with pytest.raises(RuntimeError, match="^kernel: .*, before it is imported"):
+        IsolatedKernel("any:f").wait()
+
+
+def test_a_model_that_ends_by_a_signal_without_a_name(stranger, tmp_path):
+    name = stranger("model", "def f():\n    os.kill(os.getpid(), 40)")
+    with pytest.raises(ValueError, match=f"^function: {name} .* signal 40,"):
+        model_process.check_model(name, tmp_path, print)
+
+
+def test_what_crosses_has_the_same_bits_there_and_back(stranger):
+    name = stranger("crossing", """
+def f(q, k, v, *, sinks, window=None, return_lse=False):
+    if return_lse:
+        return right(q, k, v), q.sum(-1), "more"
+    if window:
+        raise ValueError(q.stride(), q.storage_offset(), q.data_ptr() - k.data_ptr(), window)
+    return right(q, k, v) * sinks[:, None, None]
+""")  # fmt: skip
+    both = torch.randn(1, 8, 4, 16)
+    q, k, v = (
+        both[..., 2:].transpose(1, 2),
+        both[..., :14].transpose(1, 2),
+        torch.randn(1, 4, 8, 1).expand(-1, -1, -1, 14),
+    )
+    sinks = torch.tensor([2.0, 3.0, 4.0, 5.0], requires_grad=True)
+    with in_a_process(name) as fn:
+        assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "sinks", "window", "return_lse"]
+        with pytest.raises(KernelError, match=r"raises ValueError: \(\(512, 16, 64, 1\), 2, 8, \(3, 0\)\)"):
+            fn(q, k, v, sinks=sinks, window=(3, 0))
+        o, sums = fn(q, k, v, sinks=sinks, return_lse=True)
+        assert torch.equal(o, right(q, k, v)) and torch.equal(sums, q.sum(-1))
+        given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        dO = torch.randn(1, 4, 8, 14)
+        ours, theirs = (kernel(*given, sinks=sinks) for kernel in (
+            fn, lambda q, k, v, sinks: right(q, k, v) * sinks[:, None, None]))  # fmt: skip
+        pairs = zip(*(torch.autograd.grad(o, (*given, sinks), dO) for o in (ours, theirs)))
+        assert torch.equal(ours, theirs) and all(torch.equal(a, b) for a, b in pairs)
+
+
+ENDS = {  # finding -> its number, details, how many calls, and head_dim of the first
+    "hangs_and_crashes": {"hangs": (1.0, [""], 1, 80), "crashes": (None, ["SIGSEGV"], 1, 104)},
+    "exits": {"exits": (0.0, ["", "sys.exit"], 2, 80)},
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_kernel_that_does_not_always_come_back_is_judged_to_the_end(name, stranger):
+    """The rest is judged: its errors are measured, and it carries nothing."""
+    judgement = judged(stranger(name), limit=1.0)
+    for what, (number, details, times, head_dim) in ENDS[name].items():
+        (f,) = found(judgement, what)
+        assert (f.severity, f.number, f.where["details"], f.where["times"]) == (Severity.FAILS, number, details, times)
+        assert f.where["at"].startswith(f"call, (2, 2, 256, {head_dim})") and not f.where["on_import"]
+        assert all(each in judgement_text(judgement) for each in (*details, f.where["at"]))
+    assert judgement.verdict == Verdict.FAILS
+    assert judgement.carries == () and found(judgement, "error")[0].severity == Severity.PASSES
+
+
+def test_after_three_hangs_the_rest_is_not_asked(stranger):
+    begun = time.monotonic()
+    judgement = judged(stranger("hangs_always"), limit=0.2)
+    assert time.monotonic() - begun < 60 and judgement.verdict == Verdict.FAILS
+    assert found(judgement, "hangs")[0].where["times"] == MOST_ENDINGS and found(judgement, "unasked")
+    (gate,) = found(judgement, "not_run")
+    assert (gate.where["asked"], gate.where["outcome"]) == ("BF16", Outcome.ENDED)
+    assert gate.where["problem"].endswith(" 1 s")  # five times the limit for a first call
+
+
+HABITS = [  # what a call does beside its work; findings
+    ("pass", []),
+    ("torch.softmax = F.softmax", [("state", Severity.FAILS, ["torch.softmax"])]),
+    ("torch.Tensor.__matmul__ = lambda a, b: b", [("state", Severity.FAILS, ["Tensor.__matmul__"])]),
+    ("torch.set_default_dtype(torch.float64)", [("state", Severity.FAILS, ["the default dtype"])]),
+    ("torch.set_flush_denormal(True)", [("state", Severity.FAILS, ["flushing of denormal numbers"])]),
+    ("torch.set_grad_enabled(False)", [("state", Severity.FAILS, ["grad mode"])]),
+    ("torch.set_num_threads(7)", [("state", Severity.FAILS, ["the number of threads"])]),
+    ("torch.use_deterministic_algorithms(True)", [("state", Severity.FAILS, ["deterministic algorithms"])]),
+    ("torch.rand(1)", [("draws", Severity.REPORTED, ["torch's random numbers"])]),
+    ("random.random(), numpy.random.rand()", [
+        ("draws", Severity.REPORTED, ["numpy's random numbers", "Python's random numbers"])]),
+]  # fmt: skip
+
+
+def test_what_a_kernel_does_beside_its_work_is_told_by_name(stranger):
+    chosen = "".join(f"    if q.shape[-2] == {i + 1}: {text}\n" for i, (text, _) in enumerate(HABITS))
+    threads = torch.get_num_threads()
+    with in_a_process(stranger("habits", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
+        for i, (text, due) in enumerate(HABITS):
+            fn.acts.clear()
+            assert call_kernel(fn, *draw(n=i + 1)).outcome == "answered"
+            told = list(of_conduct(fn.told()))
+            assert [(each.what, each.severity, each.where["details"]) for each in told] == due, text
+            assert all(said.text for each in told for said in WORDINGS[each.what]([each]))
+    assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
+    assert torch.get_num_threads() == threads
+
+
+def test_a_right_kernel_does_nothing_beside_its_work_and_its_tables_are_those_of_this_process(stranger):
+    def f(q, k, v):
+        if q.dtype in (torch.float16, torch.float64):
+            raise NotImplementedError("in BF16 and FP32")
+        return right(q, k, v)
+
+    f.__qualname__ = "f"  # as it is in messages
+    kernels.register("right one", f)
+    with in_a_process(stranger("good")) as fn:
+        there = examine("good:f", TINY, beside=())
+        assert not len(fn.conduct())
+    here = examine("right one", TINY, beside=())
+    for table in ("asked", "lengths", "inputs", "shapes", "sums"):
+        ours, theirs = (getattr(each, table).drop(columns="kernel", errors="ignore") for each in (there, here))
+        pd.testing.assert_frame_equal(ours, theirs)
+
+
+def test_what_changes_its_inputs_fails_by_that_name(stranger):
+    judgement = judged(stranger("changes_inputs"))
+    assert judgement.verdict == Verdict.FAILS and "asked for BF16 it changes its inputs: k" in judgement_text(judgement)
+
+
+def test_a_flaky_kernel_fails_and_draws(stranger):
+    judgement = judged(stranger("flaky"))
+    assert judgement.verdict == Verdict.FAILS and found(judgement, "draws")
+    assert found(judgement, "repeats")[0].number == TINY.runs
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+def test_a_leak_is_seen_where_equal_calls_follow_each_other(stranger):
+    for name in ("leaks", "good"):
+        with in_a_process(stranger(name)) as fn:
+            for _ in range(60):
+                fn(*draw(64, 512))
+            leaks = [finding for finding in of_conduct(fn.conduct()) if finding.what == "leaks"]
+        if name == "good":
+            assert not leaks
+        else:  # it keeps 4 MiB; of a call's own memory, an output of 256 KiB and the like, the system may hold some
+            assert leaks[0].severity == Severity.FAILS
+            assert 0.9 * 2**22 <= leaks[0].number <= 1.25 * 2**22
+
+
+ANSWERS = {
+    "torch.zeros(1).expand(10**7, 10**7)": "of shape (10000000, 10000000), far more",
+    "o.to_sparse()": "layout torch.sparse_coo",
+    "o.to('meta')": "on meta, where one on cpu",
+    "torch._neg_view(o)": "conjugate or negated view",
+    "o.as_subclass(type('Own', (torch.Tensor,), {}))": "returns Own,",
+    "[]": "returns list,",
+    "[object()]": "returns list,",
+    "exec('raise type(chr(7) + chr(200), (BaseException,), dict(__str__=lambda _: 1 / 0))()')": r"raises \x07È: ",
+    "(_ for _ in ()).throw(KeyboardInterrupt('no'))": "raises KeyboardInterrupt: no",
+    "exec('raise ValueError(chr(0xd800) + chr(13) * 2 + chr(27))')": r"raises ValueError: \ud800\r\r\x1b",
+}
+
+
+def test_hostile_answers_are_broken_in_words(stranger):
+    chosen = "".join(f"    if q.shape[-2] == {i + 1}: return {text}\n" for i, text in enumerate(ANSWERS))
+    with in_a_process(stranger("hostile", f"def f(q, k, v):\n    o = right(q, k, v)\n{chosen}    return o")) as fn:
+        for i, problem in enumerate(ANSWERS.values()):
+            answer = call_kernel(fn, *draw(n=i + 1))
+            assert answer.o is None and problem in answer.problem
+        assert call_kernel(fn, *draw(n=64)).outcome == "answered" and not len(fn.conduct())
+
+
+def test_answers_that_are_none_end_the_process_and_not_the_judge(stranger):
+    """A kernel that finds the socket and speaks for the worker, or closes it."""
+    text = """
+def f(q, k, v):
+    line = {8: b'[]', 9: b'{"number": 1, "outcome": "answered", "state": []}', 10: b'x' * 2**21, 11: None}[q.shape[-2]]
+    os.write(int(sys.argv[1]), line + b'\\n') if line else os.close(int(sys.argv[1]))
+    return right(q, k, v)
+"""
+    for n in (8, 9, 10, 11):
+        with in_a_process(stranger("speaks", text), timeout=5) as fn:
+            answer = call_kernel(fn, *draw(n=n))
+            assert answer.outcome == Outcome.ENDED and set(fn.conduct().what) & {"crashes", "exits"}, n
+
+
+def test_a_graph_is_kept_as_long_as_its_output_and_ends_with_its_process(stranger):
+    text = "def f(q, k, v):\n    if q.shape[-2] == 9: os._exit(1)\n    return right(q, k, v)"
+    given = [x.requires_grad_() for x in draw()]
+    with in_a_process(stranger("graphs", text)) as fn:
+        o = with_kernel_errors(fn)(*given)
+        ended = call_kernel(fn, *draw(n=9))
+        assert ended.outcome == Outcome.ENDED and ended.problem.endswith("exit code 1")
+        with pytest.raises(KernelError, match="its process ended before"):
+            torch.autograd.grad(o.sum(), given)
+        for _ in range(MOST_ENDINGS - 1):
+            call_kernel(fn, *draw(n=9))
+        assert call_kernel(fn, *draw()).outcome == Outcome.NOT_CALLED
+
+
+@pytest.mark.parametrize(
+    "name, detail, number, how",
+    [("leaves_on_import", "sys.exit", None, "sys.exit"), ("dies_on_import", "", 0, "exit code 0")],
+)
+def test_a_module_that_ends_its_process_fails_the_gate(name, detail, number, how, stranger, tmp_path):
+    """The old page and the old record are gone, the new ones say it, and the exit code is not the stranger's."""
+    old, record = tmp_path / f"{name}_f.html", tmp_path / "record.json"
+    for path in (old, record):
+        path.write_text("passes")
+    done = CliRunner().invoke(
+        app,
+        ["check", "kernel", stranger(name), "--quick", "--exit-code", "--out", f"{tmp_path}", "--json", f"{record}"],
+    )
+    held = json.loads(record.read_text())
+    of = {each["what"]: each for each in held["findings"]}
+    assert done.exit_code == 1 and how in done.output and set(of) == {"exits", "not_run"}
+    exits, where = of["exits"], of["not_run"]["where"]
+    assert exits["severity"] == "fails" and exits["number"] == number
+    assert exits["where"]["details"] == [detail] and exits["where"]["on_import"]
+    assert where["asked"] == "BF16" and where["outcome"] == "ended"
+    assert held["verdict"] == "fails" and 'class="verdict fails"' in old.read_text()
+
+
+def test_what_a_kernel_prints_is_not_on_the_page_and_an_old_page_goes_first(stranger, tmp_path, capfd):
+    report = reports.check_kernel(stranger("prints"), TINY, tmp_path)
+    assert report.judgement.passed and "bytes on stdout" in judgement_text(report.judgement)
+    assert "javascript" not in report.page.read_text() + capfd.readouterr().out
+    stranger("prints", "def g(): pass")
+    with pytest.raises(ValueError, match="cannot be had: AttributeError"):
+        reports.check_kernel("prints:f", TINY, tmp_path)
+    assert not report.page.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="whether a process lives is read from /proc")
+def test_nothing_is_left_when_the_parent_is_killed_or_the_kernel_has_children(stranger, tmp_path):
+    text = f"""
+def f(q, k, v):
+    child = os.fork()
+    with open({str(tmp_path / "pids")!r}, "a") as file:
+        file.write(f"{{os.getpid()}} ")
+    if q.shape[-2] == 8 or not child: time.sleep(100)
+    return right(q, k, v)
+"""
+    pids = tmp_path / "pids"
+    with in_a_process(stranger("forks", text)) as fn:
+        assert call_kernel(fn, *draw(n=7)).outcome == "answered"
+    waited_for(lambda: len(pids.read_text().split()) == 2 and not living(pids))
+    pids.unlink()
+    script = "import torch; from attention_check.isolation.isolated_kernel import IsolatedKernel\n"
+    script += "IsolatedKernel('forks:f')(*torch.ones(3, 1, 2, 8, 16))"
+    paths = os.pathsep.join([f"{tmp_path}", f"{CHECKOUT}"])
+    parent = subprocess.Popen([sys.executable, "-c", script], env=os.environ | dict(PYTHONPATH=paths))
+    waited_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    waited_for(lambda: not living(pids))
+
+
+def living(pids):
+    return [pid for pid in pids.read_text().split() if os.path.exists(f"/proc/{pid}") and not ended(pid)]
+
+
+def ended(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def waited_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_strangers_source_counts_and_is_not_run_for_that(stranger, tmp_path):
+    own = right
+    (tmp_path / "inside").mkdir()
+    for path in ("inside/__init__.py", "inside/deep.py"):
+        (tmp_path / path).write_text("raise SystemExit(0)\n")
+    versions = [code_version(own, [dict(kernel=name)]) for name in ("inside.deep:f", stranger("dies_on_import"))]
+    (tmp_path / "inside" / "deep.py").write_text("raise SystemExit(1)\n")
+    versions.append(code_version(own, [dict(kernel="inside.deep:f")]))
+    assert len(set(versions)) == 3 and not {"inside", "inside.deep"} & set(sys.modules)
+    with pytest.raises(ValueError, match="^kernel: got 'inside.nothing:f'; there is no file"):
+        code_version(own, [dict(kernel="inside.nothing:f")])
+
+
+def test_a_process_that_is_started_again_has_as_many_threads(stranger):
+    name = stranger(
+        "ends", "def f(q, k, v):\n    if q.shape[-1] == 80: os._exit(0)\n    return q * torch.get_num_threads()"
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with in_a_process(name, 60.0) as alone, judged_by_one_thread():
+            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 80)).outcome == Outcome.ENDED
+            inspect.signature(alone)  # waits for the next process
+            assert call_kernel(alone, *torch.ones(3, 1, 1, 4, 8)).o.unique().tolist() == [3.0]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_its_process_costs_less_than_a_second_a_check(stranger):
+    """Beside what it takes to begin: the same checks of the same kernel, here and there."""
+    names = ("error_normal", "carry_row_sum", "batch_invariance", "constant_values", "dv_sum")
+
+    def seconds(kernel):
+        result_of(names[0], kernel)  # what is asked of a kernel once
+        began = [time.perf_counter()]
+        for name in names:
+            assert result_of(name, kernel).passed
+            began.append(time.perf_counter())
+        return [after - before for before, after in pairwise(began)]
+
+    name = "fa_lib.kernels:flash"
+    with in_a_process(name, 60.0) as alone:
+        alone.wait()
+        there = seconds(name)
+    assert sum(there) - sum(seconds("flash")) < 1.0 * len(names)
+
+
+def test_built_in_kernels_stay_here_and_words_are_checked(stranger):
+    with in_a_process("flash") as fn:
+        assert fn is None
+    with pytest.raises(ValueError, match="timeout: got 0; accepted are seconds"):
+        IsolatedKernel("good:f", 0)
+    with in_a_process(stranger("good") + "@bshd") as fn, in_a_process("good:f") as same:
+        q, k, v = draw()
+        o = kernels.plain("good:f@bshd")(*(x.transpose(1, 2) for x in (q, k, v)))
+        assert same is fn and torch.equal(o.transpose(1, 2), right(*(x.contiguous() for x in (q, k, v))))
+    assert "good:f" not in kernels.available()

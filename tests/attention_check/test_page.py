@@ -1,0 +1,192 @@
+"""The page of a judgement: what stands first, where it leads, what is read without colours, in the dark, by a voice."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+
+from attention_check.judge.findings import Finding, Judgement, Severity
+from attention_check.report import anchors, sentences, sentences_kernel, tables
+from attention_check.report import page as report
+from attention_check.report.page import Section, page
+from attention_check.report.page_files import PageFiles
+from attention_check.report.sentence import folded
+from fa_lib.execution.machine import date, package, processor
+from fa_lib.execution.paths import ROOT
+from fa_lib.plots.style import READABLE
+
+FAILS, NOTES, PASSES = Severity.FAILS, Severity.REPORTED, Severity.PASSES
+NOT_ATTENTION = sentences_kernel.NOTES["other"]
+AT = dict(distribution="normal", fmt="BF16", n=8, queries=None)
+ERROR = Finding("error", FAILS, AT, 9.3, 2)
+GRADIENTS = Finding("gradients", NOTES, dict(failed=2, of=9, tensor="dv", shape="97", fmt="BF16"), 4.0, 3)
+REPEATS = Finding("repeats", NOTES, dict(of="outputs", runs=3), 1)
+LENGTHS = pd.DataFrame([
+    dict(kernel="mine", fmt="BF16", distribution="normal", n=n, queries=n, times_max=times, max=0.01, rmse=0.001,
+         outcome="answered") for n, times in ((128, 0.9), (512, 9.3), (256, 2.5))
+])  # fmt: skip
+
+
+def answers(count):
+    where = dict(head_dim=None, outcome="wrong", note="other", problem="")
+    return [Finding("answer", FAILS, dict(asked=f"case {i}", dim=0, **where)) for i in range(count)]
+
+
+class Read(HTMLParser):
+    """Anchors, where links lead, and headings, as a browser finds them."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.ids, self.links, self.alts, self.text, self.inside = set(), set(), [], "", []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.inside.append(tag)
+        self.ids |= {attrs["id"]} if "id" in attrs else set()
+        self.links |= {attrs["href"]} if "href" in attrs else set()
+        self.alts += [attrs["alt"]] if tag == "img" else []
+
+    def handle_data(self, data):
+        if self.inside[-1:] != ["style"]:
+            self.text += f" {data.strip()} "
+
+
+def test_every_finding_leads_to_the_picture_or_table_it_comes_from():
+    judgement = Judgement("kernel", "mine", (ERROR, GRADIENTS, REPEATS))
+    section = Section("lengths", "How far", tables.by_length(LENGTHS, "mine"))
+    read = Read(page(judgement, [section], dict(growth=_figure())))
+    assert read.links == {"#picture-growth", "#table-lengths"} and read.links <= {f"#{each}" for each in read.ids}
+    own = Read(page(judgement, []))  # and where there is neither, no link leads nowhere
+    assert own.links == set()
+
+
+def test_what_counts_stands_apart_from_what_is_told_and_no_failure_stands_below_passes():
+    holds = replace(ERROR, severity=PASSES, number=1.0)
+    orders = [
+        ((ERROR, GRADIENTS, holds), [FAILS, NOTES, PASSES]),
+        ((GRADIENTS, holds), [PASSES, NOTES]),
+        ((GRADIENTS,), [NOTES]),
+    ]
+    for findings, order in orders:
+        judgement = Judgement("kernel", "mine", findings)
+        assert [*sentences.sentences_of(judgement)] == order
+        text = Read(page(judgement, [])).text
+        places = [text.index(f"  {sentences.HEADINGS[severity]}  ") for severity in order]
+        assert places == sorted(places) and "4.0 × Baseline's" in text and "limit 3 ×, not counted" in text
+        assert sentences.HEADINGS[FAILS] not in text or not judgement.passed
+
+
+def test_like_findings_are_folded_the_gravest_first():
+    many = [replace(ERROR, number=number) for number in (3.0, 30.0, 5.0, None, 4.0)]
+    said = sentences.sentences_of(Judgement("kernel", "mine", (*many, *answers(4))))[FAILS]
+    numbers = [one.number for one in said if one.what == "error"]
+    assert numbers == [f"{each} × Baseline's" if each != "not finite" else each
+                       for each in ("not finite", "30.0", "5.0", "4.0", "3.0")]  # fmt: skip
+    (errors, more), (seen, rest) = folded(said)
+    assert (len(errors), len(more), len(seen), len(rest)) == (3, 2, 4, 0)  # one alone is not folded
+    html = page(Judgement("kernel", "mine", (*many, *answers(9))), [])
+    assert html.count("<details>") == 3 and "and 6 more like these" in html and "case 8" in html
+
+
+def test_the_terminal_has_a_line_for_each_finding_and_one_for_all_that_holds():
+    holds = [replace(ERROR, severity=PASSES, number=1.0), replace(REPEATS, severity=PASSES)]
+    ends = Finding("state", FAILS, dict(details=["\x1b[2J"], times=1, at="", on_import=True))
+    judgement = Judgement("kernel", "mine", (ends, *answers(9), GRADIENTS, *holds))
+    said, lines = sentences.sentences_of(judgement), sentences.judgement_lines(judgement)
+    assert lines[0].startswith("mine fails: ") and "case 0" in lines[0]
+    assert lines[1:3] == ["", f"{sentences.HEADINGS[FAILS]}:"]
+    assert "\\x1b[2J" in lines[3] and "\x1b" not in lines[3]
+    (state,) = (one for one in said[FAILS] if one.what == "state")
+    assert state.change and lines[4] == f"  {state.remedy}"
+    first = [one.line for one in said[FAILS] if one.what == "answer"][:3]
+    assert all(f"case {i} " in line and NOT_ATTENTION in line for i, line in enumerate(first))
+    assert lines[5:8] == [f"  {line}" for line in first] and "6 more" in lines[8]
+    assert lines[9:11] == ["", f"{sentences.HEADINGS[NOTES]}:"] and len(lines) == 14
+    error, repeats = (one.text for one in said[PASSES])
+    assert lines[-1] == f"{sentences.HEADINGS[PASSES]}: {error}. {repeats}."
+    assert all(each in error for each in ("normal", "BF16", "N = 8")) and "3 runs" in repeats
+
+
+def test_the_deciding_column_is_in_front_and_what_breaks_is_a_word():
+    table = tables.by_length(LENGTHS, "mine")
+    assert [*table.columns[:2]] == ["breaks", "worst / Baseline's"] and table.breaks.tolist() == [True, True, False]
+    assert table["worst / Baseline's"].tolist() == ["9.30", "2.50", "0.90"]
+    html = page(Judgement("kernel", "mine", (ERROR,)), [Section("lengths", "How far", table)])
+    assert html.count("✗ breaks") == 2 and '<th scope="col" class="number">worst / Baseline' in html
+    assert '<td class="number">9.30</td>' in html and '<td class="">BF16</td>' in html
+    right = tables.by_length(LENGTHS.assign(times_max=1.0), "mine")
+    assert "✗ breaks" not in page(Judgement("kernel", "mine", (REPEATS,)), [Section("lengths", "How far", right)])
+
+
+def test_a_picture_is_described_by_what_it_shows():
+    judgement = Judgement("kernel", "mine", (ERROR, GRADIENTS, REPEATS))
+    (alt,) = Read(page(judgement, [], dict(growth=_figure()))).alts
+    (error,) = sentences.sentences_of(judgement)[FAILS]
+    assert error.what == "error" and alt == f"{anchors.PICTURES['growth'].title} {error.line}"
+    assert alt.endswith(": 9.3 × Baseline's, limit 2 ×.")
+    assert {key for keys in anchors.SOURCES.values() for key in keys} >= {*anchors.PICTURES}
+    assert set(anchors.SOURCES) >= {*sentences.WORDINGS} - {"captured", "nonfinite", "nothing_compared", "skipped"}
+
+
+def test_the_heading_says_what_was_judged_where_and_when(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    about = {"Kernel": "mine:f", "Date": date(), "Device": processor(), "Lengths N": (128, 512)}
+    text = Read(page(Judgement("kernel", "mine:f", (ERROR,)), [], about=about)).text
+    assert "1970-01-02" in text and "128, 512" in text and processor() in text
+    assert package("jinja2.loaders").startswith("Jinja2 ") and package("no_such_module_at_all") == package("json") == ""
+
+
+def luminance(color):
+    """https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_every_text_and_line_has_a_contrast_of_4_5_in_the_light_and_in_the_dark(mode):
+    text = (report.TEMPLATES / "base.html.jinja").read_text()
+    style = re.search(r"<style>(.*)</style>", text, re.DOTALL)[1]
+    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[mode]
+    colors = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
+    assert set(colors) == {"paper", "card", "ink", "muted", "line", "link", "fails", "passes", "reported"}
+    grounds = {"paper", "card"}
+    low = [(a, b, contrast(colors[a], colors[b])) for a in colors.keys() - grounds for b in grounds]
+    assert not [each for each in low if each[2] < 4.5], low
+    outside = re.sub(r":root \{.*?\}", "", style, flags=re.DOTALL)
+    assert set(re.findall(r"#\w{3,8}\b|rgb\w*\(|opacity", outside)) == {"#fff"}  # the card behind a picture
+    assert re.findall(r"(?<!-)color: ([^;}\s]+)", outside) and "color-scheme: light dark" in style
+    assert all(color.startswith("var(--") for color in re.findall(r"(?<![-\w])color: ([^;}\s]+)", outside))
+
+
+def test_the_colours_of_the_pictures_are_read_on_white():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#777777", "#ffffff") < 4.5
+    assert min(contrast(color, "#ffffff") for color, _ in READABLE.values()) >= 4.5
+
+
+def _figure():
+    import matplotlib.pyplot as plt
+
+    figure, _ = plt.subplots(figsize=(1, 1))
+    plt.close(figure)
+    return figure
+
+
+def test_a_folder_is_not_named_as_a_page():
+    with pytest.raises(ValueError, match="out: got page.html; accepted is a folder"):
+        PageFiles.of("page.html", "flash")
+
+
+def test_without_a_folder_pages_lie_below_the_current_one_or_the_checkout_around_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert PageFiles.of("", "flash").page == tmp_path.resolve() / "build" / "reports" / "flash.html"
+    monkeypatch.chdir(ROOT / "docs")
+    assert PageFiles.of("", "flash").page == ROOT / "build" / "reports" / "flash.html"

@@ -1,0 +1,533 @@
+"""What was wrong when public reports were tried as their authors would: words, exit codes, commands."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from in_a_folder import SDPA, command, normal, own_path, recorded, saved  # noqa: F401
+from torch import nn
+
+from attention_check.isolation.calls import call_kernel
+from attention_check.isolation.isolated_kernel import in_a_process
+from attention_check.judge.conduct import of_conduct
+from attention_check.judge.findings import Finding, Judgement, Severity
+from attention_check.judge.kernel import alignment
+from attention_check.measure.capability import CAPABILITIES, CAUSAL_FEWER, CAUSAL_ONE
+from attention_check.measure.closeness import closeness
+from attention_check.measure.contract import contract
+from attention_check.probe.probe import Probe
+from attention_check.probe.skipped import Why
+from attention_check.report.capability_labels import LABELS
+from attention_check.report.sentence import as_times, times
+from attention_check.report.sentences import WORDINGS, headline
+from attention_check.report.sentences_cause import subject
+from attention_check.report.sentences_kernel import NOTES
+from attention_check.testing import assert_attention_close
+from attention_check.testing.named import check_lines, check_named, chosen
+from fa_lib import kernels
+from fa_lib.execution.paths import ROOT
+from fa_lib.execution.reader_modules import module_name
+from fa_lib.kernels.inputs import draw
+from fa_lib.kernels.option_names import OPTION_NAMES
+from fa_lib.kernels.sequential import sequential
+from fa_lib.numerics.formats import BF16, FP32, TF32
+
+pytestmark = pytest.mark.usefixtures("own_path")
+
+
+def left_padding(n, blind):
+    """A causal mask whose first keys are padding, so that the first rows see no key."""
+    mask = torch.ones(n, n, dtype=torch.bool).tril()
+    mask[:, :blind] = False
+    return mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_that_see_no_key_are_no_overflow_of_baseline(tmp_path, dtype):
+    q, k, v = normal(1, 2, 96, 32, dtype=dtype)
+    path = saved(tmp_path, q=q, k=k, v=v, mask=left_padding(96, 7))
+    done = command("check", "tensors", path, "--kernel", "reference", "--out", tmp_path, "--exit-code")
+    assert done.exit_code == 0, done.output
+
+
+def test_the_yardstick_in_fp32_gives_0_and_gradients_of_0_where_a_row_sees_no_key():
+    q, k, v = (x.requires_grad_() for x in normal(1, 2, 24, 8))
+    for options, blind in ((dict(mask=left_padding(24, 5)), 5), (dict(causal=True), 0)):
+        o = sequential(q, k, v, **options)
+        golden = kernels.golden(q, k, v, inputs=FP32, **options)
+        assert not o[:, :, :blind].any() and (o - golden).abs().max() < 1e-5
+        ours, theirs = (torch.autograd.grad(x.sum(), (q, k, v)) for x in (o, golden))
+        assert all((a - b).abs().max() < 1e-5 for a, b in zip(ours, theirs))
+    more = sequential(q, k[:, :, :20], v[:, :, :20], causal=True)  # the first four rows see none
+    assert not more[:, :, :4].any() and more.isfinite().all()
+
+
+def test_a_kernel_may_return_its_log_sum_exp_too(tmp_path):
+    (tmp_path / "two.py").write_text(SDPA + "def f(q, k, v): return sdpa(q, k, v), q[..., 0]")
+    done = command("check", "kernel", tmp_path / "two.py:f", "--check", "error", "--exit-code")
+    assert done.exit_code == 0 and "3 passed" in done.output, done.output
+
+
+def test_of_values_that_are_not_finite_the_rows_are_told_and_whether_they_see_keys():
+    q, k, v = normal(1, 2, 16, 8)
+    mask = left_padding(16, 3)
+
+    def gives_nan(q, k, v, mask):
+        return torch.softmax((q @ k.mT).masked_fill(~mask, -math.inf), -1) @ v
+
+    answer = call_kernel(gives_nan, q, k, v, mask=mask)
+    assert not answer.finite and answer.outcome == "malformed"
+    values, of, rows, blind, *first = map(int, re.findall(r"\d+", answer.problem))
+    assert (values, of, rows, blind, first) == (48, 256, 6, 6, [0, 0, 0]), answer.problem
+    worse = call_kernel(lambda q, k, v: torch.full_like(q, math.nan), q, k, v)
+    values, of, rows, *first = map(int, re.findall(r"\d+", worse.problem))
+    assert (values, of, rows, first) == (256, 256, 32, [0, 0, 0]), worse.problem
+
+
+def test_a_model_of_which_nothing_was_compared_is_not_judged_and_the_reason_is_told(tmp_path, monkeypatch):
+    module = "import torch\nfrom torch import nn\n\ndef run():\n    x = torch.randn(1, 4, 8)\n"
+    attention = "    nn.MultiheadAttention(8, 2, batch_first=True).train()(x, x, x)\n"
+    (tmp_path / "with_weights.py").write_text(module + attention)
+    done = command("check", "model", tmp_path / "with_weights.py:run", "--out", tmp_path, "--exit-code")
+    assert done.exit_code == 3 and "is not judged" in done.output and "need_weights=False" in done.output
+    with pytest.warns(UserWarning, match="need_weights"), Probe(()) as probe:
+        layer, x = nn.MultiheadAttention(8, 2, batch_first=True).train(), torch.randn(1, 4, 8)
+        layer(x, x, x)
+        layer(x, x, x, need_weights=False)
+    assert probe.calls == 1 and probe.skipped == {("all", Why.WEIGHTS): 1}
+
+
+def test_a_result_that_was_asked_and_does_not_count_is_not_called_unasked():
+    results = check_named("unfused", ["hidden_row"])
+    results = {"hidden_row": results["hidden_row"]}  # and not hidden_row_gradients
+    assert results["hidden_row"].reported and results["hidden_row"].passed is None
+    assert (
+        check_lines("unfused", results)[0].endswith("1 reported.")
+        and "not asked" not in check_lines("unfused", results)[1]
+    )
+
+
+def test_checks_are_found_by_any_word_of_their_names_and_written_into_a_folder(tmp_path):
+    assert chosen(["softcap"])[0] == "answer_softcap"
+    assert any(check.startswith("answer_one_query_") for check in chosen(["decoding"]))
+    done = command("check", "kernel", "flash", "--check", "strides", "--out", tmp_path)
+    (written,) = tmp_path.glob("*.json")
+    assert done.exit_code == 0 and json.loads(written.read_text())["checks"]["strides"]["passed"]
+
+
+def test_what_an_import_draws_is_no_act_of_the_kernels_calls():
+    columns = dict(what="state", detail="numpy's random numbers", number=math.nan, times=1, at="")
+    assert list(of_conduct(pd.DataFrame([columns | dict(on_import=True)]))) == []
+    (drawn,) = of_conduct(pd.DataFrame([columns | dict(on_import=False)]))
+    assert drawn.what == "draws"
+
+
+@pytest.mark.parametrize(
+    "number, told",
+    [(2.41, "2.4"), (0.04, "0.04"), (0.0321, "0.03"), (0.00123, "0.001"), (1e-9, "less than 0.0001"), (0.0, "0.0")],
+)
+def test_a_small_error_is_not_told_as_none(number, told):
+    assert as_times(number) == told
+    assert times(Finding("error", Severity.PASSES, {}, number, 2.0))[0] == f"{told} × Baseline's"
+    assert as_times(2.0004, 2) == "2.0004"
+
+
+def test_a_model_and_a_plugins_kernel_are_named_by_their_files(tmp_path):
+    text = (
+        "import torch\n" + SDPA + "def run(): sdpa(*torch.randn(3, 1, 2, 16, 8))\ndef f(q, k, v): return sdpa(q, k, v)"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    done = command("check", "model", tmp_path / "mine.py:run", "--out", tmp_path, "--exit-code")
+    assert done.exit_code == 0, done.output
+    done = command("check", "model", tmp_path / "none.py:run")
+    assert done.exit_code == 2 and "function: got" in done.output and "there is no file" in done.output
+
+
+def test_a_layout_that_was_given_and_is_not_the_kernels_is_told_so():
+    rows = contract("flash@bshd")
+    assert {row["note"] for row in rows if row["outcome"] == "wrong"} == {"bhsd"}
+    assert "leave out --layout bshd" in NOTES["bhsd"] and BF16.name in {row["asked"] for row in rows}
+
+
+OPTIONS = {  # of a call -> what a file and the command line call it
+    "softcap": (dict(softcap=1.5), dict(softcap=torch.tensor(1.5)), ("--softcap", "1.5")),
+    "window": (dict(window=(24, 0)), dict(window_size=torch.tensor([24, 0])), ("--window", "24,0")),
+    "sinks": (dict(sinks=torch.tensor([2.0, 1.0])), dict(s_aux=torch.tensor([2.0, 1.0])), None),
+    "scale": (dict(scale=0.5), dict(softmax_scale=torch.tensor(0.5)), ("--scale", "0.5")),
+    "causal": (dict(causal=True), dict(is_causal=torch.tensor(True)), ("--causal",)),
+    "mask": (dict(mask=left_padding(96, 0)), dict(attn_mask=left_padding(96, 0)), None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_in_a_file_is_used_whatever_it_is_called(tmp_path, name, dtype):
+    """The right output passes, and that of a kernel which does not know the option fails."""
+    given, named, words = OPTIONS[name]
+    q, k, v = normal(1, 2, 96, 32, dtype=dtype)
+    right, wrong = (kernels.as_shipped(q, k, v, **options) for options in (given, {}))
+    for o, code in ((right, 0), (wrong, 1)):
+        path = saved(tmp_path, query=q, key=k, value=v, attn_output=o, **named)
+        done = command("check", "tensors", path, "--out", tmp_path, "--exit-code")
+        assert done.exit_code == code, done.output
+        if words:
+            path = saved(tmp_path, q=q, k=k, v=v, out=o)
+            assert command("check", "tensors", path, "--out", tmp_path, "--exit-code", *words).exit_code == code
+
+
+def test_a_tensor_that_means_nothing_or_stands_twice_or_contradicts_the_command_is_refused(tmp_path):
+    q, k, v = normal(1, 2, 16, 8)
+    o = kernels.as_shipped(q, k, v)
+    for more, words, told in (
+        (dict(o=o, o3=2 * o), (), "o3: got a tensor of this name, which would not be used; accepted are q or query; k"),
+        (dict(o=o, o3=2 * o), (), "lse or softmax_lse or logsumexp or log_sum_exp; dq or"),
+        (dict(o=o, o2=2 * o, o_ref=3 * o), (), "got it beside o"),
+        (dict(o=o, k_scale=torch.ones(1)), (), "k_scale: got it, which no command reads: multiply"),
+        (dict(o=o, dlse=torch.ones(1)), (), "dlse: got it, which no command reads: no command judges a gradient"),
+        (dict(o=o, cu_seqlens=torch.tensor([0, 16])), (), "cu_seqlens: got packed sequences; `fa-lib explain` takes"),
+        (dict(o=o, out=2 * o), (), "out: got it beside o;"),
+        (dict(o=o, scale=torch.tensor([1.0, 2.0])), (), "scale: got 2 numbers; accepted is one number"),
+        (dict(o=o, scale=torch.tensor(0.5)), ("--scale", "0.25"), "scale: got 0.25, and 0.5 in the file"),
+        (dict(o=o, window=torch.tensor(5)), (), "window: got 1 numbers; accepted is two"),
+        (dict(o=o), ("--window", "5"), "window: got '5';"),
+    ):
+        done = command("check", "tensors", saved(tmp_path, q=q, k=k, v=v, **more), *words)
+        assert done.exit_code == 2 and told in done.output.replace("\n", " "), done.output
+    path = saved(tmp_path, q=q[:, :, :4], k=k, v=v, is_causal=torch.tensor(True))
+    done = command("check", "tensors", path)
+    assert done.exit_code == 2 and "is_causal: got it" in done.output
+    path = saved(tmp_path, **{name: x.to(torch.float8_e4m3fn) for name, x in zip("qkv", (q, k, v))})
+    done = command("check", "tensors", path)
+    assert done.exit_code == 2 and "q: got torch.float8_e4m3fn; accepted are BF16" in done.output
+
+
+def test_a_file_that_explain_takes_is_judged_by_check_and_what_is_left_to_explain_is_said(tmp_path):
+    q, k, v = normal(1, 2, 64, 32, dtype=torch.bfloat16)
+    o = kernels.as_shipped(q, k, v)
+    beside = dict(o_ref=o, lse=torch.zeros(1, 2, 64), dO=o, dq=q, dk=k, dv=v)
+    path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: x.contiguous().clone() for name, x in beside.items()})
+    for words in (("tensors", path), ("kernel", "flash", "--tensors", path)):
+        done = command("check", *words, "--out", tmp_path, "--exit-code")
+        told = "Not judged here, though the file has it: o_ref, lse, dq, dk, dv. `fa-lib explain` judges that."
+        assert done.exit_code == 0 and told in done.output, done.output
+    assert command("explain", path).exit_code == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_that_are_stored_in_more_are_judged_in_sixteen(tmp_path, dtype):
+    """A .npz file has no BF16."""
+    q, k, v = normal(1, 2, 96, 32, dtype=dtype)
+    o, fmt = kernels.flash(q, k, v), {torch.bfloat16: "BF16", torch.float16: "FP16"}[dtype]
+    wide = {name: x.float() for name, x in dict(q=q, k=k, v=v, o=o).items()}
+    for held in (wide, {name: x.double() for name, x in wide.items()}):
+        np.savez(tmp_path / "a.npz", **{name: x.numpy() for name, x in held.items()})
+        for words in (("--format", fmt), ()):
+            done = command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--exit-code", *words)
+            assert done.exit_code == 0 and "The kernel that ran passes" in done.output, done.output
+    assert "stored in FP64" in (tmp_path / "a.html").read_text()
+    np.savez(tmp_path / "a.npz", **{name: x.numpy() for name, x in (wide | dict(o=wide["o"] * 1.0001)).items()})
+    assert command("check", "tensors", tmp_path / "a.npz", "--out", tmp_path, "--exit-code").exit_code == 1  # FP32's o
+
+
+def test_an_output_that_is_no_answer_to_rounded_inputs_is_not_replaced_in_silence(tmp_path):
+    q, k, v = normal(1, 2, 32, 8)
+    path = saved(tmp_path, q=q, k=k, v=v, o=kernels.as_shipped(q, k, v))
+    done = command("check", "tensors", path, "--format", "BF16")
+    assert done.exit_code == 2 and re.search(r"\bformat: .* to BF16 ", done.output), done.output
+    assert command("check", "tensors", path, "--format", "BF16", "--kernel", "flash", "--exit-code").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["window", "softcap", "sinks"])
+def test_compare_and_shrink_read_options_and_layouts(tmp_path, name, monkeypatch):
+    given, named, _ = OPTIONS[name]
+    (tmp_path / f"forgets_{name}.py").write_text(
+        "from fa_lib import kernels\n"
+        f"def right(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, {name}={name}, **options)\n"
+        f"def wrong(q, k, v, {name}=None, **options): return kernels.as_shipped(q, k, v, **options)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    q, k, v = (x.transpose(1, 2) for x in normal(1, 2, 96, 32, dtype=torch.bfloat16))
+    path = saved(tmp_path, q=q, k=k, v=v, **named)
+    mine = tmp_path / f"forgets_{name}.py"
+    record = tmp_path / "compared.json"
+    words = ("--tensors", path, "--layout", "bshd", "--json", record)
+    done = command("compare", f"{mine}:right", "as_shipped", *words)
+    assert done.exit_code == 0 and json.loads(record.read_text())["apart"]["max"] == 0, done.output
+    done = command("shrink", path, "--kernel", f"{mine}:right", "--layout", "bshd", "--out", tmp_path / "test_r.py")
+    assert done.exit_code == 2 and "does not fail" in done.output
+    done = command("shrink", path, "--kernel", f"{mine}:wrong", "--layout", "bshd", "--out", tmp_path / "test_w.py")
+    assert done.exit_code == 0, done.output
+    for kernel, code in (("", 1), (f"forgets_{name}:right", 0)):
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_w.py"]
+        env = os.environ | dict(KERNEL=kernel)
+        assert subprocess.run(words, cwd=tmp_path, env=env, capture_output=True).returncode == code
+
+
+STRIPED = (torch.arange(96)[:, None] + torch.arange(96)) % 3 > 0
+MISTAKES = {  # cause -> (options of the call, the output of a kernel that makes that mistake)
+    "scale_factor": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1.2 * q.shape[-1] ** -0.5)),
+    "scale_log2_e": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=q.shape[-1] ** -0.5 / math.log(2))),
+    "scale_one_over_d": ({}, lambda q, k, v: kernels.as_shipped(q, k, v, scale=1 / q.shape[-1])),
+    "mask_inverted": (dict(mask=STRIPED), lambda q, k, v, mask: kernels.as_shipped(q, k, v, mask=~mask)),
+    "mask_added": (
+        dict(mask=left_padding(96, 0)), lambda q, k, v, mask: kernels.as_shipped(q, k, v, mask=mask.float())),
+    "mask_ignored": (
+        dict(mask=STRIPED | (torch.eye(96) > 0), causal=True),
+        lambda q, k, v, mask, causal: kernels.as_shipped(q, k, v, causal=causal)),
+    "window_ignored": (dict(window=(8, 8)), lambda q, k, v, window: kernels.as_shipped(q, k, v)),
+    "softcap_after_mask": (dict(softcap=1.0, causal=True), lambda q, k, v, softcap, causal: capped_after_mask(q, k, v)),
+    "layout_all_bshd": (
+        {}, lambda q, k, v: kernels.as_shipped(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)),
+    "heads_reversed": ({}, lambda q, k, v: kernels.as_shipped(q, k, v).flip(1)),
+    "inputs": ({}, lambda q, k, v: kernels.as_shipped(*(TF32(x.double()).float() for x in (q, k, v)))),
+}  # fmt: skip
+
+
+def capped_after_mask(q, k, v):
+    S = (q.double() @ k.double().mT * q.shape[-1] ** -0.5).masked_fill(torch.ones(96, 96).triu(1) > 0, -math.inf)
+    return (torch.softmax(torch.tanh(S), -1) @ v.double()).to(q.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("key", MISTAKES)
+def test_the_mistake_behind_an_output_is_named_in_the_headline(tmp_path, key, dtype):
+    if key == "inputs" and dtype == torch.bfloat16:
+        pytest.skip("TF32 has BF16's values")
+    options, wrong = MISTAKES[key]
+    q, k, v = normal(1, 4, 96, 32, dtype=dtype)
+    o = wrong(q, k, v, **options)
+    (row,) = closeness(o, q, k, v, options)
+    assert (row["key"], row["same"]) == (key, True) and row["times"] > 1 and row["rows"] > 90
+    assert closeness(kernels.as_shipped(q, k, v, **options), q, k, v, options)[0]["times"] <= 1
+    with pytest.raises(AssertionError, match=re.escape(subject(row))):
+        assert_attention_close(o, q, k, v, precision=dtype, **options)
+    if "window" not in options and "softcap" not in options:
+        path = saved(tmp_path, q=q, k=k, v=v, o=o, **{name: torch.as_tensor(x) for name, x in options.items()})
+        done = command("check", "tensors", path, "--out", tmp_path, "--exit-code")
+        assert done.exit_code == 1 and subject(row) in done.output
+
+
+def test_a_scale_that_is_a_fifth_too_large_does_not_pass_on_peaked_scores(tmp_path):
+    """The rule of two is blind there: Baseline rounds large scores, and its own error is as large."""
+    q, k, v = (x.bfloat16() for x in draw("peaked", 0, (1, 2, 256, 64)))
+    for factor, code in ((1.0, 0), (1.2, 1)):
+        path = saved(tmp_path, q=q, k=k, v=v, o=kernels.as_shipped(q, k, v, scale=factor / 8))
+        done = command("check", "tensors", path, "--out", tmp_path, "--exit-code")
+        assert done.exit_code == code, done.output
+    assert "attention with 1.2 times its scale" in done.output.splitlines()[0]
+    baseline = saved(tmp_path, q=q, k=k, v=v, o=kernels.baseline(q, k, v))  # right, in its own way
+    assert command("check", "tensors", baseline, "--out", tmp_path, "--exit-code").exit_code == 0
+    (tmp_path / "scaled.py").write_text(
+        f"import torch\nfrom safetensors.torch import load_file\n{SDPA}"
+        f"def run():\n    x = load_file({str(baseline)!r})\n    sdpa(x['q'], x['k'], x['v'], scale=0.125)\n"
+    )
+    record = tmp_path / "scaled.json"
+    done = command("check", "model", tmp_path / "scaled.py:run", "--out", tmp_path, "--exit-code", "--json", record)
+    (bound,) = recorded(record, "bound")
+    assert done.exit_code == 0 and bound["severity"] == "passes" and bound["number"] <= 1, done.output
+
+
+MASKS = {  # what a model hands to attention -> what is found of it
+    "none": ("", {"sees_later"}),
+    "causal": ("is_causal=True", set()),
+    "idle": ("attn_mask=torch.ones(16, 16, dtype=torch.bool)", {"sees_later", "idle_mask"}),
+    "of zeros": ("attn_mask=torch.zeros(16, 16)", {"sees_later", "idle_mask"}),
+    "of numbers": ("attn_mask=torch.ones(16, 16).triu(1)", {"sees_later"}),
+    "inverted": ("attn_mask=~torch.ones(16, 16, dtype=torch.bool).tril()", {"sees_later", "own_hidden"}),
+}
+
+
+@pytest.mark.parametrize("which", MASKS)
+def test_what_the_masks_of_a_model_show_is_told(tmp_path, which):
+    given, found = MASKS[which]
+    (tmp_path / "masked.py").write_text(
+        f"import torch\n{SDPA}torch.manual_seed(0)\ndef run(): sdpa(*torch.randn(3, 1, 2, 16, 8), {given})"
+    )
+    function = tmp_path / "masked.py:run"
+    record = tmp_path / "record.json"
+    words = ("check", "model", function, "--out", tmp_path, "--exit-code", "--json", record)
+    for more, fails in (((), False), (("--causal",), bool(found))):
+        done = command(*words, *more)
+        assert done.exit_code == fails, done.output
+        of = {what: recorded(record, what) for what in ("sees_later", "own_hidden", "idle_mask")}
+        assert {what for what in of if of[what]} == found
+        assert all((each["severity"] == "fails") == fails for each in of["sees_later"])
+        assert {each["severity"] for each in of["own_hidden"] + of["idle_mask"]} <= {"reported"}
+        assert ("as a decoder" in done.output.splitlines()[0]) == (bool(found) and not fails)
+
+
+CALLED = {  # what a project calls an option -> its kernel
+    "torch": "def f(query, key, value, attn_mask=None, is_causal=False, scale=None):\n"
+             "    return sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale)",
+    "flash-attn": "def f(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):\n"
+                  "    left, right = (None if side < 0 else side for side in window_size)\n"
+                  "    return kernels.as_shipped(q, k, v, scale=softmax_scale, causal=causal, window=(left, right))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("project", CALLED)
+def test_options_are_asked_under_the_names_that_a_kernel_gives_them(tmp_path, project):
+    name = f"of_{project.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(f"from fa_lib import kernels\n{SDPA}{CALLED[project]}")
+    kernel = module_name(f"{tmp_path}/{name}.py:f")
+    with in_a_process(kernel):
+        rows = {row["asked"]: row for row in contract(kernel)}
+    asked = ("causal", "scale", "boolean_mask" if project == "torch" else "window")
+    assert {rows[each]["outcome"] for each in asked} == {"answered"}
+    assert {rows[each]["outcome"] for each in ("softcap", "sinks")} == {"refused"}
+
+
+def test_torchs_own_function_is_asked_for_its_options_and_the_headline_says_what_was_not(tmp_path):
+    """It is built in, and has its parameters in its documentation alone."""
+    kernel = "torch.nn.functional:scaled_dot_product_attention"
+    with in_a_process(kernel):
+        rows = {row["asked"]: row for row in contract(kernel)}
+    for asked in ("causal", "boolean_mask", "added_mask", "scale", "gqa"):
+        assert rows[asked]["outcome"] == "answered", asked
+    assert rows[CAUSAL_FEWER]["note"] == rows[CAUSAL_ONE]["note"] == "top_left"
+    asked = pd.DataFrame([*rows.values()])
+    no = [*asked.asked[asked.outcome == "refused"]]
+    found = Judgement("kernel", kernel, (Finding("unsupported", Severity.REPORTED, dict(asked=no, dims=[0] * len(no))),
+                                         Finding("error", Severity.PASSES, {}, 1.0, 2.0)))  # fmt: skip
+    words = headline(found)
+    assert "softcap" in words and "sinks" in words and LABELS["window"] in words and "boolean" not in words
+    page = command("check", "kernel", "--help").output
+    assert all(name in page for names in OPTION_NAMES.values() for name in names)
+
+
+def attention(q, k, v, causal=False, mask=None, softcap=None, sinks=None, wrong=""):
+    """Right, but for one pair of options."""
+    n_q, n = q.shape[-2], k.shape[-2]
+    if wrong == "sinks, one query" and n_q == 1:
+        sinks = None
+    if wrong == "mask, causal" and causal:
+        mask = None
+    if wrong == "hidden block" and mask is not None:  # exp(-inf + inf), as of a running maximum of -inf
+        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
+        if n > 512 and hidden[..., :512].all(-1).any():
+            return torch.full_like(q, math.nan)
+    if wrong == "alignment" and causal and 1 < n_q < n:
+        causal, mask = False, torch.ones(n_q, n, dtype=torch.bool).tril()
+    if wrong == "softcap, mask" and softcap and mask is not None and mask.dtype == torch.bool:
+        S = (q.double() @ k.double().mT * q.shape[-1] ** -0.5).masked_fill(~mask, -math.inf)
+        return (torch.softmax(softcap * torch.tanh(S / softcap), -1) @ v.double()).to(q.dtype)
+    options = dict(causal=causal, mask=mask, softcap=softcap, sinks=sinks)
+    return kernels.as_shipped(q, k, v, **options)
+
+
+PAIRS = {  # what is wrong -> calls that find it, the first by the note
+    "sinks, one query": ("sinks_one_query_decoding", "sinks_ignored"),
+    "mask, causal": ("causal_boolean_mask", "mask_ignored"),
+    "hidden block": ("boolean_mask_first", ""),
+    "softcap, mask": ("boolean_mask_softcap", "softcap_after_mask"),
+}
+
+
+@pytest.mark.parametrize("wrong", PAIRS)
+def test_options_are_asked_in_pairs_and_first_blocks_are_hidden(wrong):
+    rows = {row["asked"]: row for row in contract(partial(attention, wrong=wrong))}
+    asked, note = PAIRS[wrong]
+    assert rows[asked]["outcome"] in ("wrong", "malformed") and rows[asked]["note"] == note
+    singles = ("causal", "boolean_mask", "added_mask", "softcap", "sinks", "one_query_decoding")
+    assert {rows[each]["outcome"] for each in singles} == {"answered"}
+    right = {row["asked"]: row["outcome"] for row in contract(attention)}
+    assert {asked for asked, outcome in right.items() if outcome != "answered"} == {"window", "scale"}
+    assert len(right) > sum(not each.combines for each in CAPABILITIES)
+
+
+def test_a_causal_mask_with_two_alignments_fails():
+    """Top-left for 64 queries of 256 keys, and one query sees all of them."""
+    (found,) = alignment(pd.DataFrame(contract(partial(attention, wrong="alignment"))))
+    assert found.severity == Severity.FAILS
+    (said,) = WORDINGS["alignment"]([found])
+    assert "top-left for several queries, bottom-right for one" in said.text
+    assert not [*alignment(pd.DataFrame(contract(attention)))]
+
+
+SHRUNK = """
+import math, torch
+def right(q, k, v, causal=False, scale=None, mask=None):
+    S = q.double() @ k.double().mT * (scale or q.shape[-1] ** -0.5)
+    S = S if mask is None else S.masked_fill(~mask, -math.inf)
+    S = S.masked_fill(torch.ones(S.shape[-2:]).triu(k.shape[-2] - q.shape[-2] + 1) > 0, -math.inf) if causal else S
+    return (torch.softmax(S, -1) @ v.double()).to(q.dtype)
+def no_mask(q, k, v, mask=None, scale=None): return right(q, k, v, scale=scale)
+def fixed_scale(q, k, v, mask=None): return right(q, k, v, scale=0.125)
+def nan_of_a_hidden_block(q, k, v, mask=None):
+    hidden = ~mask[..., :16].any(-1)[..., None]
+    return right(q, k, v, mask=mask).masked_fill(hidden & (k.shape[-2] > 16), math.nan)
+def torchs_names(query, key, value, attn_mask=None, is_causal=False): return right(query, key, value)
+"""
+
+
+@pytest.mark.parametrize("name", ["no_mask", "fixed_scale", "nan_of_a_hidden_block", "torchs_names"])
+def test_a_shrunk_case_fails_for_what_it_began_with_and_passes_for_a_right_kernel(tmp_path, name, monkeypatch):
+    """The right kernel gives NaN where a row sees no key: that may not become the failure."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    (tmp_path / f"shrunk_{name}.py").write_text(SHRUNK)
+    q, k, v = normal(1, 2, 64, 64, dtype=torch.bfloat16)
+    mask = torch.rand(64, 64, generator=torch.Generator().manual_seed(1)) < 0.4
+    mask[3] = False  # sees no key
+    mask[40:50, :16] = False
+    path = saved(tmp_path, q=q, k=k, v=v, mask=mask)
+    words = ("shrink", path, "--kernel", f"{tmp_path}/shrunk_{name}.py:{name}", "--out", tmp_path / "test_it.py")
+    done = command(*words)
+    assert done.exit_code == 0, done.output
+    says = r"AssertionError: .* NaN" if "nan" in name else r"AssertionError: .* is [\d.]+ times"
+    for kernel, code in (("", 1), (f"shrunk_{name}:right", 0)):
+        test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+        done = subprocess.run(test, cwd=tmp_path, env=os.environ | dict(KERNEL=kernel), capture_output=True, text=True)
+        assert done.returncode == code and bool(re.search(says, done.stdout)) == bool(code), done.stdout
+
+
+EMULATED = {  # two kernels -> the fields of the second, the inputs' format, and the field that differs
+    "carries_fp16": (dict(carried="FP16"), "BF16", "carried"),
+    "rounds_inputs": (dict(inputs="BF16", probs="FP32"), "FP32", "inputs"),
+}
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_compare_finds_sums_in_fp16_and_inputs_that_are_rounded(tmp_path, name):
+    fields, fmt, field = EMULATED[name]
+    (tmp_path / f"{name}.py").write_text(
+        "from attention_check.explain.emulations import Emulation\nfrom fa_lib.numerics.formats import Format\n"
+        f"def made(q, **fields): return Emulation(**(dict(probs=Format.of(q.dtype).name) | fields))\n"
+        f"def f(q, k, v, **o): return made(q, **{fields!r})(q, k, v, **o).to(q.dtype)\n"
+        "def plain(q, k, v, **o): return made(q)(q, k, v, **o).to(q.dtype)\n"
+    )
+    kernels_ = [f"{tmp_path}/{name}.py:{function}" for function in ("plain", "f")]
+    record = tmp_path / "compared.json"
+    words = ("--n", "512", "--distribution", "uniform", "--format", fmt, "--json", record)
+    done = command("compare", *kernels_, *words)
+    assert done.exit_code == 0 and fields[field] in done.output.splitlines()[-1], done.output
+    held = json.loads(record.read_text())
+    assert held["changes"] == [field] and held["fits"]["b"][field] == fields[field] and held["is_explained"]
+    assert held["bounds"]["b"]["times"] > 1 >= held["bounds"]["a"]["times"]
+
+
+def test_compare_says_when_a_difference_is_rounding_and_when_a_layout_is_wrong(tmp_path):
+    def compared(a, b, n):
+        record = tmp_path / "compared.json"
+        done = command("compare", a, b, "--n", n, "--json", record)
+        assert done.exit_code == 0, done.output
+        return json.loads(record.read_text()), done.output
+
+    held, words = compared("flash", "as_shipped", 256)
+    assert held["is_rounding"] and "rounding" in words, words
+    (tmp_path / "laid_out.py").write_text(
+        f"{SDPA}def f(q, k, v): return sdpa(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)"
+    )
+    held, words = compared("flash", f"{tmp_path}/laid_out.py:f", 64)
+    row = held["bounds"]["b"]
+    assert row["times"] > 1 and (row["key"], row["same"]) == ("layout_all_bshd", True) and not held["is_rounding"]
+    assert subject(row) in words and "rounding" not in words
+    held, words = compared("flash", f"{tmp_path}/laid_out.py:f@bshd", 64)
+    assert held["is_rounding"] and "rounding" in words, words

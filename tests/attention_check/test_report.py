@@ -1,0 +1,535 @@
+"""A judgement on kernels whose faults are known, and on files: what the reports say, and what they refuse."""
+
+import itertools
+import json
+import math
+import re
+from dataclasses import asdict, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from attention_check.commands import reports
+from attention_check.conventions.conventions import of_keys
+from attention_check.isolation.calls import KernelError, call_kernel, judged_by_one_thread, with_kernel_errors
+from attention_check.judge.findings import Finding, Judgement, Severity, Verdict
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure.capability import CAUSAL_FEWER, LARGE
+from attention_check.measure.contract import contract
+from attention_check.measure.determinism import repeats
+from attention_check.measure.examine import examine, measure
+from attention_check.measure.plan import PLANS, QUICK, CheckPlan
+from attention_check.measure.reference_cache import BIASED, WORST, Inputs
+from attention_check.measure.shapes import grids_of, measure_shapes, shapes_table
+from attention_check.report.capability_labels import LABELS
+from attention_check.report.page import Section, page
+from attention_check.report.sentences import cause, headline, judgement_text, sentences_of, title
+from attention_check.report.sentences_kernel import SUMS
+from fa_lib import Precision, Tiling, kernels
+from fa_lib.execution.paths import ROOT
+from fa_lib.execution.untrusted import Untrusted
+from fa_lib.numerics.confidence import interval
+
+pytestmark = pytest.mark.slow
+
+SMALL = replace(QUICK, shapes=("97", "causal 203"))
+
+
+def emulated(q, k, v, steps=(), block_kv=64, algorithm="fa2", **options):
+    precision = replace(Precision.kernel(q.dtype), **dict.fromkeys(steps, q.dtype))
+    return kernels.tiled(q, k, v, tiling=Tiling(64, block_kv), precision=precision, algorithm=algorithm, **options)
+
+
+def register(name, fn):
+    if name not in kernels.available():
+        kernels.register(name, fn)
+    return name
+
+
+@pytest.fixture(scope="module")
+def judgements():
+    return {name: judge_kernel(name, examine(name, SMALL)) for name in ("flash", "unfused", "every_step")}
+
+
+def found(judgement, what):
+    return [finding for finding in judgement.findings if finding.what == what]
+
+
+def said(judgement, what):
+    return [one for group in sentences_of(judgement).values() for one in group if one.what == what]
+
+
+def test_a_kernel_has_its_threads_and_the_judge_one(tmp_path):
+    seen, before = set(), torch.get_num_threads()
+
+    def counts(q, k, v):
+        if q.dtype != torch.bfloat16:
+            raise NotImplementedError
+        seen.add(torch.get_num_threads())
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    kernels.register("counts threads", counts)
+    torch.set_num_threads(3)
+    try:
+        reports.check_kernel("counts threads", replace(SMALL, drawn=()), tmp_path)
+        assert seen == {3} == {torch.get_num_threads()}
+        with judged_by_one_thread():
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_good_kernels_pass_and_a_bad_one_fails_for_its_carry(judgements):
+    good, bad = judgements["flash"], judgements["every_step"]
+    assert good.passed and judgements["unfused"].passed and good.carries == ()
+    (clean,) = said(good, "carry")
+    assert (clean.severity, clean.number, clean.limit) == (Severity.PASSES, "0.5 ulp lost", "2 ulp")
+    assert not bad.passed and bad.carries == ("accumulator", "row_sum")
+    (low,) = said(bad, "carry")
+    assert low.severity == Severity.FAILS and all(each in low.text for each in SUMS.values())
+    assert "FP32" in low.change and low.remedy in judgement_text(bad)
+    (error,), (over,) = said(bad, "error"), found(bad, "error")
+    assert re.fullmatch(r"[\d.]+ × Baseline's", error.number) and error.limit == "2 ×"
+    assert over.where["distribution"] == "uniform" and over.where["queries"] in (None, 1, 16)
+    assert all(each in error.text for each in ("uniform", over.where["fmt"], "N = 1024")), error.text
+    runs = {f.where["of"]: (f.where["runs"], f.number) for f in found(bad, "repeats")}
+    assert runs["outputs"] == (3, 1)
+
+
+def test_findings_say_what_where_by_what_number_and_limit(judgements):
+    (error,) = found(judgements["every_step"], "error")
+    assert error.severity == Severity.FAILS and error.number > error.limit == 2 and error.where["n"] == 1024
+    (error,) = found(judgements["flash"], "error")
+    assert error.severity == Severity.PASSES and 0 < error.number < 2
+    tiles = {(f.where["fmt"], f.where["sum"]): f.where["tile"] for f in found(judgements["every_step"], "carry")}
+    assert tiles == {(fmt, each): 64 for fmt in ("BF16", "FP16") for each in ("accumulator", "row_sum")}
+    for judgement in judgements.values():
+        record = json.loads(json.dumps(judgement.record(), allow_nan=False))
+        assert record["passed"] is judgement.passed and len(record["findings"]) == len(judgement.findings)
+
+
+def test_a_finding_is_json_whatever_library_its_numbers_come_from():
+    where = dict(head_dim=np.int64(64), draws=[np.float32(1.5)], dims=(np.int64(1), 2), fmt="BF16", queries=None)
+    found = Finding("chance", Severity.REPORTED, where, np.float64(3), np.int64(2))
+    assert json.loads(json.dumps(asdict(found)))["where"] == dict(
+        head_dim=64, draws=[1.5], dims=[1, 2], fmt="BF16", queries=None
+    )
+    assert found.where["dims"] == (1, 2) and found.number == 3.0
+
+
+def test_a_judgement_is_made_from_its_findings_and_nothing_else():
+    fails, notes, passes = (
+        Finding("error", severity, dict(distribution="normal", fmt="BF16", n=8, queries=None), 3.0, 2)
+        for severity in (Severity.FAILS, Severity.REPORTED, Severity.PASSES)
+    )
+    verdicts = [Judgement("kernel", "mine", found).verdict for found in ((passes, fails), (notes, passes), (notes,))]
+    assert verdicts == [Verdict.FAILS, Verdict.PASSES, Verdict.NOT_JUDGED]
+    assert Judgement("kernel", "mine", (notes, passes)).passed and not Judgement("kernel", "mine", (notes,)).passed
+    assert title(Judgement("kernel", "mine", (notes,))).startswith("mine is not judged.")
+    assert Judgement("kernel", "mine", (notes,)).carries is None
+    words = title(Judgement("kernel", "mine", (fails,)))
+    assert words.startswith("mine fails. ") and words.endswith(": not seen")
+    assert (
+        Finding("error", Severity.FAILS, {}, math.nan).number
+        is None
+        is Finding("x", Severity.REPORTED, {}, math.inf).number
+    )
+    close = replace(fails, number=2.004)
+    ((severity, (one,)),) = sentences_of(Judgement("kernel", "mine", (close,))).items()
+    assert severity == one.severity == Severity.FAILS and (one.number, one.limit) == ("2.004 × Baseline's", "2 ×")
+    assert all(each in one.text for each in ("normal", "BF16", "N = 8"))
+    assert one.line == f"{one.text}: 2.004 × Baseline's, limit 2 ×."
+
+
+def attention(q, k, v, **options):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def only_whole_tiles(q, k, v, causal=False, scale=None):
+    if k.shape[-2] % 64:
+        raise RuntimeError("keys must be a multiple of 64")
+    return attention(q, k, v, is_causal=causal, scale=scale)
+
+
+def no_causality(q, k, v, causal=False, scale=None):
+    return attention(q, k, v, scale=scale)
+
+
+def in_double(q, k, v):
+    return attention(q, k, v).double() if q.dtype != torch.float64 else None
+
+
+BROKEN = {
+    "raises": (lambda q, k, v: 1 / 0, "refused", "raises ZeroDivisionError"),
+    "nan": (lambda q, k, v: attention(q, k, v) * math.nan, "malformed", "returns 65536 values"),
+    "shape": (lambda q, k, v: attention(q, k, v)[..., :1], "malformed", r"of shape \(2, 2, 256, 1\), where"),
+    "dtype": (in_double, "refused", "returns torch.float64"),
+    "list": (lambda q, k, v: [None], "malformed", "returns NoneType"),
+    "changes": (lambda q, k, v: k.mul_(2) and None or attention(q, k, v), "refused", "raises RuntimeError"),
+    "other": (lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q), "wrong", "other"),
+    "exits": (lambda q, k, v: exit(0), "refused", "raises SystemExit: 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_kernel_that_is_none_is_reported_as_that(name):
+    fn, outcome, detail = BROKEN[name]
+    asked = pd.DataFrame(contract(register(f"broken: {name}", fn)))
+    told = asked.note.iloc[0] or asked.problem.iloc[0]
+    assert asked.outcome.iloc[0] == outcome and re.search(detail, told), asked.iloc[0]
+    judgement = judge_kernel(f"broken: {name}", examine(f"broken: {name}", SMALL))
+    assert not judgement.passed and judgement.carries is None
+    (gate,) = (f for f in judgement.findings if f.what in ("not_run", "not_attention"))
+    assert gate.severity == Severity.FAILS
+    assert (gate.what == "not_run") == (set(asked.outcome) == {"refused"})
+    first = asked[asked.outcome == gate.where["outcome"]].iloc[0]
+    assert (gate.where["asked"], gate.where["problem"]) == (first.asked, first.problem)
+    assert f"asked for {first.asked} it" in judgement_text(judgement)
+
+
+def test_a_kernel_that_changes_its_inputs_is_caught():
+    def scales_q(q, k, v):
+        with torch.no_grad():
+            q.mul_(k.shape[-1] ** -0.5)
+        return attention(q, k, v, scale=1.0)
+
+    q, k, v = torch.randn(3, 1, 2, 8, 16)
+    answer = call_kernel(scales_q, q, k, v)
+    assert answer.outcome == "malformed" and answer.problem == "changes its inputs: q" and answer.o is None
+    answer = call_kernel(attention, q, k, v)
+    assert answer.outcome == "answered" and answer.problem == "" and torch.equal(answer.o, attention(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "becomes",
+    [
+        lambda q: q.view_as(q).neg_(),  # 0 becomes -0
+        lambda q: q.resize_(1, 2, 8, 8),
+        lambda q: q.set_(torch.ones(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape)),  # at no multiple of eight bytes
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_change_of_an_input_is_seen_by_its_bits(becomes, dtype):
+    q, k, v = (x.to(dtype) for x in (torch.zeros(1, 2, 8, 16), *torch.randn(2, 1, 2, 8, 16)))
+    k[..., 0] = math.nan  # a value that differs from itself, and does not change
+
+    def changes(q, k, v):
+        o = torch.zeros_like(q)
+        becomes(q)
+        return o
+
+    assert call_kernel(lambda q, k, v: torch.zeros_like(q), q, k, v).outcome == "answered"
+    assert call_kernel(changes, q, k, v).problem == "changes its inputs: q"
+
+
+def test_a_kernel_that_does_less_is_judged_by_what_it_does():
+    name = register("whole tiles", only_whole_tiles)
+    tables = examine(name, replace(SMALL, shapes=("97", "GQA 384", "1024")))
+    assert {"length_203", "length_1500"} <= set(tables.asked.asked)
+    asked = tables.asked.set_index("asked")
+    assert asked.outcome["length_203"] == "refused"
+    assert "multiple of 64" in asked.problem["length_203"]
+    assert asked.note[CAUSAL_FEWER] == "top_left"
+    assert asked.outcome[CAUSAL_FEWER] == "answered"
+    judgement = judge_kernel(name, tables)
+    (no,) = found(judgement, "unsupported")
+    assert judgement.passed and no.severity == Severity.REPORTED and "length_203" in no.where["asked"]
+    assert LABELS["length_203"] in judgement_text(judgement)
+    shapes = tables.shapes
+    assert set(shapes[shapes["shape"] == "97"].outcome) == {"refused"}
+    assert shapes[shapes["shape"] == "97"].problem.str.contains("multiple of 64").all()
+    assert shapes[shapes["shape"] == "1024"].passed.astype(bool).all()
+
+
+def written_out(q, k, v, causal=False, scale=None, m=None, sure=lambda q: None):
+    sure(q)
+    S = (q.float() @ k.float().mT) * (scale or q.shape[-1] ** -0.5)
+    S = S.masked_fill(torch.ones(S.shape[-2:]).triu(1) > 0, -math.inf) if causal else S  # top-left
+    P = torch.exp(S - (S.amax(-1, keepdim=True) if m is None else m))
+    return ((P.to(q.dtype).float() @ v.float()) / P.sum(-1, keepdim=True)).to(q.dtype)
+
+
+def only(condition):
+    def sure(q):
+        assert condition(q), "not this one"
+
+    return partial(written_out, sure=sure)
+
+
+def examined(name, fn, **changes):
+    return judge_kernel(name, examine(register(name, fn), replace(SMALL, **changes)))
+
+
+def test_a_softmax_without_the_maximum_fails_where_scores_are_large():
+    judgement = examined("no maximum", partial(written_out, m=0.0))
+    large = [f for f in found(judgement, "answer") if f.where["asked"] == LARGE.key]
+    assert not judgement.passed and [f.where["outcome"] for f in large] == ["malformed"]
+
+
+def test_the_worst_inputs_found_hurt_a_kernel_that_carries_bf16_and_no_other():
+    names = ["every_step", "as_shipped", "flash"]
+    rows = [row for seed in range(3) for row in measure(names, Inputs("BF16", WORST, 512, seed))]
+    times = pd.DataFrame(rows).groupby("kernel").times_max.mean()
+    assert times["every_step"] > 5 and times[["as_shipped", "flash"]].max() < 1.5
+
+
+def test_nan_on_inputs_that_make_trouble_fails():
+    def nan_on_peaked(q, k, v):
+        return written_out(q, k, v) * (math.nan if q.std() * 8 > 20 and q.shape[-2] == 128 else 1)
+
+    judgement = examined("nan on peaked", nan_on_peaked)
+    (problem,) = found(judgement, "problem")
+    assert not judgement.passed and problem.severity == Severity.FAILS
+    assert problem.where | dict(distribution="peaked", fmt="BF16", n=128) == problem.where
+    assert problem.where["problem"].startswith("returns 8192 values")
+    assert "nan ×" not in judgement_text(judgement)
+
+
+def test_kernels_of_one_format_or_one_head_dim_are_judged_in_it():
+    assert examined("FP32 alone", only(lambda q: q.dtype == torch.float32)).passed
+    assert examined("FP16 alone", only(lambda q: q.dtype == torch.float16)).passed
+    judgement = examined("FP64 alone", only(lambda q: q.dtype == torch.float64))
+    assert judgement.verdict == Verdict.NOT_JUDGED and found(judgement, "only_fp64")
+    assert examined("128 alone", only(lambda q: q.shape[-1] == 128)).passed
+
+
+def test_top_left_causality_is_told_and_not_counted():
+    judgement = examined("top left", written_out, shapes=("causal 203", "causal 113 x 203"))
+    assert judgement.passed and "aligned top-left" in judgement_text(judgement) and found(judgement, "top_left")
+
+
+def test_a_kernel_without_gradients_or_long_lengths_is_judged_by_the_rest():
+    def short(q, k, v):
+        assert k.shape[-2] < 600, "too long"
+        return torch.from_numpy(written_out(q.float(), k.float(), v.float()).numpy()).to(q.dtype)
+
+    judgement = examined("short", short)
+    problem, carries = found(judgement, "problem")[0], found(judgement, "carry")
+    assert judgement.passed and {problem.severity} == {f.severity for f in carries} == {Severity.REPORTED}
+    assert problem.where | dict(distribution="uniform", fmt="BF16", n=1024, queries=1) == problem.where
+    assert {f.where["problem"] for f in (problem, *carries)} == {"raises AssertionError: too long"}
+
+
+def test_a_parameter_of_that_name_makes_no_emulated_kernel():
+    def named(q, k, v, precision="highest"):
+        assert precision == "highest"
+        return written_out(q, k, v)
+
+    assert contract(register("named", named))[0]["outcome"] == "answered"
+
+
+def test_an_option_that_is_ignored_fails():
+    asked = pd.DataFrame(contract(register("no causality", no_causality))).set_index("asked")
+    assert asked.outcome["causal"] == "wrong" and asked.note["causal"] == "causal_none"
+    judgement = examined("no causality", no_causality)
+    notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
+    assert not judgement.passed and notes["causal"] == "causal_none"
+    assert of_keys("causal_none") in judgement_text(judgement)
+
+
+def test_runs_that_differ_are_counted():
+    noise = iter(range(1000))
+    name = register("noisy", lambda q, k, v: attention(q, k, v) + 1e-2 * next(noise))
+    assert repeats(name, "BF16", 5)["outputs"] == 5
+    assert repeats("flash", "BF16", 5) == dict(runs=5, outputs=1, gradients=1, apart=0.0)
+
+
+def test_the_bias_is_of_the_kernel_and_not_of_the_rounding_of_its_output():
+    """With two maxima and V > 0 the rounded golden value errs to one side itself, as does one that carries FP32."""
+    low = register("O alone", partial(emulated, steps=("accumulator",), block_kv=512))
+    rows = measure(["as_shipped", "baseline", low], Inputs("BF16", BIASED, 256, 0))
+    outwards = {row["kernel"]: row["outwards"] for row in rows}
+    assert abs(outwards["as_shipped"]) < 1e-3 and outwards["baseline"] > 0.05 and outwards[low] > 0.05
+
+
+def test_a_confidence_interval_is_students():
+    mean, low, high = interval(pd.Series([1.0, 2.0, 3.0]))
+    assert mean == 2 and high - 2 == pytest.approx(4.302653 / 3**0.5, rel=1e-6) and low == pytest.approx(4 - high)
+
+
+def test_ruled_answers_whatever_a_kernel_does():
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always raises", lambda *_, **__: 1 / 0))
+    told = [(row["outcome"], row["problem"]) for row in rows]
+    assert told == [("refused", "raises ZeroDivisionError: division by zero")]
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, register("always lists", lambda *_, **__: []))
+    (row,) = rows
+    assert row["outcome"] == "malformed" and row["problem"].startswith("returns list,")
+
+
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dO):
+        raise SystemExit("no backward pass yet")
+
+
+def test_errors_of_a_kernel_are_its_own_forwards_and_backwards():
+    def refuses(q, k, v, **options):
+        return Refuses.apply(attention(q, k, v, **options))
+
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 8, 16))
+    for fn, words in ((refuses, "no backward pass yet"), (lambda q, k, v: q.detach(), "does not require grad")):
+        o = with_kernel_errors(fn)(q, k, v)
+        with pytest.raises(KernelError, match=words):
+            torch.autograd.grad(o.sum(), (q, k, v))
+    row = contract(register("no backward", refuses))[-1]
+    assert row | dict(times=None) == dict(
+        asked="gradients",
+        dim=0,
+        head_dim=64,
+        outcome="refused",
+        note="named",
+        problem="raises SystemExit: no backward pass yet",
+        times=None,
+    )
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, "no backward")
+    assert [row["tensor"] for row in rows] == ["o"] and rows[0]["passed"]  # its output is judged all the same
+    own = torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(torch.autograd.grad(with_kernel_errors(attention)(q, k, v).sum(), (q, k, v)), own)
+    )
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        "check.measure.wrong_answers.distance",
+        "check.measure.reference_cache.baseline_for",
+        "kernels.rule.deviation",
+        "check.measure.relations.subject.baseline_for",
+    ],
+)
+def test_a_bug_of_ours_is_no_fault_of_the_kernels(at, monkeypatch):
+    def bug(*_, **__):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(f"fa_lib.{at}", bug)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        examine("flash", replace(SMALL, lengths=(128,), shapes=("97",)))
+
+
+@pytest.mark.parametrize("head_dims", [(32, 64), (64, 96, 128)])
+def test_every_two_of_a_shape_a_head_dim_and_a_format_meet(head_dims):
+    shapes, formats = ("97", "1024", "causal 203", "GQA 384", "1500"), ("BF16", "FP16")
+
+    def over(case):
+        return pd.DataFrame([*itertools.product(*case.values(), "o")], columns=[*case, "tensor"]).assign(
+            ratio=1.0, outcome="answered"
+        )
+
+    asked = shapes_table(grids_of(shapes, head_dims, formats, [0]), over, None)
+    assert len(asked) == len(shapes) * len(head_dims)
+    for one, other in itertools.combinations((("shape", shapes), ("head_dim", head_dims), ("fmt", formats)), 2):
+        met = set(asked[[one[0], other[0]]].itertuples(index=False, name=None))
+        assert met == set(itertools.product(one[1], other[1]))
+    assert len(shapes_table(grids_of(shapes, head_dims, ["FP32"], [0]), over, None)) == len(shapes) * len(head_dims)
+    assert len(shapes_table(grids_of(shapes, head_dims[:1], formats, [0]), over, None)) == len(shapes) * len(formats)
+    assert shapes_table(grids_of((), head_dims, formats, [0]), over, None).empty
+
+
+def test_the_presets_are_known_and_a_wrong_shape_is_refused():
+    assert PLANS["quick"] is QUICK and PLANS["report"].runs == 100
+    with pytest.raises(ValueError, match="shape: got '96'; accepted are 97, 113 x 203"):
+        CheckPlan(**asdict(QUICK) | dict(shapes=("96",)))
+    with pytest.raises(ValueError, match="depth: got 'deep'; accepted are quick, report"):
+        reports.check_kernel("flash", "deep")
+
+
+def test_a_users_file_is_reported_on_in_one_page(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.py").write_text((ROOT / "examples" / "my_kernel.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "reports"
+    out.mkdir()
+    (out / "own.mine_attention.html").write_text("old")
+    (out / "own.mine_attention").mkdir()
+    (out / "own.mine_attention" / "sums.csv").write_text("old")
+    report = reports.check_kernel("own.mine:attention", "quick", out)
+    words = judgement_text(report.judgement)
+    assert not report.judgement.passed and report.page == out / "own.mine_attention.html"
+    because = cause(report.judgement)
+    assert {f.what for f in because} == {"carry"} and report.judgement.carries == ("accumulator", "row_sum")
+    assert words.startswith("own.mine:attention fails: ")
+    assert all(each in headline(report.judgement) for each in SUMS.values())
+    assert {f.where["tile"] for f in because} == {32} and "32 keys" in words
+    html = report.page.read_text()
+    (carried,) = said(report.judgement, "carry")
+    assert html.count("data:image/png;base64") == 4 and carried.text in html
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", html) and "cell/s" not in html
+    held = json.loads(json.dumps(report.record, allow_nan=False))
+    assert (
+        held["passed"] is False and held["versions"]["torch"] and held["parameters"]["kernel"] == "own.mine:attention"
+    )
+    assert {f["what"] for f in held["findings"]} >= {"carry", "error", "outputs", "repeats"}
+    names = {"asked", "shapes", "lengths", "inputs", "bounds", "sums", "repeats", "relations", "rounding"}
+    assert {path.stem for path in (out / "own.mine_attention").glob("*.csv")} == names
+    sums = pd.read_csv(out / "own.mine_attention" / "sums.csv")
+    assert len(sums) == 2 * 3 * 2 * 10  # formats, numbers of queries, sums, sizes of tiles
+
+
+def test_an_old_page_is_gone_when_a_new_judgement_fails_to_be_made(tmp_path, monkeypatch):
+    (tmp_path / "flash.html").write_text("passes")
+    monkeypatch.setattr(reports, "examine", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        reports.check_kernel("flash", "quick", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_strangers_text_is_never_markup_and_moves_no_cursor():
+    def rude(q, k, v):
+        raise ValueError("<script>alert(1)</script> \x1b[2J \u202e & \ud800")
+
+    tables = examine(register("<img src=x>", rude), SMALL)
+    judgement = judge_kernel("<img src=x>", tables)
+    table = pd.DataFrame({"<i>": ["<u>\x07"]})
+    html = page(judgement, [Section("asked", "<b>", table)], about={"<a>": "<em>\x07"}, settings={"a": ["<s>", "b"]})
+    assert "<script" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; \\x1b[2J \\u202e &amp; \\ud800" in html
+    for tag in ("<img", "<u>", "<s>", "<i>", "<a>", "<em>", "\x07", "\x1b"):
+        assert tag not in html
+    html.encode()  # no lone surrogate is left
+    assert "\x1b" not in judgement_text(judgement) and Untrusted("a\x1b\nb é") == "a\\x1b\\nb é"
+    sly = type("Sly", (str,), dict(isprintable=lambda self: True, __format__=lambda self, spec: self))
+    assert Untrusted(sly("a\x1b")) == "a\\x1b"
+
+
+@pytest.mark.parametrize(
+    "kernel, message",
+    [
+        ("no_such_module:f", "kernel: got 'no_such_module:f'; it cannot be had: ModuleNotFoundError"),
+        ("fa_lib:nothing", "has no attribute 'nothing'"),
+        ("fa_lib:kernels", "a module; accepted is a function"),
+        ("broken_file:f", "SyntaxError"),
+        ("attention", "kernel: got 'attention'; accepted are reference"),
+    ],
+)  # fmt: skip
+def test_bad_words_are_refused_before_anything_runs(kernel, message, tmp_path, monkeypatch):
+    (tmp_path / "broken_file.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "reports"
+    with pytest.raises(ValueError, match=message):
+        reports.check_kernel(kernel, out=out)
+    assert not out.exists()
+    with pytest.raises(OSError, match="nowhere.safetensors"):
+        reports.check_tensors("nowhere.safetensors", out=out)
+    assert not out.exists()
+
+
+def test_a_kernel_of_one_query_a_call_is_asked_for_few():
+    most = []
+
+    def counting(q, k, v, causal=False, scale=None, mask=None):
+        most.append(q.shape[-2])
+        return kernels.baseline(q, k, v, causal=causal, scale=scale, mask=mask)
+
+    name = register("counting", counting)
+    asked = pd.DataFrame(contract(name, queries=16)).set_index("asked")
+    assert sorted(most)[-2:] == [16, 256]  # once for gradients
+    whole = pd.DataFrame(contract(name)).set_index("asked")
+    assert max(most) == 1500 and asked.outcome.equals(whole.outcome) and asked.note.equals(whole.note)

@@ -1,0 +1,583 @@
+"""What strangers' kernels taught the instrument: a small kernel with each habit, and what is said of it."""
+
+import math
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from attention_check.commands import reports
+from attention_check.judge.errors import SIDE
+from attention_check.judge.findings import Severity, Verdict
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure import reference_cache
+from attention_check.measure.capability import Capabilities
+from attention_check.measure.contract import contract
+from attention_check.measure.determinism import repeats
+from attention_check.measure.examine import examine, measure
+from attention_check.measure.mistakes import EXPLAINED
+from attention_check.measure.plan import QUICK
+from attention_check.measure.reference_cache import Inputs, cache_in, cached, reference_values
+from attention_check.measure.shapes import measure_shapes
+from attention_check.measure.split_keys import in_splits
+from attention_check.report import tables
+from attention_check.report.capability_labels import LABELS
+from attention_check.report.sentences import judgement_text, title
+from examples import my_kernel
+from fa_lib import BF16, FP16, FP32, kernels
+from fa_lib.commands.cli import app
+from fa_lib.kernels.precision import Precision
+from fa_lib.kernels.rule import ALLOWED, Case, baseline_for, exact, rule_rows
+
+pytestmark = pytest.mark.slow
+
+TINY = replace(QUICK, lengths=(128, 512), shapes=("256",), head_dims=(), seeds=1, bias_seeds=2, runs=2)
+
+
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory):
+    """(Measurements, judgement) of a function; golden values are kept between them."""
+    folder = tmp_path_factory.mktemp("kept")
+
+    def examined(fn, depth=TINY):
+        kernels.register(name := f"stranger {len(kernels.available())}: {fn.__name__}", fn)
+        found = examine(name, depth, cache=str(folder), beside=())
+        return found, judge_kernel(name, found)
+
+    return examined
+
+
+def found(judgement, what):
+    return [finding for finding in judgement.findings if finding.what == what]
+
+
+def attention(q, k, v, causal=False, scale=None):
+    """Attention in FP32, rounded at the end."""
+    return kernels.unfused(q.float(), k.float(), v.float(), causal=causal, scale=scale).to(q.dtype)
+
+
+def by_fours(q, k, v, fmt):
+    """Four keys after four keys, O and l in fmt: as ggml, key by key, accumulates O for fewer than 64 queries."""
+    S = (q.double() @ k.double().mT) * q.shape[-1] ** -0.5
+    P = torch.exp(S - S.amax(-1, keepdim=True))
+    l, O = torch.zeros_like(P[..., :1]), torch.zeros_like(q, dtype=torch.float64)
+    for P_j, v_j in zip(P.split(4, -1), v.double().split(4, -2)):
+        l, O = fmt(l + P_j.sum(-1, keepdim=True)), fmt(O + P_j @ v_j)
+    return (O / l).to(q.dtype)
+
+
+def few_queries_in_low_precision(q, k, v, causal=False, scale=None):
+    if q.shape[-2] >= 64 or causal or scale:
+        return attention(q, k, v, causal, scale)
+    return by_fours(q, k, v, FP16).to(q.dtype)
+
+
+def test_a_kernel_that_is_low_for_few_queries_alone_is_caught_by_error_and_by_carry(examined):
+    """1. Errors and carries are measured at 1, 16 and many queries, and the verdict is of the worst."""
+    seen, judgement = examined(few_queries_in_low_precision)
+    times = seen.lengths.groupby(["fmt", "n", "queries"]).times_max.max()
+    assert times["FP16", 512, 1] > 2 and times["FP16", 512, 16] > 2 and times["FP16", 512, 512] < 1.1
+    assert not judgement.passed and set(judgement.carries) == {"accumulator", "row_sum"}
+    low = [f for f in found(judgement, "carry") if f.severity == Severity.FAILS]
+    assert all(f.where["queries"] == [1, 16] and f.where["tile"] == 4 for f in low if f.where["fmt"] == "FP16")
+    assert "asked for 1 query and 16 queries at a time" in judgement_text(judgement)
+    (error,), (growth,) = found(judgement, "error"), found(judgement, "growth")
+    assert error.where["queries"] in (1, 16) and error.where["fmt"] == "FP16"
+    assert growth.where["queries"] in (1, 16) and growth.number > 2
+
+
+def test_baselines_error_is_of_many_outputs_whatever_the_queries():
+    """With 64 outputs Baseline's largest error spreads over draws; with 1,024 and more it hardly does."""
+    for queries in (1, 16, None):
+        given = [Inputs("BF16", "uniform", 256, seed, queries) for seed in range(4)]
+        largest = [reference_values(inputs)["baseline"][0].item() for inputs in given]
+        assert reference_values(given[0])["golden"].numel() >= reference_cache.OUTPUTS and max(largest) < 1.5 * min(
+            largest
+        )
+
+
+def causal_alone(q, k, v, causal=False, scale=None):
+    if not causal:
+        raise NotImplementedError("it is always causal")
+    return attention(q, k, v, True, scale)
+
+
+def causal_unasked(q, k, v):
+    return attention(q, k, v, causal=True)
+
+
+def low_and_causal(q, k, v):
+    return my_kernel.attention(q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("fn, passes", [(causal_alone, True), (causal_unasked, True), (low_and_causal, False)])
+def test_a_causal_kernel_is_judged_causally(fn, passes, examined):
+    """3. It was called no attention kernel."""
+    seen, judgement = examined(fn, replace(TINY, shapes=("256", "causal 512")))
+    assert judgement.passed is passes and found(judgement, "causal_only")
+    assert set(seen.asked.note[seen.asked.asked.isin(("BF16", "FP16"))]) == {"causal_only"}
+    assert set(seen.shapes["shape"]) == {"causal 512"} and set(seen.shapes.outcome) == {"answered"}
+    assert judgement.carries == (() if passes else ("accumulator", "row_sum"))
+    assert seen.lengths.times_max.notna().all() and bool(seen.lengths.times_max.max() < 2) is passes
+
+
+def changes_k(q, k, v, causal=False, scale=None):
+    if k.shape[-1] not in (64, 96, 128):
+        raise ValueError("headdim should be in [64, 96, 128]")
+    o = attention(q, k, v, causal, scale)
+    k.sub_(k.mean(-2, keepdim=True))
+    return o
+
+
+def changes_k_at_64(q, k, v, causal=False, scale=None):
+    return changes_k(q, k, v, causal, scale) if k.shape[-1] == 64 else attention(q, k, v, causal, scale)
+
+
+def test_a_fault_at_one_head_dim_is_told_and_not_a_refusal_of_another(examined):
+    """4."""
+    _, judgement = examined(changes_k)
+    assert judgement.verdict == Verdict.FAILS and "changes its inputs: k" in judgement_text(judgement)
+    assert "headdim should be" not in judgement_text(judgement)
+    seen, judgement = examined(changes_k_at_64)
+    assert set(seen.lengths.head_dim) == {128} and not judgement.passed
+    assert "Asked for BF16 at head_dim 64 it changes its inputs: k." in judgement_text(judgement)
+
+
+class DoubleK(torch.autograd.Function):
+    """K as it is; its gradient twice as large, as where a scale is forgotten."""
+
+    @staticmethod
+    def forward(ctx, k):
+        return k.clone()
+
+    @staticmethod
+    def backward(ctx, dK):
+        return 2 * dK
+
+
+def gradient_of_k_doubled(q, k, v, causal=False, scale=None):
+    return attention(q, DoubleK.apply(k), v, causal, scale)
+
+
+def test_a_gradient_that_is_not_attentions_fails_and_one_beyond_the_rule_is_told(examined):
+    seen, judgement = examined(gradient_of_k_doubled)
+    (wrong,) = found(judgement, "wrong_gradient")
+    assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number == pytest.approx(1, 0.1)
+    assert re.search(r"dK is not attention's gradient \(.*\): 100% off, limit 20%", judgement_text(judgement))
+    tables = replace(seen, shapes=seen.shapes.assign(relative=0.1, ratio=5.0, passed=seen.shapes.tensor == "o"))
+    assert not found(judge_kernel(judgement.subject, tables), "wrong_gradient")
+    assert found(judge_kernel(judgement.subject, tables), "gradients")[0].severity == Severity.REPORTED
+
+
+class NoGradient(torch.autograd.Function):
+    """The identity, whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, k):
+        return k.clone()
+
+    @staticmethod
+    def backward(ctx, dK):
+        return torch.full_like(dK, math.nan)
+
+
+def gradient_of_k_is_nan(q, k, v, causal=False, scale=None):
+    return attention(q, NoGradient.apply(k) if k.shape[-2] == 256 else k, v, causal, scale)
+
+
+def test_a_gradient_that_is_nan_is_no_gradient(examined):
+    _, judgement = examined(gradient_of_k_is_nan)
+    assert any(f.severity == Severity.FAILS for f in judgement.findings), judgement_text(judgement)
+    assert judgement.verdict == Verdict.FAILS
+
+
+def gradient_of_203_keys_is_nan(q, k, v, causal=False, scale=None):
+    return attention(q, NoGradient.apply(k) if k.shape[-2] == 203 else k, v, causal, scale)
+
+
+def test_a_gradient_that_is_nan_at_one_shape_is_told(examined):
+    _, judgement = examined(gradient_of_203_keys_is_nan, replace(TINY, shapes=("113 x 203",)))
+    (wrong,) = found(judgement, "wrong_gradient")
+    assert wrong.severity == Severity.FAILS and wrong.where["tensor"] == "dk" and wrong.number is None
+    assert re.search(r"dK is not attention's gradient \(.*\): not finite, limit 20%", judgement_text(judgement))
+
+
+class Unsteady:
+    """Attention; every second output has an infinite or NaN value."""
+
+    def __init__(self, value: float):
+        self.value, self.calls = value, 0
+
+    def __call__(self, q, k, v, causal=False, scale=None):
+        o = attention(q, k, v, causal, scale).clone()
+        self.calls += 1
+        o[0, 0, 0, 0] = self.value if self.calls % 2 == 0 else o[0, 0, 0, 0]
+        return o
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_output_that_is_not_finite_in_some_runs_is_noise(examined, value):
+    measured = repeats(Unsteady(value), "BF16", runs=4, head_dim=32)
+    assert measured["apart"] == math.inf
+    seen, judgement = examined(attention)
+    judgement = judge_kernel(judgement.subject, replace(seen, repeats=pd.DataFrame([measured])))
+    assert "It gives other results on each call: not finite in some, limit" in judgement_text(judgement)
+
+
+def of_another_dtype_once(q, k, v, causal=False, scale=None):
+    o = attention(q, k, v, causal, scale)
+    return o.double() if (q.shape[-2], k.shape[-2]) == (113, 203) else o
+
+
+def test_a_fault_at_one_shape_counts(examined):
+    _, judgement = examined(of_another_dtype_once, replace(TINY, shapes=("113 x 203",)))
+    (problem,) = found(judgement, "problem")
+    assert problem.severity == Severity.FAILS and problem.where["shape"] == "113 x 203"
+    assert "At the shape 113 x 203 in " in judgement_text(judgement)
+
+
+def whole_chunks_alone(q, k, v, causal=False, scale=None):
+    n = k.shape[-2] if k.shape[-2] <= 1024 else k.shape[-2] // 1024 * 1024
+    return attention(q, k[..., :n, :], v[..., :n, :], causal, scale)
+
+
+def test_keys_beyond_whole_chunks_are_missed(examined):
+    """5. Every length over 1,024 was a power of two."""
+    seen, judgement = examined(whole_chunks_alone)
+    assert seen.lengths.times_max.max() < 2 and not judgement.passed
+    notes = {f.where["asked"]: f.where["note"] for f in found(judgement, "answer")}
+    assert notes["length_1500"] == "other" and LABELS["length_1500"] in judgement_text(judgement)
+
+
+def low_in_fp16(q, k, v, causal=False, scale=None):
+    o = attention(q, k, v, causal, scale)
+    return o * (1 + 2**-6 * k.shape[-2] / 512) if q.dtype == torch.float16 else o
+
+
+def test_the_growth_that_is_told_is_that_of_the_worst_format(examined):
+    """6."""
+    _, judgement = examined(low_in_fp16)
+    (growth,) = found(judgement, "growth")
+    assert growth.where["fmt"] == "FP16" and growth.number > growth.where["from_number"] > 2
+
+
+def outwards_by(ulp):
+    def shifted(q, k, v, causal=False, scale=None):
+        o = kernels.baseline(q, k, v, causal=causal, scale=scale)
+        fmt = {torch.bfloat16: BF16, torch.float16: FP16}.get(q.dtype, FP32)
+        odd = torch.arange(o.numel()).reshape(o.shape) % 8 < 8 * ulp  # of every eighth output, one ulp
+        return (o.double() + odd * o.double().sign() * fmt.ulp(o.double())).to(q.dtype)
+
+    return shifted
+
+
+def test_a_bias_is_told_beside_baselines_and_from_a_least_size_on(examined):
+    """8."""
+    kernels_own = replace(TINY, bias_seeds=6, lengths=(128,))
+    seen, judgement = examined(outwards_by(0), kernels_own)
+    assert (seen.inputs.outwards == seen.inputs.baseline_outwards).all()
+    for f in found(judgement, "outwards"):
+        assert f.where["baseline"] == pytest.approx(f.number) and "Baseline's do too" in judgement_text(judgement)
+    _, judgement = examined(outwards_by(0.5), kernels_own)
+    (bias,) = found(judgement, "outwards")
+    assert bias.number > bias.where["baseline"] + 2 * SIDE and "Baseline's there, by" in judgement_text(judgement)
+    none = seen.inputs.assign(outwards=[-1e-3 - 1e-6 * i for i in range(len(seen.inputs))])
+    assert not found(judge_kernel(seen.lengths.kernel.iloc[0], replace(seen, inputs=none)), "outwards")
+    shown = tables.by_input(none.assign(outwards=-1e-5))
+    assert set(shown["away from zero (ulp)"]) == {"+0.000"}
+
+
+def no_fp64(q, k, v, causal=False, scale=None):
+    return attention(q, k, v, causal, scale).to(q.dtype if q.dtype != torch.float64 else torch.float32)
+
+
+def nan_in_fp16(q, k, v, causal=False, scale=None):
+    return attention(q, k, v, causal, scale) * (math.nan if q.dtype == torch.float16 else 1)
+
+
+def test_a_format_that_a_kernel_lacks_is_no_failure(examined):
+    """9. It answers in FP32 where FP64 is asked for; to answer with NaN is a failure as before."""
+    seen, judgement = examined(no_fp64)
+    assert seen.asked.set_index("asked").outcome["FP64"] == "refused" and judgement.passed
+    options = ["boolean_mask", "added_mask", "window", "softcap", "sinks"]
+    assert found(judgement, "unsupported")[0].where["asked"] == ["FP64", *options]
+    assert not examined(nan_in_fp16)[1].passed
+
+
+def fp32_in_fp16(q, k, v, causal=False, scale=None):
+    q, k, v = (x.half().to(x.dtype) if x.dtype == torch.float32 else x for x in (q, k, v))
+    return kernels.unfused(q, k, v, causal=causal, scale=scale)
+
+
+def test_fp32_that_is_computed_in_less_is_told(examined):
+    seen, judgement = examined(fp32_in_fp16)
+    (told,) = found(judgement, "less_than_format")
+    assert judgement.passed and told.severity == Severity.REPORTED and told.where["fmt"] == "FP32"
+    assert told.number == pytest.approx(800, rel=0.5) and told.number > told.limit
+    assert re.search(
+        r"Of inputs in FP32 its error is not that of FP32: [\d.]+ × that of plain sums", judgement_text(judgement)
+    )
+    own = seen.asked.set_index("asked").times
+    assert own["FP64"] < 20 and own.drop(["FP32", "FP64"]).isna().all()
+    (other,) = found(examined(attention)[1], "less_than_format")
+    assert other.where["fmt"] == "FP64"  # it computes them in FP32
+
+
+def defect_in_options(q, k, v, causal=False, scale=None, window=None, sinks=None, softcap=None):
+    if softcap is not None:
+        raise NotImplementedError("no softcap")
+    if window is not None:
+        raise ValueError("window: accepted is None")
+    return attention(q, k, v, causal, scale) if sinks is None else sinks.of_no_such_name
+
+
+def test_an_error_where_an_option_is_given_is_told_from_a_refusal(examined):
+    _, judgement = examined(defect_in_options)
+    (raises,), (refused,) = found(judgement, "raises"), found(judgement, "unsupported")
+    assert judgement.passed and raises.where["asked"] == ["sinks"] and "AttributeError" in raises.where["problem"]
+    assert {"window", "softcap", "boolean_mask"} <= {*refused.where["asked"]} and "sinks" not in refused.where["asked"]
+    text = judgement_text(judgement)
+    assert "Not judged, since it raises an error that is no refusal: sinks." in text
+    assert "It raises an error that is no refusal, so not judged: sinks; the first raises AttributeError" in text
+
+
+class Defective(torch.autograd.Function):
+    """The identity, with a defect in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, k):
+        ctx.save_for_backward(k)
+        return k.clone()
+
+    @staticmethod
+    def backward(ctx, dK):
+        k, _ = ctx.saved_tensors
+        return dK + 0 * k
+
+
+def defect_in_backward(q, k, v, causal=False, scale=None):
+    return attention(q, Defective.apply(k), v, causal, scale)
+
+
+def without_graph(q, k, v, causal=False, scale=None):
+    return attention(q.detach(), k.detach(), v.detach(), causal, scale)
+
+
+def test_a_backward_pass_with_a_defect_is_told_from_a_kernel_without_gradients(examined):
+    _, judgement = examined(defect_in_backward)
+    (raises,) = found(judgement, "raises")
+    assert raises.where["asked"] == ["gradients"] and "ValueError: not enough values" in raises.where["problem"]
+    assert not found(examined(without_graph)[1], "raises")
+
+
+def causal_by_default(q, k, v, causal=True, scale=None):
+    return attention(q, k, v, causal, scale)
+
+
+def test_a_kernel_that_masks_by_default_is_judged_with_and_without_a_mask(examined):
+    seen, judgement = examined(causal_by_default)
+    plain, _ = examined(attention)
+    assert judgement.passed and found(judgement, "causal_by_default") and not found(judgement, "causal_only")
+    assert not seen.lengths.causal.any() and seen.lengths["max"].equals(plain.lengths["max"])
+    assert {"causal", "causal_fewer_queries"} <= {*seen.asked[seen.asked.outcome == "answered"].asked}
+
+
+def half_of_the_softcaps_derivative(q, k, v, causal=False, scale=None, softcap=None):
+    if softcap is None:
+        return attention(q, k, v, causal, scale)
+    S = (q.float() @ k.float().mT) * (scale or q.shape[-1] ** -0.5)
+    capped = softcap * torch.tanh(S / softcap)
+    steep = S + (capped - S).detach()  # its derivative is 1
+    S = 0.7 * capped + 0.3 * steep
+    S = S.masked_fill(~torch.ones_like(S, dtype=torch.bool).tril(S.shape[-1] - S.shape[-2]), -math.inf) if causal else S
+    return (torch.softmax(S, -1) @ v.float()).to(q.dtype)
+
+
+def test_gradients_with_an_option_are_held_to_5_percent(examined):
+    _, judgement = examined(half_of_the_softcaps_derivative)
+    assert [f.where["asked"] for f in found(judgement, "answer")] == ["gradients_softcap"]
+
+
+def multiples_of_128(q, k, v, causal=False, scale=None):
+    if q.shape[-2] % 128 or k.shape[-2] % 128:
+        raise ValueError("lengths must be multiples of 128")
+    return attention(q, k, v, causal, scale)
+
+
+def only_256(q, k, v):
+    if q.shape[-2] != 256 or k.shape[-2] != 256:
+        raise ValueError("lengths must be 256")
+    return attention(q, k, v)
+
+
+def test_it_is_said_how_much_was_judged(examined):
+    """10."""
+    seen, judgement = examined(multiples_of_128, replace(TINY, shapes=("97", "256")))
+    (much,) = found(judgement, "coverage")
+    assert judgement.passed and much.where == dict(settings=8, settings_of=24, shapes=2, shapes_of=4)
+    assert all(counts in judgement_text(judgement) for counts in ("8 of 24", "2 of 4"))
+    assert judgement.carries == ()  # as 256 queries show
+
+
+def test_a_kernel_of_which_no_error_was_measured_is_not_judged(examined, tmp_path, monkeypatch):
+    seen, judgement = examined(only_256, replace(TINY, shapes=("113 x 203",)))
+    assert judgement.verdict == Verdict.NOT_JUDGED and not judgement.passed
+    assert judgement_text(judgement).startswith(f"{judgement.subject} is not judged.")
+    assert judgement.record()["verdict"] == "not_judged" and title(judgement).startswith(judgement.subject)
+    (tmp_path / "odd.py").write_text(
+        "from fa_lib import kernels\n\n\ndef attention(q, k, v):\n    assert q.dtype.itemsize == 8\n"
+        "    return kernels.unfused(q, k, v)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    page = ["check", "kernel", "odd:attention", "--quick", "--out", str(tmp_path)]
+    done = [CliRunner().invoke(app, [*page, *more]) for more in ([], ["--exit-code"])]
+    assert [one.exit_code for one in done] == [0, 3] and "odd:attention is not judged." in done[0].output
+    assert 'class="verdict not_judged"' in (tmp_path / "odd_attention.html").read_text()
+    assert reports.check_kernel("odd:attention", "quick", tmp_path).record["verdict"] == "not_judged"
+
+
+def split_and_rounded(q, k, v, causal=False, scale=None, splits=4):
+    """Parts of the keys in FP32; each part's output, not divided by its row sum, is written in q's dtype and merged in
+    it, as JAX's Pallas kernel for decoding does."""
+    S = (q.float() @ k.float().mT) * (scale or q.shape[-1] ** -0.5)
+    if causal:
+        S = S.masked_fill(torch.ones(S.shape[-2:]).triu(1 + S.shape[-1] - S.shape[-2]) > 0, -math.inf)
+    m_all, l, O = S.amax(-1, keepdim=True), 0.0, 0.0
+    for S_i, v_i in zip(S.tensor_split(splits, -1), v.float().tensor_split(splits, -2)):
+        m = S_i.amax(-1, keepdim=True).clamp(min=-1e30)
+        P = torch.exp(S_i - m)
+        a = torch.exp(m - m_all)
+        written = (P @ v_i).to(q.dtype)
+        l, O = l + a * P.sum(-1, keepdim=True), O + (a.to(q.dtype) * written).float()
+    return O.to(q.dtype) / l.to(q.dtype)
+
+
+def off_where_q_is_drawn(q, k, v, causal=False, scale=None):
+    """Its carry is clean: the sums that ask for it have Q with one feature."""
+    return attention(q, k, v, causal, scale) * (1 + 2**-5 * bool(q[..., 1:].any()))
+
+
+def test_a_kernel_that_rounds_partial_results_is_told_its_cause(examined):
+    """11."""
+    seen, judgement = examined(split_and_rounded, replace(TINY, seeds=3))
+    assert judgement.verdict == Verdict.FAILS and judgement.carries == ()
+    (cause,) = found(judgement, "rounded_splits")
+    assert cause.where["splits"] == 4 and cause.where["low_merge"] and cause.number > 0.95
+    assert seen.splits.set_index(["splits", "low_merge"]).explained.drop((4, True)).max() < EXPLAINED
+    assert cause.severity == Severity.REPORTED and "4 parts" in judgement_text(judgement)
+    seen, judgement = examined(off_where_q_is_drawn)  # as large an error, of another cause
+    assert len(seen.splits) and not found(judgement, "rounded_splits")
+
+
+def test_rounded_splits_are_attention_but_for_one_rounding():
+    q, k, v = (x.double() for x in Inputs("BF16", "normal", 96, 0).tensors())
+    exact_one = kernels.golden(q, k, v, inputs="FP64")
+    for splits in (1, 5, 32):
+        assert in_splits(q, k, v, splits=splits, fmt="FP64").allclose(exact_one, rtol=1e-12, atol=1e-14)
+
+
+def key_by_key(q, k, v, causal=False, scale=None, low=lambda x: x):
+    """FP32, with an online softmax over single keys: sums in order, rescaled where the maximum rises."""
+    S = (q @ k.mT) * (scale or q.shape[-1] ** -0.5)
+    if causal:
+        S = S.masked_fill(torch.ones(S.shape[-2:]).triu(1 + S.shape[-1] - S.shape[-2]) > 0, -math.inf)
+    m, l = torch.full_like(S[..., :1], -1e30), torch.zeros_like(S[..., :1])
+    O = torch.zeros_like(l * v[..., :1, :])
+    for j in range(k.shape[-2]):
+        new = torch.maximum(m, S[..., j : j + 1])
+        a, P = torch.exp(m - new), low(torch.exp(S[..., j : j + 1] - new))
+        m, l, O = new, a * l + P, a * O + P * v[..., j : j + 1, :]
+    return O / l
+
+
+def test_fp32_sums_one_by_one_are_within_the_rule_and_less_than_fp32_is_not():
+    """12. To torch's own sums the same kernel is several times worse."""
+    inputs = [Inputs("FP32", "uniform", 2048, seed, queries) for seed in range(2) for queries in (1, 16)]
+    times = [measure([key_by_key], each)[0]["times_max"] for each in inputs]
+    assert max(times) <= ALLOWED["o"]
+    q, k, v = inputs[1].tensors()
+    exact_one = kernels.golden(q, k, v, inputs=FP32)
+    best = (kernels.unfused(q, k, v) - exact_one).abs().max()
+    assert (key_by_key(q, k, v) - exact_one).abs().max() > ALLOWED["o"] * best
+
+    def low(q, k, v):
+        return key_by_key(q, k, v, low=lambda x: x.bfloat16().float())
+
+    assert measure([low], inputs[1])[0]["times_max"] > ALLOWED["o"]
+
+
+def test_the_yardstick_in_fp32_has_the_options_and_gradients_of_baseline():
+    q, k, v = (x.float().requires_grad_() for x in torch.randn(3, 1, 4, 40, 16))
+    k, v = k[:, :2].detach().requires_grad_(), v[:, :2].detach().requires_grad_()
+    mask = torch.rand(40, 40) > 0.3
+    mask[:, 0] = True
+    for options in (dict(), dict(causal=True, scale=0.3), dict(mask=mask)):
+        o, due = (fn(q, k, v, **options) for fn in (baseline_for("FP32"), kernels.unfused))
+        assert torch.allclose(o, due, rtol=1e-5, atol=1e-6)
+        for one, other in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (o, due))):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_the_golden_value_are_spared_where_a_kernel_has_none(monkeypatch):
+    """13."""
+    asked = []
+    monkeypatch.setattr("attention_check.measure.shapes.exact", lambda case: asked.append(case) or exact(case))
+
+    def forward_alone(q, k, v, causal=False, scale=None):
+        return attention(q.detach(), k.detach(), v.detach(), causal, scale)
+
+    rows = measure_shapes("97", 32, "normal", "BF16", 0, forward_alone, able=Capabilities(gradients=False))
+    assert [case.gradients for case in asked] == [False] and [row["tensor"] for row in rows] == ["o"]
+    assert pd.DataFrame(contract(forward_alone)).set_index("asked").outcome["gradients"] == "refused"
+    kernels.register("forward alone", forward_alone)
+    examine("forward alone", TINY, beside=())
+    assert not any(case.gradients for case in asked[1:]) and len(asked) > 1
+
+
+def test_golden_values_that_are_kept_have_the_same_bits(tmp_path, monkeypatch):
+    inputs, case = Inputs("BF16", "normal", 160, 0, 16), Case("97", 32, "normal", "FP16", 0)
+    names = ["flash", "as_shipped"]
+    without = measure(names, inputs), rule_rows("flash", case, exact(case))
+    with cache_in(tmp_path):
+        first = measure(names, inputs), rule_rows("flash", case, cached(exact, case))
+        files = sorted(tmp_path.rglob("*.npz"))
+        monkeypatch.setattr("attention_check.measure.reference_cache.baseline_for", lambda *_: 1 / 0)
+        again = measure(names, inputs), rule_rows("flash", case, cached(exact, case))
+        assert without == first == again and [path.parent.name for path in files] == ["exact", "reference_values"]
+        files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")  # damaged: computed again
+        with pytest.raises(ZeroDivisionError):
+            measure(names, inputs)
+    with pytest.raises(ValueError, match="queries: got 1; accepted with 'two maxima' is None"):
+        Inputs("BF16", "two maxima", 128, 0, 1)
+
+
+@pytest.mark.parametrize("noise, due", [(0.0, "wrong"), (0.06, "answered")])
+def test_a_head_dim_whose_last_features_are_left_out_is_wrong_and_a_coarse_kernel_is_not(noise, due):
+    """Without 8 of 248 features of Q and K an output is off by less than what another answer is."""
+
+    def kernel(q, k, v, causal=False, scale=None):
+        d = q.shape[-1]
+        keep = 240 if d == 248 and not noise else d
+        o = kernels.reference(
+            q[..., :keep], k[..., :keep], v, causal=causal, scale=scale or d**-0.5, precision=Precision.kernel(q.dtype)
+        )
+        gain = noise * torch.randn(o.shape, generator=torch.Generator().manual_seed(0)).to(o)
+        return o + gain * o.square().mean().sqrt()
+
+    rows = {(row["asked"], row["dim"]): row for row in contract(kernel, head_dims=(240, 248))}
+    assert rows["head_dim", 240]["outcome"] == "answered" and rows["head_dim", 248]["outcome"] == due
+
+
+def test_a_kernel_that_always_masks_causally_is_held_to_the_same_at_another_head_dim():
+    def kernel(q, k, v):
+        d = q.shape[-1]
+        keep = 240 if d == 248 else d
+        precision = Precision.kernel(q.dtype)
+        return kernels.reference(q[..., :keep], k[..., :keep], v, causal=True, scale=d**-0.5, precision=precision)
+
+    rows = {(row["asked"], row["dim"]): row for row in contract(kernel, causal=True, head_dims=(240, 248))}
+    assert [rows["head_dim", d]["outcome"] for d in (240, 248)] == ["answered", "wrong"]
+    assert rows["head_dim", 248]["note"] != "top_left"

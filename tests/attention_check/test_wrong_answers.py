@@ -1,0 +1,219 @@
+"""What a wrong answer looks like, and what the contract asks: a small kernel for each."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+from test_relations import attention
+from typer.testing import CliRunner
+
+from attention_check.commands import reports
+from attention_check.judge.findings import Verdict
+from attention_check.judge.kernel import judge_kernel
+from attention_check.measure import contract as of_contract
+from attention_check.measure.capability import CAPABILITIES
+from attention_check.measure.contract import adapted, contract, other_convention
+from attention_check.measure.measurements import Measurements
+from attention_check.report.sentences import judgement_text
+from attention_check.report.sentences_kernel import NOTES, noted
+from fa_lib import kernels
+from fa_lib.commands.cli import app
+from fa_lib.kernels.readings import READINGS
+from fa_lib.kernels.registry import standing_in
+from fa_lib.numerics.formats import BF16
+
+
+def turned(x):
+    return x.transpose(1, 2)
+
+
+def reads_bshd(q, k, v, causal=False, scale=None, mask=None):
+    return turned(attention(*map(turned, (q, k, v)), causal=causal, scale=scale, mask=mask)).contiguous()
+
+
+def scaled(factor):
+    def kernel(q, k, v, causal=False, scale=None):
+        return attention(q, k, v, causal, factor(q.shape[-1]))
+
+    return kernel
+
+
+def over_queries(q, k, v):
+    return (torch.softmax(q.float() @ k.float().mT * q.shape[-1] ** -0.5, -2) @ v.float()).to(q.dtype)
+
+
+def modulo_heads(q, k, v):
+    return attention(q, *(x.repeat(1, q.shape[1] // k.shape[1], 1, 1) for x in (k, v)))
+
+
+def few(monkeypatch, *asked):
+    """The contract asks for BF16 and for these calls alone."""
+    monkeypatch.setattr(of_contract, "FORMATS", (BF16,))
+    chosen = [each for each in CAPABILITIES if each.key in asked or each.combines and {*asked}.issuperset(each.needs)]
+    monkeypatch.setattr(of_contract, "CAPABILITIES", chosen)
+
+
+WRONG = {  # note -> a kernel that has that fault
+    "layout_all_bshd": reads_bshd,
+    "layout_o_reshaped": lambda q, k, v: turned(attention(q, k, v)).reshape(q.shape),
+    "layout_o_bshd": lambda q, k, v: turned(attention(q, k, v)),
+    "heads_reversed": lambda q, k, v: attention(q, k, v).flip(1),
+    "causal_bottom_right": lambda q, k, v: attention(q, k, v, causal=True),
+    "scale_one": scaled(lambda d: 1.0),
+    "scale_one_over_d": scaled(lambda d: 1 / d),
+    "scale_sqrt_d": scaled(lambda d: d**0.5),
+    "scale_log2_e": scaled(lambda d: d**-0.5 / math.log(2)),
+    "scale_ln_2": scaled(lambda d: d**-0.5 * math.log(2)),
+    "other": lambda q, k, v: v.mean(-2, keepdim=True).expand_as(q),
+}
+
+
+@pytest.mark.parametrize("note", WRONG)
+def test_a_wrong_answer_is_recognised(note, monkeypatch):
+    few(monkeypatch)
+    first, *_ = contract(WRONG[note])
+    assert first["asked"] == "BF16" and first["note"] == note and noted(first["outcome"], note, "")
+    assert first["outcome"] == ("malformed" if note == "layout_o_bshd" else "wrong")
+
+
+OPTIONS = {  # what is asked -> a kernel that takes it and does something else, and the note
+    "scale": (lambda q, k, v, scale=None: attention(q, k, v), "scale_default"),
+    "boolean_mask": (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
+    "added_mask": (lambda q, k, v, mask=None: attention(q, k, v), "mask_ignored"),
+    "softcap": (lambda q, k, v, softcap=None: attention(q, k, v), "softcap_ignored"),
+    "sinks": (lambda q, k, v, sinks=None: attention(q, k, v), "sinks_ignored"),
+    "causal": (lambda q, k, v, causal=False: attention(q, k, v), "causal_none"),
+    "gqa": (modulo_heads, "heads_interleaved"),
+    "fewer_queries": (over_queries, "softmax_over_queries"),
+    "sinks_gradient": (lambda q, k, v, sinks: attention(q, k, v, sinks=sinks.detach() + 0 * sinks), "other"),
+    "v_dim_128": (
+        lambda q, k, v: attention(q, k, v * (1 if v.shape[-1] == q.shape[-1] else 2)), "factor"),
+    "head_dim": (lambda q, k, v: attention(q[..., :64], k[..., :64], v, scale=1.0), "other"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", OPTIONS)
+def test_an_option_that_is_not_what_it_says_is_recognised(asked, monkeypatch):
+    few(monkeypatch, "sinks" if asked == "sinks_gradient" else asked)
+    fn, note = OPTIONS[asked]
+    if asked == "sinks_gradient":  # the kernel takes sinks where they are given, and lets their gradient go
+        kernel = lambda q, k, v, sinks=None: attention(q, k, v) if sinks is None else fn(q, k, v, sinks)  # noqa: E731
+    elif asked == "head_dim":
+        kernel = lambda q, k, v: fn(q, k, v) if q.shape[-1] == 72 else attention(q, k, v)  # noqa: E731
+    else:
+        kernel = fn
+    rows = {row["asked"]: row for row in contract(kernel) if row["dim"] in (0, 72)}
+    assert rows["BF16"]["outcome"] == "answered"
+    assert (rows[asked]["outcome"], rows[asked]["note"]) == ("wrong", note)
+
+
+def test_a_right_kernel_has_every_option_that_it_takes():
+    rows = {row["asked"]: row for row in contract(attention)}
+    assert {asked for asked, row in rows.items() if row["outcome"] != "answered"} == {"softcap"}
+    assert not [row for row in rows.values() if row["note"]] and "sinks_gradient" in rows
+
+
+@pytest.mark.parametrize("name", ["baseline", "as_shipped", "every_step"])
+def test_our_own_have_sinks_softcap_added_masks_and_v_of_another_head_dim(name, monkeypatch):
+    few(monkeypatch, "added_mask", "softcap", "sinks", "v_dim_128", "v_dim_512")
+    rows = contract(name)
+    pairs = {"added_mask_softcap", "added_mask_sinks", "softcap_sinks"}
+    assert {row["outcome"] for row in rows} == {"answered"} and pairs <= {row["asked"] for row in rows}
+
+
+@pytest.fixture
+def registered():
+    name = "of the other layout"
+    if name not in kernels.available():
+        kernels.register(name, reads_bshd)
+    return name
+
+
+def test_a_kernel_of_the_other_layout_is_told_so(registered):
+    asked = pd.DataFrame(contract(registered))
+    told = judge_kernel(registered, Measurements(asked=asked))
+    assert told.verdict == Verdict.FAILS
+    (gate,) = (f for f in told.findings if f.what == "not_attention")
+    assert (gate.where["asked"], gate.where["note"]) == ("BF16", "layout_all_bshd")
+    assert NOTES["layout_all_bshd"] in judgement_text(told) and "--layout bshd" in NOTES["layout_all_bshd"]
+    rows = {row["asked"]: row["outcome"] for row in contract(f"{registered}@bshd")}
+    assert {rows[each] for each in ("BF16", "causal", "fewer_queries", "gradients")} == {"answered"}
+
+
+def scale_one(q, k, v, causal=False, scale=None):
+    return attention(q, k, v, causal=causal, scale=1.0 if scale is None else scale)
+
+
+OTHERWISE = {  # conventions -> a kernel that follows them
+    ("layout_all_bshd",): reads_bshd,
+    ("layout_o_bshd",): lambda q, k, v, causal=False: turned(attention(q, k, v, causal=causal)),
+    ("scale_one",): scale_one,
+    ("scale_one_over_d",): lambda q, k, v: attention(q, k, v, scale=1 / q.shape[-1]),
+    ("layout_all_bshd", "scale_one"): lambda q, k, v: turned(attention(*map(turned, (q, k, v)), scale=1.0)),
+    ("mask_inverted",): lambda q, k, v, mask=None: attention(q, k, v, mask=None if mask is None else ~mask),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", OTHERWISE, ids="+".join)
+def test_a_kernel_of_another_convention_is_adapted_and_then_answers(keys, monkeypatch):
+    few(monkeypatch, "boolean_mask", "causal")
+    name = f"otherwise {'+'.join(keys)}"
+    with standing_in(name, OTHERWISE[keys]):
+        found = other_convention(pd.DataFrame(contract(name)))
+        assert found == keys
+        asked = pd.DataFrame(contract(adapted(name, keys)))
+    answered = {*asked.asked[asked.outcome == "answered"]}
+    assert "BF16" in answered and not (asked.outcome == "wrong").any() and other_convention(asked) == ()
+    if keys[0].startswith("mask"):
+        assert "boolean_mask" in answered
+    told = judge_kernel(name, Measurements(keys, asked))
+    convention = next(f for f in told.findings if f.what == "convention")
+    assert convention.where == dict(keys="+".join(keys)) and told.subject == adapted(name, keys)
+    assert convention.severity == ("reported" if keys == ("layout_all_bshd",) else "fails")
+
+
+def test_what_is_not_attention_under_any_convention_is_adapted_to_none(monkeypatch):
+    few(monkeypatch)
+    for kernel in (over_queries, lambda q, k, v: 1.5 * attention(q, k, v), attention):
+        with standing_in("strange", kernel):
+            assert other_convention(pd.DataFrame(contract("strange"))) == ()
+
+
+def test_a_scale_that_cannot_be_undone_exactly_is_refused():
+    q, k, v = torch.randn(3, 1, 2, 8, 32)
+    fixed, takes = (
+        READINGS["scale_one"](lambda q, k, v: attention(q, k, v, scale=1.0)),
+        READINGS["scale_one"](scale_one),
+    )
+    with pytest.raises(NotImplementedError, match="without rounding Q, at head_dim 32"):
+        fixed(q, k, v)
+    assert torch.equal(takes(q, k, v), attention(q, k, v))
+    q, k, v = torch.randn(3, 1, 2, 8, 64)
+    assert torch.equal(fixed(q, k, v), attention(q / 8, k, v, scale=1.0))
+
+
+def test_check_kernel_judges_it_further(tmp_path):
+    with standing_in("own scale", scale_one):
+        report = reports.check_kernel("own scale", "quick", out=tmp_path)
+    failed = [f.what for f in report.judgement.findings if f.severity == "fails"]
+    text = judgement_text(report.judgement)
+    assert failed == ["convention"] and "attention with the scale 1, which was not asked for" in text
+    assert "It carries no low precision" in text and report.judgement.subject == "own scale@scale_one"
+
+
+def test_a_name_with_a_layout():
+    q, k, v = torch.randn(3, 1, 2, 8, 4)
+    swapped = [turned(x).contiguous() for x in (q, k, v)]
+    assert torch.equal(turned(kernels.get("flash@bshd")(*swapped)), kernels.flash(q, k, v))
+    ours = kernels.plain("tiled@bshd")(*swapped, causal=True)
+    assert torch.equal(turned(ours), kernels.plain("tiled")(q, k, v, causal=True))
+    assert kernels.get("flash@bhsd") is kernels.flash
+    with_lse = kernels.get("test_relations:attention@bshd")(*swapped, return_lse=True)
+    assert torch.equal(turned(with_lse[0]), attention(q, k, v)) and with_lse[1].shape == (1, 2, 8)
+    with pytest.raises(ValueError, match="layout: got 'sbhd'; accepted are bhsd, bshd, varlen, paged"):
+        kernels.get("flash@sbhd")
+    with pytest.raises(ValueError, match="kernel: got 'none'"):
+        kernels.get("none@bshd")
+    ran = CliRunner().invoke(app, ["check", "kernel", "flash", "--layout", "hsbd"])
+    assert ran.exit_code == 2 and "layout: got 'hsbd'; accepted are bhsd, bshd, varlen, paged" in ran.output

@@ -1,0 +1,204 @@
+"""The emulations of shipped kernels against exact arithmetic, without the kernels; torch's gradients; the gallery's
+words."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from attention_gallery.commands import gallery_pages as pages
+from attention_gallery.experiments import finds
+from fa_lib.execution.paths import ROOT
+from fa_lib.kernels import golden
+from fa_lib.kernels.inputs import draw
+from fa_lib.numerics.formats import BF16, FP16, FP32, FP64
+
+REPRODUCTIONS = {"find_ggml": "xllamacpp", "find_ringattention": "ringattention", "find_pallas_decode": "jax",
+                 "find_openvino": "openvino", "find_torch_backward": "torch"}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_without_low_precision_the_emulations_are_attention(parts):
+    q, k, v = finds.draw_in_format("normal", 0, FP32, 5, 192, 2)
+    exact = golden(q, k, v, inputs=FP32)
+    for o in (
+        finds.key_by_key(q, k, v, accumulator=FP64, parts=parts),
+        finds.in_parts(q, k, v, FP32, parts, block=16),
+    ):
+        assert (o - exact).abs().max() < 64 * FP32.unit_roundoff * v.abs().max()
+
+
+def test_key_by_key_stops_where_a_key_adds_less_than_half_an_ulp():
+    """Equal weights, V = 1: FP16's sum stops at 2,048, where an ulp is 2: 2048 / 4096; two parts do not get there."""
+    q, k, v = torch.zeros(1, 1, 8), torch.zeros(1, 4096, 8), torch.ones(1, 4096, 8)
+    assert set(finds.key_by_key(q, k, v).flatten().tolist()) == {0.5}
+    assert set(finds.key_by_key(q, k, v, parts=2).flatten().tolist()) == {1.0}
+    assert finds.key_by_key(q, k, 40 * v).isinf().all()  # 65,504 is passed before the division
+    assert set(finds.key_by_key(q, k, v, accumulator=FP32).flatten().tolist()) == {1.0}
+
+
+def test_in_parts_rounds_what_is_not_divided_yet():
+    q, k, v = torch.zeros(1, 1, 8), torch.zeros(1, 768, 8), torch.full((1, 768, 8), 1.0)
+    v[:, 0] = 2.0  # the sum of a part is 257 and 256 * 2: BF16 makes 256 of 257
+    assert set(finds.in_parts(q, k, v, BF16, 3).flatten().tolist()) == {1.0}
+    assert set(finds.in_parts(q, k, v, FP32, 3).flatten().tolist()) == {FP32(torch.tensor(769 / 768).double()).item()}
+    assert finds.in_parts(q, k, 300 * v, FP16, 1).isinf().all()
+
+
+def test_up_where_odd_is_nearest_only_where_the_kept_bit_is_one():
+    x = 1 + torch.arange(1024, dtype=torch.float64) / 1024  # 3 bits more than BF16 holds
+    kept, lost = (x * 128).floor().long() % 2, (x * 1024).long() % 8
+    o = finds.up_where_odd(x)
+    assert torch.equal(o[kept == 1], BF16(x)[kept == 1] + 0 * o[kept == 1])
+    assert torch.equal(o[kept == 0], (x * 128).floor()[kept == 0] / 128)
+    assert ((o != BF16(x)) == ((kept == 0) & (lost > 4))).all() and torch.equal(finds.up_where_odd(-x), -o)
+    q, k, v = (BF16(each.double()) for each in finds.draw_in_format("normal", 0, BF16, 5, 64, 2))
+    exact = golden(q.bfloat16(), k.bfloat16(), v.bfloat16(), inputs=BF16)  # values that BF16 holds are not converted
+    assert (finds.in_bf16(q, k, v) - exact).abs().max() < 3 * BF16.unit_roundoff * v.abs().max()
+    q, k, v = finds.draw_in_format("uniform", 0, FP16, 16, 512, 2)
+    exact = golden(q, k, v, inputs=FP16)
+    ours, nearest = ((finds.in_bf16(q, k, v, into) / exact - 1).mean() for into in (finds.up_where_odd, BF16))
+    assert ours < -5e-4 and abs(nearest) < abs(ours) / 5  # cut off, the output is too small
+
+
+def test_torch_keeps_the_sum_of_dv_in_bf16():
+    """Eight blocks of 256 rows: its error is that of an emulation that rounds after each, and not that of FP32 sums."""
+    rows = pd.DataFrame(finds.torch_backward(n=64, queries=2048, distribution="normal", seed=0)).set_index(
+        ["tensor", "who"]
+    )
+    for tensor in ("dk", "dv"):
+        kernel, emulated, changed = (rows.loc[(tensor, who)] for who in ("kernel", "emulated", "changed"))
+        assert emulated.alike > 0.98 and emulated.same > 0.9 and changed.alike < 0.6 and changed.same < 0.7
+        assert (
+            kernel.relative == pytest.approx(emulated.relative, rel=0.02) and kernel.relative > 1.5 * changed.relative
+        )
+    assert (kernel.alike, kernel.same) == (pytest.approx(1), 1)
+
+
+def test_torchs_dq_has_the_error_of_a_delta_from_the_stored_o():
+    """On uniform inputs dP and delta nearly cancel: FP64 everywhere, with delta from an O in BF16, has dQ's error."""
+    q, k, v = (x.double() for x in finds.draw_in_format("uniform", 0, BF16, 1024, 1024, 1))
+    dO = BF16(draw("normal", 1000, q.shape)[0])
+    x = [each.bfloat16().requires_grad_() for each in (q, k, v)]
+    (kernel,) = torch.autograd.grad(scaled_dot_product_attention(*x), x[:1], dO.bfloat16())
+    P, dP = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), dO @ v.mT  # (batch, heads, n, n)
+
+    def dq(o):
+        return P * (dP - (dO * o).sum(-1, keepdim=True)) @ k * q.shape[-1] ** -0.5
+
+    errors = [(each.double() - dq(P @ v)).flatten() for each in (kernel, dq(BF16(P @ v)))]
+    assert errors[0].norm() == pytest.approx(errors[1].norm().item(), rel=0.1)
+    assert errors[0].norm() > 0.1 * dq(P @ v).norm() and torch.corrcoef(torch.stack(errors))[0, 1] > 0.9
+
+
+def test_held_knows_the_same_errors():
+    q, k, v = finds.draw_in_format("uniform", 0, BF16, 3, 64, 1)
+    exact = golden(q, k, v, inputs=BF16)
+    rows = {
+        row["who"]: row
+        for row in finds.error_rows(dict(kernel=exact + 0.1 * exact, other=exact - exact), BF16, q, k, v)
+    }
+    assert rows["kernel"]["alike"] == pytest.approx(1) and rows["other"]["alike"] == pytest.approx(-1)
+    assert rows["kernel"]["relative"] == pytest.approx(0.1) and rows["other"]["relative"] == pytest.approx(1)
+
+
+ROW = dict(
+    key="a", project="P", version="1", use="by default", verdict="fails", problem="", cause="carry error",
+    carries="accumulator", carried_in="FP16", tile=1.0, times_1=54.2, times_16=float("inf"), times_many=0.934,
+    relative_1=0.34, gradients=None, outwards=0.2, baseline_outwards=0.19,
+)  # fmt: skip
+
+
+def test_what_was_found_in_a_few_words():
+    assert pages.found(ROW) == "keeps a running sum in 16 bits"
+    assert pages.found(ROW | dict(found="sums O in FP16")) == "sums O in FP16"
+    clean = ROW | dict(cause="error")
+    assert pages.found(clean) == "error beyond the rule"
+    assert pages.found(clean | dict(verdict="passes")) == ""
+    few = clean | dict(verdict="passes", over_bits=1.24)
+    assert pages.found(few) == "1.2 times the error that its 4 or 8 bits cost"
+    assert pages.found(clean | dict(problem="took longer than 600 s")) == "took longer than 600 s"
+
+
+def test_the_pages_hold_the_row():
+    table = pd.DataFrame(
+        [ROW, dict(key="b", project="Q", version="", use="", verdict="cannot_run", problem="no wheel")]
+    )
+    text = pages.index(table)
+    assert "| P: [a](a.md) | 1 | 54 | ∞ | 0.93 | 3.4e-01 | – | +0.20 (+0.19) | kept | **fails** | keeps a" in text
+    assert "| Q: b |  | – | – | – | – | – | – | – | cannot run here | no wheel |" in text
+    assert "| breaks one | **fails** |" in pages.index(pd.DataFrame([ROW | dict(cause="carry relation")]))
+    read = dict(found="sums O in FP16", source="ops.cpp:8163 (0.26.0)", reason="Its authors know.", verdict="differs")
+    row = ROW | read
+    assert "| kept | *differs* | sums O in FP16 (ops.cpp:8163 (0.26.0)) |" in pages.index(pd.DataFrame([row]))
+    assert pages.index(pd.DataFrame([row])).count("- a: Its authors know.") == 1
+    assert "*differs*. Cause: sums O in FP16 (ops.cpp:8163 (0.26.0)). Its authors know. `" in pages.page(row, None)
+    page = pages.page(ROW, None)
+    assert "| 1 | 54 | 3.4e-01 |" in page and "+0.20 ulp (Baseline's own: +0.19)" in page
+
+
+def test_rows_of_other_versions_stay(tmp_path):
+    new, old = ROW | dict(version="2", times_1=1.0, cause="", verdict="passes", carries=""), pd.DataFrame([ROW])
+    older = pd.DataFrame([ROW | dict(version="0.9"), ROW | dict(key="gone")])
+    old.to_csv(tmp_path / "verdicts.csv")
+    older.to_csv(tmp_path / "other_versions.csv")
+    kept = pages.others(pd.DataFrame([new]), tmp_path)
+    assert kept.version.tolist() == ["1", "0.9"]
+    assert pages.others(old, tmp_path).version.tolist() == ["0.9"]
+    lines = [line for line in pages.index(pd.DataFrame([new, ROW | dict(key="b")]), older=kept).splitlines()]
+    rows = [line.split(" | ")[:2] for line in lines if line.startswith("| P: ")]
+    assert rows == [["| P: [a](a.md)", "2"], ["| P: a", "1"], ["| P: a", "0.9"], ["| P: [b](b.md)", "1"]]
+
+
+def test_numbers_go_between_the_marks():
+    who = [("kernel", 54.0, 1), ("emulated", 54.1, 0.9996), ("changed", 0.1, 0)]
+    columns = ["n", "who", "times_max", "alike"]
+    rows = pd.DataFrame([(n, *each) for n in (64, 128) for each in who], columns=columns).assign(relative=0.1)
+    text = pages.with_numbers(f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter", rows, ["n"])
+    assert "| 128 | 54 | 54 | 0.1 | 1.0e-01 | 0.9996 |" in text and "old" not in text and text.endswith("\nafter")
+    with pytest.raises(ValueError, match="the marks"):
+        pages.with_numbers("no marks", rows, ["n"])
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_a_find_has_what_a_maintainer_looks_for_in_order(name):
+    text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
+    parts = "*Status: ", "intended", "**What happens.**", "**Where.**", "**Newest release.** Tried on ", "**Evidence.**"
+    places = [text.index(part) for part in (*parts, "**Remedy.**", "**Reproduction**", "**Bug report**")]
+    assert places == sorted(places) and re.search(r"```md\nTitle: .+\n\n- ", text[places[-1] :])
+
+
+@pytest.mark.parametrize(
+    "name", ["sageattention", "llama_cuda", "conch", "flashinfer", "flag_gems", "sglang_decode", "lmdeploy"]
+)
+def test_a_find_on_a_gpu_needs_nothing_of_ours(name):
+    """tests/gpu/test_find_pages.py runs those that a modelled GPU can run."""
+    text = (ROOT / "docs" / "gallery" / f"find_{name}.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    compile(script, name, "exec")
+    assert len(script.splitlines()) <= 30 and "fa_lib" not in script
+    heads = re.findall(r"^\*\*([A-Z][\w ]+)(?:\.\*\*|\*\*)", text, re.M)
+    due = ["What happens", "Where", "How large", "Newest release", "Evidence", "Remedy", "Reproduction", "Bug report"]
+    assert [head for head in heads if head in due] == due and "28 November 2026" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_a_reproduction_prints_what_its_page_says(name):
+    """The numbers' last digit may depend on the processor: each is within a fifth."""
+    if importlib.util.find_spec(REPRODUCTIONS[name]) is None:
+        pytest.skip(f"{REPRODUCTIONS[name]} is not installed: `make gallery` installs it")
+    text = (ROOT / "docs" / "gallery" / f"{name}.md").read_text()
+    script, printed = (re.search(f"```{kind}\n(.*?)```", text, re.S)[1] for kind in ("python", "text"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in script.splitlines() if line]) <= 22
+    number = r"\d\.\de-\d\d"
+    assert re.sub(number, "", done.stdout) == re.sub(number, "", printed)
+    pairs = list(zip(re.findall(number, done.stdout), re.findall(number, printed)))
+    assert pairs and all(abs(float(here) / float(there) - 1) < 0.2 for here, there in pairs)

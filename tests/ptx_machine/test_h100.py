@@ -1,0 +1,134 @@
+"""The machine against an H100: special functions, matrix units and whole kernels, as it computed them."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from small_ptx import kernel
+
+from fa_lib.execution.paths import RECORDED
+from fa_lib.experiments.hardware import functions
+from fa_lib.experiments.hardware.every_operand import different, models
+from fa_lib.experiments.hardware.tensor_cores import EXPECTED
+from ptx_machine import special_unit
+from ptx_machine.launches import Launch
+from ptx_machine.special_unit import SHORT, short
+
+RESULTS = RECORDED / "NVIDIA_H100_80GB_HBM3" / "data" / "results"
+LAUNCHES = Path(__file__).with_name("h100")
+MODELS = (
+    "ex2_ftz",
+    "ex2",
+    "rcp_ftz",
+    "rcp_f32",
+    "rsqrt_ftz",
+    "rsqrt_f32",
+    "sqrt_ftz",
+    "sqrt_f32",
+    "lg2_ftz",
+    "lg2_f32",
+)
+WORDS = {  # keys of the samples, and PTX
+    "ex2_ftz": "ex2.approx.ftz.f32", "ex2": "ex2.approx.f32", "lg2_ftz": "lg2.approx.ftz.f32",
+    "lg2_f32": "lg2.approx.f32", "rcp_ftz": "rcp.approx.ftz.f32", "rcp_f32": "rcp.approx.f32",
+    "rsqrt_ftz": "rsqrt.approx.ftz.f32", "rsqrt_f32": "rsqrt.approx.f32", "sqrt_ftz": "sqrt.approx.ftz.f32",
+    "sqrt_f32": "sqrt.approx.f32", "div_ftz": "div.approx.ftz.f32", "div_f32": "div.approx.f32",
+    "div_full_ftz": "div.full.ftz.f32", "div_full": "div.full.f32",
+}  # fmt: skip
+THREADS = 512
+
+
+def ran(words, operands, compiled, gpu="H100"):
+    """An instruction on the machine: bits of its results, uint32 (n,), n a multiple of THREADS."""
+    names = ("%f1", "%f2")[: len(operands)]
+    loads = "".join(f"add.s64 %d11, %d{i}, %d10; ld.global.f32 {x}, [%d11];" for i, x in enumerate(names))
+    body = (
+        "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r1, %r2, %r3, %r1;"
+        f"mul.wide.u32 %d10, %r1, 4; {loads} {words} %f9, {', '.join(names)};"
+        f"add.s64 %d12, %d{len(operands)}, %d10; st.global.f32 [%d12], %f9;"
+    )
+    tensors = [torch.from_numpy(x.copy()) for x in operands]
+    out = torch.zeros_like(tensors[0])
+    one = kernel(body, pointers=[*"abc"[: len(operands)], "out"], gpu=gpu, compiled=compiled)
+    one((out.numel() // THREADS,), (THREADS,), 0, *tensors, out)
+    return out.numpy().view(np.uint32)
+
+
+@pytest.mark.parametrize("key", WORDS)
+def test_special_functions_have_its_bits_whatever_the_operand(key):
+    with np.load(RESULTS / "hardware.samples.npz") as samples:
+        kept, due = samples["kept"], samples[key]
+    operands = [x[kept] for x in functions.operands(2 if key.startswith("div") else 1)]
+    assert np.array_equal(ran(WORDS[key], operands, compiled=True), due)
+    few = [x[:THREADS] for x in operands]
+    assert np.array_equal(ran(WORDS[key], few, compiled=False), due[:THREADS])
+
+
+@pytest.mark.parametrize("key", MODELS)
+def test_the_model_in_torch_that_was_asked_for_every_operand_is_the_machines(key):
+    x = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
+    due = models("cpu")[key](torch.from_numpy(x))
+    found = torch.from_numpy(ran(WORDS[key], [x], compiled=True).view(np.float32))
+    assert different(lambda _: found, lambda _: due, torch.from_numpy(x)) == 0
+
+
+@pytest.mark.parametrize("table", functions.TABLES, ids=lambda table: table.name)
+def test_a_recording_packs_the_tables_as_they_are_kept(table):
+    results = torch.from_numpy(special_unit.table(table.name)) * (2 if table.halved else 1)
+    packed = functions.packed(lambda _: results, table, "cpu")
+    with np.load(special_unit.FILE) as kept:
+        assert all(np.array_equal(kept[name], array) for name, array in packed.items())
+
+
+def test_only_a_gpu_that_was_measured_has_them():
+    x = np.linspace(-8, 8, THREADS, dtype=np.float32)
+    h100, a100 = (ran("ex2.approx.ftz.f32", [x], True, gpu) for gpu in ("H100", "A100"))
+    assert 0 < (h100 != a100).mean() < 0.6 and np.abs(h100.astype(int) - a100.astype(int)).max() <= 2
+
+
+def test_powers_of_two_are_exact_at_whole_numbers():
+    x = np.arange(-126, 128, dtype=np.float32)  # below, an H100 squares 2^(x / 2)
+    x = np.pad(x, (0, THREADS - x.size))
+    found = ran("ex2.approx.f32", [x], True).view(np.float32)
+    assert np.array_equal(found, np.exp2(x.astype(np.float64)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name, kind", sorted(SHORT))
+def test_functions_of_16_bits_have_its_bits_and_are_near_the_exact_ones(name, kind):
+    """Every operand's result was recorded."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    out = torch.zeros(1 << 16, dtype=torch.int16)
+    words = f"{name}.approx{'.ftz' if (name, kind) == ('ex2', 'bf16') else ''}.{kind}"
+    body = (
+        "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r1, %r2, %r3, %r1;"
+        "mul.wide.u32 %d10, %r1, 2; add.s64 %d11, %d0, %d10; ld.global.b16 %h1, [%d11];"
+        f"{words} %h2, %h1; add.s64 %d12, %d1, %d10; st.global.b16 [%d12], %h2;"
+    )
+    kernel(body, gpu="H100")((128,), (THREADS,), 0, torch.from_numpy(every.view(np.int16)), out)
+    assert np.array_equal(out.numpy().view(np.uint16), short(f"{name}_{kind}"))
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).double()
+    found = torch.from_numpy(short(f"{name}_{kind}").view(np.int16)).view(dtype).double()
+    exact = {"ex2": torch.exp2, "tanh": torch.tanh}[name](every)
+    usual = every.isfinite() & (every.abs() < 8)
+    error = ((found - exact).abs() / exact.abs().clamp(min=2.0**-20))[usual]
+    assert error.max() < {"f16": 2**-9.5, "bf16": 2**-7}[kind] and error.max() > 0
+
+
+@pytest.mark.parametrize("key", EXPECTED)
+def test_matrix_units_have_its_sums(key):
+    with np.load(RESULTS / f"hardware.{key}.npz") as file:
+        a, b, c, d = (file[name] for name in "abcd")
+    found = EXPECTED[key](a.astype(np.float64), b.astype(np.float64), c.astype(np.float64))
+    assert len(d) >= 1000 and np.array_equal(found.astype(np.float32), d)
+
+
+@pytest.mark.parametrize("what", sorted({*pd.read_csv(LAUNCHES / "results.csv").what}))
+def test_whole_kernels_leave_its_bytes(what):
+    due = pd.read_csv(LAUNCHES / "results.csv").query("what == @what")
+    after = Launch.load(LAUNCHES / f"{due.launch.iloc[0]}.npz").on_machine("H100")
+    for row in due.itertuples():
+        assert hashlib.sha256(after[row.memory].tobytes()).hexdigest()[:16] == row.sha

@@ -1,0 +1,60 @@
+"""Readers see "mine:attention on A100": the name that workers and files have stays inside."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from attention_check.commands import reports
+from attention_check.judge.findings import Judgement
+from attention_check.measure.plan import CheckPlan
+from fa_lib.commands.cli import app
+from fa_lib.execution.kernel_names import kernel_label, on_gpu, without_gpu
+from fa_lib.execution.paths import ROOT
+
+TINY = CheckPlan(lengths=(64,), seeds=1, shapes=(), head_dims=(), troubled_n=64, bias_seeds=1, runs=2, square=1)
+FLASH = "fa_lib.kernels.flash:flash"
+INNER = re.compile(r"fa_lib\.gpu\.on:", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("name, words", [
+    ("flash", "flash"), ("attention_gallery:mlx_sdpa", "gallery:mlx_sdpa"), ("mine:f@bshd", "mine:f@bshd"),
+    (on_gpu("attention_gallery.flash_attn_cuda:fa2_cuda", "A100"), "gallery:fa2_cuda on A100"),
+    (on_gpu("mine:attention@bshd", "H100~1"), "mine:attention@bshd on H100~1"), (on_gpu("fa2", "A100"), "fa2 on A100"),
+])  # fmt: skip
+def test_the_label_of_a_name(name, words):
+    assert kernel_label(name) == words
+    assert on_gpu(*without_gpu(name)) == name
+
+
+def test_a_page_its_files_and_its_record_name_the_kernel_and_the_gpu(tmp_path):
+    report = reports.check_kernel(on_gpu(FLASH, "A100"), TINY, tmp_path)
+    page = report.page.read_text()
+    assert report.page.name == "fa_lib.kernels.flash_flash_on_A100.html"
+    assert f"{FLASH} on A100" in page and not INNER.search(page)
+    assert report.record["label"] == f"{FLASH} on A100"
+    assert Judgement.of(report.record).subject == on_gpu(FLASH, "A100")
+
+
+@pytest.mark.parametrize("command", [
+    ["check", "kernel", FLASH, "--gpu", "A100", "--check", "causality"],
+    ["compare", "flash", f"gpu:A100:{FLASH}", "--n", "64"],
+    ["check", "kernel", "no_such:kernel", "--gpu", "A100"],
+])  # fmt: skip
+def test_a_command_names_them_too(command):
+    done = CliRunner().invoke(app, command, prog_name="fa-lib")
+    assert f"{FLASH} on A100" in done.output or "'no_such:kernel on A100'" in done.output, done.output
+    assert not INNER.search(done.output)
+
+
+@pytest.mark.parametrize("name, package", [
+    ("fa2", "flash-attn 2.8.3"), ("attention_gallery.flash_attn_cuda:fa2_cuda", "flash-attn 2.8.3"),
+    ("numpy:dot", f"numpy {reports.installed('numpy')}"),
+])  # fmt: skip
+def test_the_package_of_a_page_is_the_kernels(name, package):
+    assert reports._version(on_gpu(name, "A100")) == package
+
+
+def test_no_page_of_the_documentation_has_the_inner_name():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert not [page.name for page in pages if INNER.search(page.read_text())]

@@ -1,0 +1,44 @@
+"""Kernels by name in a GPU's arithmetic, and the GPU that their code believes in; Triton is in tests/gpu."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from attention_check.commands.cli_check import kernel_name
+from attention_check.gpu import on
+from fa_lib import kernels
+from fa_lib.commands.cli import app
+from fa_lib.execution.kernel_names import kernel_label
+from ptx_machine import GPU
+from ptx_machine.pretended import pretended
+
+
+def test_inside_tensors_and_torch_tell_of_the_gpu_and_everything_is_made_on_the_cpu():
+    x = torch.ones(3)
+    with pretended(GPU.of("H100")):
+        y = torch.empty(2, device=x.device)
+        told = x.is_cuda, x.device.type, x.get_device(), x.cuda() is x, x.to("cuda:0").sum().item()
+        assert torch.cuda.is_available() and torch.cuda.get_device_capability(x.device) == (9, 0)
+        with torch.cuda.device(x.device):
+            assert torch.cuda.get_device_properties(0).multi_processor_count == 132
+    assert told == (True, "cuda", 0, True, 3.0)
+    assert y.device.type == "cpu" and not x.is_cuda and not torch.cuda.is_available()
+
+
+def test_a_name_says_the_gpu_and_leads_to_the_kernel(monkeypatch):
+    assert kernels.on_gpu("mine:attention", "H100") == "attention_check.gpu.on:H100:mine:attention"
+    assert kernel_label("attention_check.gpu.on:H100:mine:attention@bshd") == "mine:attention@bshd on H100"
+    assert kernel_name("gpu:A100~2:mine:attention@bshd") == "attention_check.gpu.on:A100~2:mine:attention@bshd"
+    monkeypatch.setattr(on, "kernel", lambda name, gpu: lambda q, k, v: (name, gpu))
+    assert kernels.get("attention_check.gpu.on:H100:mine:attention")(1, 2, 3) == ("mine:attention", "H100")
+    assert kernels.get("fa2", gpu="A100")(1, 2, 3) == ("fa2", "A100")
+
+
+def test_what_cannot_be_had_is_told(monkeypatch):
+    with pytest.raises(ValueError, match="gpu: got 'P100'; accepted are A100, L40S, H100, H200, B200"):
+        kernels.get("fa2", gpu="P100")
+    monkeypatch.setattr(on, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"^Triton is not installed: .*'fa_lib\[gpu\]'"):
+        kernels.get("mine:attention", gpu="A100")
+    done = CliRunner().invoke(app, ["check", "kernel", "mine:attention", "--gpu", "P100"], prog_name="fa-lib")
+    assert done.exit_code == 2 and "gpu: got 'P100'" in done.stderr
